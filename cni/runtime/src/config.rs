@@ -13,9 +13,9 @@ use crate::network::Network;
 /// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
 /// The extension of lists.
-const LIST: &str = "conflist";
+pub(crate) const LIST: &str = "conflist";
 /// The extensions of single configurations.
-const SINGLE: [&str; 2] = ["conf", "json"];
+pub(crate) const SINGLE: [&str; 2] = ["conf", "json"];
 
 /// A configuration that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +131,7 @@ fn single(path: &Path) -> Result<NetConfList, LoadError> {
 }
 
 /// Adds the plugins of the directory named after the network.
-fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Network, LoadError> {
+pub(crate) fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Network, LoadError> {
     let inlined = list.plugins.len();
     // An invalid name could lead to another directory; it is refused when the network is used.
     if !list.load_only_inlined_plugins && check_network(&list.name).is_ok() {
@@ -154,7 +154,7 @@ fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Networ
 }
 
 /// The files with one of these extensions, sorted; none if the directory is missing.
-fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
+pub(crate) fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
     let failed = |error| LoadError::Read { path: directory.display().to_string(), error };
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -177,7 +177,7 @@ fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
     std::fs::read(path).map_err(|error| LoadError::Read { path: path.display().to_string(), error })
 }
 
-fn wrong(path: &Path, error: ListError) -> LoadError {
+pub(crate) fn wrong(path: &Path, error: ListError) -> LoadError {
     LoadError::List { path: path.display().to_string(), error }
 }
 

@@ -20,6 +20,8 @@ pub mod invoke;
 pub mod kubelet;
 pub mod lock;
 pub mod network;
+#[cfg(feature = "pods")]
+pub mod pods;
 pub mod runtime;
 mod store;
 pub mod verbs;

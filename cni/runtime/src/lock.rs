@@ -91,6 +91,21 @@ impl Locks {
         Ok(Held { container: Some(container), _network: None })
     }
 
+    /// For an operation on a pod, which may have several attachments. Acquired before the locks of those.
+    #[cfg(feature = "pods")]
+    pub(crate) fn pod(&self, sandbox: &str, options: &CallOptions) -> Result<Held, NetworkError> {
+        let all = self.acquire("pods", Mode::Shared, options)?;
+        let pod = self.acquire(&file_name("pod", sandbox), Mode::Exclusive, options)?;
+        Ok(Held { container: Some(pod), _network: Some(all) })
+    }
+
+    /// For GC of all pods.
+    #[cfg(feature = "pods")]
+    pub(crate) fn pods(&self, options: &CallOptions) -> Result<Held, NetworkError> {
+        let all = self.acquire("pods", Mode::Exclusive, options)?;
+        Ok(Held { container: None, _network: Some(all) })
+    }
+
     fn acquire(&self, name: &str, mode: Mode, options: &CallOptions) -> Result<FileLock, NetworkError> {
         let begin = Instant::now();
         loop {

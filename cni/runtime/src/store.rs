@@ -22,7 +22,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    fn locks(&self) -> Result<Option<Locks>, NetworkError> {
+    pub(crate) fn locks(&self) -> Result<Option<Locks>, NetworkError> {
         Ok(if self.locks { Some(Locks::open(&self.cache)?) } else { None })
     }
 

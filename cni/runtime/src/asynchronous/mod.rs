@@ -284,7 +284,7 @@ impl Runtime {
 
     /// Acquires locks on a thread. If the future is dropped, the wait ends, and a lock that comes too late is
     /// released.
-    async fn locked(
+    pub(crate) async fn locked(
         &self,
         acquire: impl FnOnce(&Store, &CallOptions) -> Result<Held, NetworkError> + Send + 'static,
     ) -> Result<Held, NetworkError> {
@@ -308,7 +308,7 @@ impl Runtime {
     }
 
     /// Runs file operations on a thread for blocking work.
-    async fn blocking<T: Send + 'static>(
+    pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> Result<T, NetworkError> + Send + 'static,
     ) -> Result<T, NetworkError> {

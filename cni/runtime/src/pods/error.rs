@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Errors of operations on pods.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use cni_kernel::netns::NetnsError;
+use cni_kernel::route::RouteError;
+use cni_spec::text;
+
+use super::names::NameError;
+use super::request::RequestError;
+use crate::config::LoadError;
+use crate::error::NetworkError;
+
+/// A failed operation on a pod.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PodError {
+    /// There is no default network.
+    #[error("no CNI configuration file in {}. Has your network provider started?", .0.display())]
+    NoDefault(PathBuf),
+    /// The network is not in the configuration directory.
+    #[error("failed to find requested network name {0}")]
+    NoNetwork(String),
+    /// The pod's interfaces cannot be named.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A parameter is invalid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The sandbox has an attachment already. Tear the pod down first.
+    #[error("sandbox {sandbox} is attached to network {} as {ifname} already", text::quote(network))]
+    Attached {
+        /// The sandbox.
+        sandbox: String,
+        /// The network.
+        network: String,
+        /// The interface.
+        ifname: String,
+    },
+    /// The operation on one network failed.
+    #[error("error {verb} {} CNI network {}: {error}", verb.with(pod), text::quote(network))]
+    Network {
+        /// The operation.
+        verb: PodVerb,
+        /// The pod, `namespace_name`.
+        pod: String,
+        /// The network.
+        network: String,
+        /// Its error.
+        error: Box<NetworkError>,
+    },
+    /// The pod's namespace cannot be used.
+    #[error("pod {pod}: {error}")]
+    Sandbox {
+        /// The pod, `namespace_name`.
+        pod: String,
+        /// The reason.
+        error: SandboxError,
+    },
+    /// A failed set-up was undone, except for the attachments of these errors.
+    #[error("{error}{}", lines("undo of the failed set-up: ", undo))]
+    Undone {
+        /// The error of the set-up.
+        error: Box<PodError>,
+        /// The errors of the undo: something of the pod may be left.
+        undo: Vec<PodError>,
+    },
+    /// Several errors, printed one per line.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Several(Vec<PodError>),
+    /// The locks or the cache cannot be used, or a plugin of an operation without a pod failed.
+    #[error(transparent)]
+    Runtime(#[from] NetworkError),
+    /// The configuration directory cannot be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The manager cannot be started.
+    #[error("{action}: {error}")]
+    Start {
+        /// The operation.
+        action: String,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+/// An operation on a pod's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodVerb {
+    /// ADD.
+    Adding,
+    /// DEL.
+    Removing,
+    /// CHECK.
+    Checking,
+}
+
+impl PodVerb {
+    /// The words before the network.
+    fn with(self, pod: &str) -> String {
+        let preposition = match self {
+            Self::Adding => "to",
+            Self::Removing => "from",
+            Self::Checking => "for",
+        };
+        format!("pod {pod} {preposition}")
+    }
+}
+
+impl fmt::Display for PodVerb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Adding => "adding",
+            Self::Removing => "removing",
+            Self::Checking => "checking",
+        })
+    }
+}
+
+/// The pod's namespace cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The namespace cannot be opened.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// The kernel refused a request.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The interface has no address.
+    #[error("interface {ifname} in {netns} has neither an IPv4 nor an IPv6 address")]
+    NoAddress {
+        /// The namespace.
+        netns: String,
+        /// The interface.
+        ifname: String,
+    },
+    /// The loopback is down.
+    #[error("the loopback in {0} is down")]
+    LoopbackDown(String),
+}
+
+fn lines(prefix: &str, errors: &[PodError]) -> String {
+    errors.iter().map(|error| format!("\n{prefix}{error}")).collect()
+}
+
+/// Success for no error, the error itself for one.
+pub(crate) fn several(mut errors: Vec<PodError>) -> Result<(), PodError> {
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        _ => Err(PodError::Several(errors)),
+    }
+}

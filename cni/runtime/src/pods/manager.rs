@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The manager: operations on pods.
+
+use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use cni_spec::{AddResult, Attachment, Version, check_container_id};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+
+use super::directory::{Directory, Networks};
+use super::error::{PodError, PodVerb, SandboxError, several};
+use super::names::{Wanted, interface_names};
+use super::request::{Attach, Pod};
+use super::sandbox::{self, Loopback};
+use crate::cache::{Cache, Cached};
+use crate::container::Container;
+use crate::error::NetworkError;
+use crate::exec::{CallOptions, Cancel};
+use crate::lock::Held;
+use crate::network::Network;
+use crate::verbs::GcScope;
+use crate::{asynchronous, config, runtime};
+
+/// The name of the default network in messages while there is none.
+const DEFAULT: &str = "default";
+/// The time limit of a plugin's VERSION: nothing else is read until then.
+const VERSION_LIMIT: Duration = Duration::from_secs(30);
+
+/// Sets up, tears down and checks pods. A clone is cheap.
+///
+/// Operations on one sandbox are serialised, those on others run in parallel, and GC runs exclusively; the locks hold
+/// between processes, too. Dropping the future of an operation kills the running plugin and undoes nothing: cancel
+/// it with a [`Cancel`] token in the options instead.
+#[derive(Debug, Clone)]
+pub struct Manager {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    directory: Arc<Directory>,
+    runtime: asynchronous::Runtime,
+    args: Vec<(String, String)>,
+    watcher: Mutex<Option<Watcher>>,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    stop: Cancel,
+    thread: JoinHandle<()>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let watcher = self.watcher.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = watcher {
+            watcher.stop.cancel();
+        }
+    }
+}
+
+/// Builds a [`Manager`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    runtime: runtime::Builder,
+    directory: PathBuf,
+    default: Option<String>,
+    args: Vec<(String, String)>,
+}
+
+/// An attachment of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attached {
+    /// The network.
+    pub network: String,
+    /// The interface.
+    pub ifname: String,
+    /// The version of the network's configuration.
+    pub version: Version,
+    /// The result of its ADD.
+    pub result: AddResult,
+}
+
+/// An attachment to make, check or remove.
+#[derive(Debug)]
+struct Planned {
+    network: Network,
+    container: Container,
+}
+
+/// The attachments of a pod, and errors for networks that are neither cached nor configured.
+#[derive(Debug, Default)]
+struct Found {
+    planned: Vec<Planned>,
+    missing: Vec<PodError>,
+}
+
+impl Builder {
+    /// Sets the configuration directory; [`config::DIRECTORY`] without it.
+    #[must_use]
+    pub fn config_dir(self, directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), ..self }
+    }
+
+    /// Sets the name of the default network, which then does not change: until its configuration is valid, there is
+    /// no default network. Without it, the default network is the first valid one.
+    #[must_use]
+    pub fn default_network(self, name: impl Into<String>) -> Self {
+        Self { default: Some(name.into()), ..self }
+    }
+
+    /// Sets further pairs for the `CNI_ARGS` of all pods; see [`parse_args`](super::parse_args).
+    #[must_use]
+    pub fn args(self, pairs: Vec<(String, String)>) -> Self {
+        Self { args: pairs, ..self }
+    }
+
+    /// A manager for a few operations. It reads the configuration directory when it needs a network.
+    #[must_use]
+    pub fn open(self) -> Manager {
+        let Self { runtime, directory, default, args } = self;
+        let limited = CallOptions::new().limit(VERSION_LIMIT);
+        let directory = Directory::new(directory, default, runtime.clone().build().with(limited));
+        let runtime = runtime.undo_failed_add().keep_deleting().build_async();
+        let (directory, watcher) = (Arc::new(directory), Mutex::default());
+        Manager { inner: Arc::new(Inner { directory, runtime, args, watcher }) }
+    }
+
+    /// Creates the configuration directory, reads it and follows its changes and those of the plugin directories.
+    ///
+    /// # Errors
+    /// [`PodError::Start`] if the directory or the thread cannot be created. A directory that cannot be read is
+    /// logged, and read again later.
+    pub async fn start(self) -> Result<Manager, PodError> {
+        let manager = self.open();
+        let directory = Arc::clone(&manager.inner.directory);
+        let failed = |action: String| move |error| PodError::Start { action, error };
+        let watcher = on_thread(move || {
+            let path = directory.path().to_owned();
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
+            made.map_err(failed(format!("create {}", path.display())))?;
+            // The first reading ends before the first operation.
+            if let Err(error) = directory.sync() {
+                log::warn!("{error}");
+            }
+            let stop = Cancel::new().map_err(failed("make a pipe".to_owned()))?;
+            let thread = super::watch::start(directory, stop.clone())
+                .map_err(failed("start the thread for the configuration".to_owned()))?;
+            Ok::<_, PodError>(Watcher { stop, thread })
+        });
+        let watcher = watcher.await??;
+        *manager.inner.watcher() = Some(watcher);
+        Ok(manager)
+    }
+}
+
+impl Inner {
+    fn watcher(&self) -> std::sync::MutexGuard<'_, Option<Watcher>> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Manager {
+    /// Starts a manager whose plugin directories, cache and options are those of `runtime`. A failed ADD is undone,
+    /// and DEL continues after errors, whatever is set there.
+    #[must_use]
+    pub fn builder(runtime: runtime::Builder) -> Builder {
+        Builder { runtime, directory: config::DIRECTORY.into(), default: None, args: Vec::new() }
+    }
+
+    /// The networks of the last reading of the configuration directory.
+    #[must_use]
+    pub fn networks(&self) -> Arc<Networks> {
+        self.inner.directory.networks()
+    }
+
+    /// Gets the networks after each change.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Networks>> {
+        self.inner.directory.subscribe()
+    }
+
+    /// Reads the configuration directory.
+    ///
+    /// # Errors
+    /// [`PodError::Load`] if it cannot be listed.
+    pub async fn resync(&self) -> Result<Arc<Networks>, PodError> {
+        let directory = Arc::clone(&self.inner.directory);
+        Ok(on_thread(move || directory.sync()).await??)
+    }
+
+    /// Ends the thread that follows the configuration, and waits for it. Operations on pods still work.
+    pub async fn shut_down(&self) {
+        let Some(Watcher { stop, thread }) = self.inner.watcher().take() else { return };
+        stop.cancel();
+        if !matches!(on_thread(move || thread.join()).await, Ok(Ok(()))) {
+            log::warn!("the thread for the configuration panicked");
+        }
+    }
+
+    /// Sets the loopback up and attaches the pod to its networks in order. If one fails, what was made is removed.
+    /// A network that is not known makes the manager read the configuration directory once.
+    ///
+    /// # Errors
+    /// [`PodError::Undone`] if an ADD failed; [`PodError::NoDefault`], [`PodError::NoNetwork`], [`PodError::Name`] or
+    /// [`PodError::Request`] if the pod cannot be attached; [`PodError::Attached`] if it is.
+    pub async fn set_up(&self, pod: &Pod, options: &CallOptions) -> Result<Vec<Attached>, PodError> {
+        check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
+        let planned = self.plan(pod).await?;
+        let runtime = self.inner.runtime.with(options.clone());
+        let held = lock_pod(&runtime, pod).await?;
+        for cached in runtime.attachments(&pod.sandbox).await? {
+            let ifname = cached.attachment.ifname();
+            // Another ADD would fail, and its undo remove what is attached.
+            if planned.iter().any(|planned| planned.container.ifname == ifname) {
+                let (sandbox, ifname) = (pod.sandbox.clone(), ifname.to_owned());
+                let network = cached.attachment.network().to_owned();
+                return Err(PodError::Attached { sandbox, network, ifname });
+            }
+        }
+        let netns = pod.netns.clone();
+        let loopback = in_sandbox(pod, move || sandbox::loopback_up(&netns)).await?;
+        let mut attached = Vec::new();
+        for Planned { network, container } in &planned {
+            match runtime.add(network, container).await {
+                Ok(result) => attached.push(Attached::new(network, container, result)),
+                Err(error) => {
+                    let error = Box::new(of_network(PodVerb::Adding, pod, network, error));
+                    let made = &planned[..attached.len()];
+                    let undo = self.undo(pod, made, loopback, options).await;
+                    self.forget(&runtime, pod, held).await;
+                    return Err(PodError::Undone { error, undo });
+                }
+            }
+        }
+        Ok(attached)
+    }
+
+    /// Removes the attachments of the pod, with the cached configuration and parameters, else with those of the
+    /// configuration directory: all cached ones if the pod has no networks, else those of its networks. Succeeds if
+    /// they are gone already, and for a network that is neither cached nor configured. Continues after an error.
+    ///
+    /// # Errors
+    /// [`PodError::Network`] for a DEL that failed, [`PodError::Several`] for more.
+    pub async fn tear_down(&self, pod: &Pod, options: &CallOptions) -> Result<(), PodError> {
+        check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
+        let runtime = self.inner.runtime.with(options.clone());
+        let held = lock_pod(&runtime, pod).await?;
+        let Found { planned, missing } = self.find(&runtime, pod).await?;
+        for error in missing {
+            log::warn!("pod {}: nothing to tear down: {error}", pod.full_name());
+        }
+        let errors = remove(&runtime, pod, &planned).await;
+        self.forget(&runtime, pod, held).await;
+        several(errors)
+    }
+
+    /// Checks the loopback and the attachments of the pod, and returns their results: CHECK from version 0.4.0 on,
+    /// then the cached result, else the addresses in the namespace.
+    ///
+    /// # Errors
+    /// [`PodError::Network`] for the first CHECK that fails; [`PodError::Sandbox`] if the loopback is down, or the
+    /// interface has no address; [`PodError::NoDefault`] or [`PodError::NoNetwork`] for a network that is neither
+    /// cached nor configured.
+    pub async fn status(&self, pod: &Pod, options: &CallOptions) -> Result<Vec<Attached>, PodError> {
+        check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
+        let runtime = self.inner.runtime.with(options.clone());
+        let _held = lock_pod(&runtime, pod).await?;
+        let Found { planned, missing } = self.find(&runtime, pod).await?;
+        if let Some(error) = missing.into_iter().next() {
+            return Err(error);
+        }
+        let mut cached = runtime.attachments(&pod.sandbox).await?;
+        if let Some(Planned { container, .. }) = planned.first() {
+            let netns = container.netns.clone();
+            in_sandbox(pod, move || sandbox::check_loopback(&netns)).await?;
+        }
+        let mut attached = Vec::new();
+        for Planned { network, container } in &planned {
+            match runtime.check(network, container).await {
+                Ok(()) | Err(NetworkError::TooOld { .. }) => {}
+                Err(error) => return Err(of_network(PodVerb::Checking, pod, network, error)),
+            }
+            let is_it = |one: &Cached| is_attachment(one, network.name(), &container.ifname);
+            let result = match cached.iter().position(is_it) {
+                Some(at) => cached.swap_remove(at).result,
+                None => {
+                    let (netns, ifname) = (container.netns.clone(), container.ifname.clone());
+                    in_sandbox(pod, move || sandbox::read_back(&netns, &ifname)).await?
+                }
+            };
+            attached.push(Attached::new(network, container, result));
+        }
+        Ok(attached)
+    }
+
+    /// Succeeds if the next pod can be attached to the default network: the network exists, and STATUS of its plugins
+    /// succeeds.
+    ///
+    /// # Errors
+    /// [`PodError::NoDefault`], or [`PodError::Runtime`] with the plugin's error.
+    pub async fn ready(&self, options: &CallOptions) -> Result<(), PodError> {
+        let mut networks = self.networks();
+        if networks.default_network().is_none() {
+            networks = self.resync().await?;
+        }
+        let network = networks.default_network().ok_or_else(|| self.no_default())?;
+        Ok(self.inner.runtime.with(options.clone()).status(network).await?)
+    }
+
+    /// Removes the cached attachments that belong to none of the valid pods, then calls GC of every network. No other
+    /// operation runs concurrently.
+    ///
+    /// Of a valid pod, the attachments of its networks and all cached ones of its sandbox are kept.
+    ///
+    /// # Errors
+    /// [`PodError::Several`], or the only error.
+    pub async fn gc(&self, valid: &[Pod], options: &CallOptions) -> Result<(), PodError> {
+        let networks = self.resync().await?;
+        let runtime = self.inner.runtime.with(options.clone());
+        let lock = runtime.locked(|store, options| match store.locks()? {
+            Some(locks) => locks.pods(options),
+            None => Ok(Held::nothing()),
+        });
+        let _held = lock.await?;
+        let cached = self.attachments().await?;
+        let mut keep: Vec<Attachment> = Vec::new();
+        for pod in valid {
+            let of_pod = cached.iter().filter(|one| one.attachment.container_id() == pod.sandbox);
+            keep.extend(of_pod.map(|one| one.attachment.clone()));
+            keep.extend(requested(pod, &networks)?);
+        }
+        // Of networks without configuration, the latest cached one.
+        let mut all: BTreeMap<String, Network> =
+            cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
+        all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
+        let mut errors = Vec::new();
+        for network in all.values() {
+            errors.extend(runtime.gc(network, GcScope::AllBut(&keep)).await.err().map(PodError::from));
+        }
+        several(errors)
+    }
+
+    /// All cached attachments in the order of their ADDs. Files that cannot be used are left out, and logged.
+    ///
+    /// # Errors
+    /// [`PodError::Runtime`] if the cache cannot be listed.
+    pub async fn attachments(&self) -> Result<Vec<Cached>, PodError> {
+        let read = |cache: &Path| {
+            let Some(cache) = Cache::open(cache)? else { return Ok(Vec::new()) };
+            let (all, faults) = cache.read()?;
+            for fault in faults {
+                log::warn!("{}: {}", fault.path.display(), fault.error);
+            }
+            Ok(all)
+        };
+        Ok(self.inner.runtime.blocking(move |store| read(&store.cache)).await?)
+    }
+
+    /// The attachments to make.
+    async fn plan(&self, pod: &Pod) -> Result<Vec<Planned>, PodError> {
+        let mut networks = self.networks();
+        let attachments = attachments_of(pod);
+        if attachments.iter().any(|attach| lookup(&networks, attach).is_none()) {
+            networks = self.resync().await?;
+        }
+        let ifnames = names(&attachments, &networks)?;
+        let mut planned = Vec::new();
+        for (attach, ifname) in attachments.iter().zip(ifnames) {
+            planned.push(self.planned(pod, attach, &ifname, &networks)?);
+        }
+        Ok(planned)
+    }
+
+    fn planned(
+        &self,
+        pod: &Pod,
+        attach: &Attach,
+        ifname: &str,
+        networks: &Networks,
+    ) -> Result<Planned, PodError> {
+        let network = lookup(networks, attach).ok_or_else(|| self.unknown(attach))?.clone();
+        let container = pod.container(&attach.parameters, ifname, &self.inner.args)?;
+        network.attachment(&container).map_err(NetworkError::from)?;
+        Ok(Planned { network, container })
+    }
+
+    /// The attachments to check or remove.
+    async fn find(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Found, PodError> {
+        let cached = runtime.attachments(&pod.sandbox).await?;
+        let of_cache = |one: &Cached| {
+            let mut container = one.container();
+            if !pod.netns.is_empty() {
+                container.netns.clone_from(&pod.netns);
+            }
+            Planned { network: one.network(), container }
+        };
+        if pod.networks.is_empty() && !cached.is_empty() {
+            return Ok(Found { planned: cached.iter().map(of_cache).collect(), missing: Vec::new() });
+        }
+        let attachments = attachments_of(pod);
+        let mut networks = self.networks();
+        let ifnames = names(&attachments, &networks)?;
+        let mut found = Found::default();
+        for (attach, ifname) in attachments.iter().zip(ifnames) {
+            let is_it = |one: &&Cached| match &attach.network {
+                Some(network) => is_attachment(one, network, &ifname),
+                // The default network may have been another one.
+                None => one.attachment.ifname() == ifname,
+            };
+            if let Some(one) = cached.iter().find(is_it) {
+                found.planned.push(of_cache(one));
+                continue;
+            }
+            if lookup(&networks, attach).is_none() {
+                networks = self.resync().await?;
+            }
+            match self.planned(pod, attach, &ifname, &networks) {
+                Ok(planned) => found.planned.push(planned),
+                Err(error @ (PodError::NoDefault(_) | PodError::NoNetwork(_))) => found.missing.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    fn unknown(&self, attach: &Attach) -> PodError {
+        match &attach.network {
+            Some(name) => PodError::NoNetwork(name.clone()),
+            None => self.no_default(),
+        }
+    }
+
+    fn no_default(&self) -> PodError {
+        PodError::NoDefault(self.inner.directory.path().to_owned())
+    }
+
+    /// Removes the attachments of a failed set-up, even if it was cancelled.
+    async fn undo(
+        &self,
+        pod: &Pod,
+        made: &[Planned],
+        loopback: Loopback,
+        options: &CallOptions,
+    ) -> Vec<PodError> {
+        let runtime = self.inner.runtime.with(CallOptions { cancel: None, ..options.clone() });
+        let mut errors = remove(&runtime, pod, made).await;
+        if loopback == Loopback::WasDown {
+            let netns = pod.netns.clone();
+            errors.extend(in_sandbox(pod, move || sandbox::loopback_down(&netns)).await.err());
+        }
+        errors
+    }
+
+    /// Deletes the lock file of a sandbox without attachments.
+    async fn forget(&self, runtime: &asynchronous::Runtime, pod: &Pod, held: Held) {
+        match runtime.attachments(&pod.sandbox).await {
+            Ok(left) if left.is_empty() => held.forget_container(),
+            Ok(_) => {}
+            Err(error) => log::debug!("{error}"),
+        }
+    }
+}
+
+impl Attached {
+    fn new(network: &Network, container: &Container, result: AddResult) -> Self {
+        let (ifname, version) = (container.ifname.clone(), network.version());
+        Self { network: network.name().to_owned(), ifname, version, result }
+    }
+}
+
+/// The networks of a pod: the default one if it has none.
+fn attachments_of(pod: &Pod) -> Vec<Attach> {
+    if pod.networks.is_empty() { vec![Attach::default()] } else { pod.networks.clone() }
+}
+
+fn lookup<'a>(networks: &'a Networks, attach: &Attach) -> Option<&'a Network> {
+    match &attach.network {
+        Some(name) => networks.get(name),
+        None => networks.default_network(),
+    }
+}
+
+fn names(attachments: &[Attach], networks: &Networks) -> Result<Vec<String>, PodError> {
+    let default = networks.default_network().map_or(DEFAULT, Network::name);
+    let wanted: Vec<_> = attachments
+        .iter()
+        .map(|attach| Wanted {
+            network: attach.network.as_deref().unwrap_or(default),
+            ifname: attach.ifname.as_deref(),
+        })
+        .collect();
+    Ok(interface_names(&wanted)?)
+}
+
+/// The attachments that a pod requests, of networks that exist.
+fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment>, PodError> {
+    let attachments = attachments_of(pod);
+    let ifnames = names(&attachments, networks)?;
+    let mut all = Vec::new();
+    for (attach, ifname) in attachments.iter().zip(ifnames) {
+        if let Some(network) = lookup(networks, attach) {
+            let container = Container::new(&pod.sandbox, ifname);
+            all.push(network.attachment(&container).map_err(NetworkError::from)?);
+        }
+    }
+    Ok(all)
+}
+
+fn is_attachment(cached: &Cached, network: &str, ifname: &str) -> bool {
+    cached.attachment.network() == network && cached.attachment.ifname() == ifname
+}
+
+fn of_network(verb: PodVerb, pod: &Pod, network: &Network, error: NetworkError) -> PodError {
+    PodError::Network {
+        verb,
+        pod: pod.full_name(),
+        network: network.name().to_owned(),
+        error: Box::new(error),
+    }
+}
+
+/// DEL of attachments, the last one first. Returns the errors.
+async fn remove(runtime: &asynchronous::Runtime, pod: &Pod, planned: &[Planned]) -> Vec<PodError> {
+    let mut errors = Vec::new();
+    for Planned { network, container } in planned.iter().rev() {
+        if let Err(error) = runtime.del(network, container).await {
+            errors.push(of_network(PodVerb::Removing, pod, network, error));
+        }
+    }
+    errors
+}
+
+async fn lock_pod(runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Held, PodError> {
+    let sandbox = pod.sandbox.clone();
+    let lock = runtime.locked(move |store, options| match store.locks()? {
+        Some(locks) => locks.pod(&sandbox, options),
+        None => Ok(Held::nothing()),
+    });
+    Ok(lock.await?)
+}
+
+async fn in_sandbox<T: Send + 'static>(
+    pod: &Pod,
+    work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
+) -> Result<T, PodError> {
+    let done = on_thread(work).await?;
+    done.map_err(|error| PodError::Sandbox { pod: pod.full_name(), error })
+}
+
+/// Runs blocking work on a thread.
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, PodError> {
+    match spawn_blocking(work).await {
+        Ok(done) => Ok(done),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down.
+            Err(_) => Err(NetworkError::Cancelled.into()),
+        },
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! A pod's network namespace over netlink: the loopback, and interfaces whose result is not cached.
+
+use std::path::Path;
+
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkChange, RouteSocket};
+use cni_spec::{AddResult, Interface, IpConfig};
+
+use super::error::SandboxError;
+
+const LOOPBACK: &str = "lo";
+
+/// The state of the loopback before [`loopback_up`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loopback {
+    WasUp,
+    WasDown,
+}
+
+/// Sets the loopback up. Blocks.
+pub(crate) fn loopback_up(netns: &str) -> Result<Loopback, SandboxError> {
+    let socket = open(netns)?;
+    let link = socket.link(LOOPBACK)?;
+    if link.up {
+        return Ok(Loopback::WasUp);
+    }
+    socket.change_link(&link, &LinkChange::new().up())?;
+    Ok(Loopback::WasDown)
+}
+
+/// Sets the loopback down. Blocks.
+pub(crate) fn loopback_down(netns: &str) -> Result<(), SandboxError> {
+    let socket = open(netns)?;
+    let link = socket.link(LOOPBACK)?;
+    Ok(socket.change_link(&link, &LinkChange::new().down())?)
+}
+
+/// Fails if the loopback is down. Blocks.
+pub(crate) fn check_loopback(netns: &str) -> Result<(), SandboxError> {
+    if open(netns)?.link(LOOPBACK)?.up { Ok(()) } else { Err(SandboxError::LoopbackDown(netns.to_owned())) }
+}
+
+/// The addresses and the Ethernet address of an interface as a result. Blocks.
+pub(crate) fn read_back(netns: &str, ifname: &str) -> Result<AddResult, SandboxError> {
+    let socket = open(netns)?;
+    let link = socket.link(ifname)?;
+    let addresses = socket.addresses(&link)?;
+    let addresses: Vec<_> =
+        addresses.into_iter().filter(|address| address.global).map(|address| address.net).collect();
+    if addresses.is_empty() {
+        return Err(SandboxError::NoAddress { netns: netns.to_owned(), ifname: ifname.to_owned() });
+    }
+    let Link { name, mac, mtu, .. } = link;
+    let mac = mac.map(|mac| mac.to_string()).unwrap_or_default();
+    let interface = Interface { name, mac, mtu, sandbox: netns.to_owned(), ..Interface::default() };
+    let ip = |address| IpConfig { interface: Some(0), address, gateway: None };
+    Ok(AddResult {
+        interfaces: vec![interface],
+        ips: addresses.into_iter().map(ip).collect(),
+        ..AddResult::default()
+    })
+}
+
+fn open(netns: &str) -> Result<RouteSocket, SandboxError> {
+    let netns = Netns::open(Path::new(netns))?;
+    Ok(RouteSocket::open_in(&netns)?)
+}
