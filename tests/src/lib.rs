@@ -78,7 +78,7 @@ pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use pace::{is_slow, patience, within};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
-    slipway,
+    slipway, slipwayd,
 };
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{sample, sample_of_unknown, stride};

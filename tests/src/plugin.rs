@@ -27,7 +27,7 @@ pub fn plugin_dir() -> &'static Path {
                 return std::path::absolute(dir).expect("a current directory");
             }
         }
-        link_plugins(&build())
+        link_plugins(&build("slipway"))
     })
 }
 
@@ -40,6 +40,18 @@ pub(crate) fn bin_dir() -> PathBuf {
 #[must_use]
 pub fn slipway() -> PathBuf {
     bin_dir().join("slipway")
+}
+
+/// The `slipwayd` executable: next to the plugins, else built now.
+///
+/// # Panics
+/// When the build fails.
+#[must_use]
+pub fn slipwayd() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    let find =
+        || Some(bin_dir().join("slipwayd")).filter(|path| path.exists()).unwrap_or_else(|| build("slipwayd"));
+    PATH.get_or_init(find).clone()
 }
 
 /// True if the plugins under test are those of another implementation (`SLIPWAY_PEER_DIR` is set).
@@ -81,22 +93,22 @@ pub fn peer_fails(reason: &str, body: impl FnOnce()) {
     }
 }
 
-/// Builds the binary with the cargo that runs the tests. Nothing happens when it is up to date.
-fn build() -> PathBuf {
+/// Builds a binary with the cargo that runs the tests. Nothing happens when it is up to date.
+fn build(name: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--package", "slipway", "--bin", "slipway", "--manifest-path"]);
+    command.args(["build", "--quiet", "--package", name, "--bin", name, "--manifest-path"]);
     command.arg(manifest);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
-    let status = command.status().unwrap_or_else(|e| panic!("build the slipway binary: {e}"));
-    assert!(status.success(), "the slipway binary does not build");
+    let status = command.status().unwrap_or_else(|e| panic!("build {name}: {e}"));
+    assert!(status.success(), "{name} does not build");
     // target/<profile>/deps/<test>-<hash>
     let test = std::env::current_exe().expect("the test's own path");
     let profile = test.ancestors().nth(2).expect("a target directory");
-    profile.join("slipway")
+    profile.join(name)
 }
 
 /// Makes a folder next to the binary with a link per plugin. Test processes may do this at the same time.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::setup::{static_libmnl, static_libnftnl};
 use crate::{ebpf, run, setup, workspace};
 
-/// Build the slipway binary.
+/// Build slipway and slipwayd.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Optimized for size and speed, as it is installed
@@ -50,8 +50,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = ebpf::if_possible(run::show)?;
     println!("BPF programs: {}", programs.summary());
     run::show(&mut flavour.cargo_build()?)?;
-    let binary = flavour.binary();
-    println!("{} ({})", binary.display(), size(&binary)?);
+    run::show(&mut flavour.cargo_build_agent()?)?;
+    for binary in [flavour.binary(), flavour.agent()] {
+        println!("{} ({})", binary.display(), size(&binary)?);
+    }
     if let Some(left_out) = programs.left_out() {
         println!("{left_out}");
     }
@@ -71,7 +73,25 @@ impl Flavour {
         }
     }
 
+    /// The cargo command that builds `slipwayd`. In one build with `slipway`, the features of its dependencies would
+    /// be those of `slipway`, too.
+    ///
+    /// # Errors
+    /// The static libraries are missing and cannot be fetched.
+    pub(crate) fn cargo_build_agent(self) -> Result<Command> {
+        match self {
+            Self::Debug => Ok(run::cargo(&["build", "--package", "slipwayd"])),
+            Self::Release => Ok(run::cargo(&["build", "--package", "slipwayd", "--release"])),
+            Self::Static => static_build(&["slipwayd"]),
+        }
+    }
+
     /// The path at which that command puts it.
+    pub(crate) fn agent(self) -> PathBuf {
+        self.binary().with_file_name("slipwayd")
+    }
+
+    /// The path of `slipway`.
     pub(crate) fn binary(self) -> PathBuf {
         let dir = match self {
             Self::Debug => workspace::target().join("debug"),

@@ -248,6 +248,7 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
+        quiet(Flavour::Debug.cargo_build_agent()?, log)?;
         bin_dir = plugin_dir(Flavour::Debug, log)?;
         build::size(&Flavour::Debug.binary())
     })?;
@@ -500,6 +501,14 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     let dir = workspace::scratch("test")?.join(name);
     let mut install = Command::new(flavour.binary());
     run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
+    // Another flavour's tests do not need it.
+    let (agent, copy) = (flavour.agent(), dir.join("slipwayd"));
+    if flavour == Flavour::Debug {
+        // Not over a program that another run executes.
+        let new = dir.join(".slipwayd");
+        fs::copy(&agent, &new).map_err(|e| Error::file("copy", &agent, e))?;
+        fs::rename(&new, &copy).map_err(|e| Error::file("rename", &new, e))?;
+    }
     Ok(dir)
 }
 

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipwayd pod`: set-up, teardown, status, list and garbage collection.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use slipway_tests::{Proto, REFERENCE, Reference, is_peer, within};
+
+use crate::stage::{CONF, Stage, list, pods_list, tiny_list};
+
+const UP: &str = "pod up test/web --sandbox s1 --uid u1 --create-netns --port 8080:80 --network pods --network storage=net1";
+
+fn two_networks(stage: &Stage) {
+    stage.warm_up();
+    let client = stage.node.host("client");
+    let before = stage.state(&[]);
+    let printed: Value = serde_json::from_str(&stage.ok(&format!("{UP} --output json"))).expect("JSON");
+    let netns = "/run/netns/slipwayd-s1";
+    let pod = json!({"namespace": "test", "name": "web", "uid": "u1", "sandbox": "s1", "netns": netns});
+    assert_eq!((&printed["schema"], &printed["pod"]), (&json!(1), &pod));
+    let attachments = printed["attachments"].as_array().expect("a list");
+    let names: Vec<_> = attachments.iter().map(|one| (&one["network"], &one["interface"])).collect();
+    assert_eq!(names, [(&json!("pods"), &json!("eth0")), (&json!("storage"), &json!("net1"))]);
+    let space = stage.node.namespace("web", netns.as_ref());
+    assert!(space.has_link("eth0") && space.has_link("net1"));
+    assert!(space.link("lo")["flags"].to_string().contains("\"UP\""));
+
+    let server = space.serve(Proto::Tcp, "0.0.0.0:80", "web");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+    drop(server);
+    let status: Value =
+        serde_json::from_str(&stage.ok("pod status test/web --sandbox s1 --output json")).expect("JSON");
+    assert_eq!(status["attachments"], printed["attachments"]);
+    let listed: Value = serde_json::from_str(&stage.ok("pod list --output json")).expect("JSON");
+    let of_list: Vec<_> =
+        listed["attachments"].as_array().expect("a list").iter().map(|one| &one["pod"]).collect();
+    assert_eq!(of_list, ["test/web", "test/web"]);
+    assert!(
+        stage
+            .ok("pod list")
+            .lines()
+            .nth(1)
+            .is_some_and(|line| line.starts_with("test/web  s1  pods  eth0  10.91."))
+    );
+    let again = stage.fails(&UP.replace("--create-netns", &format!("--netns {netns}")));
+    assert!(again.contains("sandbox s1 is attached to network \"pods\" as eth0 already"), "{again}");
+    assert!(space.has_link("eth0"));
+
+    drop(space);
+    stage.ok("pod down test/web --sandbox s1");
+    before.assert_same(&stage.state(&[]));
+    stage.ok("pod down test/web --sandbox s1");
+    before.assert_same(&stage.state(&[]));
+}
+
+#[test]
+fn a_pod_gets_two_networks_and_ports_and_leaves_nothing() {
+    if !is_peer() {
+        two_networks(&Stage::new());
+    }
+}
+
+#[test]
+fn a_pod_gets_two_networks_and_ports_of_the_reference() {
+    slipway_tests::needs!(Reference::any().is_some(), REFERENCE);
+    let Some(reference) = Reference::any().filter(|_| !is_peer()) else { return };
+    let stage = Stage::of(reference.dir());
+    two_networks(&stage);
+}
+
+#[test]
+fn a_failed_set_up_is_undone() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.write("30-tiny.conflist", &tiny_list());
+    stage.warm_up();
+    stage.ok("pod up test/other --sandbox other --create-netns --network tiny");
+    let pod = stage.node.pod("web");
+    let before = stage.state(&[&pod]);
+    let error = stage.fails(
+        "pod up test/web --sandbox s1 --netns /run/netns/web --network pods --port 8080:80 --network storage \
+         --network tiny",
+    );
+    assert!(
+        error.starts_with("slipwayd pod up: error adding pod test_web to CNI network \"tiny\": "),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1, "the undo failed: {error}");
+    before.assert_same(&stage.state(&[&pod]));
+    // The namespace of a failed set-up is gone, too.
+    stage.fails("pod up test/web --sandbox s2 --create-netns --network pods --network tiny");
+    before.assert_same(&stage.state(&[&pod]));
+}
+
+#[test]
+fn a_set_up_that_gets_a_signal_is_undone() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    // A plugin that waits until it is killed.
+    stage.node.write("/var/lib/slow/slow", "#!/bin/sh\nif [ $CNI_COMMAND = VERSION ]; then\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\nelif [ $CNI_COMMAND = ADD ]; then\n>/run/started; exec sleep 100\nfi\n");
+    stage.node.cmd("chmod +x /var/lib/slow/slow");
+    stage.write("30-slow.conflist", &list("slow", &json!([{"type": "slow"}])));
+    let before = stage.state(&[]);
+    let words = "pod up test/web --sandbox s1 --create-netns --network pods --network slow --cni-bin-dir /var/lib/slow";
+    let running = stage.call(words).spawn();
+    let limit = std::time::Instant::now() + within(Duration::from_secs(30));
+    while stage.node.read("/run/started").is_none() {
+        assert!(std::time::Instant::now() < limit, "the plugin does not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    stage.node.cmd(&format!("kill -TERM {}", running.pid()));
+    let output = running.wait().process;
+    assert_eq!(output.code, Some(1), "{output}");
+    assert!(
+        output.stderr.contains("to CNI network \"slow\"") && output.stderr.contains("cancelled"),
+        "{output}"
+    );
+    stage.node.cmd("rm /run/started");
+    before.assert_same(&stage.state(&[]));
+}
+
+#[test]
+fn teardown_needs_neither_configuration_nor_namespace() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    let before = stage.state(&[]);
+    let pod = stage.node.pod("web");
+    stage.ok(
+        "pod up test/web --sandbox s1 --netns /run/netns/web --port 8080:80 --network pods --network storage",
+    );
+    pod.remove();
+    stage.node.cmd(&format!("rm -r {CONF}"));
+    stage.ok("pod down test/web --sandbox s1");
+    stage.ok("pod down test/web --sandbox s1");
+    stage.ok("pod down test/web --sandbox s1 --network pods --network gone");
+    let after = stage.state(&[]);
+    // The configuration was deleted by this test.
+    let changes: Vec<_> = before.changes(&after).into_iter().filter(|line| !line.contains(CONF)).collect();
+    assert!(changes.is_empty(), "{}", changes.join("\n"));
+}
+
+#[test]
+fn a_network_alone_is_removed_by_its_name() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    let pod = stage.node.pod("web");
+    stage.ok("pod up test/web --sandbox s1 --netns /run/netns/web --network pods --network storage=net1");
+    stage.ok("pod down test/web --sandbox s1 --network storage=net1");
+    assert!(pod.has_link("eth0") && !pod.has_link("net1"));
+    // Changed in between: the cached configuration is used.
+    stage.write("10-pods.conflist", &list("pods", &json!([{"type": "missing"}])));
+    stage.ok("pod down test/web --sandbox s1 --network pods");
+    assert!(!pod.has_link("eth0"));
+}
+
+#[test]
+fn errors_are_those_of_the_reference() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    let up = "pod up test/web --sandbox s1 --create-netns";
+    for (words, want) in [
+        ("--network x", "failed to find requested network name x"),
+        (
+            "--network pods=eth0 --network storage=eth0",
+            "network \"storage\" requested interface name \"eth0\" already assigned",
+        ),
+        (
+            "--default-network x",
+            "no CNI configuration file in /var/lib/net.d. Has your network provider started?",
+        ),
+        (
+            "--annotation kubernetes.io/ingress-bandwidth=1",
+            "annotation kubernetes.io/ingress-bandwidth: resource is unreasonably small (< 1kbit)",
+        ),
+    ] {
+        assert_eq!(stage.fails(&format!("{up} {words}")).trim_end(), format!("slipwayd pod up: {want}"));
+    }
+    assert!(stage.node.list("/run/netns").is_empty());
+    stage.ok("pod status");
+    stage.node.cmd(&format!("rm -r {CONF}"));
+    assert!(stage.fails("pod status").contains("Has your network provider started?"));
+    assert_eq!(stage.run("pod up").code, Some(2));
+}
+
+#[test]
+fn status_reads_addresses_from_the_namespace_without_a_cached_result() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut old = pods_list("pods");
+    old["cniVersion"] = "0.3.1".into();
+    stage.write("10-pods.conflist", &old);
+    let pod = stage.node.pod("web");
+    let up = stage.ok("pod up test/web --sandbox s1 --netns /run/netns/web");
+    stage.node.cmd("rm /var/lib/cni/results/pods-s1-eth0");
+    let status = stage.ok("pod status test/web --sandbox s1 --netns /run/netns/web");
+    assert_eq!(status, up);
+    assert!(status.contains(&pod.mac("eth0")), "{status}");
+    pod.cmd("ip link set lo down");
+    let error = stage.fails("pod status test/web --sandbox s1 --netns /run/netns/web");
+    assert!(error.contains("the loopback in /run/netns/web is down"), "{error}");
+}
+
+#[test]
+fn gc_keeps_valid_sandboxes_and_removes_the_others() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    stage.ok("pod up test/kept --sandbox kept --create-netns --port 8081:80 --network pods");
+    let before = stage.state(&[]);
+    stage.ok("pod up test/web --sandbox s1 --create-netns --port 8080:80 --network pods --network storage");
+    stage.remove("20-storage.conflist");
+    stage.ok("pod gc --keep kept");
+    let changes = before.changes(&stage.state(&[]));
+    let changes: Vec<_> = changes.iter().filter(|line| !line.contains("20-storage.conflist")).collect();
+    assert!(changes.is_empty(), "{changes:#?}");
+    stage.ok("pod status test/kept --sandbox kept");
+    stage.ok("pod gc --all");
+    assert!(stage.node.list("/run/netns").is_empty() && stage.node.list("/var/lib/cni/results").is_empty());
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A node with a configuration directory, and the two ways to use it.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+
+use cni_runtime::Runtime;
+use cni_runtime::pods::{Builder, Manager, Pod};
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, CommandOutput, Node, PluginCall, Pod as Space, Snapshot, slipwayd};
+
+/// The configuration directory. /var/lib is private to the node.
+pub(crate) const CONF: &str = "/var/lib/net.d";
+
+/// Changes that a teardown leaves: files without content, and counters.
+const LEFT: &[&str] = &["last_reserved_ip", "networks/.slipway/", "/lock", "folder "];
+
+pub(crate) struct Stage {
+    pub(crate) node: Node,
+    /// The plugin directory.
+    pub(crate) bin: PathBuf,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        let node = Node::new();
+        let bin = node.bin().to_owned();
+        Self::with(node, bin)
+    }
+
+    /// With other plugins.
+    pub(crate) fn of(bin: &Path) -> Self {
+        Self::with(Node::new(), bin.to_owned())
+    }
+
+    fn with(node: Node, bin: PathBuf) -> Self {
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let stage = Self { node, bin };
+        stage.write("10-pods.conflist", &pods_list("pods"));
+        stage.write("20-storage.conflist", &list("storage", &json!([bridge("br1", "10.92.0.0/24")])));
+        stage
+    }
+
+    /// Writes a configuration as its editors should: another name, then a rename.
+    pub(crate) fn write(&self, name: &str, content: &Value) {
+        self.node.write(&format!("{CONF}/.{name}"), content.to_string());
+        self.node.cmd(&format!("mv {CONF}/.{name} {CONF}/{name}"));
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.node.cmd(&format!("rm {CONF}/{name}"));
+    }
+
+    /// A call of `slipwayd`, words separated by blanks.
+    pub(crate) fn call(&self, words: &str) -> PluginCall {
+        let bin = self.bin.to_str().expect("text");
+        let options = if words.starts_with("pod list") {
+            Vec::new()
+        } else {
+            vec!["--cni-bin-dir", bin, "--cni-conf-dir", CONF]
+        };
+        let words: Vec<&str> = words.split_whitespace().chain(options).collect();
+        self.node.plugin("slipwayd").instead(&slipwayd()).arguments(&words)
+    }
+
+    pub(crate) fn run(&self, words: &str) -> CommandOutput {
+        self.call(words).run().process
+    }
+
+    #[track_caller]
+    pub(crate) fn ok(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert!(output.code == Some(0), "slipwayd {words}: {output}");
+        output.stdout
+    }
+
+    #[track_caller]
+    pub(crate) fn fails(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert!(output.code == Some(1) && output.stdout.is_empty(), "slipwayd {words}: {output}");
+        output.stderr
+    }
+
+    pub(crate) fn manager(&self) -> Builder {
+        Manager::builder(Runtime::builder().plugin_dir(&self.bin)).config_dir(CONF)
+    }
+
+    /// Runs a future in the node: the threads of the asynchronous runtime are in the namespaces of the one that
+    /// starts them.
+    pub(crate) fn block_on<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
+        self.node.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("an asynchronous runtime").block_on(work())
+        })
+    }
+
+    pub(crate) fn state(&self, pods: &[&Space]) -> Snapshot {
+        let spaces: Vec<_> = pods.iter().map(|pod| &***pod).collect();
+        Snapshot::take(&self.node, &spaces).without(LEFT)
+    }
+
+    /// Attaches and detaches a pod, so that bridges and tables exist.
+    pub(crate) fn warm_up(&self) {
+        self.ok(
+            "pod up test/first --sandbox first --create-netns --network pods --port 81:81 --network storage",
+        );
+        self.ok("pod down test/first --sandbox first");
+    }
+}
+
+/// A request for a pod of the stage.
+pub(crate) fn request(pod: &Space) -> Pod {
+    Pod {
+        namespace: "test".to_owned(),
+        name: pod.name().to_owned(),
+        uid: "u1".to_owned(),
+        sandbox: format!("s-{}", pod.name()),
+        netns: pod.path().display().to_string(),
+        networks: Vec::new(),
+    }
+}
+
+/// A future that is polled from another thread than it is made on.
+pub(crate) async fn joined<T: Send + 'static>(
+    tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    let tasks: Vec<_> = tasks.into_iter().map(tokio::spawn).collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.push(task.await.expect("no panic"));
+    }
+    all
+}
+
+pub(crate) fn list(name: &str, plugins: &Value) -> Value {
+    json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins})
+}
+
+/// A bridge with ports.
+pub(crate) fn pods_list(name: &str) -> Value {
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    list(name, &json!([bridge("br0", "10.91.0.0/16"), portmap]))
+}
+
+pub(crate) fn bridge(name: &str, subnet: &str) -> Value {
+    json!({
+        "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true,
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "192.0.2.0/24"}]},
+    })
+}
+
+/// A network with one address, for a second pod that fails.
+pub(crate) fn tiny_list() -> Value {
+    let range = json!([[{"subnet": "10.93.0.0/24", "rangeStart": "10.93.0.9", "rangeEnd": "10.93.0.9"}]]);
+    let ipam = json!({"type": "host-local", "ranges": range});
+    list("tiny", &json!([{"type": "bridge", "bridge": "br2", "ipam": ipam}]))
+}
