@@ -3,15 +3,19 @@
 //! `cargo xtask install` and `cargo xtask uninstall`: build, then let the binary install itself.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::build::{self, Flavour};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::{ebpf, run, setup};
 
-/// Build for release and install the binary with a link per plugin.
+/// The node's agent.
+const AGENT: &str = "slipwayd";
+
+/// Build for release and install slipway, with a link per plugin, and slipwayd.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The plugin directory
@@ -56,9 +60,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     words.extend(args.replace.then(|| "--replace".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
     run::show(Command::new(path).args(words))?;
+    install_agent(flavour, args)?;
     if let Some(left_out) = left_out {
         println!("{left_out}");
     }
+    Ok(())
+}
+
+/// Builds `slipwayd` and copies it next to `slipway`.
+fn install_agent(flavour: Flavour, args: &Args) -> Result<()> {
+    let target = args.to.join(AGENT);
+    if args.dry_run {
+        println!("{}: would be installed", target.display());
+        return Ok(());
+    }
+    run::show(&mut flavour.cargo_build_agent()?)?;
+    // Not over a program that runs.
+    let new = args.to.join(format!(".{AGENT}"));
+    fs::copy(flavour.agent(), &new).map_err(|e| Error::file("copy", &flavour.agent(), e))?;
+    fs::rename(&new, &target).map_err(|e| Error::file("rename", &new, e))?;
+    println!("{}: installed", target.display());
     Ok(())
 }
 
@@ -74,7 +95,13 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     words.extend(args.keep_state.then(|| "--keep-state".into()));
     words.extend(args.force.then(|| "--force".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
-    run::show(Command::new(binary).args(words))
+    run::show(Command::new(binary).args(words))?;
+    let agent = args.to.join(AGENT);
+    if agent.is_file() && !args.dry_run {
+        fs::remove_file(&agent).map_err(|e| Error::file("remove", &agent, e))?;
+        println!("{}: removed", agent.display());
+    }
+    Ok(())
 }
 
 /// A binary that was built for use.

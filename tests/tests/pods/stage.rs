@@ -140,13 +140,15 @@ pub(crate) fn list(name: &str, plugins: &Value) -> Value {
 /// A bridge with ports.
 pub(crate) fn pods_list(name: &str) -> Value {
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-    list(name, &json!([bridge("br0", "10.91.0.0/16"), portmap]))
+    let mut first = bridge("br0", "10.91.0.0/16");
+    first["ipam"]["routes"] = json!([{"dst": "192.0.2.0/24", "gw": "10.91.0.1"}]);
+    list(name, &json!([first, portmap]))
 }
 
 pub(crate) fn bridge(name: &str, subnet: &str) -> Value {
     json!({
         "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true,
-        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "192.0.2.0/24"}]},
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]]},
     })
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask dist`: builds the binary that is shipped and checks its properties.
+//! `cargo xtask dist`: builds the binaries that are shipped and checks their properties.
 
 mod cross;
 
@@ -21,13 +21,22 @@ use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{setup, workspace};
 use cross::Cross;
 
-/// The most that the whole plugin set may take on a node's disk, in bytes.
-const LIMIT: u64 = 6_300_000;
+/// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
+const PROGRAMS: [Program; 2] =
+    [Program { name: "slipway", limit: 6_300_000 }, Program { name: "slipwayd", limit: 2_800_000 }];
 
-/// Build the binary that is shipped: static, stripped, reproducible in any folder, with the list of its
+/// A binary, by the name of its package.
+#[derive(Debug, Clone, Copy)]
+struct Program {
+    name: &'static str,
+    /// The most that it may take on a node's disk, in bytes.
+    limit: u64,
+}
+
+/// Build the binaries that are shipped: static, stripped, reproducible in any folder, with the lists of their
 /// dependencies.
 ///
-/// It is put into target/dist with its checksum. `--verify` builds a copy of the sources in another folder
+/// They are put into target/dist with their checksums. `--verify` builds a copy of the sources in another folder
 /// and compares the bytes, which also depend on the toolchain and the C library. A binary for another
 /// processor is run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
 #[derive(Debug, clap::Args)]
@@ -67,10 +76,10 @@ impl Toolchain {
         }
     }
 
-    fn cargo_build(&self) -> Result<Command> {
+    fn cargo_build(&self, program: Program) -> Result<Command> {
         match self {
-            Self::Own => build::static_build(&["slipway"]),
-            Self::Cross(cross) => cross.cargo(&["build", "--release", "--package", "slipway"]),
+            Self::Own => build::static_build(&[program.name]),
+            Self::Cross(cross) => cross.cargo(&["build", "--release", "--package", program.name]),
         }
     }
 
@@ -131,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let proof = Proof { verify: args.verify, test: !args.no_test };
     let binary = make(&args.target, proof, &stages)?.binary;
     let out = binary.parent().unwrap_or(&binary);
-    let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(out))?;
+    let sum = run::capture(tool("sha256sum", &PROGRAMS.map(|program| program.name)).current_dir(out))?;
     let file = out.join("SHA256SUMS");
     fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
     println!("{}\n{}", binary.display(), sum.trim_end());
@@ -147,7 +156,8 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     let own = workspace::scratch("dist")?;
     let out = workspace::target().join("dist").join(target);
     fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
-    let binary = out.join("slipway");
+    let [plugins, agent] = PROGRAMS;
+    let binary = out.join(plugins.name);
     let mut toolchain = Toolchain::Own;
     stages.run("toolchain", |_| {
         toolchain = Toolchain::find(target)?;
@@ -157,19 +167,26 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
         }
     })?;
     stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
-    stages.run("build", |log| {
-        let built = build_in(&toolchain, workspace::root(), &own.join("target"), log)?;
-        fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
-        build::size(&binary)
-    })?;
-    stages.run("look inside", |log| look_inside(&binary, log))?;
+    for program in [plugins, agent] {
+        let Program { name, limit } = program;
+        let binary = out.join(name);
+        stages.run(&format!("build {name}"), |log| {
+            let built = build_in(&toolchain, program, workspace::root(), &own.join("target"), log)?;
+            fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
+            build::size(&binary)
+        })?;
+        stages.run(&format!("look inside {name}"), |log| look_inside(&binary, limit, log))?;
+    }
     if proof.verify {
         stages.run("build again elsewhere", |log| {
             let copy = own.join("elsewhere");
             copy_sources(&copy)?;
             ebpf::build_elsewhere(&copy, |command| run::log(command, &log.file))?;
-            let again = build_in(&toolchain, &copy, &own.join("target-elsewhere"), log)?;
-            same(&binary, &again)
+            for program in [plugins, agent] {
+                let again = build_in(&toolchain, program, &copy, &own.join("target-elsewhere"), log)?;
+                same(&out.join(program.name), &again)?;
+            }
+            Ok("the same bytes".to_owned())
         })?;
     }
     if proof.test {
@@ -181,9 +198,15 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     Ok(Built { binary, triple: toolchain.triple(), libraries: toolchain.libraries()? })
 }
 
-/// Builds a checkout into a target folder and returns the binary's path.
-fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) -> Result<PathBuf> {
-    let mut command = with_dependency_list(&toolchain.cargo_build()?, log)?;
+/// Builds a program of a checkout into a target folder and returns the binary's path.
+fn build_in(
+    toolchain: &Toolchain,
+    program: Program,
+    checkout: &Path,
+    target: &Path,
+    log: &Log,
+) -> Result<PathBuf> {
+    let mut command = with_dependency_list(&toolchain.cargo_build(program)?, log)?;
     command.arg("--locked").current_dir(checkout).env("CARGO_TARGET_DIR", target);
     // Without these, panic messages hold the paths of the machine that built it.
     let home = cargo_home()?;
@@ -196,7 +219,7 @@ fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) ->
     }
     command.env("RUSTFLAGS", flags);
     run::log(&mut command, &log.file)?;
-    Ok(target.join(toolchain.triple()).join("release/slipway"))
+    Ok(target.join(toolchain.triple()).join("release").join(program.name))
 }
 
 /// The same cargo command, by way of cargo-auditable: the binary carries the names and versions of its
@@ -232,10 +255,10 @@ pub(crate) fn dependency_list(binary: &Path, log: &Log) -> Result<Value> {
 
 /// Checks the file itself: its size, that it needs no loader, that it holds no path of this machine, and that
 /// its list of dependencies can be read.
-fn look_inside(binary: &Path, log: &Log) -> Result<String> {
+fn look_inside(binary: &Path, limit: u64, log: &Log) -> Result<String> {
     let bytes = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
-    if bytes.len() as u64 > LIMIT {
-        return Err(Error::Failed(format!("{} bytes, the limit is {LIMIT}", bytes.len())));
+    if bytes.len() as u64 > limit {
+        return Err(Error::Failed(format!("{} bytes, the limit is {limit}", bytes.len())));
     }
     let headers = run::capture(tool("readelf", &["--wide", "--program-headers", "--sections"]).arg(binary))?;
     for unwanted in ["INTERP", "DYNAMIC", ".symtab", ".debug_info"] {
@@ -277,8 +300,8 @@ fn copy_sources(to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn same(one: &Path, other: &Path) -> Result<String> {
-    run::capture(Command::new("cmp").args([one, other])).map(|_| "the same bytes".to_owned())
+fn same(one: &Path, other: &Path) -> Result<()> {
+    run::capture(Command::new("cmp").args([one, other])).map(drop)
 }
 
 /// The first word after a text in a file.

@@ -47,6 +47,7 @@ pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String]) -> Result<P
     let tests = tests(&dir, only, log)?;
     let mut own = build::static_build(&[INIT.0, "slipway"])?;
     run::log(&mut own, &log.file)?;
+    run::log(&mut Flavour::Static.cargo_build_agent()?, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);
     let plugins = plugin_dir(&dir, log)?;
     let names = tests.iter().map(|test| test.name.clone()).collect();
@@ -70,7 +71,7 @@ fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
     Ok(tests)
 }
 
-/// A plugin directory, made by the binary itself.
+/// A plugin directory, made by the binary itself, with `slipwayd`.
 fn plugin_dir(dir: &Path, log: &Log) -> Result<PathBuf> {
     let plugins = dir.join("bin");
     if plugins.exists() {
@@ -78,5 +79,7 @@ fn plugin_dir(dir: &Path, log: &Log) -> Result<PathBuf> {
     }
     let mut install = Command::new(Flavour::Static.binary());
     run::log(install.args(["install", "--to"]).arg(&plugins), &log.file)?;
+    let agent = Flavour::Static.agent();
+    fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     Ok(plugins)
 }

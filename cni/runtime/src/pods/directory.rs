@@ -284,9 +284,11 @@ fn read(path: &Path) -> Result<Option<Network>, LoadError> {
 /// [`LoadError`] if it is not a configuration, has no plugins, or the network's name is invalid.
 pub fn decode(path: &Path, bytes: Vec<u8>) -> Result<Network, LoadError> {
     let is_list = path.extension().is_some_and(|extension| extension == LIST);
-    let bytes = with_name(path, bytes, is_list);
+    let Named { bytes, by_file } = with_name(path, bytes, is_list);
     let network = if is_list {
-        let list = NetConfList::parse(&bytes).map_err(|error| config::wrong(path, error))?;
+        let mut list = NetConfList::parse(&bytes).map_err(|error| config::wrong(path, error))?;
+        // No directory can have the file's name.
+        list.load_only_inlined_plugins |= by_file;
         config::complete(list, bytes, path)?
     } else {
         let list = NetConfList::of_single(&bytes).map_err(|error| config::wrong(path, error))?;
@@ -297,17 +299,26 @@ pub fn decode(path: &Path, bytes: Vec<u8>) -> Result<Network, LoadError> {
     Ok(network)
 }
 
+/// A configuration with a name.
+struct Named {
+    bytes: Vec<u8>,
+    /// True if the name is that of the file.
+    by_file: bool,
+}
+
 /// Adds the file's name to a configuration without a name.
-fn with_name(path: &Path, bytes: Vec<u8>, is_list: bool) -> Vec<u8> {
-    let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(&bytes) else { return bytes };
+fn with_name(path: &Path, bytes: Vec<u8>, is_list: bool) -> Named {
+    let Ok(mut object) = serde_json::from_slice::<Map<String, Value>>(&bytes) else {
+        return Named { bytes, by_file: false };
+    };
     let given = if is_list { object.get("name") } else { fold::get(&object, "name") };
     if given.is_some_and(|name| name != "") {
-        return bytes;
+        return Named { bytes, by_file: false };
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     object.retain(|key, _| !key.eq_ignore_ascii_case("name"));
     object.insert("name".to_owned(), name.into());
-    Value::Object(object).to_string().into_bytes()
+    Named { bytes: Value::Object(object).to_string().into_bytes(), by_file: true }
 }
 
 #[cfg(test)]
@@ -384,7 +395,7 @@ mod tests {
         write("10-old.conflist", &list("old", "1.1.0", "ancient"));
         write("20-bad.conflist", &json!("{"));
         write("25-notes.txt", &json!({}));
-        write("30-pods.conflist", &list("pods", "1.0.0", "bridge"));
+        write("30-pods.conflist", &json!({"cniVersion": "1.0.0", "plugins": [{"type": "bridge"}]}));
         write("40-lost.conflist", &list("lost", "1.0.0", "missing"));
         let version = |plugin: &str| Expected::call(plugin, Command::Version);
         let supported = json!({"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}).to_string();
@@ -397,7 +408,7 @@ mod tests {
         let runtime = Runtime::builder().exec(Arc::new(fake)).build();
         let directory = Directory::new(dir.path().to_owned(), None, runtime);
         let networks = directory.sync().unwrap();
-        assert_eq!(names(&networks), (Some("pods"), vec!["pods"]));
+        assert_eq!(names(&networks), (Some("30-pods.conflist"), vec!["30-pods.conflist"]));
         let shown: Vec<String> = networks
             .verdicts()
             .iter()

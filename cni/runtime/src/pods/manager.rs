@@ -452,10 +452,9 @@ impl Manager {
     ) -> Vec<PodError> {
         let runtime = self.inner.runtime.with(CallOptions { cancel: None, ..options.clone() });
         let mut errors = remove(&runtime, pod, made).await;
-        if loopback == Loopback::WasDown {
-            let netns = pod.netns.clone();
-            errors.extend(in_sandbox(pod, move || sandbox::loopback_down(&netns)).await.err());
-        }
+        let netns = pod.netns.clone();
+        let restored = in_sandbox(pod, move || sandbox::restore_loopback(&netns, &loopback)).await;
+        errors.extend(restored.err());
         errors
     }
 

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Link, LinkChange, RouteSocket};
+use cni_kernel::route::{Address, Link, LinkChange, RouteSocket};
 use cni_spec::{AddResult, Interface, IpConfig};
 
 use super::error::SandboxError;
@@ -13,10 +13,11 @@ use super::error::SandboxError;
 const LOOPBACK: &str = "lo";
 
 /// The state of the loopback before [`loopback_up`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Loopback {
-    WasUp,
-    WasDown,
+    Up,
+    /// Down, with these addresses: the kernel adds 127.0.0.1 to a loopback that is set up.
+    Down(Vec<Address>),
 }
 
 /// Sets the loopback up. Blocks.
@@ -24,17 +25,24 @@ pub(crate) fn loopback_up(netns: &str) -> Result<Loopback, SandboxError> {
     let socket = open(netns)?;
     let link = socket.link(LOOPBACK)?;
     if link.up {
-        return Ok(Loopback::WasUp);
+        return Ok(Loopback::Up);
     }
+    let before = socket.addresses(&link)?;
     socket.change_link(&link, &LinkChange::new().up())?;
-    Ok(Loopback::WasDown)
+    Ok(Loopback::Down(before))
 }
 
-/// Sets the loopback down. Blocks.
-pub(crate) fn loopback_down(netns: &str) -> Result<(), SandboxError> {
+/// Undoes [`loopback_up`]. Blocks.
+pub(crate) fn restore_loopback(netns: &str, state: &Loopback) -> Result<(), SandboxError> {
+    let Loopback::Down(before) = state else { return Ok(()) };
     let socket = open(netns)?;
     let link = socket.link(LOOPBACK)?;
-    Ok(socket.change_link(&link, &LinkChange::new().down())?)
+    socket.change_link(&link, &LinkChange::new().down())?;
+    let is_new = |address: &&Address| before.iter().all(|known| known.net != address.net);
+    for address in socket.addresses(&link)?.iter().filter(is_new) {
+        socket.delete_address(&link, address.net)?;
+    }
+    Ok(())
 }
 
 /// Fails if the loopback is down. Blocks.
