@@ -11,6 +11,7 @@ use cni_runtime::pods::{Attach, BURST, Parameters, Pod, quantity};
 use cni_runtime::{cache, config};
 use cni_spec::{Bandwidth, PortMapping};
 use lexopt::{Arg, Parser, ValueExt as _};
+use slipwayd::kubelet_command::KubeletOptions;
 
 /// The plugin directory without `--cni-bin-dir`.
 const PLUGINS: &str = "/opt/cni/bin";
@@ -43,6 +44,7 @@ pub(crate) struct Given {
     pub(crate) config_dir: PathBuf,
     pub(crate) cache_dir: PathBuf,
     pub(crate) default_network: Option<String>,
+    pub(crate) kubelet: KubeletOptions,
 }
 
 /// The reason to end before a command runs.
@@ -82,6 +84,10 @@ const COMMANDS: [About; 6] = [
             (
                 "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --port 8080:80/tcp",
                 "make a namespace, attach it to the default network, publish a port",
+            ),
+            (
+                "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --network-plugin kubenet --pod-cidr 10.1.0.0/24",
+                "make a namespace, attach it to kubenet's bridge",
             ),
             (
                 "slipwayd pod up shop/db-0 --sandbox 91c0 --netns /run/netns/db --network pods --network storage=net1",
@@ -140,7 +146,7 @@ const POD: &[Command] = &[Up, Down, Status];
 const CONFIGURED: &[Command] = &[Up, Down, Status, Gc, Networks];
 const ALL: &[Command] = &[Up, Down, Status, List, Gc, Networks];
 
-const OPTIONS: [Opt; 21] = [
+const OPTIONS: [Opt; 27] = [
     Opt {
         name: "sandbox",
         value: "ID",
@@ -210,6 +216,42 @@ const OPTIONS: [Opt; 21] = [
         commands: CONFIGURED,
         help: "The default network; otherwise the first valid one",
     },
+    Opt {
+        name: "network-plugin",
+        value: "NAME",
+        commands: POD,
+        help: "Call this network plugin of kubelet instead: cni, kubenet, or the name of a program",
+    },
+    Opt {
+        name: "network-plugin-dir",
+        value: "DIR",
+        commands: POD,
+        help: "Programs of network plugins (/usr/libexec/kubernetes/kubelet-plugins/net/exec); kubenet's second directory",
+    },
+    Opt {
+        name: "network-plugin-mtu",
+        value: "BYTES",
+        commands: POD,
+        help: "MTU of kubenet's pods; 0: the least of the node's links (0)",
+    },
+    Opt {
+        name: "hairpin-mode",
+        value: "MODE",
+        commands: POD,
+        help: "promiscuous-bridge, hairpin-veth or none (promiscuous-bridge)",
+    },
+    Opt {
+        name: "non-masquerade-cidr",
+        value: "CIDR[,CIDR]",
+        commands: POD,
+        help: "Destinations to which kubenet's pods keep their addresses (10.0.0.0/8)",
+    },
+    Opt {
+        name: "pod-cidr",
+        value: "CIDR[,CIDR]",
+        commands: POD,
+        help: "Addresses of the node's pods, for kubenet and for networks with ipRanges",
+    },
     Opt { name: "output", value: "table|json", commands: ALL, help: "Form of the output (table)" },
     Opt { name: "help", value: "", commands: ALL, help: "Print this help" },
 ];
@@ -273,6 +315,7 @@ fn read(about: &About, args: impl Iterator<Item = OsString>) -> Result<Given, St
         config_dir: config::DIRECTORY.into(),
         cache_dir: cache::DIRECTORIES[0].into(),
         default_network: None,
+        kubelet: KubeletOptions::default(),
     };
     let usage = |text: String| Stop::Usage { command: String::new(), text };
     let wrong = |error: lexopt::Error| usage(error.to_string());
@@ -327,7 +370,8 @@ fn bad(opt: &Opt, value: &str, error: &str) -> Stop {
 
 fn check(given: Given) -> Result<Given, String> {
     let missing = |what: &str| Err(format!("{what} is missing"));
-    let Given { command, pod, create_netns, keep, all, .. } = &given;
+    let Given { command, pod, create_netns, keep, all, kubelet, .. } = &given;
+    let is_named = |attach: &Attach| attach.network.is_some();
     let is_of_pod = matches!(command, Up | Down) || *command == Status && !pod.name.is_empty();
     match command {
         Up | Down if pod.name.is_empty() => missing("NAMESPACE/NAME"),
@@ -336,6 +380,9 @@ fn check(given: Given) -> Result<Given, String> {
         Up if pod.netns.is_empty() && !create_netns => missing("--netns or --create-netns"),
         Up if !pod.netns.is_empty() && *create_netns => {
             Err("--netns and --create-netns exclude each other".to_owned())
+        }
+        _ if !kubelet.network_plugin.is_empty() && pod.networks.iter().any(is_named) => {
+            Err("--network and --network-plugin exclude each other".to_owned())
         }
         Gc if keep.is_empty() && !all => missing("--keep or --all"),
         Gc if !keep.is_empty() && *all => Err("--keep and --all exclude each other".to_owned()),
@@ -390,7 +437,7 @@ fn set(given: &mut Given, name: &str, value: String) -> Result<(), String> {
                 _ => return Err("neither table nor json".to_owned()),
             }
         }
-        _ => {}
+        _ => drop(given.kubelet.set(name, &value).map_err(|error| error.to_string())?),
     }
     Ok(())
 }
@@ -552,6 +599,14 @@ mod tests {
             ("pod down a/b --sandbox s --port 1:2", " pod down: unknown option --port"),
             ("pod status --sandbox s", " pod status: NAMESPACE/NAME is missing"),
             ("pod gc", " pod gc: --keep or --all is missing"),
+            (
+                "pod up a/b --sandbox s --netns /n --network-plugin cni --network a",
+                " pod up: --network and --network-plugin exclude each other",
+            ),
+            (
+                "pod up a/b --sandbox s --netns /n --hairpin-mode veth",
+                " pod up: --hairpin-mode \"veth\": unknown value: \"veth\"",
+            ),
             ("pod list --output yaml", " pod list: --output \"yaml\": neither table nor json"),
             ("pod ups", ": unknown command \"pod ups\""),
             ("--watch networks", ": --watch before the command"),

@@ -4,6 +4,7 @@
 
 use std::io;
 
+use cni_runtime::kubelet::{BoxError, HookError, SelectErrors};
 use cni_runtime::pods::{Manager, Pod, PodError, parse_args};
 use cni_runtime::{CallOptions, Cancel, NetworkError, Runtime};
 use cni_spec::check_container_id;
@@ -11,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Command, Given};
 use crate::netns::{self, NetnsError};
-use crate::output;
+use crate::{kubelet, output};
 
 /// A failed command.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,14 @@ pub(crate) enum Failure {
     Signals(io::Error),
     #[error("write the output: {0}")]
     Output(io::Error),
+    #[error(transparent)]
+    Start(#[from] SelectErrors),
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    #[error("{0}")]
+    Plugin(BoxError),
+    #[error("cancelled")]
+    Cancelled,
 }
 
 /// The signals that end a command.
@@ -58,7 +67,12 @@ pub(crate) async fn run(given: Given) -> Result<(), Failure> {
     }
     let cancel = Cancel::new().map_err(Failure::Signals)?;
     let options = CallOptions::new().cancel(cancel.clone());
-    let work = execute(&given, &options);
+    let work = async {
+        if given.kubelet.network_plugin.is_empty() {
+            return execute(&given, &options).await;
+        }
+        kubelet::execute(&given, &cancel).await
+    };
     tokio::pin!(work);
     loop {
         tokio::select! {
@@ -134,7 +148,7 @@ async fn gc(manager: &Manager, keep: &[String], options: &CallOptions) -> Result
 }
 
 /// The pod with the namespace of `--create-netns`, unless another one is given.
-fn located(pod: &Pod) -> Result<Pod, Failure> {
+pub(crate) fn located(pod: &Pod) -> Result<Pod, Failure> {
     check(pod)?;
     let mut pod = pod.clone();
     let own = netns::path_of(&pod.sandbox);

@@ -2,31 +2,18 @@
 
 //! kubelet's options for its network plugins, as `slipwayd pod` takes them.
 
+use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::kubenet::Kubenet;
 use cni_runtime::kubelet::{
     CniDriver, DEFAULT_NON_MASQUERADE_CIDR, ExecDriver, HairpinMode, Host, InitSettings, Manager,
     NetworkPlugin, SelectErrors, UnknownHairpinMode, select,
 };
-use lexopt::ValueExt as _;
-
-use crate::kubenet::Kubenet;
 
 /// The default directory of exec drivers.
 const EXEC_DIRECTORY: &str = "/usr/libexec/kubernetes/kubelet-plugins/net/exec";
-
-/// The options in `--help`.
-pub const HELP: &str = "\
-    --network-plugin NAME         call this network plugin of kubelet: cni, kubenet, or an exec plugin
-    --network-plugin-dir DIR      directory of exec plugins; also kubenet's directory of a vendor's plugins, and
-                                  where cni searches without --cni-conf-dir [default: /usr/libexec/kubernetes/\
-kubelet-plugins/net/exec]
-    --network-plugin-mtu BYTES    MTU of the pods' network; 0: that of the node's links [default: 0]
-    --hairpin-mode MODE           promiscuous-bridge, hairpin-veth or none [default: promiscuous-bridge]
-    --non-masquerade-cidr CIDR    destinations to which pods keep their addresses [default: 10.0.0.0/8]
-    --pod-cidr CIDR[,CIDR]        the pods' addresses, for kubenet and for networks with ipRanges
-";
 
 /// kubelet's options.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +25,7 @@ pub struct KubeletOptions {
     /// `--network-plugin-mtu`; none for 0.
     pub network_plugin_mtu: Option<u32>,
     /// `--hairpin-mode`.
-    pub hairpin_mode: String,
+    pub hairpin_mode: HairpinMode,
     /// `--non-masquerade-cidr`.
     pub non_masquerade_cidr: String,
     /// `--pod-cidr`; empty if it is not given.
@@ -56,15 +43,15 @@ pub struct CniDirectories {
     pub cache: PathBuf,
 }
 
-/// The driver could not be started.
+/// An invalid value of an option.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum OptionError {
     /// `--hairpin-mode` has an unknown value.
-    #[error("--hairpin-mode: {0}")]
-    HairpinMode(#[from] UnknownHairpinMode),
-    /// No driver was selected.
     #[error(transparent)]
-    Select(#[from] SelectErrors),
+    HairpinMode(#[from] UnknownHairpinMode),
+    /// `--network-plugin-mtu` is not a number.
+    #[error(transparent)]
+    Mtu(#[from] ParseIntError),
 }
 
 impl Default for KubeletOptions {
@@ -73,7 +60,7 @@ impl Default for KubeletOptions {
             network_plugin: String::new(),
             network_plugin_dir: PathBuf::new(),
             network_plugin_mtu: None,
-            hairpin_mode: HairpinMode::PromiscuousBridge.to_string(),
+            hairpin_mode: HairpinMode::PromiscuousBridge,
             non_masquerade_cidr: DEFAULT_NON_MASQUERADE_CIDR.to_owned(),
             pod_cidr: String::new(),
         }
@@ -81,21 +68,21 @@ impl Default for KubeletOptions {
 }
 
 impl KubeletOptions {
-    /// Takes the value of an option, by its name without dashes. False for an option that is not kubelet's.
+    /// Sets an option, by its name without dashes. False if it is not kubelet's.
     ///
     /// # Errors
-    /// [`lexopt::Error`] if the value is missing or invalid.
-    pub fn take(&mut self, option: &str, parser: &mut lexopt::Parser) -> Result<bool, lexopt::Error> {
-        match option {
-            "network-plugin" => self.network_plugin = parser.value()?.string()?,
-            "network-plugin-dir" => self.network_plugin_dir = parser.value()?.into(),
+    /// [`OptionError`] if the value is invalid.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<bool, OptionError> {
+        match name {
+            "network-plugin" => value.clone_into(&mut self.network_plugin),
+            "network-plugin-dir" => self.network_plugin_dir = value.into(),
             "network-plugin-mtu" => {
-                let mtu: u32 = parser.value()?.parse()?;
+                let mtu: u32 = value.parse()?;
                 self.network_plugin_mtu = (mtu != 0).then_some(mtu);
             }
-            "hairpin-mode" => self.hairpin_mode = parser.value()?.string()?,
-            "non-masquerade-cidr" => self.non_masquerade_cidr = parser.value()?.string()?,
-            "pod-cidr" => self.pod_cidr = parser.value()?.string()?,
+            "hairpin-mode" => self.hairpin_mode = value.parse()?,
+            "non-masquerade-cidr" => value.clone_into(&mut self.non_masquerade_cidr),
+            "pod-cidr" => value.clone_into(&mut self.pod_cidr),
             _ => return Ok(false),
         }
         Ok(true)
@@ -128,12 +115,11 @@ impl KubeletOptions {
     /// Starts the driver of `--network-plugin`, and sets the pod CIDR.
     ///
     /// # Errors
-    /// [`StartError`] if there is no such driver, or it cannot be started.
-    pub async fn start(&self, cni: &CniDirectories, host: Arc<dyn Host>) -> Result<Manager, StartError> {
-        let hairpin_mode: HairpinMode = self.hairpin_mode.parse()?;
+    /// [`SelectErrors`] if there is no such driver, or it cannot be started.
+    pub async fn start(&self, cni: &CniDirectories, host: Arc<dyn Host>) -> Result<Manager, SelectErrors> {
         let settings = InitSettings {
             host,
-            hairpin_mode: hairpin_mode.effective(&self.network_plugin),
+            hairpin_mode: self.hairpin_mode.effective(&self.network_plugin),
             non_masquerade_cidr: self.non_masquerade_cidr.clone(),
             mtu: self.network_plugin_mtu,
         };
@@ -147,46 +133,33 @@ impl KubeletOptions {
 mod tests {
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<KubeletOptions, String> {
-        let mut options = KubeletOptions::default();
-        let mut parser = lexopt::Parser::from_args(words);
-        while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
-            let lexopt::Arg::Long(name) = argument else { return Err(format!("{argument:?}")) };
-            let name = name.to_owned();
-            match options.take(&name, &mut parser) {
-                Ok(true) => {}
-                Ok(false) => return Err(format!("unknown option {name}")),
-                Err(error) => return Err(error.to_string()),
-            }
-        }
-        Ok(options)
-    }
-
     #[test]
     fn the_options_are_kubelets() {
-        let options = parse(&[
-            "--network-plugin=kubenet",
-            "--network-plugin-dir",
-            "/vendor",
-            "--network-plugin-mtu=1400",
-            "--hairpin-mode=none",
-            "--non-masquerade-cidr=10.0.0.0/16",
-            "--pod-cidr=10.1.0.0/24,fd00::/64",
-        ]);
+        let mut options = KubeletOptions::default();
+        for (name, value) in [
+            ("network-plugin", "kubenet"),
+            ("network-plugin-dir", "/vendor"),
+            ("network-plugin-mtu", "1400"),
+            ("hairpin-mode", "none"),
+            ("non-masquerade-cidr", "10.0.0.0/16"),
+            ("pod-cidr", "10.1.0.0/24,fd00::/64"),
+        ] {
+            assert!(options.set(name, value).unwrap(), "{name}");
+        }
         let expected = KubeletOptions {
             network_plugin: "kubenet".into(),
             network_plugin_dir: "/vendor".into(),
             network_plugin_mtu: Some(1400),
-            hairpin_mode: "none".into(),
+            hairpin_mode: HairpinMode::None,
             non_masquerade_cidr: "10.0.0.0/16".into(),
             pod_cidr: "10.1.0.0/24,fd00::/64".into(),
         };
-        assert_eq!(options.unwrap(), expected);
-        assert_eq!(parse(&["--network-plugin-mtu=0"]).unwrap(), KubeletOptions::default());
-        assert!(parse(&["--network-plugin-mtu=big"]).is_err());
-        assert_eq!(parse(&["--other"]).unwrap_err(), "unknown option other");
-        // Each option is in the help.
-        assert_eq!(HELP.lines().filter(|line| line.trim_start().starts_with("--")).count(), 6);
+        assert_eq!(options, expected);
+        assert!(options.set("network-plugin-mtu", "0").unwrap());
+        assert_eq!(options.network_plugin_mtu, None);
+        assert_eq!(options.set("hairpin-mode", "veth").unwrap_err().to_string(), "unknown value: \"veth\"");
+        assert!(options.set("network-plugin-mtu", "big").is_err());
+        assert!(!options.set("other", "").unwrap());
     }
 
     #[test]

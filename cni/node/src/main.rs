@@ -3,10 +3,12 @@
 //! `slipwayd`, the node's agent.
 //!
 //! [`cli`] reads the command line and prints help, [`commands`] runs the commands, [`netns`] makes named network
-//! namespaces. The logic is that of `cni_runtime::pods`.
+//! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
+//! `cni_runtime::kubelet`.
 
 mod cli;
 mod commands;
+mod kubelet;
 mod netns;
 mod output;
 

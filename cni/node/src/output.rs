@@ -3,6 +3,7 @@
 //! Tables and JSON on standard output.
 
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 
 use cni_runtime::Cached;
 use cni_runtime::pods::{Attached, Networks, Pod, parse_args};
@@ -34,6 +35,21 @@ pub(crate) fn attached(pod: &Pod, all: &[Attached], is_json: bool) -> io::Result
         "schema": SCHEMA,
         "pod": {"namespace": namespace, "name": name, "uid": uid, "sandbox": sandbox, "netns": netns},
         "attachments": attachments,
+    }))
+}
+
+/// The addresses of a pod that a network plugin of kubelet has set up.
+pub(crate) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io::Result<()> {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let Pod { namespace, name, sandbox, .. } = pod;
+    if !is_json {
+        let row = vec![format!("{namespace}/{name}"), sandbox.clone(), addresses.join(" ")];
+        return table(&["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row));
+    }
+    print(&json!({
+        "schema": SCHEMA,
+        "pod": {"namespace": namespace, "name": name, "sandbox": sandbox},
+        "addresses": addresses,
     }))
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use cni_runtime::kubelet::HairpinMode;
 use slipway_tests::{Host, Node, Proto, Snapshot};
 use slipwayd::kubelet_command::KubeletOptions;
 
@@ -12,7 +13,7 @@ const CIDRS: &str = "10.180.1.0/24,fd00:180::/64";
 fn options(kubelet: &Kubelet) -> KubeletOptions {
     KubeletOptions {
         pod_cidr: CIDRS.to_owned(),
-        hairpin_mode: "hairpin-veth".to_owned(),
+        hairpin_mode: HairpinMode::HairpinVeth,
         ..kubelet.options("kubenet")
     }
 }

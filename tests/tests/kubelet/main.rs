@@ -2,6 +2,7 @@
 
 //! kubelet's network plugins with real pods: the exec driver, the CNI driver and kubenet.
 
+mod commands;
 mod drivers;
 mod kubenet;
 mod promiscuous;
@@ -12,7 +13,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cni_runtime::kubelet::{BoxError, HookError, Host, Manager, Pod, PodNetworkStatus, PortMapping};
+use cni_runtime::kubelet::{BoxError, HookError, Host, Manager, Pod, PodNetworkStatus};
+use cni_spec::PortMapping;
 use slipway_tests::{Node, Space};
 use slipwayd::kubelet_command::{CniDirectories, KubeletOptions};
 

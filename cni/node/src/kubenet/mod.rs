@@ -23,11 +23,11 @@ use cni_kernel::sysctl;
 use cni_runtime::asynchronous::Runtime;
 use cni_runtime::kubelet::{
     Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HairpinMode,
-    HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping,
-    bridge_netfilter, pod_addresses,
+    HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, bridge_netfilter,
+    pod_addresses, port_mappings,
 };
 use cni_runtime::{Container, Network, NetworkError};
-use cni_spec::{ListError, text};
+use cni_spec::{ListError, PortMapping, text};
 use serde_json::{Map, Value};
 
 pub use bridge::BridgeError;
@@ -249,7 +249,7 @@ impl Kubenet {
         runtime.add(&config::loopback()?, &container("lo")).await.map_err(KubenetError::Add)?;
         let mut eth0 = container(INTERFACE);
         if !ports.is_empty() {
-            eth0 = eth0.capability("portMappings", PortMapping::capability(&ports));
+            eth0 = eth0.capability("portMappings", port_mappings(&ports));
         }
         if rates.is_limited() {
             eth0 = eth0.capability("bandwidth", rates.capability(burst));

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HookFuture, Host,
-    INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping, pod_addresses,
+    INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, pod_addresses, port_mappings,
 };
 use crate::asynchronous::{Exec, Runtime};
 use crate::config::{self, LoadError};
@@ -188,7 +188,7 @@ impl CniDriver {
 
     fn with_capabilities(&self, mut container: Container, pod: &Pod) -> Result<Container, CniDriverError> {
         let mappings = self.host()?.port_mappings(&pod.sandbox_id).map_err(CniDriverError::PortMappings)?;
-        container = container.capability("portMappings", PortMapping::capability(&mappings));
+        container = container.capability("portMappings", port_mappings(&mappings));
         let bandwidth = Bandwidth::from_annotations(&pod.annotations)?;
         if bandwidth.is_limited() {
             container = container.capability("bandwidth", bandwidth.capability(|_| BURST));

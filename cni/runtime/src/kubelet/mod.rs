@@ -24,8 +24,8 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use cni_spec::PortMapping;
+use serde_json::{Map, Value, json};
 
 pub use addresses::{AddressError, addresses_of, pod_addresses};
 pub use bandwidth::{Bandwidth, BandwidthError};
@@ -122,37 +122,20 @@ pub trait Host: Send + Sync {
     fn port_mappings(&self, sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError>;
 }
 
-/// A port of the node that leads to a port of a pod. Serialises to an entry of the capability `portMappings`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PortMapping {
-    /// The port of the node; 0: the container's port is not published.
-    pub host_port: u16,
-    /// The port of the pod.
-    pub container_port: u16,
-    /// `tcp`, `udp` or `sctp`, in any case.
-    pub protocol: String,
-    /// The address of the node; empty: all.
-    #[serde(rename = "hostIP")]
-    pub host_ip: String,
-}
-
-impl PortMapping {
-    /// The value of the capability `portMappings`: published ports only, protocols in lower case.
-    #[must_use]
-    pub fn capability(mappings: &[Self]) -> Value {
-        let published = mappings.iter().filter(|mapping| mapping.host_port != 0);
-        published
-            .map(|mapping| {
-                serde_json::json!({
-                    "hostPort": mapping.host_port,
-                    "containerPort": mapping.container_port,
-                    "protocol": mapping.protocol.to_lowercase(),
-                    "hostIP": mapping.host_ip,
-                })
+/// The value of the capability `portMappings`: published ports only, protocols in lower case.
+#[must_use]
+pub fn port_mappings(mappings: &[PortMapping]) -> Value {
+    let published = mappings.iter().filter(|mapping| mapping.host_port != 0);
+    published
+        .map(|PortMapping { host_port, container_port, protocol, host_ip }| {
+            json!({
+                "hostPort": host_port,
+                "containerPort": container_port,
+                "protocol": protocol.to_lowercase(),
+                "hostIP": host_ip,
             })
-            .collect()
-    }
+        })
+        .collect()
 }
 
 /// A pod and its sandbox.

@@ -8,11 +8,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cni_spec::PortMapping;
 use serde_json::{Map, Value};
 
 use super::{
-    BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping,
-    join_errors,
+    BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, join_errors,
+    port_mappings,
 };
 
 /// Knows the namespace of every sandbox but those that are `lost`.
@@ -115,7 +116,7 @@ fn only_published_ports_are_passed_on() {
         host_ip: String::new(),
     };
     assert_eq!(
-        PortMapping::capability(&[mapping(8080), mapping(0)]),
+        port_mappings(&[mapping(8080), mapping(0)]),
         serde_json::json!([
             {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
         ])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-use cni_spec::{CniError, ErrorCode};
+use cni_spec::{CniError, ErrorCode, PortMapping};
 use tempfile::TempDir;
 
 use super::super::tests::{settings, settings_with};

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipwayd pod` with `--network-plugin`.
+
+use serde_json::{Value, json};
+use slipway_tests::{CommandOutput, Proto, is_peer, slipwayd};
+
+use crate::Kubelet;
+
+impl Kubelet {
+    fn slipwayd(&self, args: &str) -> CommandOutput {
+        let bin = self.node.bin().display();
+        self.node.try_cmd(&format!("{} {args} --cni-bin-dir {bin}", slipwayd().display()))
+    }
+
+    fn ok(&self, args: &str) -> String {
+        let output = self.slipwayd(args);
+        assert_eq!(output.code, Some(0), "{args}: {output}");
+        output.stdout
+    }
+
+    fn fails(&self, args: &str) -> String {
+        let output = self.slipwayd(args);
+        assert_eq!(output.code, Some(1), "{args}: {output}");
+        output.stderr
+    }
+}
+
+const KUBENET: &str =
+    "--network-plugin kubenet --pod-cidr 10.180.1.0/24,fd00:180::/64 --hairpin-mode hairpin-veth";
+
+#[test]
+fn the_command_line_sets_up_and_tears_down_pods_of_kubenet() {
+    if is_peer() {
+        return;
+    }
+    let kubelet = Kubelet::new();
+    let client = kubelet.node.host("client");
+    kubelet.ok(&format!("pod status {KUBENET}"));
+    let up = format!("pod up shop/web --sandbox s1 --create-netns --port 8080:80 --bandwidth 20M {KUBENET}");
+    let printed: Value = serde_json::from_str(&kubelet.ok(&format!("{up} --output json"))).expect("JSON");
+    let pod = json!({"namespace": "shop", "name": "web", "sandbox": "s1"});
+    assert_eq!(printed, json!({"schema": 1, "pod": pod, "addresses": ["10.180.1.2", "fd00:180::2"]}));
+    let web = kubelet.node.namespace("web", "/run/netns/slipwayd-s1".as_ref());
+    let server = web.serve(Proto::Tcp, "0.0.0.0:80", "web");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+    assert!(kubelet.node.cmd("tc qdisc show").contains("rate 20Mbit"));
+    drop((server, web));
+    let table = kubelet.ok(&format!("pod status shop/web --sandbox s1 {KUBENET}"));
+    assert!(table.contains("10.180.1.2 fd00:180::2"), "{table}");
+    kubelet.ok(&format!("pod down shop/web --sandbox s1 {KUBENET}"));
+    assert!(!kubelet.node.list("/run/netns").contains(&"slipwayd-s1".to_owned()));
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+    kubelet.ok(&format!("pod down shop/web --sandbox s1 {KUBENET}"));
+}
+
+#[test]
+fn the_command_line_reports_what_is_wrong() {
+    if is_peer() {
+        return;
+    }
+    let kubelet = Kubelet::new();
+    let error = kubelet.fails("pod status --network-plugin nothing");
+    assert!(error.ends_with("slipwayd pod status: Network plugin \"nothing\" not found.\n"), "{error}");
+    let error = kubelet.fails("pod status --network-plugin kubenet --pod-cidr 10.1.0.0/24,x");
+    assert!(
+        error.contains(
+            "Failed to generate CNI network config with cidr x at index 1: invalid CIDR address: x"
+        ),
+        "{error}"
+    );
+    assert!(error.ends_with("This is most likely due to lack of PodCIDR\n"), "{error}");
+    let error = kubelet.fails("pod status --network-plugin cni --cni-conf-dir /run/none");
+    assert!(
+        error.contains("falling back to \"hairpin-veth\"")
+            && error.contains("No networks found in /run/none"),
+        "{error}"
+    );
+    let error =
+        kubelet.fails(&format!("pod up shop/web --sandbox s1 --create-netns --bandwidth 10 {KUBENET}"));
+    assert!(
+        error
+            .ends_with("error reading pod bandwidth annotations: resource is unreasonably small (< 1kbit)\n"),
+        "{error}"
+    );
+    assert!(!kubelet.node.list("/run/netns").contains(&"slipwayd-s1".to_owned()));
+}
