@@ -206,6 +206,12 @@ impl Cache {
         self.results.remove(file_name(attachment)).map(drop)
     }
 
+    /// Deletes old temporary files, which killed processes left.
+    #[cfg(feature = "pods")]
+    pub(crate) fn sweep(&self) -> Result<(), DirError> {
+        self.results.remove_stale_temporaries().map(drop)
+    }
+
     /// The cached attachment; none if it has no file.
     ///
     /// # Errors

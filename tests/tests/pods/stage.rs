@@ -13,8 +13,9 @@ use slipway_tests::{BridgeNetfilter, CommandOutput, Node, PluginCall, Pod as Spa
 /// The configuration directory. /var/lib is private to the node.
 pub(crate) const CONF: &str = "/var/lib/net.d";
 
-/// Changes that a teardown leaves: files without content, and counters.
-const LEFT: &[&str] = &["last_reserved_ip", "networks/.slipway/", "/lock", "folder "];
+/// Changes that a teardown leaves: files without content, and counters. Temporary files of a killed process are
+/// removed when they are old.
+const LEFT: &[&str] = &[".slipway-tmp-", "last_reserved_ip", "networks/.slipway/", "/lock", "folder "];
 
 pub(crate) struct Stage {
     pub(crate) node: Node,

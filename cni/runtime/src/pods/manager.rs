@@ -345,6 +345,11 @@ impl Manager {
         for network in all.values() {
             errors.extend(runtime.gc(network, GcScope::AllBut(&keep)).await.err().map(PodError::from));
         }
+        let swept = runtime.blocking(|store| match Cache::open(&store.cache)? {
+            Some(cache) => Ok(cache.sweep()?),
+            None => Ok(()),
+        });
+        errors.extend(swept.await.err().map(PodError::from));
         several(errors)
     }
 
