@@ -141,7 +141,12 @@ async fn gc(manager: &Manager, keep: &[String], options: &CallOptions) -> Result
         check(pod)?;
     }
     manager.gc(&valid, options).await?;
-    for sandbox in netns::sandboxes()?.iter().filter(|sandbox| !keep.contains(sandbox)) {
+    // A network with `disableGC` keeps its attachments.
+    let left = manager.attachments().await?;
+    let is_valid = |sandbox: &String| {
+        keep.contains(sandbox) || left.iter().any(|one| one.attachment.container_id() == sandbox)
+    };
+    for sandbox in netns::sandboxes()?.iter().filter(|sandbox| !is_valid(sandbox)) {
         netns::delete(sandbox)?;
     }
     Ok(())

@@ -231,6 +231,13 @@ fn gc_keeps_valid_sandboxes_and_removes_the_others() {
     let changes: Vec<_> = changes.iter().filter(|line| !line.contains("20-storage.conflist")).collect();
     assert!(changes.is_empty(), "{changes:#?}");
     stage.ok("pod status test/kept --sandbox kept");
+    // A network that disables GC keeps its pods, with their namespaces.
+    let mut pods = pods_list("pods");
+    pods["disableGC"] = true.into();
+    stage.write("10-pods.conflist", &pods);
+    stage.ok("pod gc --all");
+    stage.ok("pod status test/kept --sandbox kept");
+    stage.write("10-pods.conflist", &pods_list("pods"));
     stage.ok("pod gc --all");
     assert!(stage.node.list("/run/netns").is_empty() && stage.node.list("/var/lib/cni/results").is_empty());
 }
