@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use slipway_tests::{BridgeNetfilter, Proto, Space, at};
+use slipway_tests::{BridgeNetfilter, Proto, Space, at, is_peer};
 use slipwayd::kubelet_command::KubeletOptions;
 
 use crate::Kubelet;
@@ -80,4 +80,23 @@ fn a_second_set_up_leaves_the_guard_as_it_is() {
     for pod in [&pod_a, &pod_b] {
         kubelet.tear_down(&manager, pod);
     }
+}
+
+#[test]
+fn uninstall_removes_the_bridge_and_the_guard() {
+    if is_peer() {
+        return;
+    }
+    let kubelet = Kubelet::new();
+    let options = KubeletOptions { pod_cidr: "10.180.1.0/24".to_owned(), ..kubelet.options("kubenet") };
+    let manager = kubelet.start(&options);
+    let (_space, pod) = kubelet.sandbox("a", &[]);
+    kubelet.set_up(&manager, &pod);
+    kubelet.tear_down(&manager, &pod);
+    let printed = kubelet.node.slipway("uninstall --to /run/none");
+    for line in ["remove  table bridge slipway-kubenet", "remove  link cbr0"] {
+        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
+    }
+    assert!(!kubelet.node.has_link("cbr0"));
+    assert_eq!(kubelet.node.cmd("nft list tables"), "");
 }
