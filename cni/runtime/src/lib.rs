@@ -22,6 +22,8 @@ pub mod lock;
 pub mod network;
 #[cfg(feature = "pods")]
 pub mod pods;
+#[cfg(feature = "tokio")]
+pub mod quantity;
 pub mod runtime;
 mod store;
 pub mod verbs;

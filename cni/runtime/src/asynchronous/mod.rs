@@ -3,7 +3,7 @@
 //! The driver for tokio: the operations of [`crate::Runtime`] as futures. Needs a tokio runtime with I/O and time.
 //!
 //! Dropping a future kills the running plugin and its process group, and releases the locks. A failed ADD is
-//! undone only if the future is polled to its end: to undo a cancelled ADD, use a [`Cancel`](crate::Cancel)
+//! undone only if the future is polled to its end: to undo a cancelled ADD, use a [`Cancel`]
 //! token instead.
 
 mod processes;

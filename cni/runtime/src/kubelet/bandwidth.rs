@@ -6,29 +6,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::quantity::{QuantityError, quantity};
+
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
 /// The lowest rate, in bits per second.
-const LOWEST: f64 = 1e3;
+const LOWEST: u64 = 1_000;
 /// The highest rate, in bits per second.
-const HIGHEST: f64 = 1e15;
-
-/// The suffixes of Kubernetes's quantities. The longest match decides: `Mi` before `M`.
-const SUFFIXES: [(&str, f64); 13] = [
-    ("Ki", 1024.0),
-    ("Mi", 1_048_576.0),
-    ("Gi", 1_073_741_824.0),
-    ("Ti", 1_099_511_627_776.0),
-    ("Pi", 1_125_899_906_842_624.0),
-    ("n", 1e-9),
-    ("u", 1e-6),
-    ("m", 1e-3),
-    ("k", 1e3),
-    ("M", 1e6),
-    ("G", 1e9),
-    ("T", 1e12),
-    ("P", 1e15),
-];
+const HIGHEST: u64 = 1_000_000_000_000_000;
 
 /// The rates of a pod, in bits per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -83,36 +68,17 @@ impl Bandwidth {
     }
 }
 
-/// A rate in bits per second, rounded up as Kubernetes's quantities are.
+/// A rate in bits per second.
 fn rate(text: &str) -> Result<u64, BandwidthError> {
-    let with_suffix =
-        SUFFIXES.iter().find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)));
-    let (number, factor) = with_suffix.unwrap_or((text, 1.0));
-    let (digits, exponent) = match number.split_once(['e', 'E']) {
-        // An exponent is a suffix of its own.
-        Some((digits, exponent)) if factor == 1.0 => {
-            (digits, exponent.parse::<i32>().map_err(|_| BandwidthError::Quantity)?)
-        }
-        _ => (number, 0),
-    };
-    let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(digits);
-    let is_number = unsigned.bytes().all(|c| c.is_ascii_digit() || c == b'.')
-        && unsigned.bytes().any(|c| c.is_ascii_digit())
-        && unsigned.matches('.').count() <= 1;
-    if !is_number {
-        return Err(BandwidthError::Quantity);
+    let rate = quantity(text).map_err(|error| match error {
+        QuantityError::Form(_) => BandwidthError::Quantity,
+        QuantityError::TooLarge(_) => BandwidthError::Large,
+    })?;
+    match u64::try_from(rate) {
+        Ok(rate) if rate > HIGHEST => Err(BandwidthError::Large),
+        Ok(rate) if rate >= LOWEST => Ok(rate),
+        _ => Err(BandwidthError::Small),
     }
-    let value: f64 = digits.parse().map_err(|_| BandwidthError::Quantity)?;
-    let rate = (value * factor * 10_f64.powi(exponent)).ceil();
-    if rate < LOWEST {
-        return Err(BandwidthError::Small);
-    }
-    if rate > HIGHEST {
-        return Err(BandwidthError::Large);
-    }
-    // Whole and between the limits, so that no bit is lost.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok(rate as u64)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! kubelet's frame for network plugins, as Kubernetes had it up to 1.23 (`--network-plugin`).
 //!
 //! A *driver* implements [`NetworkPlugin`]: [`CniDriver`], [`ExecDriver`], [`NoOp`], or one of another crate, such as
-//! kubenet. [`select`] chooses one by its name, [`Manager`] calls it with one lock per pod. Messages are
+//! kubenet. [`select()`] chooses one by its name, [`Manager`] calls it with one lock per pod. Messages are
 //! kubelet's.
 
 mod addresses;

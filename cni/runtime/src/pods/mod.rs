@@ -30,16 +30,15 @@ mod directory;
 mod error;
 mod manager;
 mod names;
-mod quantity;
 mod request;
 mod sandbox;
 mod watch;
 
+pub use crate::quantity::{QuantityError, quantity};
 pub use directory::{Networks, SkipReason, Verdict, decode};
 pub use error::{PodError, PodVerb, SandboxError};
 pub use manager::{Attached, Builder, Manager};
 pub use names::{NameError, Wanted, interface_names};
-pub use quantity::{QuantityError, quantity};
 pub use request::{
     Attach, BURST, EGRESS_ANNOTATION, INGRESS_ANNOTATION, Parameters, Pod, RequestError, parse_args,
 };

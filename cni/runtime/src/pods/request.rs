@@ -9,8 +9,8 @@ use cni_kernel::mac::Mac;
 use cni_spec::{Bandwidth, IpRange, PortMapping, text};
 use serde_json::{Map, Value, json};
 
-use super::quantity::{QuantityError, quantity};
 use crate::container::Container;
+use crate::quantity::{QuantityError, quantity};
 
 /// The annotation with the rate of traffic into the pod, in bits per second.
 pub const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
