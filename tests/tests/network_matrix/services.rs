@@ -64,6 +64,9 @@ pub(crate) const ON_NODE: Service = Service {
     on_node: true,
 };
 
+/// The port at which kube-proxy reports if a node has an endpoint of [`LOCAL`].
+const HEALTH_CHECK_PORT: u16 = 31099;
+
 pub(crate) const SERVICES: [Service; 3] = [CLUSTER, LOCAL, ON_NODE];
 
 impl Service {
@@ -75,7 +78,7 @@ impl Service {
                 "targetPort": port.target, "nodePort": port.node,
             })
         };
-        json!({
+        let mut object = json!({
             "apiVersion": "v1", "kind": "Service", "metadata": {"name": self.name},
             "spec": {
                 "type": "LoadBalancer", "externalTrafficPolicy": self.policy,
@@ -83,7 +86,12 @@ impl Service {
                 "clusterIP": self.cluster_ips[0], "clusterIPs": self.cluster_ips,
                 "ports": self.each(port),
             },
-        })
+        });
+        if self.policy == LOCAL.policy {
+            // Otherwise the API server takes one at random, which may be that of the next Service.
+            object["spec"]["healthCheckNodePort"] = HEALTH_CHECK_PORT.into();
+        }
+        object
     }
 
     /// The EndpointSlice of one family.
