@@ -16,8 +16,9 @@ use super::layer3::{Layer3, Subnets};
 use super::{failed, optional};
 
 /// The time limit of duplicate address detection. The kernel waits for a random part of a second
-/// and then probes for one (RFC 4862, sections 5.4 and 5.1).
-const DETECTION_LIMIT: Duration = Duration::from_secs(5);
+/// and then probes for one (RFC 4862, sections 5.4 and 5.1), on a worker that waits for the lock of all network
+/// configuration: seconds on a node that removes many containers.
+const DETECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// The container's namespace.
 pub(crate) struct Container {
