@@ -71,7 +71,7 @@ fn a_promiscuous_bridge_delivers_each_packet_once() {
             // The gateway's own packets pass.
             assert_eq!(arrive(&kubelet.node, at(gateways[family], 0), &b, target, 5), 5);
         }
-        // What a routed copy looks like: the bridge's MAC address, and a pod's IP address.
+        // A routed copy has the bridge's MAC address and a pod's IP address.
         kubelet.node.cmd(&format!("ip address add {}/32 dev lo", from[0]));
         assert_eq!(arrive_soon(&kubelet.node, at(from[0], 0), &b, at(to[0], 7000), 5), 0);
         kubelet.node.cmd("nft delete table bridge slipway-kubenet");
