@@ -277,7 +277,7 @@ impl Kubenet {
         match network {
             Some(network) => self.delete(pod, &network).await?,
             None => {
-                // What the cache has can be deleted without the pod CIDR.
+                // A cached attachment can be deleted without the pod CIDR.
                 if self.cached(&pod.sandbox_id).await?.is_empty() {
                     return Err(KubenetError::NoPodCidrForTeardown);
                 }
