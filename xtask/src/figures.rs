@@ -18,10 +18,10 @@ use crate::workspace;
 const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask figures -->\n", "<!-- end of figures -->\n"];
 
 /// The run of ADD and DEL that the README shows, and its number of pods.
-const CONTROL: (&str, u32) = ("control-gone.json", 100);
+const CONTROL: (&str, u32) = ("readme-control.json", 100);
 
 /// The run of packets that the README shows.
-const TRAFFIC: &str = "traffic.json";
+const TRAFFIC: &str = "readme-traffic.json";
 
 /// The measurements of `--measure`: the benchmark with its options, and the files that it saves and that are kept.
 const MEASUREMENTS: [(&str, &str, &str); 2] = [
