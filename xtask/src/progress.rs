@@ -31,6 +31,8 @@ pub struct Stages {
     live: bool,
     logs: PathBuf,
     done: Mutex<Vec<(String, Duration)>>,
+    /// The errors of the stages that failed, for people.
+    failed: Mutex<Vec<String>>,
     running: Mutex<Vec<Running>>,
 }
 
@@ -60,7 +62,14 @@ impl Stages {
         let logs = workspace::scratch("logs")?.join(name);
         fs::create_dir_all(&logs).map_err(|e| Error::file("create the directory", &logs, e))?;
         let live = io::stdout().is_terminal();
-        Ok(Self { started: Instant::now(), live, logs, done: Mutex::default(), running: Mutex::default() })
+        Ok(Self {
+            started: Instant::now(),
+            live,
+            logs,
+            done: Mutex::default(),
+            failed: Mutex::default(),
+            running: Mutex::default(),
+        })
     }
 
     /// Runs one stage and prints its line: the name, the time, and the text that `body` returns (`482 tests`).
@@ -91,6 +100,7 @@ impl Stages {
             Ok(note) => println!("  ok    {name:<22} {:>9}  {note}", seconds(took)),
             Err(error) => {
                 println!("  FAIL  {name:<22} {:>9}", seconds(took));
+                lock(&self.failed).push(format!("{name}: {error}"));
                 if matches!(error, Error::Command { .. }) {
                     print_tail(&log.path);
                 }
@@ -106,6 +116,11 @@ impl Stages {
         let longest: Vec<String> =
             done.iter().take(LONGEST).map(|(name, took)| format!("{name} {}", seconds(*took))).collect();
         format!("{} stages in {} ({})", done.len(), seconds(self.started.elapsed()), longest.join(", "))
+    }
+
+    /// The errors of all stages that failed, in the order in which these ended.
+    pub fn failures(&self) -> Vec<String> {
+        lock(&self.failed).clone()
     }
 
     /// Shows that the stage `name` runs, until it ends.
@@ -195,9 +210,11 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| stages.run("one", |_| Ok(String::new())));
             assert!(stages.run("two", |_| Err(Error::Failed("broken".to_owned()))).is_err());
+            assert!(stages.run("three", |_| Err(Error::Failed("torn".to_owned()))).is_err());
         });
+        assert_eq!(stages.failures(), ["two: broken", "three: torn"]);
         let summary = stages.summary();
-        assert!(summary.starts_with("2 stages in ") && summary.contains("one ") && summary.contains("two "));
+        assert!(summary.starts_with("3 stages in ") && summary.contains("one ") && summary.contains("two "));
         assert!(lock(&stages.running).is_empty());
     }
 }

@@ -49,6 +49,23 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// The command with a low priority: the tests and the build for VMs, which run at the same time and end later, get
+/// the processors first.
+pub(crate) fn yielding(command: &Command) -> Command {
+    let mut yielding = tool("nice", &["-n", "10"]);
+    yielding.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => yielding.env(name, value),
+            None => yielding.env_remove(name),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        yielding.current_dir(dir);
+    }
+    yielding
+}
+
 /// The command as one would type it.
 pub(crate) fn line(command: &Command) -> String {
     let name = Path::new(command.get_program()).file_name().unwrap_or_default();
@@ -210,6 +227,15 @@ fn succeeded(command: &Command, output: &Output) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_yielding_command_keeps_its_arguments_variables_and_directory() {
+        let mut command = tool("sh", &["-c", "nice; echo \"$1 $FIRST\"; pwd", "sh", "an argument"]);
+        command.env("FIRST", "of all").current_dir("/proc");
+        let own: i32 = capture(&mut tool("nice", &[])).unwrap().trim().parse().unwrap();
+        let expected = format!("{}\nan argument of all\n/proc\n", (own + 10).min(19));
+        assert_eq!(capture(&mut yielding(&command)).unwrap(), expected);
+    }
 
     #[test]
     fn a_failure_shows_the_command_and_its_output() {

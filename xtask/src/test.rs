@@ -114,7 +114,7 @@ impl Args {
 /// Runs the task.
 ///
 /// # Errors
-/// The first stage that fails; all stages that do not need its result are run to their end.
+/// The stages that fail; all stages that do not need their results are run to their end.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.list {
         return full::list();
@@ -126,7 +126,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(skipped) => println!("PASS: {figures}{skipped}"),
         Err(_) => println!("FAIL: {figures}"),
     }
-    outcome.map(|_| ())
+    // At the end of all that was printed, where people look first.
+    let failures = stages.failures();
+    outcome.map(|_| ()).map_err(|e| if failures.is_empty() { e } else { Error::Failed(failures.join("\n")) })
 }
 
 /// The processor time of all programs that were run, for people.
@@ -170,10 +172,12 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     });
     // After the others: these tests measure.
     let measured = network.is_ok().then(|| ready.tests(Which::Alone, args.repeat, stages));
+    // Also after a failure, which would hide an unlisted skip until it is repaired.
+    let skips = ready.skips(stages);
     let passed = unit? + network? + measured.transpose()?.unwrap_or_default();
     doc?;
     none_is_no_proof(passed)?;
-    let mut skipped = ready.skips(stages)?;
+    let mut skipped = skips?;
     if let Some(verdict) = machines.transpose()?
         && !verdict.skipped.is_empty()
     {
@@ -196,8 +200,8 @@ fn new_seed() -> u64 {
 fn lints(args: &Args, stages: &Stages) -> Result<()> {
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
     stages.run("lints", |log| {
-        ebpf::lint(|command| run::log(command, &log.file))?;
-        quiet(cargo(&clippy), log)
+        ebpf::lint(|command| run::log(&mut run::yielding(command), &log.file))?;
+        quiet(run::yielding(&cargo(&clippy)), log)
     })?;
     stages.run("dependencies", |log| deny::check(log, args.require))
 }
@@ -218,7 +222,7 @@ fn unit_tests(args: &Args, stages: &Stages) -> Result<usize> {
 
 fn documentation(stages: &Stages) -> Result<()> {
     stages.run("documentation", |log| {
-        let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+        let mut doc = run::yielding(&cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]));
         doc.env("RUSTDOCFLAGS", "--deny warnings");
         run::log(&mut doc, &log.file)?;
         let links = links::check(workspace::root())?;

@@ -48,7 +48,7 @@ impl Tool {
         for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET"] {
             command.env_remove(name);
         }
-        let built = run::log(&mut command, log);
+        let built = run::log(&mut run::yielding(&command), log);
         if work.exists() {
             fs::remove_dir_all(&work).map_err(|e| Error::file("remove", &work, e))?;
         }
