@@ -247,7 +247,7 @@ fn store_cached<F: Family>(scratch: &Scratch<F>, now: u32) -> u32 {
     let Some(known) = slot(scratch) else { return 0 };
     // SAFETY: as in `load_cached`.
     let known = unsafe { &mut *known };
-    // A longer packet of the same direction has fit in this tick.
+    // Within a tick, the longest packet of the direction counts: it has fit.
     let is_same = known.tick == now && same(&raw const known.key, &raw const scratch.packet.key);
     let longest =
         if is_same && known.length > scratch.packet.length { known.length } else { scratch.packet.length };
