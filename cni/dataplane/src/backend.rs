@@ -245,7 +245,8 @@ pub trait Backend {
     /// Removes what the attachment owns. An attachment that owns nothing is no error, and causes no write.
     ///
     /// # Errors
-    /// [`Error::Kernel`] or [`Error::Busy`]; the call can be repeated.
+    /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at
+    /// every attempt. The call can be repeated.
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error>;
 
     /// Compares the request with the kernel's state.

@@ -100,7 +100,8 @@ pub fn guard(bridge: Mac, subnets: &[Subnet]) -> Result<(), Error> {
 /// Removes the guard.
 ///
 /// # Errors
-/// [`Error::ForeignTable`], [`Error::NewerSchema`], [`Error::Busy`].
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if another program or a later version made the table;
+/// [`Error::Busy`] if other processes change the ruleset at every attempt.
 pub fn release() -> Result<(), Error> {
     unless_no_nf_tables(OwnedTable::open(DEFINITION).and_then(|table| {
         table.transact("remove the guard against duplicates", |_| {

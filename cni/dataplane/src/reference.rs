@@ -44,7 +44,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Finds the tables by three reads by name; none if there are none.
+    /// Looks the three tables up by name. None if none of them exists, or the kernel has no nf_tables.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
         let socket = match Socket::open() {
             Ok(socket) => socket,

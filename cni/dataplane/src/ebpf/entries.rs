@@ -101,7 +101,7 @@ pub(super) fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u
 /// Writes a container's ports to the maps. Returns the reason if the programs cannot serve them.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::NoEbpf`]; written entries are removed.
+/// [`Error::Kernel`] if a map or the container's link cannot be read or written; written entries are removed.
 pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         reserve_ports(&mut Tables::open(pins)?, request)?;
@@ -134,7 +134,8 @@ pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>
 /// Has the programs masquerade a container's addresses. Returns the reason if they cannot.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::NoEbpf`].
+/// [`Error::Kernel`] if the container's link or a map cannot be read or written; [`Error::NoEbpf`] if this
+/// binary has no programs.
 pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         return Ok(Some(Left::NoVeth));

@@ -50,8 +50,9 @@ impl Exempt {
         Ok(Some(Self { v4: Trie::open(pins, maps::EXEMPT4)?, v6: Trie::open(pins, maps::EXEMPT6)? }))
     }
 
-    /// Finds the list with these networks, or makes it; 0 for no networks. The caller holds the lock until
-    /// the number is in an address.
+    /// The number of the list with exactly these networks, which is made if it is missing; 0 for no networks.
+    /// The caller holds the lock until the number is written to an address's entry: until then the list
+    /// counts as unused.
     ///
     /// # Errors
     /// [`Error::Kernel`] if a map is full or all numbers are in use.

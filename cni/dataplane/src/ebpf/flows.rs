@@ -219,7 +219,7 @@ fn pairs<A: Ord + Copy + Into<IpAddr>>(
         let reverse_key = half.reverse_key(key);
         let other = halves.get(&reverse_key).filter(|_| !is_lone);
         let is_first = half.flags & ORIGINAL != 0;
-        // Two directions are one flow, listed by that of the first packet.
+        // A flow of two directions is listed once: at the direction of its first packet.
         if !is_first && other.is_some() || !is_there(half.pod, half.generation) {
             return None;
         }

@@ -132,7 +132,7 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
         loader.map_max_entries(name, size);
     }
     let mut ebpf = loader.load(object).map_err(|e| Error::kernel("load the BPF programs", refused(&e)))?;
-    // The program for uplinks without Ethernet is the other one with another offset.
+    // The program for uplinks without Ethernet is the one for Ethernet with another offset.
     let is_tried = |name: &str, program: &Program| {
         matches!(program, Program::SchedClassifier(_)) && name != maps::programs::UPLINK_L3
     };

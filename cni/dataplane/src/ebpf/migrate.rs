@@ -156,7 +156,8 @@ impl Moving {
     /// netfilter. Ports of live containers stay theirs.
     ///
     /// # Errors
-    /// [`Error::Kernel`]. [`Self::give_up`] removes what was written.
+    /// [`Error::Kernel`] if a program cannot be attached or a map written. [`Self::give_up`] removes what was
+    /// written.
     pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
         let mut pod = None;
         for thing in things {
@@ -215,7 +216,7 @@ impl Moving {
     /// Releases a held container: the programs serve it from now on.
     ///
     /// # Errors
-    /// [`Error::Kernel`].
+    /// [`Error::Kernel`] if a map cannot be written.
     pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
         pods::release(&mut self.tables, &begun.pod)
     }
@@ -223,7 +224,7 @@ impl Moving {
     /// Removes the entries of a container that was removed concurrently, and no other one's.
     ///
     /// # Errors
-    /// [`Error::Kernel`].
+    /// [`Error::Kernel`] if a map cannot be read or written.
     pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
         let pods = self.pods_of(things)?;
         for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
@@ -240,7 +241,7 @@ impl Moving {
     /// Has netfilter serve containers that the programs have served, with their flows.
     ///
     /// # Errors
-    /// [`Error::Kernel`]; another call continues.
+    /// [`Error::Kernel`] if conntrack, a map or a link cannot be changed; another call continues.
     pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
         let pods = self.pods_of(things)?;
         let handed = conntrack_export::hand_over(&self.pins, &mut self.tables, &pods)?;

@@ -336,8 +336,8 @@ impl FirewallTable {
         Ok(())
     }
 
-    /// The elements that a record replaces: the attachment's own, and its addresses of another attachment,
-    /// which is gone, as IPAM would not have given out its addresses otherwise.
+    /// The elements that a record replaces: the attachment's own, and those of its addresses that name
+    /// another attachment. That one is gone: otherwise IPAM would not have given out its addresses again.
     fn replaced(&self, wanted: &Held) -> Result<Vec<ElementId>, Error> {
         let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {

@@ -49,9 +49,9 @@ fn things(works: &[Work]) -> Vec<Thing<'_>> {
 }
 
 impl Mover<'_> {
-    /// The things that the programs can serve and do not serve yet; adds rows about the others. The programs
-    /// would take replies of a container to clients of its ports for flows of its own, so they get its
-    /// masquerade only with its ports.
+    /// Returns what the programs can serve and do not serve yet, and adds rows about the rest. A container's
+    /// masquerade moves only together with its ports: otherwise the programs would take its replies to
+    /// clients of its ports for flows that it began.
     pub(super) fn for_programs(&self, all: Vec<Work>, rows: &mut Vec<Row>) -> Result<Vec<Work>, Error> {
         let (programs, finder) = (Moving::find()?, Finder::default());
         let mut wanted = Vec::new();

@@ -69,7 +69,8 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
 /// that is missing or damaged is left as it is: the process that makes it calls this afterwards.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::Busy`].
+/// [`Error::Kernel`] if addresses or the table cannot be read, or the table cannot be changed;
+/// [`Error::Busy`] if other processes change the ruleset at every attempt.
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     session.transact("record the node's own addresses", |_| {
         let (wanted, found) = (own()?, recorded(session)?);

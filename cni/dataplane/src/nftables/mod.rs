@@ -201,7 +201,8 @@ pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) 
 /// Makes masquerade avoid these ports for new flows. A node without nf_tables has nothing to change.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::Busy`].
+/// [`Error::Kernel`] if the table cannot be read or changed; [`Error::Busy`] if other processes change the
+/// ruleset at every attempt.
 pub(crate) fn spare_ports(ports: Option<crate::PortRange>) -> Result<(), Error> {
     unless_no_nf_tables(Session::open().and_then(|session| reserved_ports::settle(&session, ports)))
 }

@@ -59,7 +59,9 @@ pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction 
 /// flowtable.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::Busy`]. The containers' elements are unchanged.
+/// [`Error::Kernel`] if links or the table cannot be read, or the kernel refuses the flowtable;
+/// [`Error::Busy`] if other processes change the ruleset at every attempt. The containers' elements are
+/// unchanged.
 pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr]) -> Result<(), Error> {
     let uplinks = match wanted {
         Offload::AsItIs => return Ok(()),

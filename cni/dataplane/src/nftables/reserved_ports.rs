@@ -36,7 +36,8 @@ fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>)
 /// is: the process that makes it calls this afterwards.
 ///
 /// # Errors
-/// [`Error::Kernel`] or [`Error::Busy`]. The containers' elements are unchanged.
+/// [`Error::Kernel`] if the table cannot be read or changed; [`Error::Busy`] if other processes change the
+/// ruleset at every attempt. The containers' elements are unchanged.
 pub(crate) fn settle(session: &Session, wanted: Option<PortRange>) -> Result<(), Error> {
     session.transact("reserve ports for the BPF programs' masquerade", |_| {
         let found = session.chain(CHAIN)?;
