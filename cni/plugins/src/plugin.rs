@@ -66,7 +66,7 @@ pub trait Plugin: Sync {
     /// Checks that the next `add` can succeed.
     ///
     /// # Errors
-    /// Code 50 or 51 with the reason.
+    /// Code 50 with the reason if the next `add` would fail.
     fn status(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
         Ok(())
     }
@@ -108,7 +108,7 @@ pub trait Restorable {
     /// has made.
     ///
     /// # Errors
-    /// The kernel's refusal; the call can be repeated.
+    /// The kernel refuses to delete the object; the call can be repeated.
     fn take_away(&self) -> Result<(), CniError>;
 }
 

@@ -26,10 +26,10 @@ pub(super) struct Layer3 {
 }
 
 impl Layer3 {
-    /// Reads them.
+    /// Reads the addresses and routes of a link.
     ///
     /// # Errors
-    /// A failed netlink request.
+    /// [`RouteError`] if addresses or routes cannot be listed.
     pub(super) fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
         let addresses = route.addresses(link)?.into_iter();
         let lost = addresses.filter(|one| one.global && one.net.addr().is_ipv6()).map(|one| one.net);

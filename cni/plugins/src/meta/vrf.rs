@@ -145,7 +145,7 @@ fn different_table(vrf: &Link, config: &Config) -> Result<(), CniError> {
     }
 }
 
-/// The result with the new table of its routes, in which a CHECK of the interface plugin looks.
+/// The result with the VRF's table in its routes: CHECK of the interface plugin looks for the routes there.
 fn result(previous: &AddResult, table: u32) -> AddResult {
     let mut result = previous.clone();
     for route in result.routes.iter_mut().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE))

@@ -69,7 +69,7 @@ pub enum Reader {
     Table,
     /// The command itself, which behaves like another project's tool. `Given::raw` has the arguments.
     Command,
-    /// The table; the command is left out of help and manual.
+    /// As [`Self::Table`], but help and manual leave the command out.
     Hidden,
 }
 

@@ -135,8 +135,8 @@ impl Places<'_> {
 }
 
 /// Waits until the kernel has moved the device back from a namespace that is gone, which it does
-/// asynchronously (`cleanup_net` in `net/core/net_namespace.c`), and settles it. A device that does not come
-/// back is in another container, or was deleted with the namespace.
+/// asynchronously (`cleanup_net` in `net/core/net_namespace.c`), and restores its name ([`settle`]). A device
+/// that does not come back is in another container, or was deleted with the namespace.
 pub(super) fn await_return(
     route: &RouteSocket,
     device: &Device,

@@ -3,7 +3,8 @@
 //! `ptp`: connects a container to the node by a veth pair and routes.
 //!
 //! There is no bridge: the host's end has the gateway's address for this container only, and a route to each
-//! of the container's addresses. All but the node's forwarding and the masquerade goes with the pair.
+//! of the container's addresses. The kernel deletes both with the pair; only the masquerade and the node's
+//! forwarding outlive it.
 
 mod check;
 mod host;

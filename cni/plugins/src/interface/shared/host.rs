@@ -29,10 +29,10 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Opens it.
+    /// Opens the calling thread's namespace and a netlink socket in it.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The namespace or the socket cannot be opened.
     pub(crate) fn open() -> Result<Self, CniError> {
         let netns = Netns::current().map_err(failed)?;
         Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
@@ -42,7 +42,7 @@ impl Host {
     /// default. The reference always uses the kernel's default of 1,500 bytes, too much for a tunnel.
     ///
     /// # Errors
-    /// A failed netlink request.
+    /// The default route or its link cannot be read.
     pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
         if wanted.is_some() {
             return Ok(wanted);
@@ -124,7 +124,7 @@ impl Host {
     /// Waits until a link is up, and returns its last state.
     ///
     /// # Errors
-    /// A failed netlink request.
+    /// The link cannot be read.
     pub(crate) fn wait_until_up(&self, link: &Link) -> Result<Link, CniError> {
         self.route.wait_for_link(link, LINK_LIMIT, |link| link.state == OperState::Up).map_err(failed)
     }

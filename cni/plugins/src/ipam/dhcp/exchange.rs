@@ -355,7 +355,7 @@ impl Ignored {
             && (reply.kind == MessageType::Nak || self.accept(&Terms::of(reply, Some(held.server)), client))
     }
 
-    /// Replaces the error of silence if a reply was ignored.
+    /// Replaces a time-out by the reason why a reply was ignored, if one was.
     fn explain(&self, error: ExchangeError) -> ExchangeError {
         match (error, self.0.get()) {
             (ExchangeError::Silence(_), Some(reason)) => ExchangeError::Unusable(reason),

@@ -118,7 +118,8 @@ const REMOVED: u8 = 1;
 const WINDOW: u32 = 8;
 
 impl Index {
-    /// Opens the index in `file`, if it is trusted for a directory in the state `stamp`.
+    /// Opens the index in `file`. None if it is incomplete, or belongs to another state of the directory than
+    /// `stamp`.
     pub(super) fn open(file: File, stamp: &Stamp) -> Option<Self> {
         let mut bytes = [0; HEAD_USED];
         file.read_exact_at(&mut bytes, 0).ok()?;

@@ -59,7 +59,7 @@ fn is_of(link: &Link, attachment: &Attachment) -> bool {
 /// The attachment's devices, usually one.
 ///
 /// # Errors
-/// A failed netlink request.
+/// [`RouteError`] if links cannot be looked up.
 pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<Link>, RouteError> {
     let mut found = Vec::new();
     for name in names(attachment) {

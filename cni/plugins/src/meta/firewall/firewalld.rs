@@ -122,7 +122,7 @@ impl<'a> Zone<'a> {
     /// The first of the addresses that is not in the zone.
     ///
     /// # Errors
-    /// firewalld's error.
+    /// firewalld does not reply, or refuses the query (an unknown zone).
     pub(super) fn missing(&mut self, addresses: &[IpAddr]) -> Result<Option<IpAddr>, CniError> {
         for address in addresses {
             if self.call("querySource", *address).map_err(failed)? != Reply::Bool(true) {

@@ -80,7 +80,8 @@ fn two_hundred_kinds_of_secrets_are_not_shown_wherever_they_are() {
     }
 }
 
-/// All that is no name, in the values of the keys that are known.
+/// The value of a known key is shown only in that key's form, such as a name or a number: a URL, a list or an
+/// object in its place is hidden.
 #[test]
 fn known_keys_show_only_what_they_are_for() {
     for form in forms().into_iter().skip(1) {

@@ -87,7 +87,7 @@ impl Below {
     /// Makes a link on the master, in the container, down, under the site's name.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// [`RouteError`] if the kernel refuses: the name is taken, or the master cannot have such a link.
     pub(crate) fn create(
         &self,
         site: &Site,
