@@ -29,7 +29,7 @@ enum Factor {
 /// `E`, `Ki`, `Mi`, `Gi`, `Ti`, `Pi` or `Ei`, or with a decimal exponent.
 ///
 /// # Errors
-/// [`QuantityError`].
+/// [`QuantityError::Form`] if the text is not a quantity, [`QuantityError::TooLarge`] if it exceeds 2^63-1.
 pub fn quantity(text: &str) -> Result<i64, QuantityError> {
     let form = || QuantityError::Form(text.to_owned());
     let too_large = || QuantityError::TooLarge(text.to_owned());

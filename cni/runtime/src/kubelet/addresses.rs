@@ -45,7 +45,8 @@ pub fn addresses_of(netns: &Path, ifname: &str) -> Result<Vec<IpAddr>, AddressEr
 /// The addresses of a pod's interface. `driver` begins the message if the runtime does not know the namespace.
 ///
 /// # Errors
-/// The runtime's error; an empty path; [`AddressError`].
+/// The runtime's error or an empty path, if the namespace is unknown; [`AddressError`] if the interface has no
+/// address or cannot be read.
 pub async fn pod_addresses(driver: &str, host: &dyn Host, pod: &Pod) -> Result<Vec<IpAddr>, BoxError> {
     let netns = host
         .netns(&pod.sandbox_id)

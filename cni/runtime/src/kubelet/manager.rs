@@ -93,7 +93,7 @@ impl Manager {
     /// As [`NetworkPlugin::status`].
     ///
     /// # Errors
-    /// The driver's error.
+    /// The reason why the driver cannot set up pods.
     pub async fn status(&self) -> Result<(), BoxError> {
         self.driver.status().await
     }

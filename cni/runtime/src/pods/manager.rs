@@ -321,7 +321,7 @@ impl Manager {
     /// Of a valid pod, the attachments of its networks and all cached ones of its sandbox are kept.
     ///
     /// # Errors
-    /// [`PodError::Several`], or the only error.
+    /// [`PodError::Several`] if several DELs or GCs fail; else the only error, of one of them, the locks or the cache.
     pub async fn gc(&self, valid: &[Pod], options: &CallOptions) -> Result<(), PodError> {
         let networks = self.resync().await?;
         let runtime = self.inner.runtime.with(options.clone());
