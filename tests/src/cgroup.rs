@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::unistd::gettid;
 
-/// Taken away when it is dropped; processes that are still in it keep it.
+/// A control group, removed when it is dropped unless a process is still in it.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     /// As the test sees it.
@@ -21,10 +21,10 @@ pub(crate) struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// Makes one; none where there is no hierarchy of version 2.
+    /// Makes a control group below this process's own; none without a hierarchy of version 2.
     ///
     /// # Errors
-    /// The kernel's own.
+    /// `/proc/self` cannot be read, or the kernel refuses the group.
     pub(crate) fn new() -> io::Result<Option<Self>> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let Some((root, own)) = hierarchy()? else { return Ok(None) };

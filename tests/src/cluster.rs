@@ -9,11 +9,11 @@ use std::os::fd::AsRawFd;
 use crate::node::{BridgeNetfilter, Node, Pod};
 use crate::space::Space;
 
-/// The number of the host outside on the link.
+/// The last part of the link addresses ([`on_link`]) of the host outside.
 const OUTSIDE: u8 = 9;
-/// The number of the control plane's namespace on the link.
+/// The last part of the link addresses of the control plane's namespace.
 const CONTROL: u8 = 2;
-/// The number of the first node on the link, minus one.
+/// The last part of the link addresses of the first node, minus one.
 const NODES: u8 = 10;
 
 /// Nodes joined by a bridge in a namespace of its own, as in a data centre.
@@ -51,7 +51,7 @@ pub struct Member {
 }
 
 impl Cluster {
-    /// Makes a cluster of so many nodes. `prepare` is called on each before anything is done in it.
+    /// Makes a cluster of `count` nodes. `prepare` is called on each before anything is done in it.
     ///
     /// # Panics
     /// When namespaces or links cannot be made.

@@ -333,7 +333,7 @@ impl Output {
     /// The result, or the error that the plugin printed.
     ///
     /// # Errors
-    /// The plugin's own.
+    /// The error object on the plugin's standard output, if it exits with 1.
     ///
     /// # Panics
     /// When it broke the protocol: an exit code without an error, an error with another exit code.

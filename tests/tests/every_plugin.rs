@@ -105,7 +105,7 @@ fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     node.write("/run/flannel/subnet.env", share);
     let network = node.network(json!({"name": "net", "plugins": plugins}));
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
-    // Without the files derived from reservations, the lock file, and the last reserved address.
+    // Without host-local's index of the reservations and its last reserved address: a cycle changes these.
     let state = || Snapshot::take(&node, &[&pod]).without(&["networks/.slipway/", "last_reserved_ip"]);
     let cycle = || {
         let before = state();

@@ -130,7 +130,7 @@ impl AptRoot {
     /// The names of the suite's packages that begin like this.
     ///
     /// # Errors
-    /// apt's own failure.
+    /// apt-cache fails.
     pub(crate) fn names(&self, prefix: &str) -> Result<Vec<String>> {
         let printed = run::capture(self.apt("apt-cache").args(["pkgnames", prefix]))?;
         Ok(printed.split_whitespace().map(str::to_owned).collect())

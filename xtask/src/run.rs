@@ -147,7 +147,7 @@ pub(crate) fn log(command: &mut Command, log: &File) -> Result<()> {
 /// Like [`log`], and kills the command and its descendants if nothing was printed for as long as `silence`.
 ///
 /// # Errors
-/// As [`show`]; the killed processes.
+/// As [`show`]; the processes that were killed after `silence`.
 pub(crate) fn log_while_it_prints(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
     let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);

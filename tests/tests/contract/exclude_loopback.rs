@@ -114,7 +114,8 @@ fn a_mapping_that_names_the_loopback_is_published_there() {
     });
 }
 
-/// The key concerns one network. Other networks publish on the loopback, also by naming it.
+/// The key holds for its own network. Other networks still publish on the loopback, also with 127.0.0.1 as the
+/// host address.
 #[test]
 fn other_networks_still_publish_on_the_loopback() {
     peer_fails(REASON, || {

@@ -42,7 +42,7 @@ const PORTS: (u16, u16) = (61000, 61001);
 const WAITS: (u32, u32) = (11, 150);
 /// Timeout in seconds of a UDP flow with packets in both directions.
 const UDP_ANSWERED: u32 = 30;
-/// Age in ticks from which it is a stream, whose timeout is [`UDP_STREAM`] seconds.
+/// Age in ticks above which such a flow is a stream, whose timeout is [`UDP_STREAM`] seconds.
 const STREAM_AFTER: u32 = 2;
 const UDP_STREAM: u32 = 120;
 

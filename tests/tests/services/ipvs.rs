@@ -159,7 +159,7 @@ fn an_engine_that_came_later_is_seen(backend: Backend) {
         engine.expect(1, "later");
         stage.expect_published("later");
         stage.network(1).check(&ingress.attach).ok();
-        // The engine's link is deleted: every local address is the node's again.
+        // Without the engine's link, every local address counts as the node's.
         stage.node.cmd("ip link del kube-ipvs0");
         stage.network(1).status().expect("STATUS");
         let real = [address("192.0.2.77"), address("2001:db8::77")];

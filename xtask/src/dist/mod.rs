@@ -41,7 +41,7 @@ struct Program {
 /// processor is run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Target processor; compiler and libraries for another than this machine's are fetched
+    /// Target processor; if it is not this machine's, compiler and libraries for it are fetched
     #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64"])]
     target: String,
     /// Build twice, in different folders, and compare the bytes
