@@ -71,11 +71,11 @@ pub struct PortRequest {
 /// The scope of mappings of all of the node's addresses on its loopback, 127/8 and ::1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Loopback {
-    /// They hold there, too.
+    /// Connections to the loopback are translated, too.
     #[default]
     Served,
-    /// They do not hold there, and the node's own services are reached. A mapping that names a loopback
-    /// address holds.
+    /// Connections to the loopback reach the node's own services, except those to a loopback address that a
+    /// mapping names.
     Spared,
 }
 

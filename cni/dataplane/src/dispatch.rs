@@ -150,7 +150,7 @@ impl Dataplane {
         if !elsewhere.reference {
             return Ok(());
         }
-        // Ports and masquerade are in different tables: removing both gains nothing.
+        // Ports and masquerade are in different tables: removing both in one call would save nothing.
         let kinds = decisive(withdrawal.kinds);
         Reference::find()?.map_or(Ok(()), |found| found.withdraw(withdrawal.attachment, kinds))
     }

@@ -77,7 +77,7 @@ impl FoldError {
         self.under(&format!("[{index}]"))
     }
 
-    /// Adds the value to a message without it, as of the parser of an address.
+    /// Adds the value to a message that lacks it, such as that of std's address parser.
     fn about(mut self, value: &Value) -> Self {
         let scalar = matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
         if scalar && !self.shows_value {

@@ -38,7 +38,7 @@ pub(crate) struct ApiServer<'a> {
 }
 
 impl<'a> ApiServer<'a> {
-    /// Starts it. The server needs some seconds until [`ApiServer::wait`] returns.
+    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns.
     pub(crate) fn start(programs: &Path, control: &'a Member) -> Self {
         let [v4, _] = control.addresses;
         // The server looks for the link of its default route.

@@ -42,7 +42,7 @@ pub(crate) struct Web {
 }
 
 impl World {
-    /// Makes it; `prepare` is called before the first pod is added.
+    /// Makes the cluster and its pods. `prepare` is called before the first pod is added.
     pub(crate) fn new(backend: Backend, prepare: impl Fn(&Cluster)) -> Self {
         let cluster = Cluster::new(2, |node| {
             if backend == Backend::Ebpf && !node.own_cgroup() {

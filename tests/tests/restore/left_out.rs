@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Ports that are not restored: those of dead or unknown containers, and those that others have.
+//! Ports that are not restored: those of dead or unknown containers, and those that another container has.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, at};

@@ -82,7 +82,7 @@ fn restore_upgrades_the_table() {
     assert_eq!(sorted(&stage.node.ruleset()), sorted(&before));
 }
 
-/// On a node with IPVS the upgrade is complete with the same ADD.
+/// On a node with IPVS, the ADD that upgrades the table also writes the node's own addresses.
 #[test]
 fn a_table_on_a_node_with_ipvs_is_upgraded() {
     let stage = Stage::new(Backend::Nftables);

@@ -56,7 +56,7 @@ pub struct Status {
     pub masquerade_ports: Option<PortRange>,
     /// The reason why the configured ports cannot be used, if the node's own sockets may choose them.
     pub masquerade_clash: Option<String>,
-    /// The engine that translates destinations in netfilter, because of which nftables masquerades.
+    /// The engine that translates destinations in netfilter, if there is one; nftables masquerades then.
     pub services: Option<String>,
     /// True if nftables serves the published ports because of such an engine.
     pub ports_left: bool,

@@ -210,9 +210,9 @@ fn by_attachment(works: Vec<Work>) -> BTreeMap<AttachmentHash, Vec<Work>> {
 /// The mode of [`migrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// Lists what would be moved.
+    /// Lists what would be moved, and changes nothing.
     Only,
-    /// Moves it.
+    /// Moves what it lists.
     AndDo,
 }
 

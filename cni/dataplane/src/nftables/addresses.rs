@@ -32,7 +32,7 @@ fn exchange<'a>(
     }
 }
 
-/// Builds the whole table, with the addresses of this node if only they count.
+/// Builds the whole table; with the node's own addresses, if other addresses are local, too.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the node's links or addresses cannot be listed.

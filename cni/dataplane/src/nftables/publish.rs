@@ -54,7 +54,7 @@ struct Others {
 /// The outcome of the usual case.
 enum Fast {
     Done,
-    /// This is not the usual case.
+    /// Nothing was made: [`Job::careful`] makes it.
     NotUsual,
 }
 

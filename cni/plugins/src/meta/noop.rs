@@ -26,7 +26,7 @@ impl Plugin for Noop {
         "does nothing, or prints what a file holds, for tests of runtimes"
     }
 
-    /// It may play an IPAM plugin.
+    /// Tests of runtimes use it as an IPAM plugin, too.
     fn is_ipam(&self) -> bool {
         true
     }

@@ -314,7 +314,7 @@ impl Given {
 pub(crate) enum Stop {
     /// Help is asked for.
     Help,
-    /// They are wrong.
+    /// The arguments are wrong, for this reason.
     Usage(String),
 }
 

@@ -118,9 +118,9 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
 /// The call that made a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
-    /// This one.
+    /// This ADD.
     Now,
-    /// An earlier one.
+    /// An earlier ADD.
     Before,
 }
 

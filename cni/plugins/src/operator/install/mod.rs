@@ -233,7 +233,8 @@ pub fn uninstall_command(given: &Given, out: &mut dyn Write, err: &mut dyn Write
     };
     // Refuses before the plugins are removed: running containers need them for their DELs.
     let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;
-    // The tables first: a container that was added since the plan has elements there, and the plugins stay.
+    // The tables first: if a container was added since the plan, its elements make this fail, and the plugins
+    // stay.
     if options.mode == Mode::Apply {
         leftovers::remove_tables(&mut leftovers, in_use).map_err(Failure::failed)?;
     }
