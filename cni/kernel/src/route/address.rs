@@ -52,7 +52,7 @@ impl RouteSocket {
         let mut message = AddressMessage::default();
         message.header.index = link.index;
         let action = format_args!("list addresses of {}", link.name);
-        let all = self.transport.list(&RouteNetlinkMessage::GetAddress(message), action, decode)?;
+        let all = self.transport.list(RouteNetlinkMessage::GetAddress(message), action, decode)?;
         Ok(all.into_iter().filter(|address| address.link == link.index).collect())
     }
 
@@ -62,7 +62,7 @@ impl RouteSocket {
     /// [`RouteError`] if the kernel cannot list them.
     pub fn all_addresses(&self) -> Result<Vec<Address>, RouteError> {
         let message = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        self.transport.list(&message, format_args!("list addresses"), decode)
+        self.transport.list(message, format_args!("list addresses"), decode)
     }
 
     /// The addresses of a link's peer in another namespace, which need not be known. Empty where the kernel
@@ -79,7 +79,7 @@ impl RouteSocket {
             message.attributes.push(AddressAttribute::TargetNetNsId(netns));
             let action = format_args!("list addresses of the peer of {}", link.name);
             let request = RouteNetlinkMessage::GetAddress(message);
-            all.extend(self.transport.list(&request, action, |payload| decode_in(payload, netns))?);
+            all.extend(self.transport.list(request, action, |payload| decode_in(payload, netns))?);
         }
         Ok(all.into_iter().filter(|address: &Address| address.link == peer).collect())
     }

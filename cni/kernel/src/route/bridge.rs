@@ -188,7 +188,7 @@ impl RouteSocket {
         message.header.interface_family = AddressFamily::Bridge;
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::BrvlanCompressed]));
         let lists = self.transport.list(
-            &RouteNetlinkMessage::GetLink(message),
+            RouteNetlinkMessage::GetLink(message),
             format_args!("list vlans of {}", port.name),
             |payload| decode_vlans(payload, port.index),
         )?;

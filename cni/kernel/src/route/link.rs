@@ -296,7 +296,7 @@ impl RouteSocket {
     /// [`RouteError`] if the kernel cannot list them.
     pub fn links(&self) -> Result<Vec<Link>, RouteError> {
         let message = RouteNetlinkMessage::GetLink(query(0, None));
-        self.transport.list(&message, format_args!("list links"), |payload| decode(payload).map(Some))
+        self.transport.list(message, format_args!("list links"), |payload| decode(payload).map(Some))
     }
 
     /// Changes a link.

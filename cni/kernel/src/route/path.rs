@@ -217,7 +217,7 @@ impl RouteSocket {
             payload.extend(header_field.to_ne_bytes());
         }
         payload.extend(NETCONFA_IFINDEX_ALL.to_ne_bytes());
-        let request = Message::Bytes { kind: RTM_GETNETCONF, payload };
+        let request = Message { kind: RTM_GETNETCONF, payload };
         let forwards = self.transport.get(request, format_args!("read forwarding of {family}"), |reply| {
             let settings = reply.get(NETCONFMSG..).unwrap_or_default();
             Ok(wire::attributes(settings)
@@ -244,7 +244,7 @@ impl RouteSocket {
             routes.retain(|route| AddressFamily::of(route.dst.addr()) == family);
             Ok(Some(routes))
         };
-        match self.transport.list(&RouteNetlinkMessage::GetRoute(message), action, decode) {
+        match self.transport.list(RouteNetlinkMessage::GetRoute(message), action, decode) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
             other => Ok(other?.into_iter().flatten().collect()),
         }

@@ -80,7 +80,7 @@ impl RouteSocket {
         let mut message = RuleMessage::default();
         message.header.family = wire::family(family);
         let decode = |payload: &[u8]| decode(payload).map(|rule| rule.filter(|rule| rule.family == family));
-        self.transport.list(&RouteNetlinkMessage::GetRule(message), format_args!("list rules"), decode)
+        self.transport.list(RouteNetlinkMessage::GetRule(message), format_args!("list rules"), decode)
     }
 
     /// Adds a rule.

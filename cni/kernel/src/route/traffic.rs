@@ -159,7 +159,7 @@ impl Request {
             payload.extend(field.to_ne_bytes());
         }
         payload.extend(attributes.0);
-        Message::Bytes { kind, payload }
+        Message { kind, payload }
     }
 }
 
@@ -334,7 +334,7 @@ impl RouteSocket {
         let request = Request { link: link.index, handle: 0, parent, info: 0 };
         let message = request.message(RTM_GETTFILTER, Attributes::default());
         let action = format_args!("list filters of {}", link.name);
-        let found = self.transport.list(&message, action, |payload| {
+        let found = self.transport.list(message, action, |payload| {
             Ok(Some(redirected_to(payload.get(TCMSG..).unwrap_or_default())))
         })?;
         Ok(found.into_iter().flatten().collect())
