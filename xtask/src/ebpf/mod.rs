@@ -184,7 +184,7 @@ fn ensure_in(
     let cache = cache()?;
     // Of two concurrent tasks, the second waits and finds the object of the first.
     let _lock = Lock::take(&cache.join("lock"))?;
-    let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources, linker::VERSION)));
+    let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources, [linker::VERSION, slim::VERSION])));
     let how = if kept.is_file() {
         "as it was built before"
     } else {

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Removes DWARF debugging information from an object.
+//! Removes the sections of an object that no loader reads: DWARF debugging information, and the relocations
+//! of BTF.
 //!
 //! The kernel reads types and line numbers from `.BTF` and `.BTF.ext`, which were made of the DWARF sections;
-//! these are nine tenths of the file. On most machines, binutils' strip does not support BPF. Offsets are
-//! those of ELF-64: elf(5).
+//! these are nine tenths of the file. The relocations of `.BTF` and `.BTF.ext`, a quarter of the rest, are for
+//! linkers: their results are in these sections already, and aya and libbpf ignore them. On most machines,
+//! binutils' strip does not support BPF. Offsets are those of ELF-64: elf(5).
 
 use std::ops::Range;
+
+/// The version of this step, a part of the key under which its results are cached.
+pub(super) const VERSION: &str = "2";
 
 /// Length of the file header, and of an entry of the table of sections.
 const HEADER: usize = 64;
 
-/// The same object with empty debugging sections, which stay in the table so that no index changes. None if
-/// it is not a little-endian ELF-64 file, or a table exceeds it.
+/// The same object with these sections empty; they stay in the table so that no index changes. None if it is
+/// not a little-endian ELF-64 file, or a table exceeds it.
 pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
     if object.get(..6)? != [0x7f, b'E', b'L', b'F', 2, 1] || half(object, 0x3a)? != HEADER {
         return None;
@@ -26,7 +31,7 @@ pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
     for index in 0..count {
         let mut header = entry(index)?.to_vec();
         let name = names.get(word(&header, 0)?..)?;
-        let place = if is_debugging(name) || word(&header, 4)? == 0 { 0..0 } else { content(&header)? };
+        let place = if is_unread(name) || word(&header, 4)? == 0 { 0..0 } else { content(&header)? };
         slim.resize(slim.len().next_multiple_of(long(&header, 0x30)?.clamp(1, 4096)), 0);
         header.get_mut(0x18..0x20)?.copy_from_slice(&(slim.len() as u64).to_le_bytes());
         header.get_mut(0x20..0x28)?.copy_from_slice(&(place.len() as u64).to_le_bytes());
@@ -40,8 +45,9 @@ pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
     Some(slim)
 }
 
-fn is_debugging(name: &[u8]) -> bool {
-    name.starts_with(b".debug_") || name.starts_with(b".rel.debug_")
+fn is_unread(name: &[u8]) -> bool {
+    // Both `.rel.BTF` and `.rel.BTF.ext`.
+    [&b".debug_"[..], b".rel.debug_", b".rel.BTF"].iter().any(|start| name.starts_with(start))
 }
 
 /// The range of a section's bytes.
@@ -66,24 +72,40 @@ fn long(bytes: &[u8], at: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// An object with the sections: none, `.text` (4 bytes), `.debug_info` (6 bytes), the names.
+    const SECTIONS: [(&[u8], &[u8]); 6] = [
+        (b".text", b"text"),
+        (b".debug_info", b"debug!"),
+        (b".BTF.ext", b"lines"),
+        (b".rel.BTF.ext", b"relocated"),
+        (b".rel.text", b"calls"),
+        (b".names", b""),
+    ];
+
+    /// An object with a section without a name, and then [`SECTIONS`], the last of which has the names.
     fn object() -> Vec<u8> {
-        let names = b"\0.text\0.debug_info\0.names\0";
+        let mut names = vec![0];
+        for (name, _) in SECTIONS {
+            names.extend_from_slice(name);
+            names.push(0);
+        }
         let mut object = vec![0; HEADER];
         object[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
         let mut table = vec![0; HEADER];
-        for (name, content) in [(1u32, &b"text"[..]), (7, b"debug!"), (19, names)] {
+        let mut start_of_name = 1_usize;
+        for (name, content) in SECTIONS {
+            let content = if name == b".names" { &names[..] } else { content };
             let mut header = vec![0; HEADER];
-            header[..4].copy_from_slice(&name.to_le_bytes());
+            header[..4].copy_from_slice(&u32::try_from(start_of_name).unwrap().to_le_bytes());
             header[4] = 1;
             header[0x18..0x20].copy_from_slice(&(object.len() as u64).to_le_bytes());
             header[0x20..0x28].copy_from_slice(&(content.len() as u64).to_le_bytes());
             object.extend(content);
             table.extend(header);
+            start_of_name += name.len() + 1;
         }
         let start = object.len() as u64;
         object[0x28..0x30].copy_from_slice(&start.to_le_bytes());
-        (object[0x3a], object[0x3c], object[0x3e]) = (64, 4, 3);
+        (object[0x3a], object[0x3c], object[0x3e]) = (64, 7, 6);
         object.extend(table);
         object
     }
@@ -94,12 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn debugging_sections_are_emptied_and_others_kept() {
+    fn debugging_sections_and_relocations_of_btf_are_emptied_and_others_kept() {
         let slim = slim(&object()).unwrap();
-        assert_eq!(section(&slim, 1), b"text");
-        assert_eq!(section(&slim, 2), b"");
-        assert!(section(&slim, 3).ends_with(b".names\0"));
-        assert!(!slim.windows(6).any(|window| window == b"debug!"));
+        let kept = [&b"text"[..], b"", b"lines", b"", b"calls"];
+        assert_eq!(std::array::from_fn(|index| section(&slim, index + 1)), kept);
+        assert!(section(&slim, 6).ends_with(b".names\0"));
+        for gone in [&b"debug!"[..], b"relocated"] {
+            assert!(!slim.windows(gone.len()).any(|window| window == gone));
+        }
     }
 
     #[test]

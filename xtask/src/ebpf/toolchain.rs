@@ -148,10 +148,11 @@ impl Toolchain {
             .ok_or_else(|| Error::Failed(format!("no {prefix} below {}", lib.display())))
     }
 
-    /// The cache's key of an object that this compiler and a version of the linker build from these sources.
-    pub(super) fn key(&self, sources: &str, linker: &str) -> String {
+    /// The cache's key of an object that this compiler and the later steps, given by their versions, build from
+    /// these sources.
+    pub(super) fn key(&self, sources: &str, [linker, slim]: [&str; 2]) -> String {
         let mut hash = Sha256::new();
-        for part in [sources, &self.about, linker] {
+        for part in [sources, &self.about, linker, slim] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part.as_bytes());
         }
