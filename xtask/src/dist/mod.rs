@@ -23,7 +23,7 @@ use cross::Cross;
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
 const PROGRAMS: [Program; 2] =
-    [Program { name: "slipway", limit: 6_400_000 }, Program { name: "slipwayd", limit: 3_300_000 }];
+    [Program { name: "slipway", limit: 6_300_000 }, Program { name: "slipwayd", limit: 3_300_000 }];
 
 /// A binary, by the name of its package.
 #[derive(Debug, Clone, Copy)]
