@@ -2,7 +2,7 @@
 
 //! `slipwayd`, the node's agent.
 //!
-//! [`cli`] reads the command line and prints help, [`commands`] runs the commands, [`netns`] makes named network
+//! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
 //! `cni_runtime::kubelet`.
 
@@ -12,32 +12,43 @@ mod kubelet;
 mod netns;
 mod output;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
-use cli::Stop;
+use cli::{COMMANDS, Command, Given};
+use slipway_cli::{Code, Failure, USAGE_ERROR};
 
 fn main() -> ExitCode {
     let default = env_logger::Env::new().filter_or("SLIPWAY_LOG", "warn");
     env_logger::Builder::from_env(default).target(env_logger::Target::Stderr).init();
-    let args: Vec<_> = std::env::args_os().skip(1).collect();
-    let (text, code) = match cli::parse(args) {
-        Ok(given) => return run(given),
-        Err(Stop::Print(text)) => {
-            // Without a reader there is nothing to report.
-            drop(std::io::stdout().write_all(text.as_bytes()));
-            return ExitCode::SUCCESS;
-        }
-        Err(Stop::Usage { command, text }) => {
-            (format!("slipwayd{command}: {text}\n`slipwayd{command} --help` explains the arguments\n"), 2)
+    let args: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect();
+    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+    let args = match args {
+        Ok(args) => args,
+        Err(other) => {
+            log::error!("the argument {other:?} is not UTF-8");
+            return USAGE_ERROR.into();
         }
     };
-    drop(std::io::stderr().write_all(text.as_bytes()));
-    ExitCode::from(code)
+    slipway_cli::run(&cli::PROGRAM, code, &args, &mut out, &mut err).into()
 }
 
-fn run(given: cli::Given) -> ExitCode {
-    let words = given.command.words();
+/// The code of the command of that name.
+fn code(name: &str) -> Option<Code> {
+    let (command, _) = COMMANDS.into_iter().find(|(_, known)| *known == name)?;
+    Some(match command {
+        Command::Up => |words, _, _| run(Command::Up, words),
+        Command::Down => |words, _, _| run(Command::Down, words),
+        Command::Status => |words, _, _| run(Command::Status, words),
+        Command::List => |words, _, _| run(Command::List, words),
+        Command::Gc => |words, _, _| run(Command::Gc, words),
+        Command::Networks => |words, _, _| run(Command::Networks, words),
+    })
+}
+
+/// Runs a command to its end. It writes to standard output itself.
+fn run(command: Command, words: &slipway_cli::Given) -> Result<u8, Failure> {
+    let given = Given::new(command, words).map_err(Failure::Usage)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime.map_err(commands::Failure::Runtime).and_then(|runtime| {
         let done = runtime.block_on(commands::run(given));
@@ -45,11 +56,5 @@ fn run(given: cli::Given) -> ExitCode {
         runtime.shutdown_background();
         done
     });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            drop(std::io::stderr().write_all(format!("slipwayd {words}: {error}\n").as_bytes()));
-            ExitCode::FAILURE
-        }
-    }
+    done.map(|()| 0).map_err(Failure::failed)
 }

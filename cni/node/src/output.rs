@@ -2,114 +2,136 @@
 
 //! Tables and JSON on standard output.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::IpAddr;
 
 use cni_runtime::Cached;
 use cni_runtime::pods::{Attached, Networks, Pod, parse_args};
 use cni_spec::AddResult;
 use serde_json::{Value, json};
+use slipway_cli::columns;
 
-/// The number of the JSON's form, which changes when a key is removed or gets another meaning.
-const SCHEMA: u32 = 1;
-
-/// The attachments of a pod.
+/// Prints the attachments of a pod.
 pub(crate) fn attached(pod: &Pod, all: &[Attached], is_json: bool) -> io::Result<()> {
-    if !is_json {
-        let rows = all.iter().map(|one| {
-            let Attached { network, ifname, result, .. } = one;
-            vec![network.clone(), ifname.clone(), addresses(result), mac(result, ifname)]
-        });
-        return table(&["NETWORK", "INTERFACE", "ADDRESSES", "MAC"], rows);
+    if is_json {
+        return print(attached_document(pod, all));
     }
-    let attachments: Vec<Value> = all
-        .iter()
-        .map(|one| {
-            // A result that the version cannot express was refused by the ADD.
-            let result = one.result.to_object(one.version).unwrap_or_default();
-            json!({"network": one.network, "interface": one.ifname, "result": result})
-        })
-        .collect();
-    let Pod { namespace, name, uid, sandbox, netns, .. } = pod;
-    print(&json!({
-        "schema": SCHEMA,
-        "pod": {"namespace": namespace, "name": name, "uid": uid, "sandbox": sandbox, "netns": netns},
-        "attachments": attachments,
-    }))
+    let rows = all.iter().map(|one| {
+        let Attached { network, ifname, result, .. } = one;
+        [network.clone(), ifname.clone(), addresses(result).join(","), mac(result, ifname)]
+    });
+    table(["NETWORK", "INTERFACE", "ADDRESSES", "MAC"], rows)
 }
 
-/// The addresses of a pod that a network plugin of kubelet has set up.
+fn attached_document(pod: &Pod, all: &[Attached]) -> Value {
+    let attachment = |one: &Attached| {
+        // A result that the version cannot express was refused by the ADD.
+        let result = one.result.to_object(one.version).unwrap_or_default();
+        json!({ "network": one.network, "interface": one.ifname, "result": result })
+    };
+    let Pod { namespace, name, uid, sandbox, netns, .. } = pod;
+    let (uid, netns) = (known(uid), known(netns));
+    json!({
+        "pod": { "namespace": namespace, "name": name, "uid": uid, "sandbox": sandbox, "netns": netns },
+        "attachments": all.iter().map(attachment).collect::<Vec<_>>(),
+    })
+}
+
+/// Prints the addresses of a pod that a network plugin of kubelet has set up.
 pub(crate) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io::Result<()> {
+    if is_json {
+        return print(addresses_document(pod, addresses));
+    }
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let Pod { namespace, name, sandbox, .. } = pod;
-    if !is_json {
-        let row = vec![format!("{namespace}/{name}"), sandbox.clone(), addresses.join(" ")];
-        return table(&["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row));
-    }
-    print(&json!({
-        "schema": SCHEMA,
-        "pod": {"namespace": namespace, "name": name, "sandbox": sandbox},
-        "addresses": addresses,
-    }))
+    let row = [format!("{namespace}/{name}"), sandbox.clone(), addresses.join(" ")];
+    table(["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row))
 }
 
-/// Cached attachments.
+fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> Value {
+    let Pod { namespace, name, sandbox, .. } = pod;
+    json!({ "pod": { "namespace": namespace, "name": name, "sandbox": sandbox }, "addresses": addresses })
+}
+
+/// Prints cached attachments.
 pub(crate) fn cached(all: &[Cached], is_json: bool) -> io::Result<()> {
+    if is_json {
+        return print(cached_document(all));
+    }
     let rows = all.iter().map(|one| {
-        let args = parse_args(&one.args);
-        let arg = |wanted: &str| {
-            args.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.clone()).unwrap_or_default()
-        };
-        let pod = match (arg("K8S_POD_NAMESPACE"), arg("K8S_POD_NAME")) {
-            (namespace, name) if name.is_empty() => namespace,
-            (namespace, name) => format!("{namespace}/{name}"),
-        };
-        let netns = one.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let (attachment, addresses) = (&one.attachment, addresses(&one.result));
+        let (attachment, addresses) = (&one.attachment, addresses(&one.result).join(","));
         let (sandbox, network, ifname) =
             (attachment.container_id(), attachment.network(), attachment.ifname());
-        vec![pod, sandbox.to_owned(), network.to_owned(), ifname.to_owned(), addresses, netns]
+        [pod_of(one), sandbox.to_owned(), network.to_owned(), ifname.to_owned(), addresses, netns_of(one)]
     });
-    if !is_json {
-        return table(&["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS"], rows);
-    }
-    let keys = ["pod", "sandbox", "network", "interface", "addresses", "netns"];
-    let attachments: Vec<Value> = rows
-        .map(|row| keys.iter().map(ToString::to_string).zip(row.into_iter().map(Value::from)).collect())
-        .collect();
-    print(&json!({"schema": SCHEMA, "attachments": attachments}))
+    table(["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS"], rows)
 }
 
-/// The files of the configuration directory.
-pub(crate) fn networks(networks: &Networks, is_json: bool) -> io::Result<()> {
-    let default = networks.default_network().map(|network| network.name().to_owned());
-    let verdicts = networks.verdicts().iter();
-    if is_json {
-        let files: Vec<Value> = verdicts
-            .map(|verdict| {
-                let path = verdict.path.display().to_string();
-                match &verdict.network {
-                    Ok(name) => json!({"path": path, "network": name}),
-                    Err(reason) => json!({"path": path, "skipped": reason.to_string()}),
-                }
-            })
-            .collect();
-        return print(&json!({"schema": SCHEMA, "default_network": default, "files": files}));
+fn cached_document(all: &[Cached]) -> Value {
+    let attachment = |one: &Cached| {
+        json!({
+            "pod": known(&pod_of(one)),
+            "sandbox": one.attachment.container_id(),
+            "network": one.attachment.network(),
+            "interface": one.attachment.ifname(),
+            "addresses": addresses(&one.result),
+            "netns": known(&netns_of(one)),
+        })
+    };
+    json!({ "attachments": all.iter().map(attachment).collect::<Vec<_>>() })
+}
+
+/// `NAMESPACE/NAME` of a cached attachment's pod; empty for one of another runtime.
+fn pod_of(one: &Cached) -> String {
+    let args = parse_args(&one.args);
+    let arg = |wanted: &str| {
+        args.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.clone()).unwrap_or_default()
+    };
+    match (arg("K8S_POD_NAMESPACE"), arg("K8S_POD_NAME")) {
+        (namespace, name) if name.is_empty() => namespace,
+        (namespace, name) => format!("{namespace}/{name}"),
     }
-    let rows = verdicts.map(|verdict| {
+}
+
+fn netns_of(one: &Cached) -> String {
+    one.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+}
+
+/// Prints the files of the configuration directory.
+pub(crate) fn networks(networks: &Networks, is_json: bool) -> io::Result<()> {
+    if is_json {
+        return print(networks_document(networks));
+    }
+    let default = networks.default_network().map(|network| network.name());
+    let rows = networks.verdicts().iter().map(|verdict| {
         let (name, note) = match &verdict.network {
-            Ok(name) if Some(name) == default.as_ref() => (name.clone(), "default".to_owned()),
+            Ok(name) if Some(name.as_str()) == default => (name.clone(), "default".to_owned()),
             Ok(name) => (name.clone(), String::new()),
             Err(reason) => (String::new(), format!("skipped: {reason}")),
         };
-        vec![verdict.path.display().to_string(), name, note]
+        [verdict.path.display().to_string(), name, note]
     });
-    table(&["FILE", "NETWORK", "NOTE"], rows)
+    table(["FILE", "NETWORK", "NOTE"], rows)
 }
 
-fn addresses(result: &AddResult) -> String {
-    let all: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
-    all.join(",")
+fn networks_document(networks: &Networks) -> Value {
+    let verdicts = networks.verdicts().iter().map(|verdict| {
+        let (name, reason) = (verdict.network.as_ref().ok(), verdict.network.as_ref().err());
+        json!({
+            "path": verdict.path.display().to_string(),
+            "network": name,
+            "skipped": reason.map(ToString::to_string),
+        })
+    });
+    json!({
+        "default_network": networks.default_network().map(|network| network.name()),
+        "files": verdicts.collect::<Vec<_>>(),
+    })
+}
+
+/// The addresses of a result, with the lengths of their prefixes.
+fn addresses(result: &AddResult) -> Vec<String> {
+    result.ips.iter().map(|ip| ip.address.to_string()).collect()
 }
 
 fn mac(result: &AddResult, ifname: &str) -> String {
@@ -118,24 +140,101 @@ fn mac(result: &AddResult, ifname: &str) -> String {
     own.map(|interface| interface.mac.clone()).unwrap_or_default()
 }
 
-fn print(value: &Value) -> io::Result<()> {
-    writeln!(io::stdout().lock(), "{value:#}")
+/// None for an empty text.
+fn known(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn print(document: Value) -> io::Result<()> {
+    slipway_cli::json::print(document, &mut io::stdout().lock())
 }
 
 /// Prints rows with a heading, and `-` for an empty cell.
-fn table(heading: &[&str], rows: impl Iterator<Item = Vec<String>>) -> io::Result<()> {
-    let heading = heading.iter().map(ToString::to_string).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(heading).chain(rows).collect();
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
-    let mut out = io::stdout().lock();
-    for row in &rows {
-        let cells = row.iter().enumerate().map(|(column, cell)| {
-            let cell = if cell.is_empty() { "-" } else { cell };
-            format!("{cell:<width$}", width = width(column))
-        });
-        let line: Vec<String> = cells.collect();
-        writeln!(out, "{}", line.join("  ").trim_end())?;
+fn table<const N: usize>(heading: [&str; N], rows: impl Iterator<Item = [String; N]>) -> io::Result<()> {
+    let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { cell };
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(shown)).collect();
+    columns::print(heading, &rows, &mut io::stdout().lock())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use cni_runtime::Runtime;
+    use cni_runtime::pods::Manager;
+    use cni_spec::{Attachment, NetConfList, Version};
+    use slipway_cli::checks::assert_documented;
+
+    use super::*;
+
+    fn result() -> AddResult {
+        let output =
+            br#"{"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.2/24"}, {"address": "fd00::2/64"}]}"#;
+        AddResult::from_output(Version::V1_0_0, output).unwrap()
     }
-    Ok(())
+
+    fn pod() -> Pod {
+        let [namespace, name, sandbox] = ["shop", "web-0", "8f3a"].map(str::to_owned);
+        Pod { namespace, name, sandbox, ..Pod::default() }
+    }
+
+    #[test]
+    fn pods_are_as_documented() {
+        let attached = Attached {
+            network: "pods".to_owned(),
+            ifname: "eth0".to_owned(),
+            version: Version::V1_0_0,
+            result: result(),
+        };
+        let whole = Pod { uid: "5d1e".to_owned(), netns: "/run/netns/web".to_owned(), ..pod() };
+        let documents = [attached_document(&whole, &[attached]), attached_document(&pod(), &[])];
+        assert_eq!(documents[0]["attachments"][0]["result"]["cniVersion"], "1.0.0");
+        assert_documented("slipwayd pod up, slipwayd pod status", &documents);
+        let addresses = ["10.22.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let document = addresses_document(&pod(), &addresses);
+        assert_eq!(document["addresses"], json!(["10.22.0.2", "fd00::2"]));
+        assert_documented("slipwayd pod up, slipwayd pod status with a network plugin", &[document]);
+    }
+
+    #[test]
+    fn cached_attachments_are_as_documented() {
+        let config = br#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}"#;
+        let of = |args: &str, netns: Option<&str>| Cached {
+            attachment: Attachment::new("pods", "8f3a", "eth0").unwrap(),
+            netns: netns.map(Into::into),
+            args: args.to_owned(),
+            capabilities: serde_json::Map::new(),
+            list: NetConfList::parse(config).unwrap(),
+            config: config.to_vec(),
+            result: result(),
+            written: None,
+        };
+        let ours = of("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", Some("/run/netns/web"));
+        let document = cached_document(&[ours, of("", None)]);
+        assert_eq!(document["attachments"][0]["pod"], "shop/web-0");
+        assert_eq!(document["attachments"][0]["addresses"], json!(["10.22.0.2/24", "fd00::2/64"]));
+        assert_documented("slipwayd pod list", &[document]);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn networks_are_as_documented() {
+        let dir = tempfile::tempdir().unwrap();
+        let plugin = dir.path().join("bridge");
+        let printed = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
+        std::fs::write(&plugin, format!("#!/bin/sh\necho '{printed}'\n")).unwrap();
+        std::fs::set_permissions(&plugin, Permissions::from_mode(0o755)).unwrap();
+        let manager = || {
+            let runtime = Runtime::builder().plugin_dir(dir.path()).cache(dir.path().join("cache"));
+            Manager::builder(runtime).config_dir(dir.path().join("net.d")).open()
+        };
+        std::fs::create_dir(dir.path().join("net.d")).unwrap();
+        let none = networks_document(&*manager().resync().await.unwrap());
+        let good = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}"#;
+        std::fs::write(dir.path().join("net.d/10-pods.conflist"), good).unwrap();
+        std::fs::write(dir.path().join("net.d/20-bad.conflist"), "{").unwrap();
+        let some = networks_document(&*manager().resync().await.unwrap());
+        assert_eq!((&some["default_network"], &some["files"][0]["skipped"]), (&json!("pods"), &Value::Null));
+        assert_documented("slipwayd networks", &[none, some]);
+    }
 }

@@ -17,16 +17,16 @@ use cni_spec::{ResultError, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
-use super::cli::{self, Given, Stop};
-use super::execute::exit_code;
-use super::{commands, json};
+use slipway_cli::{Given, Stop, by_table, exit_code, json};
+
+use super::commands;
 use capability::CapabilityError;
 use report::Verdict;
 
 /// Its name in a plugin directory.
 pub const NAME: &str = crate::registry::CNITOOL;
 /// The option of the output's form. Without it `add` prints its result as JSON, as the CNI project's tool does.
-const OUTPUT: &str = cli::OUTPUT.name;
+const OUTPUT: &str = slipway_cli::OUTPUT.name;
 /// The option of a capability's argument.
 pub(super) const CAPABILITY: &str = "--capability";
 
@@ -57,8 +57,8 @@ enum ToolError {
 /// Runs `cnitool ARGS`. As with the CNI project's tool, the exit code for wrong arguments is 1.
 pub fn cnitool_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some(command) = commands::find(NAME) else { return 1 };
-    let usage = command.usage().replacen("slipway ", "", 1);
-    let given = match cli::by_table(command, args).and_then(with_netns) {
+    let usage = command.usage("slipway").replacen("slipway ", "", 1);
+    let given = match by_table(command, args).and_then(with_netns) {
         Ok(given) => given,
         Err(Stop::Help) => return exit_code(writeln!(out, "usage: {usage}\n\n{ENVIRONMENT}"), 0),
         Err(Stop::Usage(text)) => {
@@ -180,7 +180,7 @@ mod tests {
 
     fn parse(line: &str) -> Given {
         let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        cli::by_table(commands::find(NAME).unwrap(), &args).unwrap()
+        by_table(commands::find(NAME).unwrap(), &args).unwrap()
     }
 
     #[test]

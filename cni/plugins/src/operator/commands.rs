@@ -2,7 +2,9 @@
 
 //! The table of commands: data for dispatch, help, manual pages and completions.
 
-use super::cli::{Argument, Command, OUTPUT, Opt, Reader, Value};
+use slipway_cli::{Argument, Command, OUTPUT, Opt, Program, Reader, Value};
+
+use crate::registry;
 
 const NAME: Value = Value::Text("NAME");
 
@@ -345,119 +347,61 @@ pub static COMMANDS: &[Command] = &[
         examples: &[("CNI_COMMAND=VERSION slipway plugin bridge", "the versions of one plugin")],
         reader: Reader::Table,
     },
-    Command {
-        name: "completions",
-        summary: "print the completions of a shell",
-        about: "`slipway install --share-dir` installs them for all three shells.",
-        arguments: &[Argument::new(Value::OneOf(&["bash", "zsh", "fish"]), "the shell")],
-        options: &[],
-        exit_codes: &[],
-        examples: &[("slipway completions bash", "to be read by `source <(slipway completions bash)`")],
-        reader: Reader::Table,
-    },
-    Command {
-        name: "manual",
-        summary: "write manual pages and completions below a directory",
-        about: "",
-        arguments: &[Argument::new(Value::Directory, "the directory, as /usr/share")],
-        options: &[],
-        exit_codes: &[],
-        examples: &[("slipway manual target/manual", "for a package")],
-        reader: Reader::Hidden,
-    },
-    Command {
-        name: "version",
-        summary: "print the version",
-        about: "",
-        arguments: &[],
-        options: &[OUTPUT],
-        exit_codes: &[],
-        examples: &[("slipway version --output json", "for a program")],
-        reader: Reader::Table,
-    },
-    Command {
-        name: "help",
-        summary: "print this list, or the help of a command",
-        about: "",
-        arguments: &[Argument::new(Value::Text("COMMAND"), "the command").optional()],
-        options: &[],
-        exit_codes: &[],
-        examples: &[("slipway help ports", "the same as `slipway ports --help`")],
-        reader: Reader::Table,
-    },
+    slipway_cli::completions(
+        "`slipway install --share-dir` installs them for all three shells.",
+        &[("slipway completions bash", "to be read by `source <(slipway completions bash)`")],
+    ),
+    slipway_cli::manual(&[
+        ("slipway manual target/manual", "for a package"),
+        ("slipway manual /usr/local/share --remove", "without `slipway uninstall`"),
+    ]),
+    slipway_cli::version(&[("slipway version --output json", "for a program")]),
+    slipway_cli::help(&[("slipway help ports", "the same as `slipway ports --help`")]),
 ];
+
+/// The program.
+pub(super) static PROGRAM: Program = Program {
+    name: "slipway",
+    version: env!("CARGO_PKG_VERSION"),
+    summary: "CNI plugins for nodes with many containers",
+    about: || {
+        format!(
+            "One program is all CNI plugins of a node. Called by the name of a plugin, it is that plugin: {}. Called \
+             as slipway, it runs a command of the node's operator.",
+            registry::names().join(", ")
+        )
+    },
+    commands: COMMANDS,
+    environment: &[(
+        "SLIPWAY_LOG",
+        "the level of the log on standard error: error, warn, info, debug, trace, or levels by module",
+    )],
+    files: &[
+        ("/opt/cni/bin", "the plugin directory"),
+        ("/etc/cni/net.d", "the networks"),
+        ("/etc/cni/slipway.json", "the node's settings"),
+    ],
+    words: |name| if name == "PLUGIN" { registry::names() } else { Vec::new() },
+};
 
 /// The command of that name.
 pub(super) fn find(name: &str) -> Option<&'static Command> {
-    COMMANDS.iter().find(|command| command.name == name)
-}
-
-/// The commands that help and manual show.
-pub(super) fn shown() -> impl Iterator<Item = &'static Command> {
-    COMMANDS.iter().filter(|command| command.reader != Reader::Hidden)
+    PROGRAM.find(name)
 }
 
 #[cfg(test)]
 mod tests {
+    use slipway_cli::{Stop, checks, parse};
+
     use super::*;
-    use crate::operator::cli::{Stop, by_table, parse};
 
-    /// The words behind `slipway COMMAND` in an example.
-    fn words(command: &Command, example: &str) -> Vec<String> {
-        let (_, behind) =
-            example.split_once(&format!("slipway {}", command.name)).expect("a call of the command");
-        behind.split_whitespace().map(str::to_owned).collect()
+    #[test]
+    fn help_manual_and_completions_have_everything() {
+        checks::assert_complete(&PROGRAM);
     }
 
     #[test]
-    fn each_option_is_in_an_example_and_each_example_is_valid() {
-        for command in COMMANDS {
-            assert!(!command.examples.is_empty(), "{}", command.name);
-            let mut used: Vec<String> = Vec::new();
-            for (example, _) in command.examples {
-                let words = words(command, example);
-                // The daemon's options have one dash, as Go's.
-                if command.name != "dhcp" {
-                    assert!(by_table(command, &words).is_ok(), "{example}: {:?}", by_table(command, &words));
-                }
-                used.extend(words);
-            }
-            for option in command.options {
-                let short = option.short.map(|letter| format!("-{letter}")).unwrap_or_default();
-                assert!(
-                    used.iter().any(|word| word == option.name || *word == short),
-                    "{} {}",
-                    command.name,
-                    option.name
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn descriptions_are_one_phrase() {
-        for command in COMMANDS {
-            let phrases = command
-                .options
-                .iter()
-                .map(|option| option.help)
-                .chain(command.shown_arguments().map(|argument| argument.help))
-                .chain([command.summary]);
-            for phrase in phrases {
-                let is_phrase = !phrase.is_empty() && !phrase.ends_with('.') && !phrase.contains('\n');
-                assert!(is_phrase && phrase.chars().count() <= 120, "{}: {phrase:?}", command.name);
-            }
-            let sentences = command.about.is_empty() || command.about.ends_with('.');
-            assert!(sentences && !command.about.contains('\n'), "{}", command.name);
-        }
-    }
-
-    #[test]
-    fn names_differ_and_all_that_print_data_print_json() {
-        let mut names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), COMMANDS.len());
+    fn all_that_print_data_print_json() {
         let with: Vec<&str> = COMMANDS
             .iter()
             .filter(|c| c.options.iter().any(|o| o.name == OUTPUT.name))

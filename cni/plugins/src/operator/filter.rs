@@ -4,7 +4,7 @@
 
 use cni_dataplane::Owner;
 
-use super::cli::Given;
+use slipway_cli::Given;
 
 /// The owners that are wanted.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,11 @@ use std::io::{self, Write};
 use cni_dataplane::ebpf::{self, Direction, Ends, KnownFlow, Plane, State};
 use serde_json::{Value, json};
 
-use super::cli::{Failure, Given};
 use super::filter::Filter;
-use super::{json, names, table};
+use slipway_cli::{Failure, Given};
+use slipway_cli::{columns, json};
+
+use super::names;
 
 /// Prints the flows.
 pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
@@ -41,12 +43,12 @@ const HEADER: [&str; 12] = [
 
 fn print_table(flows: &[KnownFlow], out: &mut dyn Write) -> io::Result<()> {
     let lines: Vec<[String; 12]> = flows.iter().map(line).collect();
-    table::print(HEADER, &lines, out)
+    columns::print(HEADER, &lines, out)
 }
 
 fn line(flow: &KnownFlow) -> [String; 12] {
     let (network, container) = match &flow.owner {
-        Some(owner) => (owner.network.clone(), table::short(&owner.container_id)),
+        Some(owner) => (owner.network.clone(), names::short(&owner.container_id)),
         None => ("-".to_owned(), flow.container.to_string()),
     };
     let (source, destination) = flow.first.before;
@@ -235,7 +237,10 @@ mod tests {
             answers: published.answers.map(|reply| counted(reply, Some((2, 200)))),
             ..published
         };
-        json::assert_documented("flows", &[document.clone(), super::document(&[swapped])]);
+        slipway_cli::checks::assert_documented(
+            "slipway flows",
+            &[document.clone(), super::document(&[swapped])],
+        );
         let [published, left] = [&document["flows"][0], &document["flows"][1]];
         assert_eq!(published["original"]["translated_destination"], "10.22.0.2:80");
         assert_eq!(

@@ -2,22 +2,15 @@
 
 //! The commands of `slipway`, for the operator of a node.
 //!
-//! [`commands::COMMANDS`] describes each of them as data, [`cli`] reads their arguments. Only this file, above
-//! all commands, maps their names to functions.
+//! [`commands::COMMANDS`] describes each of them as data, [`slipway_cli`] reads their arguments. Only this file,
+//! above all commands, maps their names to functions.
 
-pub mod cli;
 pub mod cnitool;
 pub mod commands;
-mod completions;
-mod execute;
 mod filter;
-mod help;
 pub mod install;
-mod json;
-mod manual;
 mod names;
 mod plugins;
-mod table;
 
 mod check_node;
 mod explain;
@@ -30,8 +23,7 @@ mod support_bundle;
 
 use std::io::Write;
 
-use cli::USAGE_ERROR;
-use execute::{Code, execute, exit_code};
+use slipway_cli::Code;
 
 use crate::ipam::dhcp::daemon;
 use crate::registry;
@@ -53,10 +45,6 @@ fn code(name: &str) -> Option<Code> {
         "cnitool" => |given, out, err| Ok(cnitool::cnitool_command(given.raw(), out, err)),
         "plugins" => plugins::list,
         "plugin" => plugins::serve,
-        "completions" => completions::run,
-        "manual" => install::manual_command,
-        "version" => plugins::version,
-        "help" => help::run,
         _ => return None,
     })
 }
@@ -64,25 +52,13 @@ fn code(name: &str) -> Option<Code> {
 /// Runs `slipway ARGS` and returns the exit code: 0 for success, 1 for a failure, 2 for wrong arguments,
 /// others as in the command's help.
 pub fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let Some((name, rest)) = args.split_first() else {
-        return help::overview(out).map_or(1, |()| 0);
-    };
-    let name = match name.as_str() {
-        "-h" | "--help" => "help",
-        "-V" | "--version" => "version",
-        name => name,
-    };
-    match commands::find(name).zip(code(name)) {
-        Some((command, code)) => execute(command, code, rest, out, err),
-        None => {
-            let unknown = help::unknown_command(name);
-            exit_code(writeln!(err, "slipway: {unknown}\n`slipway help` lists the commands"), USAGE_ERROR)
-        }
-    }
+    slipway_cli::run(&commands::PROGRAM, code, args, out, err)
 }
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect;
+
     use super::*;
 
     fn slipway(args: &[&str]) -> (u8, String, String) {
@@ -95,7 +71,8 @@ mod tests {
     #[test]
     fn each_command_has_code() {
         for command in commands::COMMANDS {
-            assert!(code(command.name).is_some(), "{}", command.name);
+            let is_of_every_program = ["completions", "manual", "version", "help"].contains(&command.name);
+            assert!(code(command.name).is_some() != is_of_every_program, "{}", command.name);
         }
     }
 
@@ -116,12 +93,46 @@ mod tests {
         for args in [&[][..], &["-h"], &["--help"]] {
             assert_eq!(slipway(args).1, overview, "{args:?}");
         }
-        for command in commands::shown() {
+        for command in commands::PROGRAM.shown() {
             let (code, help, _) = slipway(&["help", command.name]);
             assert_eq!(code, 0, "{}", command.name);
             assert!(help.starts_with(&format!("slipway {}: {}\n", command.name, command.summary)), "{help}");
             assert_eq!(slipway(&[command.name, "--help"]).1, help);
         }
+    }
+
+    #[test]
+    fn a_command_is_explained() {
+        expect![[r#"
+            slipway restore: put back what running containers lost when the ruleset was flushed
+
+            usage: slipway restore [--dry-run] [--cache-dir DIR]... [--output table|json]
+
+            Restores published ports, masquerade and the guard against spoofed addresses of each container that
+            is in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is
+            missing.
+
+            options:
+                  --dry-run            only report what is missing
+                  --cache-dir DIR      the runtime's cache, if it is neither /var/lib/cni nor
+                                       /var/lib/cni/cache; its files are in DIR/results; any number of times
+              -o, --output table|json  print a table (default), or JSON for programs
+              -h, --help               print this
+
+            exit codes:
+              0  success
+              1  something could not be read or restored; everything else was restored
+              2  wrong arguments
+              3  with --dry-run: something is missing
+
+            examples:
+              slipway restore
+                  after `nft flush ruleset`
+              slipway restore --dry-run --output json
+                  from monitoring
+              slipway restore --cache-dir /var/lib/containers/cni
+                  with a cache in another place
+        "#]].assert_eq(&slipway(&["restore", "--help"]).1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The names of the BPF programs' counters and reasons: an interface, in text and JSON.
+//! The names of the BPF programs' counters and reasons: an interface, in text and JSON. Short container IDs.
 
 use cni_dataplane::ebpf::{Counter, Reason};
 
@@ -98,23 +98,28 @@ pub(super) const fn why_left(reason: Reason) -> &'static str {
     }
 }
 
+/// The first twelve characters of a container ID, as container tools show it.
+pub(super) fn short(container_id: &str) -> String {
+    container_id.chars().take(12).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operator::json;
+    use slipway_cli::checks;
 
     #[test]
     fn the_page_has_each_name_and_no_other() {
         let cells = |name: &str, about: &str| vec![format!("`{name}`"), about.to_owned()];
         let reasons: Vec<_> =
             Reason::ALL.into_iter().map(|one| cells(of_reason(one), why_left(one))).collect();
-        assert_eq!(json::rows("Reasons"), reasons);
+        assert_eq!(checks::rows("Reasons"), reasons);
         let of = |counter| cells(of_counter(counter), about_counter(counter));
         let (dropped, counted): (Vec<Counter>, Vec<Counter>) =
             Counter::ALL.into_iter().partition(|one| one.is_drop());
-        assert_eq!(json::rows("Counters"), counted.into_iter().map(of).collect::<Vec<_>>());
+        assert_eq!(checks::rows("Counters"), counted.into_iter().map(of).collect::<Vec<_>>());
         assert_eq!(
-            json::rows("Counters of dropped packets"),
+            checks::rows("Counters of dropped packets"),
             dropped.into_iter().map(of).collect::<Vec<_>>()
         );
     }

@@ -8,8 +8,10 @@ use cni_dataplane::ebpf::{self, Sockets, Status};
 use cni_spec::CniError;
 use serde_json::{Map, Value, json};
 
-use super::cli::{Failure, Given};
-use super::{json, names};
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
+
+use super::names;
 use crate::node_defaults::NodeDefaults;
 
 /// Loads the BPF programs or removes them if asked to, and prints the status.
@@ -178,7 +180,7 @@ mod tests {
             ..status.clone()
         };
         let document = document(&status);
-        json::assert_documented("node", &[document.clone(), super::document(&left)]);
+        slipway_cli::checks::assert_documented("slipway node", &[document.clone(), super::document(&left)]);
         assert_eq!((&document["ports"], &document["counters"]["published_flows"]), (&json!(3), &json!(7)));
     }
 }

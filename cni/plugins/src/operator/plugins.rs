@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway plugins`, `plugin` and `version`: this binary itself.
+//! `slipway plugins` and `plugin`: this binary itself.
 
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use super::cli::{Failure, Given, did_you_mean};
-use super::json;
 use crate::registry;
+use slipway_cli::json;
+use slipway_cli::{Failure, Given, did_you_mean};
 
 /// Lists the plugins.
 pub(super) fn list(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
@@ -54,31 +54,17 @@ pub(super) fn serve(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> 
     Ok(crate::registry::serve(plugin, out, err))
 }
 
-/// Prints the version.
-pub(super) fn version(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    if given.json() {
-        json::print(version_document(), out)?;
-    } else {
-        writeln!(out, "slipway {}", env!("CARGO_PKG_VERSION"))?;
-    }
-    Ok(0)
-}
-
-/// The document of `slipway version`.
-pub(super) fn version_document() -> Value {
-    json!({ "version": env!("CARGO_PKG_VERSION") })
-}
-
 #[cfg(test)]
 mod tests {
+    use slipway_cli::checks;
+
     use super::*;
 
     #[test]
     fn json_is_as_documented() {
-        json::assert_documented("plugins", &[document()]);
-        json::assert_documented("version", &[version_document()]);
+        checks::assert_documented("slipway plugins", &[document()]);
         let mut out = Vec::new();
-        json::print(version_document(), &mut out).unwrap();
+        json::print(document(), &mut out).unwrap();
         let printed: Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(printed["schema"], 1);
     }

@@ -8,9 +8,11 @@ use std::net::IpAddr;
 use cni_dataplane::{AddressFamily, Backend, Dataplane, HostAddress, Listed, Traffic};
 use serde_json::{Value, json};
 
-use super::cli::{Failure, Given};
 use super::filter::Filter;
-use super::{json, table};
+use slipway_cli::{Failure, Given};
+use slipway_cli::{columns, json};
+
+use super::names;
 
 type Row = (Listed, Option<Traffic>);
 
@@ -52,13 +54,13 @@ const HEADER: [&str; 10] = [
 
 fn print_table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let lines: Vec<[String; 10]> = rows.iter().map(|(listed, traffic)| line(listed, *traffic)).collect();
-    table::print(HEADER, &lines, out)
+    columns::print(HEADER, &lines, out)
 }
 
 fn line(listed: &Listed, traffic: Option<Traffic>) -> [String; 10] {
     let unknown = || "-".to_owned();
     let (network, container, ifname) = match &listed.owner {
-        Some(o) => (o.network.clone(), table::short(&o.container_id), o.ifname.clone()),
+        Some(o) => (o.network.clone(), names::short(&o.container_id), o.ifname.clone()),
         None => (unknown(), unknown(), unknown()),
     };
     let port = &listed.port;
@@ -163,7 +165,7 @@ mod tests {
     #[test]
     fn json_has_everything() {
         let document = document(&rows());
-        json::assert_documented("ports", &[document.clone(), super::document(&[])]);
+        slipway_cli::checks::assert_documented("slipway ports", &[document.clone(), super::document(&[])]);
         let [container, by_hand] = [&document["ports"][0], &document["ports"][1]];
         assert_eq!(container["host_ip"], "0.0.0.0");
         assert_eq!((&container["connections"], &container["bytes"]), (&json!(3), &json!(3000)));

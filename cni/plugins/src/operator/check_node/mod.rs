@@ -12,8 +12,8 @@ use std::io::{self, Write};
 pub(super) use host::dropping_forward_chains;
 use serde_json::{Value, json};
 
-use super::cli::{Failure, Given};
-use super::json;
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
 
 /// The meaning of a finding for the plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,7 +135,7 @@ mod tests {
                         fix: put it back\n\n1 missing, 0 warnings\n";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
         let document = document(&findings);
-        json::assert_documented("check-node", std::slice::from_ref(&document));
+        slipway_cli::checks::assert_documented("slipway check-node", std::slice::from_ref(&document));
         assert_eq!(document["ok"], false);
         assert_eq!(document["findings"][1]["fix"], "put it back");
     }

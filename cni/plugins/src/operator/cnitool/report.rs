@@ -8,7 +8,7 @@ use cni_runtime::{Network, NetworkError, Runtime};
 use cni_spec::{AddResult, Interface, IpConfig, fold};
 use serde_json::{Value, json};
 
-use crate::operator::table;
+use slipway_cli::columns;
 
 /// A plugin of a network: the versions that it supports, or the reason why it cannot be used.
 pub(super) struct Verdict {
@@ -52,7 +52,7 @@ impl Verdict {
             let versions = one.supported.as_ref().map_or_else(|| "-".to_owned(), |all| all.join(" "));
             [one.plugin.clone(), versions, one.result()]
         };
-        table::print(["PLUGIN", "VERSIONS", "RESULT"], &all.iter().map(line).collect::<Vec<_>>(), out)
+        columns::print(["PLUGIN", "VERSIONS", "RESULT"], &all.iter().map(line).collect::<Vec<_>>(), out)
     }
 
     fn result(&self) -> String {
@@ -109,7 +109,7 @@ pub(super) fn table(result: &AddResult, out: &mut dyn Write) -> io::Result<()> {
     }
     let without = |ip: &&IpConfig| ip.interface.is_none_or(|index| index >= result.interfaces.len());
     lines.extend(result.ips.iter().filter(without).map(|ip| line(None, Some(ip))));
-    table::print(["INTERFACE", "NAMESPACE", "MAC", "ADDRESS", "GATEWAY"], &lines, out)
+    columns::print(["INTERFACE", "NAMESPACE", "MAC", "ADDRESS", "GATEWAY"], &lines, out)
 }
 
 /// A dash stands for a value that is missing.
@@ -135,7 +135,7 @@ mod tests {
     use cni_spec::{CniError, Version};
 
     use super::*;
-    use crate::operator::json;
+    use slipway_cli::checks;
 
     fn network() -> Network {
         let list = Network::builder("pods").plugin(json!({"type": "bridge"}));
@@ -162,7 +162,7 @@ mod tests {
         let failed = document(&network(), "validate", None, Some(&verdicts));
         assert_eq!(failed["ok"], false);
         assert_eq!(failed["errors"].as_array().unwrap().len(), 2);
-        json::assert_documented("cnitool", &[good, failed]);
+        checks::assert_documented("slipway cnitool", &[good, failed]);
     }
 
     #[test]

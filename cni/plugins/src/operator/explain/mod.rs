@@ -15,10 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
-use super::cli::{Failure, Given};
-use super::json;
 use facts::Facts;
 use render::Explanation;
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
 
 /// The packet of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]

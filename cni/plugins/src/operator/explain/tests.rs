@@ -11,8 +11,10 @@ use expect_test::expect;
 use super::Query;
 use super::facts::{Facts, Place, Table, Way};
 use super::render::Explanation;
-use crate::operator::cli::Failure;
-use crate::operator::{cli, commands, json};
+use slipway_cli::Failure;
+use slipway_cli::{checks, parse};
+
+use crate::operator::commands;
 
 fn host(port: u16) -> HostPorts {
     let address = HostAddress::Any(AddressFamily::V4);
@@ -160,7 +162,7 @@ fn json_has_the_steps() {
     let from_node = document(&facts("127.0.0.1:8080", None, Origin::Node));
     let from_link = Origin::Elsewhere(Some("eth1".to_owned()));
     let from_link = document(&facts("192.0.2.1:8080", Some("192.0.2.9"), from_link));
-    json::assert_documented("explain", &[from_node.clone(), from_link.clone()]);
+    checks::assert_documented("slipway explain", &[from_node.clone(), from_link.clone()]);
     assert_eq!((&from_node["sent_by_node"], &from_link["link"]), (&true.into(), &"eth1".into()));
     assert_eq!(from_node["steps"][0]["stage"], "output");
     assert!(from_node["outcome"].as_str().unwrap().starts_with("It reaches 10.22.0.2:80"), "{from_node}");
@@ -170,7 +172,7 @@ fn json_has_the_steps() {
 fn queries() {
     let read = |text: &str| {
         let args: Vec<String> = text.split(' ').map(str::to_owned).collect();
-        match Query::new(&cli::parse(commands::find("explain").unwrap(), &args).unwrap()) {
+        match Query::new(&parse(commands::find("explain").unwrap(), &args).unwrap()) {
             Ok(query) => Ok(query),
             Err(Failure::Usage(text)) => Err(text),
             Err(other) => panic!("{text}: {other:?}"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::DEFAULT_DIR;
 use crate::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
-use crate::operator::cli::{Failure, Given};
+use slipway_cli::{Failure, Given};
 
 /// Changes, or only their report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,12 +88,14 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operator::{cli, commands};
+    use slipway_cli::parse;
+
+    use crate::operator::commands;
 
     fn options(line: &str) -> Result<Options, Failure> {
         let (command, args) = line.split_once(' ').unwrap_or((line, ""));
         let args: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
-        Options::new(&cli::parse(commands::find(command).unwrap(), &args).unwrap())
+        Options::new(&parse(commands::find(command).unwrap(), &args).unwrap())
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub enum InstallError {
         /// Its kind, and the remedy.
         why: &'static str,
     },
+    /// Manual pages or completions cannot be written or removed.
+    #[error(transparent)]
+    Share(#[from] slipway_cli::ShareError),
     /// The steps cannot be printed.
     #[error("write the report: {0}")]
     Report(#[source] io::Error),

@@ -10,7 +10,6 @@
 mod args;
 mod dir;
 mod leftovers;
-mod share;
 
 use std::fmt;
 use std::io::{self, Write};
@@ -18,7 +17,9 @@ use std::path::Path;
 
 use cni_dataplane::teardown::InUse;
 
-use super::cli::{Failure, Given};
+use slipway_cli::{Failure, Given, SharePlan};
+
+use super::commands::PROGRAM;
 pub use args::{Mode, Options, State};
 pub use dir::InstallError;
 use dir::{Entry, PluginDir};
@@ -91,10 +92,10 @@ pub fn install(
             .into_iter()
             .chain(plugins.iter().map(|name| Step::Link((*name).to_owned())))
             .collect();
-        return report_steps(steps, &share::Plan::install(options.share_dir.as_deref(), None)?, out);
+        return report_steps(steps, &SharePlan::install(&PROGRAM, options.share_dir.as_deref(), None)?, out);
     };
     let steps = plan_install(&dir, binary, plugins, options)?;
-    let share = share::Plan::install(options.share_dir.as_deref(), dir.share_dir()?)?;
+    let share = SharePlan::install(&PROGRAM, options.share_dir.as_deref(), dir.share_dir()?)?;
     if !dry {
         for step in &steps {
             match step {
@@ -126,7 +127,7 @@ pub fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, In
         return Ok(Vec::new());
     };
     let steps = plan_uninstall(&dir)?;
-    let share = share::Plan::uninstall(dir.share_dir()?)?;
+    let share = SharePlan::uninstall(&PROGRAM, dir.share_dir()?.as_deref())?;
     if options.mode != Mode::DryRun {
         for step in &steps {
             match step {
@@ -195,11 +196,7 @@ fn plan_uninstall(dir: &PluginDir) -> Result<Vec<Step>, InstallError> {
     Ok(steps)
 }
 
-fn report_steps(
-    steps: Vec<Step>,
-    share: &share::Plan,
-    out: &mut dyn Write,
-) -> Result<Vec<Step>, InstallError> {
+fn report_steps(steps: Vec<Step>, share: &SharePlan, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
     let printed = steps.iter().try_for_each(|step| writeln!(out, "{step}"));
     printed.and_then(|()| share.report(out)).map_err(InstallError::Report)?;
     Ok(steps)
@@ -251,21 +248,6 @@ pub fn uninstall_command(given: &Given, out: &mut dyn Write, err: &mut dyn Write
 fn uninstall_plugins(options: &Options, out: &mut dyn Write) -> Result<(), Failure> {
     let steps = uninstall(options, out).map_err(Failure::failed)?;
     Ok(report_count(options, &steps, out)?)
-}
-
-/// `slipway manual`: writes manual pages and completions below a directory, for a package.
-///
-/// # Errors
-/// A file cannot be written, or is not ours.
-pub(super) fn manual_command(
-    given: &Given,
-    out: &mut dyn Write,
-    _err: &mut dyn Write,
-) -> Result<u8, Failure> {
-    let plan = share::Plan::install(Some(Path::new(given.argument(0))), None).map_err(Failure::failed)?;
-    plan.apply().map_err(Failure::failed)?;
-    plan.report(out)?;
-    Ok(0)
 }
 
 fn report_leftovers(leftovers: &[Leftover], mode: Mode, out: &mut dyn Write) -> io::Result<()> {

@@ -8,7 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use tempfile::TempDir;
 
 use super::*;
-use crate::operator::{cli, commands};
+use slipway_cli::parse;
+
+use crate::operator::commands;
 
 const PLUGINS: &[&str] = &["bridge", "host-local", "portmap"];
 
@@ -295,7 +297,7 @@ fn the_commands_print_what_they_do() {
     let to = format!("--to={}", world.dir.display());
     let given = |name: &str, args: &[&str]| {
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        cli::parse(commands::find(name).unwrap(), &args).unwrap()
+        parse(commands::find(name).unwrap(), &args).unwrap()
     };
     let mut out = Vec::new();
     assert_eq!(install_command(&given("install", &[&to]), PLUGINS, &mut out).unwrap(), 0);

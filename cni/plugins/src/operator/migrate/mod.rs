@@ -16,11 +16,11 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::lock::{FileLock, LockError};
 use cni_spec::CniError;
 
-use super::cli::{Failure, Given};
-use super::json;
 use super::restore::liveness::LivenessError;
 use crate::meta::portmap;
 use crate::node_defaults::NodeDefaults;
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
 
 /// The directory of the lock that excludes a second call.
 const LOCK_DIRECTORY: &str = "/run/slipway";
@@ -146,11 +146,13 @@ fn open_loopbacks(rows: &mut [Row]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operator::{cli, commands};
+    use slipway_cli::parse;
+
+    use crate::operator::commands;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
         let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::new(&cli::parse(commands::find("migrate").unwrap(), &args).unwrap())
+        Options::new(&parse(commands::find("migrate").unwrap(), &args).unwrap())
     }
 
     #[test]

@@ -75,7 +75,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
-    use crate::operator::json;
+    use slipway_cli::checks;
 
     #[test]
     fn rows_are_printed_with_their_reasons() {
@@ -104,7 +104,7 @@ mod tests {
         .assert_eq(&String::from_utf8(out).unwrap());
         let without_owner = Row { owner: None, ..row("table ip cni_hostport", State::Removed, "") };
         let document = document(&[rows.as_slice(), &[without_owner]].concat(), BackendName::Nftables);
-        json::assert_documented("migrate", std::slice::from_ref(&document));
+        checks::assert_documented("slipway migrate", std::slice::from_ref(&document));
         assert_eq!(document["ok"], true);
         let items = &document["items"];
         assert_eq!(items[0]["state"], "moved");

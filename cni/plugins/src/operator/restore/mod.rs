@@ -18,12 +18,12 @@ use cni_kernel::dir::DirError;
 use cni_runtime::{Cache, Cached, cache};
 use cni_spec::{Attachment, CniError, NetConf};
 
-use super::cli::{Failure, Given};
-use super::json;
 use crate::plugin::{Env, Request, Restorable};
 use crate::registry;
 use liveness::{Liveness, LivenessError, Node};
 use report::{Row, State};
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
 
 /// The time between the two checks for a concurrent DEL. A DEL calls portmap before the interface's plugin,
 /// each in its own process: a container that is still attached after this time was not being deleted when

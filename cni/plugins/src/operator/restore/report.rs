@@ -102,7 +102,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
-    use crate::operator::json;
+    use slipway_cli::checks;
 
     #[test]
     fn rows_are_printed_with_their_reasons() {
@@ -121,7 +121,7 @@ mod tests {
         "#]]
         .assert_eq(&String::from_utf8(out).unwrap());
         let document = document(&rows);
-        json::assert_documented("restore", std::slice::from_ref(&document));
+        checks::assert_documented("slipway restore", std::slice::from_ref(&document));
         assert_eq!(document["ok"], true);
         assert_eq!(document["items"][1]["container"], "web");
         assert_eq!(document["items"][0]["network"], Value::Null);

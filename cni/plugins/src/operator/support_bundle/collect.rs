@@ -19,7 +19,8 @@ use nix::sys::utsname::uname;
 
 use super::redact::{Rule, is_address, is_name, is_path, length};
 use crate::interface::bridge::MADE;
-use crate::operator::execute::{Code, execute};
+use slipway_cli::{Code, execute};
+
 use crate::operator::{check_node, commands, ports, restore};
 use crate::registry;
 
@@ -149,7 +150,7 @@ fn printed(name: &str, code: Code, args: &[&str]) -> String {
     let Some(command) = commands::find(name) else { return format!("no command {name}\n") };
     let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = execute(command, code, &args, &mut out, &mut err);
+    let code = execute(&commands::PROGRAM, command, code, &args, &mut out, &mut err);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}exit code {code}\n", text(&out), text(&err))
 }

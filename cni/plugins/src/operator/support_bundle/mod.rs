@@ -19,7 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use collect::{Part, Places};
 use tar::Archive;
 
-use super::cli::{Failure, Given};
+use slipway_cli::{Failure, Given};
 
 /// The directory in the archive.
 const FOLDER: &str = "slipway-support";

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The grammar of `slipway COMMAND`: the description of a command, and the reader of its arguments.
-//!
-//! Help, manual pages and completions are made from the same description.
+//! The reader of a command's arguments.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::io;
 
 use lexopt::{Arg, Parser};
+
+use crate::table::{Command, Need, OUTPUT, Reader, Value};
 
 /// The exit code for wrong arguments.
 pub const USAGE_ERROR: u8 = 2;
@@ -26,11 +25,12 @@ pub enum Failure {
 
 impl Failure {
     /// The failure of the work itself.
-    pub(crate) fn failed(error: impl Display) -> Self {
+    pub fn failed(error: impl Display) -> Self {
         Self::Failed(error.to_string())
     }
 
-    pub(crate) fn usage(error: impl Display) -> Self {
+    /// Wrong arguments.
+    pub fn usage(error: impl Display) -> Self {
         Self::Usage(error.to_string())
     }
 }
@@ -40,229 +40,6 @@ impl From<io::Error> for Failure {
         Self::Report(error)
     }
 }
-
-/// One command of `slipway`.
-#[derive(Debug)]
-pub struct Command {
-    /// The word that calls it.
-    pub name: &'static str,
-    /// One line for the list of commands.
-    pub summary: &'static str,
-    /// More about it, in sentences; empty where the summary is enough.
-    pub about: &'static str,
-    /// Its arguments, in order.
-    pub arguments: &'static [Argument],
-    /// Its options.
-    pub options: &'static [Opt],
-    /// Exit codes besides 0, 1 and 2, with their meaning.
-    pub exit_codes: &'static [(u8, &'static str)],
-    /// Command lines with their meaning. Each option is in one of them.
-    pub examples: &'static [(&'static str, &'static str)],
-    /// The reader of its arguments.
-    pub reader: Reader,
-}
-
-/// The reader of a command's arguments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
-    /// The table of the command's arguments.
-    Table,
-    /// The command itself, which behaves like another project's tool. `Given::raw` has the arguments.
-    Command,
-    /// As [`Self::Table`], but help and manual leave the command out.
-    Hidden,
-}
-
-/// An argument that has no option before it.
-#[derive(Debug)]
-pub struct Argument {
-    /// Its name in capitals, or the values that it can have.
-    pub value: Value,
-    /// Its meaning.
-    pub help: &'static str,
-    /// The number of times that it may be given.
-    pub need: Need,
-}
-
-/// The number of times that an argument may be given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    /// Once.
-    Required,
-    /// Once or not at all.
-    Optional,
-    /// Once or not at all, and in no help: an older spelling.
-    Hidden,
-}
-
-/// An option.
-#[derive(Debug)]
-pub struct Opt {
-    /// With its dashes.
-    pub name: &'static str,
-    /// The letter of its short form.
-    pub short: Option<char>,
-    /// An older spelling that is read, and in no help.
-    pub older: Option<&'static str>,
-    /// Its value; none for a switch.
-    pub value: Option<Value>,
-    /// The number of times that it may be given.
-    pub many: bool,
-    /// True if the command does not work without it.
-    pub required: bool,
-    /// Its meaning.
-    pub help: &'static str,
-}
-
-/// The value of an option or an argument.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value {
-    /// Any text, under this name.
-    Text(&'static str),
-    /// A file's path.
-    File,
-    /// A directory's path.
-    Directory,
-    /// One of these words, in any case.
-    OneOf(&'static [&'static str]),
-}
-
-impl Value {
-    /// As help and manual show it.
-    #[must_use]
-    pub fn shown(self) -> Cow<'static, str> {
-        match self {
-            Self::Text(name) => name.into(),
-            Self::File => "FILE".into(),
-            Self::Directory => "DIR".into(),
-            Self::OneOf(words) => words.join("|").into(),
-        }
-    }
-
-    /// The words that it can be; none if it is free.
-    #[must_use]
-    pub const fn words(self) -> &'static [&'static str] {
-        match self {
-            Self::OneOf(words) => words,
-            _ => &[],
-        }
-    }
-
-    /// Checks a value that was given for `of`, and spells it as the description does.
-    fn check(self, of: &str, given: String) -> Result<String, Stop> {
-        let Self::OneOf(words) = self else {
-            return if given.is_empty() { Err(Stop::usage(format!("{of} is empty"))) } else { Ok(given) };
-        };
-        match words.iter().find(|word| word.eq_ignore_ascii_case(&given)) {
-            Some(word) => Ok((*word).to_owned()),
-            None => Err(Stop::usage(format!(
-                "{of} must be {}, not {given:?}{}",
-                alternatives(words),
-                did_you_mean(&given, words.iter().copied())
-            ))),
-        }
-    }
-}
-
-impl Opt {
-    /// An option without a value.
-    #[must_use]
-    pub const fn switch(name: &'static str, help: &'static str) -> Self {
-        Self { name, short: None, older: None, value: None, many: false, required: false, help }
-    }
-
-    /// An option with a value.
-    #[must_use]
-    pub const fn value(name: &'static str, value: Value, help: &'static str) -> Self {
-        Self { value: Some(value), ..Self::switch(name, help) }
-    }
-
-    /// With a short form.
-    #[must_use]
-    pub const fn short(self, letter: char) -> Self {
-        Self { short: Some(letter), ..self }
-    }
-
-    /// With an older spelling.
-    #[must_use]
-    pub const fn older(self, name: &'static str) -> Self {
-        Self { older: Some(name), ..self }
-    }
-
-    /// To be given any number of times.
-    #[must_use]
-    pub const fn many(self) -> Self {
-        Self { many: true, ..self }
-    }
-
-    /// To be given always.
-    #[must_use]
-    pub const fn required(self) -> Self {
-        Self { required: true, ..self }
-    }
-
-    /// As help shows it: `--network NAME`.
-    #[must_use]
-    pub fn shown(&self) -> String {
-        match self.value {
-            Some(value) => format!("{} {}", self.name, value.shown()),
-            None => self.name.to_owned(),
-        }
-    }
-
-    fn is_spelled(&self, spelling: &str) -> bool {
-        let is_short = |letter: char| spelling.strip_prefix('-').is_some_and(|s| s == letter.to_string());
-        self.name == spelling || self.older == Some(spelling) || self.short.is_some_and(is_short)
-    }
-}
-
-impl Argument {
-    /// An argument that must be given.
-    #[must_use]
-    pub const fn new(value: Value, help: &'static str) -> Self {
-        Self { value, help, need: Need::Required }
-    }
-
-    /// An argument that may be left out.
-    #[must_use]
-    pub const fn optional(self) -> Self {
-        Self { need: Need::Optional, ..self }
-    }
-
-    /// An older spelling.
-    #[must_use]
-    pub const fn hidden(self) -> Self {
-        Self { need: Need::Hidden, ..self }
-    }
-}
-
-impl Command {
-    /// The arguments that help shows.
-    pub fn shown_arguments(&self) -> impl Iterator<Item = &'static Argument> {
-        self.arguments.iter().filter(|argument| argument.need != Need::Hidden)
-    }
-
-    /// Arguments and options in one line.
-    #[must_use]
-    pub fn usage(&self) -> String {
-        let mut words = vec![format!("slipway {}", self.name)];
-        words.extend(self.shown_arguments().map(|argument| match argument.need {
-            Need::Required => argument.value.shown().into_owned(),
-            _ => format!("[{}]", argument.value.shown()),
-        }));
-        words.extend(self.options.iter().map(|option| match (option.required, option.many) {
-            (true, _) => option.shown(),
-            (false, false) => format!("[{}]", option.shown()),
-            (false, true) => format!("[{}]...", option.shown()),
-        }));
-        words.join(" ")
-    }
-}
-
-/// The option of all commands that print data.
-pub const OUTPUT: Opt =
-    Opt::value("--output", Value::OneOf(&["table", "json"]), "print a table (default), or JSON for programs")
-        .short('o');
 
 /// The options and arguments on the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -274,58 +51,66 @@ pub struct Given {
 
 impl Given {
     /// True if the switch was given.
-    pub(crate) fn has(&self, option: &str) -> bool {
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
         self.values(option).next().is_some()
     }
 
     /// The value of an option: the last one counts.
-    pub(crate) fn value(&self, option: &str) -> Option<&str> {
+    #[must_use]
+    pub fn value(&self, option: &str) -> Option<&str> {
         self.values(option).last()
     }
 
     /// All values of an option.
-    pub(crate) fn values(&self, option: &str) -> impl Iterator<Item = &str> {
+    pub fn values(&self, option: &str) -> impl Iterator<Item = &str> {
         self.options.iter().filter(move |(name, _)| *name == option).map(|(_, value)| value.as_str())
     }
 
+    /// All options in their order, with their values; that of a switch is empty.
+    pub fn options(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.options.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
     /// The arguments that have no option before them.
-    pub(crate) fn arguments(&self) -> &[String] {
+    #[must_use]
+    pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 
     /// An argument, by its place; empty if it was left out.
-    pub(crate) fn argument(&self, place: usize) -> &str {
+    #[must_use]
+    pub fn argument(&self, place: usize) -> &str {
         self.arguments.get(place).map_or("", String::as_str)
     }
 
     /// Everything behind the command's name, for a command that reads its arguments itself.
-    pub(crate) fn raw(&self) -> &[String] {
+    #[must_use]
+    pub fn raw(&self) -> &[String] {
         &self.raw
     }
 
     /// True if JSON is to be printed.
-    pub(crate) fn json(&self) -> bool {
+    #[must_use]
+    pub fn json(&self) -> bool {
         self.value(OUTPUT.name) == Some("json")
     }
 }
 
 /// The reason why arguments are not executed.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// Help is asked for.
     Help,
     /// The arguments are wrong, for this reason.
     Usage(String),
 }
 
-impl Stop {
-    fn usage(text: String) -> Self {
-        Self::Usage(text)
-    }
-}
-
 /// Reads the arguments behind the command's name, as its reader does.
-pub(crate) fn parse(command: &Command, args: &[String]) -> Result<Given, Stop> {
+///
+/// # Errors
+/// [`Stop`]: help is asked for, or the arguments are wrong.
+pub fn parse(command: &Command, args: &[String]) -> Result<Given, Stop> {
     if command.reader != Reader::Command {
         return by_table(command, args);
     }
@@ -334,7 +119,10 @@ pub(crate) fn parse(command: &Command, args: &[String]) -> Result<Given, Stop> {
 }
 
 /// Reads the arguments behind the command's name as the table describes them.
-pub(crate) fn by_table(command: &Command, args: &[String]) -> Result<Given, Stop> {
+///
+/// # Errors
+/// [`Stop`]: help is asked for, or the arguments are wrong.
+pub fn by_table(command: &Command, args: &[String]) -> Result<Given, Stop> {
     let mut given = Given::default();
     let wrong = |error: lexopt::Error| Stop::Usage(error.to_string());
     let mut parser = Parser::from_args(args.to_vec());
@@ -402,12 +190,6 @@ fn option(command: &Command, spelling: &str, parser: &mut Parser) -> Result<(&'s
     Ok((option.name, value.check(option.name, given)?))
 }
 
-impl PartialEq for Opt {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && self.value == other.value
-    }
-}
-
 /// `a`, `a or b`, `a, b or c`.
 pub(crate) fn alternatives(words: &[&str]) -> String {
     match words {
@@ -418,7 +200,7 @@ pub(crate) fn alternatives(words: &[&str]) -> String {
 }
 
 /// `: did you mean X?`, if a known word is near to the one that was given.
-pub(crate) fn did_you_mean<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> String {
+pub fn did_you_mean<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> String {
     match nearest(given, known) {
         Some(word) => format!(": did you mean {word}?"),
         None => String::new(),
@@ -458,6 +240,7 @@ fn distance(from: &str, to: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{Argument, Opt};
 
     static COMMAND: Command = Command {
         name: "try",
@@ -544,7 +327,7 @@ mod tests {
     #[test]
     fn the_usage_has_everything() {
         let want = "slipway try up|down [NAME] [--dry-run] --to DIR [--from NAME]... [--output table|json]";
-        assert_eq!(COMMAND.usage(), want);
+        assert_eq!(COMMAND.usage("slipway"), want);
     }
 
     #[test]

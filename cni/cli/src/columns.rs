@@ -5,7 +5,10 @@
 use std::io::{self, Write};
 
 /// Prints a header and lines, each column as wide as its widest cell.
-pub(super) fn print<const N: usize>(
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn print<const N: usize>(
     header: [&str; N],
     lines: &[[String; N]],
     out: &mut dyn Write,
@@ -23,9 +26,4 @@ pub(super) fn print<const N: usize>(
     };
     put(header)?;
     lines.iter().try_for_each(|line| put(line.each_ref().map(String::as_str)))
-}
-
-/// The first twelve characters of a container ID, as container tools show it.
-pub(super) fn short(container_id: &str) -> String {
-    container_id.chars().take(12).collect()
 }

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The table of commands: data for dispatch, help, manual pages and completions.
+
+use slipway_cli::{Argument, Command, OUTPUT, Opt, Program, Reader, Value};
+
+const PODS_NAME: &str = "the pod's namespace and name in Kubernetes";
+const POD: &[Argument] = &[Argument::new(Value::Text("NAMESPACE/NAME"), PODS_NAME)];
+const OPTIONAL_POD: &[Argument] = &[Argument::new(Value::Text("NAMESPACE/NAME"), PODS_NAME).optional()];
+
+const SANDBOX: Opt =
+    Opt::value("--sandbox", Value::Text("ID"), "the ID of the pod's sandbox, CNI_CONTAINERID");
+const UID: Opt = Opt::value("--uid", Value::Text("UID"), "the UID of the pod");
+const NETNS: Opt = Opt::value("--netns", Value::File, "the network namespace of the pod");
+const CREATE_NETNS: Opt =
+    Opt::switch("--create-netns", "make a namespace, /run/netns/slipwayd-SANDBOX; `pod down` deletes it");
+const NETWORK: Opt = Opt::value(
+    "--network",
+    Value::Text("NAME[=IFNAME]"),
+    "a network, and the interface's name; without it the default network",
+)
+.many();
+const IP: Opt = Opt::value("--ip", Value::Text("ADDRESS"), "the address to request");
+const MAC: Opt = Opt::value("--mac", Value::Text("ADDRESS"), "the Ethernet address to request");
+const PORT: Opt = Opt::value(
+    "--port",
+    Value::Text("[IP:]HOST:POD[/PROTOCOL]"),
+    "a port to publish, with tcp (default), udp or sctp",
+)
+.many();
+const BANDWIDTH: Opt = Opt::value(
+    "--bandwidth",
+    Value::Text("RATE[:RATE]"),
+    "the limit in bits per second, such as 10M, into the pod and out of it",
+);
+const ANNOTATION: Opt = Opt::value(
+    "--annotation",
+    Value::Text("KEY=VALUE"),
+    "an annotation of the pod; kubernetes.io/ingress-bandwidth and egress-bandwidth limit it",
+)
+.many();
+const ALIAS: Opt = Opt::value("--alias", Value::Text("NAME"), "a further name of the pod").many();
+const CGROUP_PATH: Opt =
+    Opt::value("--cgroup-path", Value::Text("PATH"), "the pod's cgroup below its mount point");
+const KEEP: Opt = Opt::value("--keep", Value::Text("ID"), "the sandbox of a valid pod").many();
+const ALL: Opt = Opt::switch("--all", "no pod is valid");
+const WATCH: Opt = Opt::switch("--watch", "print again after each change");
+const PLUGINS: Opt =
+    Opt::value("--cni-bin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many();
+const CONFIGURATIONS: Opt =
+    Opt::value("--cni-conf-dir", Value::Directory, "the configuration directory (/etc/cni/net.d)");
+const CACHE: Opt = Opt::value("--cache-dir", Value::Directory, "the cache of attachments (/var/lib/cni)");
+const DEFAULT_NETWORK: Opt = Opt::value(
+    "--default-network",
+    Value::Text("NAME"),
+    "the default network; otherwise the first valid one",
+);
+const NETWORK_PLUGIN: Opt = Opt::value(
+    "--network-plugin",
+    Value::Text("NETWORK-PLUGIN"),
+    "call this network plugin of kubelet instead: cni, kubenet, or the name of a program",
+);
+const NETWORK_PLUGIN_DIR: Opt = Opt::value(
+    "--network-plugin-dir",
+    Value::Directory,
+    "the programs of network plugins (/usr/libexec/kubernetes/kubelet-plugins/net/exec)",
+);
+const NETWORK_PLUGIN_MTU: Opt = Opt::value(
+    "--network-plugin-mtu",
+    Value::Text("BYTES"),
+    "the MTU of kubenet's pods; 0: the least of the node's links (0)",
+);
+const HAIRPIN_MODE: Opt = Opt::value(
+    "--hairpin-mode",
+    Value::OneOf(&["promiscuous-bridge", "hairpin-veth", "none"]),
+    "how kubenet's pods reach themselves by their Service (promiscuous-bridge)",
+);
+const NON_MASQUERADE_CIDR: Opt = Opt::value(
+    "--non-masquerade-cidr",
+    Value::Text("CIDR[,CIDR]"),
+    "destinations to which kubenet's pods keep their addresses (10.0.0.0/8)",
+);
+const POD_CIDR: Opt = Opt::value(
+    "--pod-cidr",
+    Value::Text("CIDR[,CIDR]"),
+    "the addresses of the node's pods, for kubenet and for networks with ipRanges",
+);
+
+/// All commands, in the order of the help text.
+static COMMANDS: &[Command] = &[
+    Command {
+        name: "pod up",
+        summary: "attach a pod to its networks",
+        about: "Sets the loopback up and attaches the pod to its networks in order. If one fails, what was made is \
+                removed. A parameter such as --port is for the network that is named before it, else for the first \
+                one.",
+        arguments: POD,
+        options: &[
+            SANDBOX.required(),
+            UID,
+            NETNS,
+            CREATE_NETNS,
+            NETWORK,
+            IP,
+            MAC,
+            PORT,
+            BANDWIDTH,
+            ANNOTATION,
+            ALIAS,
+            CGROUP_PATH,
+            PLUGINS,
+            CONFIGURATIONS,
+            CACHE,
+            DEFAULT_NETWORK,
+            NETWORK_PLUGIN,
+            NETWORK_PLUGIN_DIR,
+            NETWORK_PLUGIN_MTU,
+            HAIRPIN_MODE,
+            NON_MASQUERADE_CIDR,
+            POD_CIDR,
+            OUTPUT,
+        ],
+        exit_codes: &[],
+        examples: &[
+            (
+                "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --port 8080:80/tcp",
+                "make a namespace, attach it to the default network, publish a port",
+            ),
+            (
+                "slipwayd pod up shop/db-0 --sandbox 91c0 --netns /run/netns/db --network pods --network storage=net1",
+                "attach a namespace to two networks, the second as net1",
+            ),
+            (
+                "slipwayd pod up shop/web-1 --sandbox 8f3b --create-netns --default-network pods --ip 10.22.0.9 --mac \
+                 02:00:00:00:00:09 --bandwidth 10M:20M --alias web --output json",
+                "request addresses and limit the traffic; print JSON",
+            ),
+            (
+                "slipwayd pod up shop/web-2 --sandbox 8f3c --uid 5d1e --create-netns --annotation \
+                 kubernetes.io/ingress-bandwidth=10M --cgroup-path /kubepods/pod5d1e",
+                "with what Kubernetes knows of the pod",
+            ),
+            (
+                "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --cni-bin-dir /usr/lib/cni --cni-conf-dir \
+                 /etc/net.d --cache-dir /srv/cni",
+                "with other directories",
+            ),
+            (
+                "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --network-plugin kubenet --pod-cidr \
+                 10.1.0.0/24 --hairpin-mode hairpin-veth --non-masquerade-cidr 10.0.0.0/8 --network-plugin-mtu 1400",
+                "make a namespace, attach it to kubenet's bridge",
+            ),
+            (
+                "slipwayd pod up shop/web-0 --sandbox 8f3a --create-netns --network-plugin mycompany/sdn \
+                 --network-plugin-dir /opt/sdn",
+                "attach it by a program",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "pod down",
+        summary: "detach a pod from its networks",
+        about: "Uses the configuration and parameters of the set-up, from the cache, else the configuration \
+                directory. Succeeds if nothing is left to remove. Deletes a namespace of --create-netns. After a \
+                set-up that was killed, repeat its --network options.",
+        arguments: POD,
+        options: &[
+            SANDBOX.required(),
+            UID,
+            NETNS,
+            NETWORK,
+            PLUGINS,
+            CONFIGURATIONS,
+            CACHE,
+            DEFAULT_NETWORK,
+            NETWORK_PLUGIN,
+            NETWORK_PLUGIN_DIR,
+            NETWORK_PLUGIN_MTU,
+            HAIRPIN_MODE,
+            NON_MASQUERADE_CIDR,
+            POD_CIDR,
+            OUTPUT,
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd pod down shop/web-0 --sandbox 8f3a", "remove all attachments of the sandbox"),
+            (
+                "slipwayd pod down shop/web-0 --sandbox 8f3a --uid 5d1e --netns /run/netns/web --network pods \
+                 --default-network pods",
+                "after a set-up that was killed",
+            ),
+            (
+                "slipwayd pod down shop/web-0 --sandbox 8f3a --cni-bin-dir /usr/lib/cni --cni-conf-dir /etc/net.d \
+                 --cache-dir /srv/cni --output json",
+                "with other directories",
+            ),
+            (
+                "slipwayd pod down shop/web-0 --sandbox 8f3a --network-plugin kubenet --pod-cidr 10.1.0.0/24 \
+                 --hairpin-mode hairpin-veth --non-masquerade-cidr 10.0.0.0/8 --network-plugin-mtu 1400",
+                "detach it from kubenet's bridge",
+            ),
+            (
+                "slipwayd pod down shop/web-0 --sandbox 8f3a --network-plugin mycompany/sdn --network-plugin-dir \
+                 /opt/sdn",
+                "detach it by a program",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "pod status",
+        summary: "check a pod, or the node",
+        about: "Calls CHECK of the plugins and prints the pod's addresses. Without a pod it succeeds if the default \
+                network can take one: its configuration is valid, and STATUS of its plugins succeeds.",
+        arguments: OPTIONAL_POD,
+        options: &[
+            SANDBOX,
+            UID,
+            NETNS,
+            NETWORK,
+            PLUGINS,
+            CONFIGURATIONS,
+            CACHE,
+            DEFAULT_NETWORK,
+            NETWORK_PLUGIN,
+            NETWORK_PLUGIN_DIR,
+            NETWORK_PLUGIN_MTU,
+            HAIRPIN_MODE,
+            NON_MASQUERADE_CIDR,
+            POD_CIDR,
+            OUTPUT,
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd pod status shop/web-0 --sandbox 8f3a --output json", "check a pod"),
+            ("slipwayd pod status --default-network pods", "check that the next pod can be set up"),
+            (
+                "slipwayd pod status shop/web-0 --sandbox 8f3a --uid 5d1e --netns /run/netns/web --network pods",
+                "check one network of a pod",
+            ),
+            (
+                "slipwayd pod status --cni-bin-dir /usr/lib/cni --cni-conf-dir /etc/net.d --cache-dir /srv/cni",
+                "with other directories",
+            ),
+            (
+                "slipwayd pod status --network-plugin kubenet --pod-cidr 10.1.0.0/24 --hairpin-mode hairpin-veth \
+                 --non-masquerade-cidr 10.0.0.0/8 --network-plugin-mtu 1400",
+                "check that kubenet is ready",
+            ),
+            (
+                "slipwayd pod status --network-plugin mycompany/sdn --network-plugin-dir /opt/sdn",
+                "check that a program is ready",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "pod list",
+        summary: "list the attachments of all pods, from the cache",
+        about: "",
+        arguments: &[],
+        options: &[CACHE, OUTPUT],
+        exit_codes: &[],
+        examples: &[("slipwayd pod list --cache-dir /srv/cni --output json", "as JSON")],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "pod gc",
+        summary: "remove what belongs to no valid pod",
+        about: "Removes the cached attachments of other sandboxes, calls GC of all networks' plugins, and deletes \
+                namespaces of --create-netns. No other command on pods runs concurrently.",
+        arguments: &[],
+        options: &[KEEP, ALL, PLUGINS, CONFIGURATIONS, CACHE, DEFAULT_NETWORK, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd pod gc --keep 8f3a --keep 91c0", "keep two sandboxes"),
+            ("slipwayd pod gc --all", "keep none"),
+            (
+                "slipwayd pod gc --all --cni-bin-dir /usr/lib/cni --cni-conf-dir /etc/net.d --cache-dir /srv/cni \
+                 --default-network pods --output json",
+                "with other directories",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "networks",
+        summary: "show the configuration files, with their networks or the reason why they are skipped",
+        about: "",
+        arguments: &[],
+        options: &[WATCH, PLUGINS, CONFIGURATIONS, CACHE, DEFAULT_NETWORK, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd networks --watch", "print them again after each change, until a signal"),
+            (
+                "slipwayd networks --cni-bin-dir /usr/lib/cni --cni-conf-dir /etc/net.d --cache-dir /srv/cni \
+                 --default-network pods --output json",
+                "with other directories, for a program",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    slipway_cli::completions(
+        "`cargo xtask install --share-dir` installs them for all three shells.",
+        &[("slipwayd completions bash", "to be read by `source <(slipwayd completions bash)`")],
+    ),
+    slipway_cli::manual(&[
+        ("slipwayd manual /usr/local/share", "for a package"),
+        ("slipwayd manual /usr/local/share --remove", "remove them"),
+    ]),
+    slipway_cli::version(&[("slipwayd version --output json", "for a program")]),
+    slipway_cli::help(&[("slipwayd help pod up", "the same as `slipwayd pod up --help`")]),
+];
+
+/// The program.
+pub(crate) static PROGRAM: Program = Program {
+    name: "slipwayd",
+    version: env!("CARGO_PKG_VERSION"),
+    summary: "the node's agent",
+    about: || {
+        "Attaches pods to several networks together, by CNI plugins or a network plugin of kubelet, and detaches \
+         them. Each command does its work and ends."
+            .to_owned()
+    },
+    commands: COMMANDS,
+    environment: &[
+        (
+            "SLIPWAY_LOG",
+            "the level of the log on standard error: error, warn (default), info, debug, trace, or levels by module",
+        ),
+        ("CNI_ARGS", "further arguments for the plugins, KEY=VALUE;KEY=VALUE"),
+    ],
+    files: &[
+        ("/opt/cni/bin", "the plugins"),
+        ("/etc/cni/net.d", "the networks"),
+        ("/var/lib/cni", "the cache of attachments, and the locks of sandboxes"),
+        ("/run/netns", "the namespaces of --create-netns, as slipwayd-SANDBOX"),
+    ],
+    words: |name| if name == "NETWORK-PLUGIN" { vec!["cni", "kubenet"] } else { Vec::new() },
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_manual_and_completions_have_everything() {
+        slipway_cli::checks::assert_complete(&PROGRAM);
+    }
+}
