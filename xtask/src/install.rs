@@ -4,13 +4,13 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build::{self, Flavour};
 use crate::error::{Error, Result};
 use crate::progress::Stages;
-use crate::{ebpf, run, setup};
+use crate::{ebpf, manual, run, setup};
 
 /// The node's agent.
 const AGENT: &str = "slipwayd";
@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Replace other plugins of the same names; `uninstall` restores a copy of each
     #[arg(long)]
     replace: bool,
+    /// Also write manual pages and completions below this directory, as /usr/local/share
+    #[arg(long, value_name = "DIR")]
+    share_dir: Option<PathBuf>,
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
@@ -59,16 +62,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut words: Vec<OsString> = vec!["install".into(), "--to".into(), args.to.clone().into()];
     words.extend(args.replace.then(|| "--replace".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
+    if let Some(share) = &args.share_dir {
+        words.extend(["--share-dir".into(), share.clone().into()]);
+    }
+    // An installation with another directory removes the agent's files from the recorded one.
+    let recorded = share_dir(&args.to);
     run::show(Command::new(path).args(words))?;
-    install_agent(flavour, args)?;
+    install_agent(flavour, args, recorded.as_deref())?;
     if let Some(left_out) = left_out {
         println!("{left_out}");
     }
     Ok(())
 }
 
-/// Builds `slipwayd` and copies it next to `slipway`.
-fn install_agent(flavour: Flavour, args: &Args) -> Result<()> {
+/// The share directory that `slipway install` has recorded.
+fn share_dir(plugins: &Path) -> Option<PathBuf> {
+    fs::read_link(plugins.join(".slipway-share")).ok()
+}
+
+/// Builds `slipwayd` and copies it next to `slipway`, with its manual pages and completions where those of
+/// `slipway` are.
+fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Result<()> {
     let target = args.to.join(AGENT);
     if args.dry_run {
         println!("{}: would be installed", target.display());
@@ -80,7 +94,11 @@ fn install_agent(flavour: Flavour, args: &Args) -> Result<()> {
     fs::copy(flavour.agent(), &new).map_err(|e| Error::file("copy", &flavour.agent(), e))?;
     fs::rename(&new, &target).map_err(|e| Error::file("rename", &new, e))?;
     println!("{}: installed", target.display());
-    Ok(())
+    let share = share_dir(&args.to);
+    if let Some(old) = recorded.filter(|old| share.as_deref() != Some(old)) {
+        run::show(&mut manual::remove(&target, old))?;
+    }
+    share.map_or(Ok(()), |share| run::show(&mut manual::write(&target, &share)))
 }
 
 /// Runs the task.
@@ -95,9 +113,12 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     words.extend(args.keep_state.then(|| "--keep-state".into()));
     words.extend(args.force.then(|| "--force".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
+    let (agent, share) = (args.to.join(AGENT), share_dir(&args.to));
     run::show(Command::new(binary).args(words))?;
-    let agent = args.to.join(AGENT);
     if agent.is_file() && !args.dry_run {
+        if let Some(share) = share {
+            run::show(&mut manual::remove(&agent, &share))?;
+        }
         fs::remove_file(&agent).map_err(|e| Error::file("remove", &agent, e))?;
         println!("{}: removed", agent.display());
     }

@@ -74,7 +74,7 @@ enum Task {
     Dist(dist::Args),
     /// Build and check what is published for a version; tagging and signing are left to the releaser
     Release(release::Args),
-    /// Write the manual pages and completions of `slipway`
+    /// Write the manual pages and completions of `slipway` and `slipwayd`
     Manual(manual::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),

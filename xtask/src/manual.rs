@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask manual`: writes the manual pages and completions of `slipway`, for packages.
+//! `cargo xtask manual`: writes the manual pages and completions of `slipway` and `slipwayd`, for packages.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build::Flavour;
 use crate::error::Result;
 use crate::run;
 
-/// Write the manual pages and completions of `slipway`
+/// Write the manual pages and completions of `slipway` and `slipwayd`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The share directory: pages go to `man/man8` in it
@@ -17,11 +17,30 @@ pub(crate) struct Args {
     to: PathBuf,
 }
 
-/// Builds the binary, which writes the files from its own table of commands.
+/// Builds the programs, which write the files from their own tables of commands.
 ///
 /// # Errors
-/// The build failed, or a file cannot be written.
+/// A build failed, or a file cannot be written.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    run::show(&mut Flavour::Debug.cargo_build()?)?;
-    run::show(Command::new(Flavour::Debug.binary()).arg("manual").arg(&args.to))
+    let flavour = Flavour::Debug;
+    run::show(&mut flavour.cargo_build()?)?;
+    run::show(&mut flavour.cargo_build_agent()?)?;
+    for program in [flavour.binary(), flavour.agent()] {
+        run::show(&mut write(&program, &args.to))?;
+    }
+    Ok(())
+}
+
+/// The call of a program that writes its files.
+pub(crate) fn write(program: &Path, share: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("manual").arg(share);
+    command
+}
+
+/// The call of a program that removes its files.
+pub(crate) fn remove(program: &Path, share: &Path) -> Command {
+    let mut command = write(program, share);
+    command.arg("--remove");
+    command
 }

@@ -18,17 +18,21 @@ use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
 use crate::setup::{static_libmnl, static_libnftnl};
 use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
-use crate::{setup, workspace};
+use crate::{manual, setup, workspace};
 use cross::Cross;
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
-const PROGRAMS: [Program; 2] =
-    [Program { name: "slipway", limit: 6_300_000 }, Program { name: "slipwayd", limit: 3_300_000 }];
+const PROGRAMS: [Program; 2] = [
+    Program { name: "slipway", package: "cni/plugins", limit: 6_300_000 },
+    Program { name: "slipwayd", package: "cni/node", limit: 3_300_000 },
+];
 
 /// A binary, by the name of its package.
 #[derive(Debug, Clone, Copy)]
-struct Program {
-    name: &'static str,
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    /// The folder of its package.
+    pub(crate) package: &'static str,
     /// The most that it may take on a node's disk, in bytes.
     limit: u64,
 }
@@ -36,9 +40,10 @@ struct Program {
 /// Build the binaries that are shipped: static, stripped, reproducible in any folder, with the lists of their
 /// dependencies.
 ///
-/// They are put into target/dist with their checksums. `--verify` builds a copy of the sources in another folder
-/// and compares the bytes, which also depend on the toolchain and the C library. A binary for another
-/// processor is run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
+/// They are put into target/dist with their manual pages, completions and checksums. `--verify` builds a copy of
+/// the sources in another folder and compares the bytes, which also depend on the toolchain and the C library.
+/// A binary for another processor is run under an emulator: the plugins' VERSION and the unit tests, no ADD and no
+/// installation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Target processor; if it is not this machine's, compiler and libraries for it are fetched
@@ -83,6 +88,18 @@ impl Toolchain {
         }
     }
 
+    /// The call of a program that was built with it.
+    fn call(&self, command: Command) -> Command {
+        match self {
+            Self::Own => command,
+            Self::Cross(cross) => {
+                let mut emulated = Command::new(cross.emulator());
+                emulated.arg(command.get_program()).args(command.get_args());
+                emulated
+            }
+        }
+    }
+
     /// The C libraries that it links, with their versions.
     fn libraries(&self) -> Result<Vec<Library>> {
         let (libmnl, libnftnl, features) = match self {
@@ -112,13 +129,16 @@ pub(crate) struct Proof {
     pub(crate) test: bool,
 }
 
-/// A binary, and what a list of its parts needs to know.
+/// The binaries, and what a list of their parts needs to know.
 #[derive(Debug)]
 pub(crate) struct Built {
-    pub(crate) binary: PathBuf,
+    /// The binaries with their paths.
+    pub(crate) programs: Vec<(Program, PathBuf)>,
+    /// The folder with their manual pages and completions.
+    pub(crate) share: PathBuf,
     /// The target, as the compiler calls it.
     pub(crate) triple: String,
-    /// The C libraries in the binary.
+    /// The C libraries in the binaries.
     pub(crate) libraries: Vec<Library>,
 }
 
@@ -138,23 +158,28 @@ pub(crate) struct Library {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("dist")?;
     let proof = Proof { verify: args.verify, test: !args.no_test };
-    let binary = make(&args.target, proof, &stages)?.binary;
-    let out = binary.parent().unwrap_or(&binary);
-    let sum = run::capture(tool("sha256sum", &PROGRAMS.map(|program| program.name)).current_dir(out))?;
+    make(&args.target, proof, &stages)?;
+    let out = out_dir(&args.target);
+    let sum = run::capture(tool("sha256sum", &PROGRAMS.map(|program| program.name)).current_dir(&out))?;
     let file = out.join("SHA256SUMS");
     fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
-    println!("{}\n{}", binary.display(), sum.trim_end());
+    println!("{}\n{}", out.display(), sum.trim_end());
     Ok(())
 }
 
-/// Builds the binary for a processor and checks it.
+/// The folder of the binaries for a processor.
+fn out_dir(target: &str) -> PathBuf {
+    workspace::target().join("dist").join(target)
+}
+
+/// Builds the binaries for a processor and checks them.
 ///
 /// # Errors
 /// As [`run()`].
 pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built> {
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
-    let out = workspace::target().join("dist").join(target);
+    let out = out_dir(target);
     fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
     let [plugins, agent] = PROGRAMS;
     let binary = out.join(plugins.name);
@@ -168,10 +193,13 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     })?;
     stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
     for program in [plugins, agent] {
-        let Program { name, limit } = program;
+        let Program { name, limit, .. } = program;
         let binary = out.join(name);
         stages.run(&format!("build {name}"), |log| {
-            let built = build_in(&toolchain, program, workspace::root(), &own.join("target"), log)?;
+            let copy = own.join("sources").join(name);
+            copy_sources(program, &toolchain.triple(), &copy)?;
+            ebpf::copy_built(workspace::root(), &copy)?;
+            let built = build_in(&toolchain, program, &copy, &own.join("target"), log)?;
             fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
             build::size(&binary)
         })?;
@@ -179,11 +207,15 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     }
     if proof.verify {
         stages.run("build again elsewhere", |log| {
-            let copy = own.join("elsewhere");
-            copy_sources(&copy)?;
-            ebpf::build_elsewhere(&copy, |command| run::log(command, &log.file))?;
+            let copy = |program: Program| own.join("elsewhere").join(program.name);
             for program in [plugins, agent] {
-                let again = build_in(&toolchain, program, &copy, &own.join("target-elsewhere"), log)?;
+                copy_sources(program, &toolchain.triple(), &copy(program))?;
+            }
+            ebpf::build_elsewhere(&copy(plugins), |command| run::log(command, &log.file))?;
+            ebpf::copy_built(&copy(plugins), &copy(agent))?;
+            for program in [plugins, agent] {
+                let again =
+                    build_in(&toolchain, program, &copy(program), &own.join("target-elsewhere"), log)?;
                 same(&out.join(program.name), &again)?;
             }
             Ok("the same bytes".to_owned())
@@ -192,10 +224,21 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     if proof.test {
         stages.run("run it", |log| match &toolchain {
             Toolchain::Own => test(&own, &binary, log),
-            Toolchain::Cross(cross) => test_emulated(cross, &binary, log),
+            Toolchain::Cross(cross) => test_emulated(cross, &binary, &out.join(agent.name), log),
         })?;
     }
-    Ok(Built { binary, triple: toolchain.triple(), libraries: toolchain.libraries()? })
+    let share = out.join("share");
+    stages.run("manual pages and completions", |log| {
+        if share.exists() {
+            fs::remove_dir_all(&share).map_err(|e| Error::file("remove", &share, e))?;
+        }
+        for program in PROGRAMS {
+            run::log(&mut toolchain.call(manual::write(&out.join(program.name), &share)), &log.file)?;
+        }
+        Ok(share.display().to_string())
+    })?;
+    let programs = PROGRAMS.into_iter().map(|program| (program, out.join(program.name))).collect();
+    Ok(Built { programs, share, triple: toolchain.triple(), libraries: toolchain.libraries()? })
 }
 
 /// Builds a program of a checkout into a target folder and returns the binary's path.
@@ -280,8 +323,11 @@ fn look_inside(binary: &Path, limit: u64, log: &Log) -> Result<String> {
     Ok(format!("static, stripped, no path of this machine, lists {listed} packages"))
 }
 
-/// Copies the files that git tracks or would track into a new folder.
-fn copy_sources(to: &Path) -> Result<()> {
+/// Copies the files that git tracks or would track into a new folder, as a workspace of one program.
+///
+/// cargo-auditable asks cargo for the dependencies, and cargo names those of a build of the whole workspace: with
+/// the features that any member enables. So each program is built in a workspace of its own.
+fn copy_sources(program: Program, triple: &str, to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to).map_err(|e| Error::file("remove", to, e))?;
     }
@@ -297,7 +343,39 @@ fn copy_sources(to: &Path) -> Result<()> {
         }
         fs::copy(&from, &copy).map_err(|e| Error::file("copy", &from, e))?;
     }
-    Ok(())
+    let manifest = to.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).map_err(|e| Error::file("read", &manifest, e))?;
+    fs::write(&manifest, alone(&text, program)).map_err(|e| Error::file("write", &manifest, e))?;
+    // Cargo removes from the lock file what this program does not need.
+    let words = ["metadata", "--format-version=1", "--filter-platform", triple];
+    run::capture(cargo(&words).current_dir(to))?;
+    let locked = |checkout: &Path| {
+        let path = checkout.join("Cargo.lock");
+        fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))
+    };
+    match added(&locked(workspace::root())?, &locked(to)?) {
+        Some(package) => Err(Error::Failed(format!("Cargo.lock has not {package}: it is not up to date"))),
+        None => Ok(()),
+    }
+}
+
+/// The manifest of a workspace with one program. Its path dependencies are members without being named.
+fn alone(manifest: &str, program: Program) -> String {
+    let lines = manifest.lines().filter(|line| !line.starts_with("default-members = "));
+    let members = format!("members = [\"{}\"]", program.package);
+    lines.map(|line| if line.starts_with("members = ") { &members } else { line }.to_owned() + "\n").collect()
+}
+
+/// A package of a lock file that another one does not have: its name, version, source and checksum.
+fn added(before: &str, after: &str) -> Option<String> {
+    let packages = |lock: &str| -> Vec<String> {
+        let sections = lock.split("\n[[package]]\n").skip(1);
+        sections
+            .map(|section| section.lines().take_while(|line| !line.starts_with("dependencies")).collect())
+            .collect()
+    };
+    let before = packages(before);
+    packages(after).into_iter().find(|package| !before.contains(package))
 }
 
 fn same(one: &Path, other: &Path) -> Result<()> {
@@ -345,7 +423,11 @@ const NOT_EMULATED: [&str; 3] = [
 ];
 
 /// Runs a binary of another architecture: every plugin's VERSION, and the unit tests.
-fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
+fn test_emulated(cross: &Cross, binary: &Path, agent: &Path, log: &Log) -> Result<String> {
+    let listed = run::capture(Command::new(cross.emulator()).arg(agent).args(["pod", "list", "--help"]))?;
+    if !listed.starts_with("slipwayd pod list: ") {
+        return Err(Error::Failed(format!("`slipwayd pod list --help` prints {listed}")));
+    }
     let table = run::capture(Command::new(cross.emulator()).arg(binary).arg("plugins"))?;
     // A line per plugin: its name, and what it does.
     let names: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
@@ -361,7 +443,7 @@ fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
             return Err(Error::Failed(format!("{name} answers VERSION with {answer}")));
         }
     }
-    let packages = ["cni-spec", "cni-kernel", "cni-nftables", "cni-dataplane", "slipway"];
+    let packages = ["cni-spec", "cni-kernel", "cni-nftables", "cni-dataplane", "slipway", "slipway-cli"];
     let mut words = vec!["test", "--lib", "--bins"];
     words.extend(packages.iter().flat_map(|package| ["--package", package]));
     let mut command = cross.cargo(&words)?;
@@ -378,4 +460,35 @@ fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
         "emulated: VERSION of {plugins} plugins, {passed} unit tests, {} left out",
         NOT_EMULATED.len()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_of_one_program_has_no_other_member() {
+        let manifest =
+            "[workspace]\nmembers = [\"a\", \"cni/node\"]\nexclude = [\"b\"]\ndefault-members = [\"a\"]\n";
+        let want = "[workspace]\nmembers = [\"cni/node\"]\nexclude = [\"b\"]\n";
+        assert_eq!(alone(manifest, PROGRAMS[1]), want);
+        let own = fs::read_to_string(workspace::root().join("Cargo.toml")).unwrap();
+        assert_eq!(alone(&own, PROGRAMS[0]).matches("members = [\"cni/plugins\"]").count(), 1);
+    }
+
+    #[test]
+    fn a_lock_file_may_only_lose_packages() {
+        let package = |name: &str, version: &str| {
+            format!(
+                "\n[[package]]\nname = \"{name}\"\nversion = \"{version}\"\ndependencies = [\n \"x\",\n]\n"
+            )
+        };
+        let before = format!("version = 4\n{}{}", package("a", "1.0.0"), package("b", "1.0.0"));
+        assert_eq!(
+            added(&before, &format!("version = 4\n{}", package("b", "1.0.0").replace('x', "y"))),
+            None
+        );
+        let other = added(&before, &format!("version = 4\n{}", package("b", "1.0.1"))).unwrap();
+        assert!(other.contains("\"1.0.1\""), "{other}");
+    }
 }

@@ -114,6 +114,31 @@ pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Resul
     }
 }
 
+/// Copies the built object of a checkout to another one with the same sources.
+///
+/// # Errors
+/// A file cannot be copied.
+pub(crate) fn copy_built(from: &Path, to: &Path) -> Result<()> {
+    let (from, to) = (object(from), object(to));
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
+    }
+    for (from, to) in [(from.with_extension("o.sources"), to.with_extension("o.sources")), (from, to)] {
+        fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+    }
+    Ok(())
+}
+
+/// True if a binary carries the object of this checkout.
+///
+/// # Errors
+/// The object cannot be read.
+pub(crate) fn is_in(binary: &[u8]) -> Result<bool> {
+    let path = object(workspace::root());
+    let object = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+    Ok(binary.windows(object.len()).any(|window| window == object))
+}
+
 /// True if a checkout has an object that was built from its sources.
 fn is_current(checkout: &Path) -> Result<bool> {
     let object = object(checkout);

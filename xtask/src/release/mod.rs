@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::dist::{self, Built, Proof};
+use crate::dist::{self, Built, Program, Proof};
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
-use crate::{vm_test, workspace};
+use crate::{ebpf, vm_test, workspace};
 use sbom::Subject;
 
 /// The processors that a release is built for.
@@ -25,8 +25,8 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 ///
 /// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be
 /// free. The binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor.
-/// Next to them are their bills of materials (CycloneDX), the sources and the checksums. Nothing is
-/// tagged, signed or uploaded: the commands for that are printed.
+/// Next to them are their bills of materials (CycloneDX), their manual pages and completions, the sources and the
+/// checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Report what stands in the way of a release, and build all the same
@@ -61,8 +61,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for processor in PROCESSORS {
         let proof = Proof { verify: !args.quick, test: !args.quick };
         let built = dist::make(processor, proof, &stages)?;
-        let name = format!("slipway-{version}-{processor}-linux");
-        stages.run(&format!("bill of {processor}"), |log| bill(&built, &version, &out, &name, log))?;
+        for (program, binary) in &built.programs {
+            stages.run(&format!("bill of {} for {processor}", program.name), |log| {
+                let name = format!("{}-{version}-{processor}-linux", program.name);
+                bill(&built, *program, binary, &version, &out.join(name), log)
+            })?;
+        }
+        // The same for every processor.
+        stages.run("manual", |_| manual(&built.share, &version, &out))?;
     }
     stages.run("sources", |_| sources(&version, &out))?;
     stages.run("checksums", |_| checksums(&out))?;
@@ -127,16 +133,27 @@ fn changelog_obstacle(changelog: &str, version: &str) -> Option<String> {
 }
 
 /// Copies a binary and writes its bill of materials, which must agree with the list that the binary carries.
-fn bill(built: &Built, version: &str, out: &Path, name: &str, log: &Log) -> Result<String> {
-    let to = out.join(name);
-    fs::copy(&built.binary, &to).map_err(|e| Error::file("copy", &built.binary, e))?;
-    let sha256 = sha256(&to)?;
-    let mut git = tool("git", &["show", "--no-patch", "--format=%cI", "HEAD"]);
-    let time = run::capture(git.current_dir(workspace::root()))?.trim().to_owned();
-    let libraries = &built.libraries;
-    let subject = Subject { version, triple: &built.triple, sha256: &sha256, time: &time, libraries };
+fn bill(
+    built: &Built,
+    program: Program,
+    binary: &Path,
+    version: &str,
+    to: &Path,
+    log: &Log,
+) -> Result<String> {
+    fs::copy(binary, to).map_err(|e| Error::file("copy", binary, e))?;
+    let content = fs::read(to).map_err(|e| Error::file("read", to, e))?;
+    let subject = Subject {
+        program,
+        version,
+        triple: &built.triple,
+        sha256: &sha256(to)?,
+        time: &commit_time("%cI")?,
+        libraries: &built.libraries,
+        has_bpf_programs: ebpf::is_in(&content)?,
+    };
     let bill = sbom::bill(&subject)?;
-    let listed = listed(&dist::dependency_list(&built.binary, log)?);
+    let listed = listed(&dist::dependency_list(binary, log)?);
     let missing: Vec<&String> = bill.crates.difference(&listed).collect();
     let is_known = |name: &&String| bill.crates.contains(*name) || bill.compiled_with.contains(*name);
     let unknown: Vec<&String> = listed.iter().filter(|name| !is_known(name)).collect();
@@ -147,7 +164,7 @@ fn bill(built: &Built, version: &str, out: &Path, name: &str, log: &Log) -> Resu
     }
     let text = serde_json::to_string_pretty(&bill.document)
         .map_err(|e| Error::Failed(format!("print the bill of materials: {e}")))?;
-    let path = out.join(format!("{name}.cdx.json"));
+    let path = PathBuf::from(format!("{}.cdx.json", to.display()));
     fs::write(&path, text + "\n").map_err(|e| Error::file("write", &path, e))?;
     let components = bill.document["components"].as_array().map_or(0, Vec::len);
     Ok(format!("{components} components, {} of them crates that the binary lists", bill.crates.len()))
@@ -160,6 +177,31 @@ fn listed(list: &Value) -> BTreeSet<String> {
     packages
         .filter_map(|package| Some(format!("{} {}", package["name"].as_str()?, package["version"].as_str()?)))
         .collect()
+}
+
+/// When the commit was made, in a format of git.
+fn commit_time(format: &str) -> Result<String> {
+    let mut git = tool("git", &["show", "--no-patch", &format!("--format={format}"), "HEAD"]);
+    Ok(run::capture(git.current_dir(workspace::root()))?.trim().to_owned())
+}
+
+/// Writes the manual pages and completions as an archive, with the commit's time. An archive that is there must
+/// be the same.
+fn manual(share: &Path, version: &str, out: &Path) -> Result<String> {
+    let name = format!("slipway-{version}-manual.tar.gz");
+    let (path, new) = (out.join(&name), out.join(".manual.tar.gz"));
+    let time = format!("--mtime=@{}", commit_time("%ct")?);
+    let words =
+        ["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"];
+    let mut tar = tool("tar", &words);
+    // gzip by itself would write its time into the archive.
+    tar.args([&time, "--use-compress-program=gzip --no-name", "--file"]).arg(&new);
+    run::capture(tar.arg("--directory").arg(share).args(["bash-completion", "fish", "man", "zsh"]))?;
+    if path.exists() {
+        run::capture(tool("cmp", &[]).args([&new, &path]))?;
+    }
+    fs::rename(&new, &path).map_err(|e| Error::file("rename", &new, e))?;
+    Ok(name)
 }
 
 /// Writes the sources of the commit as an archive.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::dist::Library;
+use crate::dist::{Library, Program};
 use crate::error::{Error, Result};
 use crate::run::{self, cargo};
 use crate::workspace;
@@ -19,6 +19,8 @@ const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// The subject of a bill.
 #[derive(Debug)]
 pub(super) struct Subject<'a> {
+    /// The binary.
+    pub(super) program: Program,
     /// The version of the workspace.
     pub(super) version: &'a str,
     /// The target, as the compiler calls it.
@@ -29,6 +31,8 @@ pub(super) struct Subject<'a> {
     pub(super) time: &'a str,
     /// The C libraries in the binary.
     pub(super) libraries: &'a [Library],
+    /// True if it carries the BPF programs.
+    pub(super) has_bpf_programs: bool,
 }
 
 /// A bill, and the crates that the binary's own list must agree with.
@@ -47,15 +51,19 @@ pub(super) struct Bill {
 /// # Errors
 /// Cargo's metadata or a lock file cannot be read.
 pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
-    let plugins =
-        Graph::read("cni/plugins/Cargo.toml", "Cargo.lock", &["--filter-platform", subject.triple])?;
-    let programs = Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[])?;
-    let crates = plugins.packages.values().map(Package::title).collect();
-    let compiled_with = plugins.compiled_with.clone();
-    let root = reference(&plugins.packages[&plugins.root]);
+    let manifest = format!("{}/Cargo.toml", subject.program.package);
+    let built = built_crates(subject.program.name, subject.triple)?;
+    let binary = Graph::read(&manifest, "Cargo.lock", &["--filter-platform", subject.triple], |title| {
+        built.contains(title)
+    })?;
+    let programs = Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[], |_| true)?;
+    let programs = subject.has_bpf_programs.then_some(programs);
+    let crates = binary.packages.values().map(Package::title).collect();
+    let compiled_with = binary.compiled_with.clone();
+    let root = reference(&binary.packages[&binary.root]);
     let mut components = BTreeMap::new();
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for graph in [&plugins, &programs] {
+    for graph in [&binary].into_iter().chain(&programs) {
         for (id, package) in &graph.packages {
             components.insert(reference(package), package.component());
             let to = graph.edges.get(id).into_iter().flatten().map(|to| reference(&graph.packages[to]));
@@ -63,7 +71,7 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
         }
     }
     let own = edges.entry(root.clone()).or_default();
-    own.insert(reference(&programs.packages[&programs.root]));
+    own.extend(programs.iter().map(|programs| reference(&programs.packages[&programs.root])));
     for library in subject.libraries {
         let name = format!("{} {}", library.name, library.version);
         own.insert(name.clone());
@@ -87,9 +95,9 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
             "component": {
                 "type": "application",
                 "bom-ref": root,
-                "name": "slipway",
+                "name": subject.program.name,
                 "version": subject.version,
-                "description": format!("CNI plugins in one binary, for {}", subject.triple),
+                "description": format!("{}, for {}", binary.description, subject.triple),
                 "licenses": [{ "expression": "GPL-2.0-or-later" }],
                 "hashes": [{ "alg": "SHA-256", "content": subject.sha256 }],
             },
@@ -98,6 +106,20 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
         "dependencies": dependencies,
     });
     Ok(Bill { document, crates, compiled_with })
+}
+
+/// `NAME VERSION` of each crate in a build of one package, procedural macros included. Cargo's metadata have the
+/// features, and so the dependencies, of a build of the whole workspace.
+fn built_crates(package: &str, triple: &str) -> Result<BTreeSet<String>> {
+    let mut command = cargo(&["tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}"]);
+    let printed = run::capture(command.args(["--package", package, "--target", triple]))?;
+    Ok(printed.lines().filter_map(title_in_tree).collect())
+}
+
+/// The name and version in a line such as `serde v1.0.228 (proc-macro)`.
+fn title_in_tree(line: &str) -> Option<String> {
+    let (name, rest) = line.split_once(" v")?;
+    Some(format!("{name} {}", rest.split(' ').next()?))
 }
 
 /// The name of a package within a bill.
@@ -110,6 +132,8 @@ fn reference(package: &Package) -> String {
 #[derive(Debug)]
 struct Graph {
     root: String,
+    /// What the manifest says about the root.
+    description: String,
     packages: BTreeMap<String, Package>,
     edges: BTreeMap<String, BTreeSet<String>>,
     /// `NAME VERSION` of all others that the build needs.
@@ -128,17 +152,22 @@ struct Package {
 }
 
 impl Graph {
-    fn read(manifest: &str, lock: &str, words: &[&str]) -> Result<Self> {
+    /// Reads the graph of a manifest, with those crates of which `is_built` is true.
+    fn read(manifest: &str, lock: &str, words: &[&str], is_built: impl Fn(&str) -> bool) -> Result<Self> {
         let mut command = cargo(&["metadata", "--format-version=1", "--locked", "--manifest-path", manifest]);
         let printed = run::capture(command.args(words))?;
         let metadata: Value = serde_json::from_str(&printed)
             .map_err(|e| Error::Failed(format!("read cargo's metadata of {manifest}: {e}")))?;
         let checksums = checksums(&workspace::root().join(lock))?;
-        Self::of(&metadata, &checksums)
+        Self::of(&metadata, &checksums, is_built)
             .ok_or_else(|| Error::Failed(format!("cargo's metadata of {manifest} have another form")))
     }
 
-    fn of(metadata: &Value, checksums: &BTreeMap<String, String>) -> Option<Self> {
+    fn of(
+        metadata: &Value,
+        checksums: &BTreeMap<String, String>,
+        is_built: impl Fn(&str) -> bool,
+    ) -> Option<Self> {
         let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
             .as_array()?
             .iter()
@@ -152,6 +181,7 @@ impl Graph {
         let root = metadata["resolve"]["root"].as_str()?;
         let mut graph = Self {
             root: root.to_owned(),
+            description: about.get(root)?["description"].as_str().unwrap_or_default().to_owned(),
             packages: BTreeMap::new(),
             edges: BTreeMap::new(),
             compiled_with: BTreeSet::new(),
@@ -163,7 +193,11 @@ impl Graph {
             }
             graph.packages.insert(id.to_owned(), Package::of(about.get(id)?, checksums)?);
             for (to, kinds) in dependencies(nodes.get(id)?) {
-                if kinds.contains(&"normal") && !is_macro(about.get(to)?) {
+                let is_normal = kinds.contains(&"normal");
+                if is_normal && !is_built(&Package::of(about.get(to)?, checksums)?.title()) {
+                    continue;
+                }
+                if is_normal && !is_macro(about.get(to)?) {
                     graph.edges.entry(id.to_owned()).or_default().insert(to.to_owned());
                     left.push(to);
                 } else if kinds != ["dev"] {
@@ -261,6 +295,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_and_versions_are_read_from_the_tree() {
+        assert_eq!(title_in_tree("serde v1.0.228 (proc-macro)").as_deref(), Some("serde 1.0.228"));
+        assert_eq!(title_in_tree("cni-spec v0.1.0 (/a/cni/spec) (*)").as_deref(), Some("cni-spec 0.1.0"));
+        assert_eq!(title_in_tree(""), None);
+    }
+
+    #[test]
     fn what_runs_in_the_compiler_is_not_on_the_bill() {
         let package = |id: &str, kind: &str| {
             json!({ "id": id, "name": id, "version": "1.0.0", "license": "MIT/Apache-2.0",
@@ -278,7 +319,9 @@ mod tests {
             ] },
         });
         let checksums = BTreeMap::from([("b 1.0.0".to_owned(), "00ff".to_owned())]);
-        let graph = Graph::of(&metadata, &checksums).unwrap();
+        let without_b = Graph::of(&metadata, &checksums, |title| title != "b 1.0.0").unwrap();
+        assert_eq!(without_b.packages.keys().collect::<Vec<_>>(), ["a"]);
+        let graph = Graph::of(&metadata, &checksums, |_| true).unwrap();
         assert_eq!(graph.packages.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(graph.compiled_with.iter().collect::<Vec<_>>(), ["c 1.0.0", "d 1.0.0", "e 1.0.0"]);
         assert_eq!(
