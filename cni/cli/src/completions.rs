@@ -190,8 +190,8 @@ fn fish(program: &Program) -> String {
     let function = format!("__{name}_command");
     let mut text = format!(
         "# fish completion for {name}. {}\nfunction {function}\n    set -l words (commandline -opc)\n    set -e \
-         words[1]\n    test (count $words) -ge (count $argv); and test \"$words[1..(count $argv)]\" = \
-         \"$argv\"\nend\ncomplete -c {name} -f\n",
+         words[1]\n    set -l number (count $argv)\n    test (count $words) -ge $number; and test \
+         \"$words[1..$number]\" = \"$argv\"\nend\ncomplete -c {name} -f\n",
         mark(program)
     );
     let first = format!("complete -c {name} -n 'test (count (commandline -opc)) -eq 1'");
