@@ -132,7 +132,7 @@ fn reference(package: &Package) -> String {
 #[derive(Debug)]
 struct Graph {
     root: String,
-    /// What the manifest says about the root.
+    /// The description in the manifest of the root.
     description: String,
     packages: BTreeMap<String, Package>,
     edges: BTreeMap<String, BTreeSet<String>>,
