@@ -197,6 +197,15 @@ impl AptRoot {
         })
     }
 
+    /// Downloads packages and unpacks them into one new folder, without what they depend on.
+    ///
+    /// # Errors
+    /// The suite has no such package, or a download or unpacking that failed.
+    pub(crate) fn fetch_only(&self, packages: &[&str], into: &Path) -> Result<()> {
+        let _lock = self.lock()?;
+        packages.iter().try_for_each(|package| unpack(&self.with_new_lists(|| self.download(package))?, into))
+    }
+
     fn download(&self, package: &str) -> Result<PathBuf> {
         let debs = self.dir.join("debs");
         run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;

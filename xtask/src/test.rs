@@ -24,7 +24,8 @@ use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{self, passed};
 use crate::{
-    build, deny, docs_check, ebpf, failures, kube, licenses, links, setup, vm_test, words, workspace,
+    build, deny, docs_check, ebpf, failures, kube, licenses, links, packages, setup, shells, vm_test, words,
+    workspace,
 };
 
 /// The package of the network tests, which need root and the built binary.
@@ -229,8 +230,10 @@ fn documentation(stages: &Stages) -> Result<()> {
         let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
         let words = words::check(workspace::root())?;
         let sources = licenses::check(workspace::root())?;
+        let packages = packages::check()?.join(", ");
         Ok(format!(
-            "{links} links in the pages lead somewhere; {statements}; {words}; {sources} sources name their licence"
+            "{links} links in the pages lead somewhere; {statements}; {words}; {sources} sources name their licence; \
+             {packages} can be published"
         ))
     })
 }
@@ -249,6 +252,7 @@ struct Ready {
 fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result<Ready> {
     let reference = references(stages, &[reference::STABLE], args.require)?;
     let kube = kubernetes(stages, args.require)?;
+    let shells = shells(stages, suites, args.require)?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
@@ -268,6 +272,7 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         (name.to_owned(), dirs.clone()),
     ];
     env.extend(kube.map(|dir| (kube::VARIABLE.to_owned(), dir.into())));
+    env.extend(shells.map(|dir| (shells::VARIABLE.to_owned(), dir.into())));
     if !args.full {
         env.push(("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string().into()));
         env.push(("SLIPWAY_SAMPLE_SEED".to_owned(), seed.to_string().into()));
@@ -449,6 +454,20 @@ fn kubernetes(stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
         }
         found => found,
     }
+}
+
+/// The shells for the tests of completions, if these are run.
+fn shells(stages: &Stages, suites: &[String], require: bool) -> Result<Option<PathBuf>> {
+    if !suites.is_empty() && !suites.iter().any(|suite| suite == shells::SUITE) {
+        return Ok(None);
+    }
+    let mut found = None;
+    stages.run("shells", |_| match shells::find() {
+        Ok(dir) => Ok(found.insert(dir).display().to_string()),
+        Err(e) if require => Err(e),
+        Err(e) => Ok(format!("SKIP: zsh and fish could not be fetched: {e}")),
+    })?;
+    Ok(found)
 }
 
 /// An empty file that tests write to.

@@ -36,6 +36,11 @@ pub use network::Network;
 pub use runtime::Runtime;
 pub use verbs::GcScope;
 
+/// The example of the package's page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 /// The examples of the library's page.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/runtime.md")]

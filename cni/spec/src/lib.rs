@@ -26,3 +26,8 @@ pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use runtime_config::{Bandwidth, IpRange, PortMapping, RuntimeConfig, RuntimeDns};
 pub use version::{Declared, Version, VersionError};
 pub use wire::ResultError;
+
+/// The example of the package's page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
