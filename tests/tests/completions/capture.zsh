@@ -1,0 +1,43 @@
+# zsh capture.zsh ZSH ROOT SHARE DIR LINE: prints what the tab key completes at the end of a line, one word per line.
+# ROOT has zsh's modules and functions, SHARE the completions; DIR is an empty directory.
+zsh=$1 root=$2 share=$3 dir=$4 line=$5
+module_path=($root/usr/lib/*/zsh/*(N))
+zmodload zsh/zpty || exit 1
+cat > $dir/rc <<RC
+module_path=($module_path)
+fpath=($share/zsh/site-functions $root/usr/share/zsh/functions/**/*(/N))
+PROMPT= RPROMPT=
+autoload -Uz compinit
+compinit -u -D
+zstyle ':completion:*' insert-tab false
+# Calls of compadd that only fill arrays add no words.
+compadd() {
+    if [[ \${@[1,(i)(-|--)]} == *-(O|A|D)\ * ]]; then
+        builtin compadd "\$@"
+        return
+    fi
+    local -a words
+    builtin compadd -A words "\$@"
+    print -rl -- \$words >> $dir/words
+    builtin compadd "\$@"
+}
+finished() { : > $dir/finished; exit }
+comppostfuncs=(finished)
+bindkey '^I' complete-word
+: > $dir/ready
+RC
+wait_for() {
+    repeat 600; do
+        [[ -e $dir/$1 ]] && return
+        sleep 0.05
+    done
+    print -u2 "zsh is not $1"
+    exit 1
+}
+zpty -b interactive $zsh -f -i
+zpty -w interactive "source $dir/rc"
+wait_for ready
+zpty -w -n interactive "$line"$'\t'
+wait_for finished
+zpty -d interactive
+cat $dir/words
