@@ -4,8 +4,12 @@
 //! network excludes both.
 //!
 //! An operation on a container takes the lock of the network, shared, and then that of the container; GC takes
-//! the network's exclusively, and the container's for each DEL. Nothing waits for a network's lock with a
-//! container's lock in its hands, so there is no deadlock.
+//! the network's exclusively, and the container's for each DEL. No operation that holds a container's lock waits for
+//! a network's, so there is no deadlock.
+//!
+//! flock(2) grants a shared lock although a process waits for the exclusive one. So GC holds a second lock, the gate,
+//! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock: GC
+//! waits only for the operations that had passed. The first GC makes the gate's file.
 
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -74,14 +78,14 @@ impl Locks {
         container: &str,
         options: &CallOptions,
     ) -> Result<Held, NetworkError> {
-        let network = self.acquire(&file_name("network", network), Mode::Shared, options)?;
+        let network = self.share(&file_name("network", network), options)?;
         let container = self.acquire(&file_name("container", container), Mode::Exclusive, options)?;
         Ok(Held { container: Some(container), _network: Some(network) })
     }
 
     /// For GC.
     pub(crate) fn network(&self, network: &str, options: &CallOptions) -> Result<Held, NetworkError> {
-        let network = self.acquire(&file_name("network", network), Mode::Exclusive, options)?;
+        let network = self.exclude(&file_name("network", network), options)?;
         Ok(Held { container: None, _network: Some(network) })
     }
 
@@ -94,7 +98,7 @@ impl Locks {
     /// For an operation on a pod, which may have several attachments. Acquired before the locks of those.
     #[cfg(feature = "pods")]
     pub(crate) fn pod(&self, sandbox: &str, options: &CallOptions) -> Result<Held, NetworkError> {
-        let all = self.acquire("pods", Mode::Shared, options)?;
+        let all = self.share("pods", options)?;
         let pod = self.acquire(&file_name("pod", sandbox), Mode::Exclusive, options)?;
         Ok(Held { container: Some(pod), _network: Some(all) })
     }
@@ -102,8 +106,23 @@ impl Locks {
     /// For GC of all pods.
     #[cfg(feature = "pods")]
     pub(crate) fn pods(&self, options: &CallOptions) -> Result<Held, NetworkError> {
-        let all = self.acquire("pods", Mode::Exclusive, options)?;
+        let all = self.exclude("pods", options)?;
         Ok(Held { container: None, _network: Some(all) })
+    }
+
+    /// Acquires a shared lock, after the processes that wait for the exclusive one.
+    fn share(&self, name: &str, options: &CallOptions) -> Result<FileLock, NetworkError> {
+        let gate = gate(name);
+        if self.dir.exists(&gate)? {
+            drop(self.acquire(&gate, Mode::Shared, options)?);
+        }
+        self.acquire(name, Mode::Shared, options)
+    }
+
+    /// Acquires an exclusive lock, and lets no process share it from the beginning of the wait on.
+    fn exclude(&self, name: &str, options: &CallOptions) -> Result<FileLock, NetworkError> {
+        let _gate = self.acquire(&gate(name), Mode::Exclusive, options)?;
+        self.acquire(name, Mode::Exclusive, options)
     }
 
     fn acquire(&self, name: &str, mode: Mode, options: &CallOptions) -> Result<FileLock, NetworkError> {
@@ -130,8 +149,7 @@ impl Locks {
         }
     }
 
-    /// Waits on a thread: flock(2) knows neither a time limit nor a cancellation. The kernel serves waiters in
-    /// order.
+    /// Waits on a thread: flock(2) knows neither a time limit nor a cancellation.
     fn wait(
         &self,
         name: &str,
@@ -160,8 +178,82 @@ impl Locks {
     }
 }
 
+/// The name of the gate's file of a lock that is shared. No other lock has such a name.
+fn gate(name: &str) -> String {
+    format!("gate-{name}")
+}
+
 /// The name of a lock file. The IDs are checked: letters, digits, `_`, `.` and `-`.
 fn file_name(kind: &str, id: &str) -> String {
     let end = id.len().min(LONGEST);
     format!("{kind}-{}", id.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Operations with shared locks that begin before others end, until `exclusive` has its lock. It must not wait for
+    /// more than those that run when it comes.
+    fn gets_its_turn<T: std::fmt::Debug>(
+        shared: impl Fn(&Locks, &str, &CallOptions) -> Result<Held, NetworkError> + Sync,
+        exclusive: impl Fn(&Locks, &CallOptions) -> Result<T, NetworkError>,
+    ) {
+        let cache = tempfile::tempdir().unwrap();
+        let (options, done) = (CallOptions::new().limit(Duration::from_secs(20)), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for stream in 0..4 {
+                let (cache, options, shared, done) = (cache.path(), &options, &shared, &done);
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(10 * stream));
+                    while !done.load(Ordering::Relaxed) {
+                        let held = shared(&Locks::open(cache).unwrap(), &format!("c{stream}"), options);
+                        let _held = held.unwrap();
+                        std::thread::sleep(Duration::from_millis(40));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            for _ in 0..5 {
+                // The wait is 40 ms; the limit is for a machine with other work.
+                let limit = CallOptions::new().limit(Duration::from_secs(2));
+                let locked = exclusive(&Locks::open(cache.path()).unwrap(), &limit);
+                if locked.is_err() {
+                    // The threads end before the test fails.
+                    done.store(true, Ordering::Relaxed);
+                }
+                drop(locked.unwrap());
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn gc_of_a_network_gets_the_lock_in_a_stream_of_adds() {
+        gets_its_turn(
+            |locks, container, options| locks.attachment("n", container, options),
+            |locks, options| locks.network("n", options),
+        );
+    }
+
+    #[cfg(feature = "pods")]
+    #[test]
+    fn gc_of_pods_gets_the_lock_in_a_stream_of_set_ups() {
+        gets_its_turn(Locks::pod, Locks::pods);
+    }
+
+    #[test]
+    fn a_gc_that_gave_up_lets_adds_pass() {
+        let cache = tempfile::tempdir().unwrap();
+        let locks = Locks::open(cache.path()).unwrap();
+        let short = CallOptions::new().limit(Duration::from_millis(50));
+        let held = locks.attachment("n", "one", &short).unwrap();
+        locks.network("n", &short).unwrap_err();
+        drop(locks.attachment("n", "two", &short).unwrap());
+        drop(held);
+        drop(locks.network("n", &short).unwrap());
+        drop(locks.attachment("n", "one", &short).unwrap());
+    }
 }

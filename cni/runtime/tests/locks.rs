@@ -145,6 +145,49 @@ fn gc_runs_without_any_other_call_of_the_network() {
     );
 }
 
+/// A GC in a process of its own, which is killed while it waits for an ADD.
+#[test]
+fn a_killed_gc_holds_no_lock() {
+    during(
+        |runtime| drop(runtime.add(&network("n"), &container("one")).unwrap()),
+        |driver| {
+            let mut gc = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "gc_in_a_process", "--ignored"])
+                .env(CACHE, driver.cache())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            let short = driver.with(CallOptions::new().limit(Duration::from_millis(60)));
+            let add = |container: &str| short.add(&network("n"), &self::container(container));
+            // A new ADD waits for the GC.
+            let begin = Instant::now();
+            let error = loop {
+                match add("two") {
+                    Err(error) => break error,
+                    Ok(_) => assert!(begin.elapsed() < PATIENCE, "the GC does not wait"),
+                }
+                assert!(gc.try_wait().unwrap().is_none());
+            };
+            assert!(matches!(&error, NetworkError::Lock(error) if error.is_timeout()), "{error}");
+            gc.kill().unwrap();
+            gc.wait().unwrap();
+            drop(add("two").unwrap());
+            driver.del(&network("n"), &container("two")).unwrap();
+        },
+    );
+}
+
+/// The directory of the cache, for [`gc_in_a_process`].
+const CACHE: &str = "SLIPWAY_TEST_CACHE";
+
+#[test]
+#[ignore = "a process of another test"]
+fn gc_in_a_process() {
+    let cache = std::env::var_os(CACHE).unwrap();
+    let runtime = Runtime::builder().cache(cache).exec(Arc::new(Quick)).build();
+    runtime.gc(&network("n"), GcScope::NoList).unwrap();
+}
+
 #[test]
 fn a_runtime_without_locks_waits_for_nothing_and_makes_no_file() {
     let cache = tempfile::tempdir().unwrap();
