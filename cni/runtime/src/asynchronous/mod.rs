@@ -30,6 +30,7 @@ use crate::verbs::{
 };
 
 pub use processes::Processes;
+pub(crate) use processes::{RunError, run_group};
 
 /// The future of a plugin's call.
 pub type CallFuture<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;

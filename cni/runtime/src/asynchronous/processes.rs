@@ -38,7 +38,12 @@ async fn run(path: &Path, call: &PluginCall, options: &CallOptions) -> Outcome {
     let begin = Instant::now();
     let (mut stdout, mut stderr) = (Vec::new(), Lines::new(options, call));
     let ended = {
-        let plugin = plugin(path, call, &mut stdout, &mut stderr);
+        let plugin = run_group(
+            command(path, call),
+            &call.stdin,
+            |bytes| stdout.extend_from_slice(bytes),
+            |bytes| stderr.push(bytes),
+        );
         let cancelled = async {
             match &options.cancel {
                 Some(cancel) => cancel.cancelled().await,
@@ -47,7 +52,9 @@ async fn run(path: &Path, call: &PluginCall, options: &CallOptions) -> Outcome {
         };
         tokio::select! {
             biased;
-            ended = plugin => ended,
+            ended = plugin => ended.map_err(|RunError { operation, error }| {
+                CallError::Failed(failure(&format!("{operation} {}: {error}", path.display()), &[], &[]))
+            }),
             () = cancelled => Err(CallError::Cancelled),
             () = sleep(options.limit) => Err(CallError::TimedOut(options.limit)),
         }
@@ -56,55 +63,57 @@ async fn run(path: &Path, call: &PluginCall, options: &CallOptions) -> Outcome {
     outcome(path, begin, ended, stdout, &stderr)
 }
 
-/// Runs the plugin to its end. Dropping the future kills it.
-async fn plugin(
-    path: &Path,
-    call: &PluginCall,
-    stdout: &mut Vec<u8>,
-    stderr: &mut Lines<'_>,
-) -> Result<ExitStatus, CallError> {
-    let failed = |operation: &str, e: io::Error| {
-        CallError::Failed(failure(&format!("{operation} {}: {e}", path.display()), &[], &[]))
-    };
-    let mut running = Running::start(path, call).await.map_err(|e| failed("run", e))?;
+/// A program that could not be started, or not waited for.
+pub(crate) struct RunError {
+    pub(crate) operation: &'static str,
+    pub(crate) error: io::Error,
+}
+
+/// Runs a program to its end, in a process group of its own, and passes on what it prints. A process that it leaves
+/// behind with its pipes open delays the end by 0.2 s at most. Dropping the future kills the group.
+pub(crate) async fn run_group(
+    command: std::process::Command,
+    input: &[u8],
+    stdout: impl FnMut(&[u8]),
+    stderr: impl FnMut(&[u8]),
+) -> Result<ExitStatus, RunError> {
+    let failed = |operation: &'static str| move |error: io::Error| RunError { operation, error };
+    let program = command.get_program().to_owned();
+    let mut running = Running::start(command).await.map_err(failed("run"))?;
     let child = &mut running.child;
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let write = write(stdin, &call.stdin);
-    let pipes = async {
-        tokio::join!(
-            read(out, |bytes| stdout.extend_from_slice(bytes)),
-            read(err, |bytes| stderr.push(bytes)),
-        )
-    };
+    let write = write(stdin, input);
+    let pipes = async { tokio::join!(read(out, stdout), read(err, stderr)) };
     tokio::pin!(write, pipes);
     let (mut written, mut closed) = (false, false);
     let status = loop {
         tokio::select! {
-            status = running.child.wait() => break status.map_err(|e| failed("wait for", e))?,
+            status = running.child.wait() => break status.map_err(failed("wait for"))?,
             () = &mut write, if !written => written = true,
             _ = &mut pipes, if !closed => closed = true,
         }
     };
     if !closed && timeout(GRACE, pipes).await.is_err() {
-        log::debug!("{}: another process holds its output open", path.display());
+        log::debug!("{}: another process holds its output open", Path::new(&program).display());
     }
     Ok(status)
 }
 
-/// A plugin that is killed, with its group, when it is dropped.
+/// A program that is killed, with its group, when it is dropped.
 struct Running {
     child: Child,
 }
 
 impl Running {
-    /// Starts the plugin. Retries while its file is being written.
-    async fn start(path: &Path, call: &PluginCall) -> io::Result<Self> {
-        let mut command = Command::from(command(path, call));
+    /// Starts the program. Retries while its file is being written.
+    async fn start(command: std::process::Command) -> io::Result<Self> {
+        let mut command = Command::from(command);
+        let program = command.as_std().get_program().to_owned();
         command.process_group(0).kill_on_drop(true);
         for _ in 1..ATTEMPTS {
             match command.spawn() {
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
-                    log::warn!("{} is being written, trying again", path.display());
+                    log::warn!("{} is being written, trying again", Path::new(&program).display());
                     sleep(Duration::from_secs(1)).await;
                 }
                 done => return done.map(|child| Self { child }),
@@ -116,7 +125,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // None after the plugin was reaped: another process may have the number.
+        // None after the program was reaped: another process may have the number.
         if let Some(pid) = self.child.id() {
             kill(pid, Group::Own);
         }

@@ -6,14 +6,14 @@ use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 use serde_json::{Map, Value};
-use tokio::process::Command;
 
 use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus};
+use crate::asynchronous::{RunError, run_group};
 use crate::exec::DEFAULT_LIMIT;
 
 /// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. Called with
@@ -93,7 +93,7 @@ impl ExecDriver {
         &self.program
     }
 
-    /// Runs the program and returns its standard output.
+    /// Runs the program and returns its standard output. At the time limit its process group is killed.
     async fn call(&self, action: &'static str, pod: Option<&Pod>) -> Result<Vec<u8>, ExecDriverError> {
         let program = self.program.display().to_string();
         let mut command = Command::new(&self.program);
@@ -101,19 +101,26 @@ impl ExecDriver {
         if let Some(pod) = pod {
             command.args([&pod.namespace, &pod.name, &pod.sandbox_id]);
         }
-        command.kill_on_drop(true);
-        let output = match tokio::time::timeout(self.limit, command.output()).await {
-            Ok(output) => output.map_err(|error| ExecDriverError::Run { program: program.clone(), error })?,
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let running = run_group(
+            command,
+            &[],
+            |bytes| stdout.extend_from_slice(bytes),
+            |bytes| stderr.extend_from_slice(bytes),
+        );
+        let status = match tokio::time::timeout(self.limit, running).await {
+            Ok(Ok(status)) => status,
+            Ok(Err(RunError { error, .. })) => return Err(ExecDriverError::Run { program, error }),
             Err(_) => return Err(ExecDriverError::TimedOut { program, action, limit: self.limit }),
         };
-        let text = [&output.stdout[..], &output.stderr[..]].concat();
+        let text = [&stdout[..], &stderr[..]].concat();
         let text = String::from_utf8_lossy(&text).trim().to_owned();
-        let status = crate::exec::status_text(output.status);
-        log::debug!("{program} {action}: {status}, output: {text}");
-        if output.status.success() {
-            return Ok(output.stdout);
+        let shown = crate::exec::status_text(status);
+        log::debug!("{program} {action}: {shown}, output: {text}");
+        if status.success() {
+            return Ok(stdout);
         }
-        Err(ExecDriverError::Failed { program, action, status, output: text })
+        Err(ExecDriverError::Failed { program, action, status: shown, output: text })
     }
 }
 
@@ -228,5 +235,43 @@ mod tests {
         let slow = script(directory.path(), "slow", "exec sleep 60").limit(Duration::from_millis(50));
         let error = slow.tear_down_pod(&pod).await.unwrap_err().to_string();
         assert!(error.ends_with("slow/slow teardown: no result after 0.05 s: killed"), "{error}");
+    }
+
+    /// The letter of a process's state; none if it does not exist.
+    fn state(pid: &str) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(") ").next()?.chars().next()
+    }
+
+    #[tokio::test]
+    async fn the_time_limit_ends_the_program_and_its_children() {
+        let directory = tempfile::tempdir().unwrap();
+        let rest = "sleep 600 & echo $! >$0.child; echo $$ >$0.pid; wait";
+        let driver = script(directory.path(), "slow", rest).limit(Duration::from_millis(500));
+        let error = driver.set_up_pod(&Pod::new("shop", "web", "c1")).await.unwrap_err().to_string();
+        assert!(error.ends_with("slow/slow setup: no result after 0.5 s: killed"), "{error}");
+        let pid = |name: &str| std::fs::read_to_string(driver.program.with_extension(name)).unwrap();
+        let ended = async {
+            // The program is reaped; its child is init's.
+            while state(pid("pid").trim()).is_some()
+                || state(pid("child").trim()).is_some_and(|now| now != 'Z')
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("both have ended");
+    }
+
+    #[tokio::test]
+    async fn a_process_that_holds_the_output_open_delays_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let rest = r#"setsid sleep 600 & echo $! >$0.child; echo '{"ip": "10.1.0.5"}'"#;
+        let driver = script(directory.path(), "sdn", rest).limit(Duration::from_secs(20));
+        let status = driver.pod_network_status(&Pod::new("shop", "web", "c1")).await;
+        let child = std::fs::read_to_string(driver.program.with_extension("child")).unwrap();
+        let killed = std::process::Command::new("kill").arg(child.trim()).status().unwrap();
+        assert_eq!(status.unwrap().unwrap().ip.to_string(), "10.1.0.5");
+        // A daemon lives on.
+        assert!(killed.success());
     }
 }
