@@ -92,7 +92,10 @@ async fn execute(given: &Given, options: &CallOptions) -> Result<(), Failure> {
             let pod = located(&given.pod)?;
             output::attached(&pod, &manager.status(&pod, options).await?, given.json)
         }
-        Command::List => output::cached(&manager.attachments().await?, given.json),
+        Command::List => {
+            let pending = manager.pending().await?;
+            output::listed(&manager.attachments().await?, &pending, given.json)
+        }
         Command::Gc => return gc(&manager, &given.keep, options).await,
         Command::Networks => output::networks(&*manager.resync().await?, given.json),
     };
@@ -142,9 +145,11 @@ async fn gc(manager: &Manager, keep: &[String], options: &CallOptions) -> Result
     }
     manager.gc(&valid, options).await?;
     // A network with `disableGC` keeps its attachments.
-    let left = manager.attachments().await?;
+    let (pending, left) = (manager.pending().await?, manager.attachments().await?);
     let is_valid = |sandbox: &String| {
-        keep.contains(sandbox) || left.iter().any(|one| one.attachment.container_id() == sandbox)
+        keep.contains(sandbox)
+            || left.iter().any(|one| one.attachment.container_id() == sandbox)
+            || pending.iter().any(|one| one.container.id == *sandbox)
     };
     for sandbox in netns::sandboxes()?.iter().filter(|sandbox| !is_valid(sandbox)) {
         netns::delete(sandbox)?;

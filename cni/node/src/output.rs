@@ -5,8 +5,8 @@
 use std::io;
 use std::net::IpAddr;
 
-use cni_runtime::Cached;
-use cni_runtime::pods::{Attached, Networks, Pod, parse_args};
+use cni_runtime::pods::{Attached, Networks, Planned, Pod, parse_args};
+use cni_runtime::{Cached, Container};
 use cni_spec::AddResult;
 use serde_json::{Value, json};
 use slipway_cli::columns;
@@ -53,48 +53,82 @@ fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> Value {
     json!({ "pod": { "namespace": namespace, "name": name, "sandbox": sandbox }, "addresses": addresses })
 }
 
-/// Prints cached attachments.
-pub(crate) fn cached(all: &[Cached], is_json: bool) -> io::Result<()> {
-    if is_json {
-        return print(cached_document(all));
+/// An attachment of `pod list`. A text is empty where it is unknown.
+struct Listed {
+    /// `NAMESPACE/NAME`.
+    pod: String,
+    sandbox: String,
+    network: String,
+    interface: String,
+    addresses: Vec<String>,
+    netns: String,
+    state: &'static str,
+}
+
+impl From<&Cached> for Listed {
+    fn from(cached: &Cached) -> Self {
+        Self {
+            pod: pod_of(&parse_args(&cached.args)),
+            sandbox: cached.attachment.container_id().to_owned(),
+            network: cached.attachment.network().to_owned(),
+            interface: cached.attachment.ifname().to_owned(),
+            addresses: addresses(&cached.result),
+            netns: cached.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+            state: "attached",
+        }
     }
-    let rows = all.iter().map(|one| {
-        let (attachment, addresses) = (&one.attachment, addresses(&one.result).join(","));
-        let (sandbox, network, ifname) =
-            (attachment.container_id(), attachment.network(), attachment.ifname());
-        [pod_of(one), sandbox.to_owned(), network.to_owned(), ifname.to_owned(), addresses, netns_of(one)]
+}
+
+impl From<&Planned> for Listed {
+    fn from(Planned { network, container }: &Planned) -> Self {
+        let Container { id, ifname, netns, args, .. } = container;
+        Self {
+            pod: pod_of(args),
+            sandbox: id.clone(),
+            network: network.name().to_owned(),
+            interface: ifname.clone(),
+            addresses: Vec::new(),
+            netns: netns.clone(),
+            state: "pending",
+        }
+    }
+}
+
+/// Prints cached attachments, and those of set-ups that run or were killed.
+pub(crate) fn listed(cached: &[Cached], pending: &[Planned], is_json: bool) -> io::Result<()> {
+    let all = cached.iter().map(Listed::from).chain(pending.iter().map(Listed::from));
+    if is_json {
+        return print(listed_document(all));
+    }
+    let rows = all.map(|one| {
+        let Listed { pod, sandbox, network, interface, addresses, netns, state } = one;
+        [pod, sandbox, network, interface, addresses.join(","), netns, state.to_owned()]
     });
-    table(["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS"], rows)
+    table(["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS", "STATE"], rows)
 }
 
-fn cached_document(all: &[Cached]) -> Value {
-    let attachment = |one: &Cached| {
+fn listed_document(all: impl Iterator<Item = Listed>) -> Value {
+    let attachments = all.map(|one| {
         json!({
-            "pod": known(&pod_of(one)),
-            "sandbox": one.attachment.container_id(),
-            "network": one.attachment.network(),
-            "interface": one.attachment.ifname(),
-            "addresses": addresses(&one.result),
-            "netns": known(&netns_of(one)),
+            "pod": known(&one.pod),
+            "sandbox": one.sandbox,
+            "network": one.network,
+            "interface": one.interface,
+            "addresses": one.addresses,
+            "netns": known(&one.netns),
+            "state": one.state,
         })
-    };
-    json!({ "attachments": all.iter().map(attachment).collect::<Vec<_>>() })
+    });
+    json!({ "attachments": attachments.collect::<Vec<_>>() })
 }
 
-/// `NAMESPACE/NAME` of a cached attachment's pod; empty for one of another runtime.
-fn pod_of(one: &Cached) -> String {
-    let args = parse_args(&one.args);
-    let arg = |wanted: &str| {
-        args.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.clone()).unwrap_or_default()
-    };
+/// `NAMESPACE/NAME` of a pod, from `CNI_ARGS`; empty for an attachment of another runtime.
+fn pod_of(args: &[(String, String)]) -> String {
+    let arg = |wanted: &str| args.iter().find(|(key, _)| key == wanted).map_or("", |(_, value)| value);
     match (arg("K8S_POD_NAMESPACE"), arg("K8S_POD_NAME")) {
-        (namespace, name) if name.is_empty() => namespace,
+        (namespace, "") => namespace.to_owned(),
         (namespace, name) => format!("{namespace}/{name}"),
     }
-}
-
-fn netns_of(one: &Cached) -> String {
-    one.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
 }
 
 /// Prints the files of the configuration directory.
@@ -198,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_attachments_are_as_documented() {
+    fn attachments_are_as_documented() {
         let config = br#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}"#;
         let of = |args: &str, netns: Option<&str>| Cached {
             attachment: Attachment::new("pods", "8f3a", "eth0").unwrap(),
@@ -211,7 +245,12 @@ mod tests {
             written: None,
         };
         let ours = of("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", Some("/run/netns/web"));
-        let document = cached_document(&[ours, of("", None)]);
+        let network = cni_runtime::Network::from_bytes(config.as_slice()).unwrap();
+        let pending = Planned { network, container: Container::new("8f3b", "eth0") };
+        let cached = [ours, of("", None)];
+        let all = cached.iter().map(Listed::from).chain([Listed::from(&pending)]);
+        let document = listed_document(all);
+        assert_eq!(document["attachments"][2]["state"], "pending");
         assert_eq!(document["attachments"][0]["pod"], "shop/web-0");
         assert_eq!(document["attachments"][0]["addresses"], json!(["10.22.0.2/24", "fd00::2/64"]));
         assert_documented("slipwayd pod list", &[document]);

@@ -2,9 +2,12 @@
 
 //! `slipwayd` or one of its plugins is killed at a system call: a teardown then leaves nothing.
 
-use slipway_tests::{Disturbance, Point, all_kill_points, disturbed, is_peer, sample, stride};
+use std::time::{Duration, Instant};
 
-use crate::stage::Stage;
+use serde_json::{Value, json};
+use slipway_tests::{Disturbance, Point, all_kill_points, disturbed, is_peer, sample, stride, within};
+
+use crate::stage::{Stage, bridge, list};
 
 /// The number of points in a run that tries a sample.
 const FEW: usize = 14;
@@ -34,14 +37,15 @@ fn a_teardown_after_a_killed_set_up_leaves_nothing() {
     let up = || {
         stage.call(&format!("pod up test/web --sandbox s1 --netns /run/netns/web --port 8080:80 {NETWORKS}"))
     };
-    let down = format!("pod down test/web --sandbox s1 --netns /run/netns/web {NETWORKS}");
+    // Neither the networks nor the namespace are named again.
+    let down = "pod down test/web --sandbox s1";
     let (output, all) = all_kill_points(&stage.node, up());
     assert_eq!(output.process.code, Some(0), "{}", output.process);
-    stage.ok(&down);
+    stage.ok(down);
     before.assert_same(&stage.state(&[&pod]));
     for point in points(all) {
         let _killed = disturbed(&stage.node, up(), &point, Disturbance::Kill);
-        stage.ok(&down);
+        stage.ok(down);
         let changes = before.changes(&stage.state(&[&pod]));
         assert!(changes.is_empty(), "{point:?}:\n{}", changes.join("\n"));
     }
@@ -68,4 +72,86 @@ fn a_teardown_after_a_killed_teardown_leaves_nothing() {
         let changes = before.changes(&stage.state(&[]));
         assert!(changes.is_empty(), "{point:?}:\n{}", changes.join("\n"));
     }
+}
+
+/// A set-up that is killed while its second network's plugin runs, with ports, addresses and files of the first plugin.
+fn killed_set_up(stage: &Stage, up: &str) {
+    stage.node.write(
+        "/var/lib/slow/slow",
+        "#!/bin/sh\nif [ $CNI_COMMAND = VERSION ]; then\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\n\
+         elif [ $CNI_COMMAND = ADD ]; then\n>/run/started; exec sleep 100\nfi\n",
+    );
+    stage.node.cmd("chmod +x /var/lib/slow/slow");
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let plugins = json!([bridge("br3", "10.94.0.0/24"), portmap, {"type": "slow"}]);
+    stage.write("30-slow.conflist", &list("slow", &plugins));
+    let words = format!("{up} --network slow --port 8081:80 --cni-bin-dir /var/lib/slow");
+    let running = stage.call(&words).spawn();
+    let limit = Instant::now() + within(Duration::from_secs(30));
+    while stage.node.read("/run/started").is_none() && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    stage.node.cmd(&format!("kill -KILL {}", running.pid()));
+    let output = running.wait().process;
+    assert!(output.code.is_none() && stage.node.read("/run/started").is_some(), "{output}");
+    stage.node.cmd("rm /run/started");
+}
+
+const UP: &str = "pod up test/web --sandbox s1 --create-netns --port 8080:80 --network pods";
+
+#[test]
+fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    // Deletes what the kill left beside the pods, and makes the plugin's files.
+    killed_set_up(&stage, UP);
+    let with = "--cni-bin-dir /var/lib/slow";
+    stage.ok(&format!("pod gc --all {with}"));
+    let before = stage.state(&[]);
+    killed_set_up(&stage, UP);
+    let listed: Value = serde_json::from_str(&stage.ok("pod list --output json")).expect("JSON");
+    let rows = listed["attachments"].as_array().expect("a list");
+    let states: Vec<_> = rows.iter().map(|row| (&row["network"], &row["interface"], &row["state"])).collect();
+    assert_eq!(
+        states,
+        [
+            (&json!("pods"), &json!("eth0"), &json!("attached")),
+            (&json!("slow"), &json!("eth1"), &json!("pending"))
+        ]
+    );
+    assert_eq!((&rows[1]["pod"], &rows[1]["sandbox"]), (&json!("test/web"), &json!("s1")));
+    assert!(stage.ok("pod list").contains("pending"));
+    stage.ok(&format!("pod gc --keep s1 {with}"));
+    assert_eq!(stage.ok("pod list").lines().count(), 3);
+    // The configuration of the set-up is used.
+    stage.remove("30-slow.conflist");
+    stage.ok(&format!("pod gc --all {with}"));
+    let changes = before.changes(&stage.state(&[]));
+    let changes: Vec<_> = changes.iter().filter(|line| !line.contains("30-slow.conflist")).collect();
+    assert!(changes.is_empty(), "{changes:#?}");
+    assert_eq!(stage.ok("pod list").lines().count(), 1);
+}
+
+#[test]
+fn a_pod_is_set_up_again_after_a_killed_set_up() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    let _pod = stage.node.pod("web");
+    let up = UP.replace("--create-netns", "--netns /run/netns/web");
+    killed_set_up(&stage, &up);
+    let with = "--netns /run/netns/web --cni-bin-dir /var/lib/slow";
+    // CHECK of an attachment that was not finished fails.
+    stage.fails(&format!("pod status test/web --sandbox s1 {with}"));
+    stage.ok(&format!("pod down test/web --sandbox s1 --network slow=eth1 {with}"));
+    stage.ok(&format!("pod status test/web --sandbox s1 {with}"));
+    stage.ok(&format!("pod down test/web --sandbox s1 {with}"));
+    stage.ok(&up);
+    assert_eq!(stage.ok("pod list").lines().count(), 2);
+    assert!(stage.node.list("/var/lib/cni/pending").is_empty());
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cni_kernel::dir::DirError;
 use cni_spec::{AddResult, Attachment, Version, check_container_id};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -17,6 +18,7 @@ use tokio::task::spawn_blocking;
 use super::directory::{Directory, Networks};
 use super::error::{PodError, PodVerb, SandboxError, several};
 use super::names::{Wanted, interface_names};
+use super::pending::{Pending, Planned};
 use super::request::{Attach, Pod};
 use super::sandbox::{self, Loopback};
 use crate::cache::{Cache, Cached};
@@ -86,13 +88,6 @@ pub struct Attached {
     pub version: Version,
     /// The result of its ADD.
     pub result: AddResult,
-}
-
-/// An attachment to make, check or remove.
-#[derive(Debug)]
-struct Planned {
-    network: Network,
-    container: Container,
 }
 
 /// The attachments of a pod, and errors for networks that are neither cached nor configured.
@@ -215,7 +210,7 @@ impl Manager {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let planned = self.plan(pod).await?;
         let runtime = self.inner.runtime.with(options.clone());
-        let held = lock_pod(&runtime, pod).await?;
+        let held = Arc::new(lock_pod(&runtime, pod).await?);
         for cached in runtime.attachments(&pod.sandbox).await? {
             let ifname = cached.attachment.ifname();
             // Another ADD would fail, and its undo remove what is attached.
@@ -227,24 +222,36 @@ impl Manager {
         }
         let netns = pod.netns.clone();
         let loopback = in_sandbox(pod, move || sandbox::loopback_up(&netns)).await?;
+        let (sandbox, pending) = (pod.sandbox.clone(), planned.clone());
+        let noted = on_files(&runtime, &held, move |cache| Pending::create(cache)?.add(&sandbox, &pending));
+        if let Err(error) = noted.await {
+            let undo = self.undo(pod, &[], loopback, options).await;
+            return Err(PodError::Undone { error: Box::new(error), undo });
+        }
         let mut attached = Vec::new();
         for Planned { network, container } in &planned {
             match runtime.add(network, container).await {
                 Ok(result) => attached.push(Attached::new(network, container, result)),
                 Err(error) => {
+                    let is_undone = !matches!(&error, NetworkError::Undone { undo: Some(_), .. });
                     let error = Box::new(of_network(PodVerb::Adding, pod, network, error));
                     let made = &planned[..attached.len()];
                     let undo = self.undo(pod, made, loopback, options).await;
-                    self.forget(&runtime, pod, held).await;
+                    if is_undone && undo.is_empty() {
+                        settled(&runtime, &held, &pod.sandbox, planned).await;
+                    }
+                    self.forget(&runtime, pod, &held).await;
                     return Err(PodError::Undone { error, undo });
                 }
             }
         }
+        settled(&runtime, &held, &pod.sandbox, planned).await;
         Ok(attached)
     }
 
-    /// Removes the attachments of the pod, with the cached configuration and parameters, else with those of the
-    /// configuration directory: all cached ones if the pod has no networks, else those of its networks. Succeeds if
+    /// Removes the attachments of the pod, with the cached configuration and parameters, else with those of a set-up
+    /// that was killed, else with those of the configuration directory: all cached and pending ones if the pod has no
+    /// networks, else those of its networks. Succeeds if
     /// they are gone already, and for a network that is neither cached nor configured. Continues after an error.
     ///
     /// # Errors
@@ -252,13 +259,16 @@ impl Manager {
     pub async fn tear_down(&self, pod: &Pod, options: &CallOptions) -> Result<(), PodError> {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let runtime = self.inner.runtime.with(options.clone());
-        let held = lock_pod(&runtime, pod).await?;
+        let held = Arc::new(lock_pod(&runtime, pod).await?);
         let Found { planned, missing } = self.find(&runtime, pod).await?;
         for error in missing {
             log::warn!("pod {}: nothing to tear down: {error}", pod.full_name());
         }
         let errors = remove(&runtime, pod, &planned).await;
-        self.forget(&runtime, pod, held).await;
+        if errors.is_empty() {
+            settled(&runtime, &held, &pod.sandbox, planned).await;
+        }
+        self.forget(&runtime, pod, &held).await;
         several(errors)
     }
 
@@ -315,10 +325,10 @@ impl Manager {
         Ok(self.inner.runtime.with(options.clone()).status(network).await?)
     }
 
-    /// Removes the cached attachments that belong to none of the valid pods, then calls GC of every network. No other
-    /// operation runs concurrently.
+    /// Removes the cached and pending attachments that belong to none of the valid pods, then calls GC of every
+    /// network. No other operation runs concurrently.
     ///
-    /// Of a valid pod, the attachments of its networks and all cached ones of its sandbox are kept.
+    /// Of a valid pod, the attachments of its networks and all cached and pending ones of its sandbox are kept.
     ///
     /// # Errors
     /// [`PodError::Several`] if several DELs or GCs fail; else the only error, of one of them, the locks or the cache.
@@ -329,8 +339,8 @@ impl Manager {
             Some(locks) => locks.pods(options),
             None => Ok(Held::nothing()),
         });
-        let _held = lock.await?;
-        let cached = self.attachments().await?;
+        let held = Arc::new(lock.await?);
+        let (cached, noted) = (self.attachments().await?, self.noted().await?);
         let mut keep: Vec<Attachment> = Vec::new();
         for pod in valid {
             let of_pod = cached.iter().filter(|one| one.attachment.container_id() == pod.sandbox);
@@ -341,15 +351,32 @@ impl Manager {
         let mut all: BTreeMap<String, Network> =
             cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
         all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
+        let is_valid = |one: &Planned| valid.iter().any(|pod| pod.sandbox == one.container.id);
+        let (valid, stale): (Vec<_>, Vec<_>) = noted.into_iter().partition(is_valid);
+        for one in &valid {
+            keep.push(one.attachment()?);
+        }
         let mut errors = Vec::new();
+        for one in stale.into_iter().rev().filter(|one| !one.network.list().disable_gc) {
+            let attachment = one.attachment()?;
+            match runtime.del(&one.network, &one.container).await {
+                Ok(()) => settled(&runtime, &held, attachment.container_id(), vec![one]).await,
+                Err(error) => errors.push(runtime::stale(&attachment, error).into()),
+            }
+        }
         for network in all.values() {
             errors.extend(runtime.gc(network, GcScope::AllBut(&keep)).await.err().map(PodError::from));
         }
-        let swept = runtime.blocking(|store| match Cache::open(&store.cache)? {
-            Some(cache) => Ok(cache.sweep()?),
-            None => Ok(()),
+        let swept = on_files(&runtime, &held, |directory| {
+            if let Some(cache) = Cache::open(directory)? {
+                cache.sweep()?;
+            }
+            if let Some(pending) = Pending::open(directory)? {
+                pending.sweep()?;
+            }
+            Ok(())
         });
-        errors.extend(swept.await.err().map(PodError::from));
+        errors.extend(swept.await.err());
         several(errors)
     }
 
@@ -367,6 +394,29 @@ impl Manager {
             Ok(all)
         };
         Ok(self.inner.runtime.blocking(move |store| read(&store.cache)).await?)
+    }
+
+    /// The attachments of set-ups that run or were killed, which are not cached. A teardown and GC remove them.
+    ///
+    /// # Errors
+    /// [`PodError::Runtime`] if the files cannot be listed.
+    pub async fn pending(&self) -> Result<Vec<Planned>, PodError> {
+        // Read before the cache: an attachment that is made concurrently is then in one of them.
+        let mut pending = self.noted().await?;
+        if !pending.is_empty() {
+            let cached = self.attachments().await?;
+            pending.retain(|one| !cached.iter().any(|cached| one.is_cached_as(cached)));
+        }
+        Ok(pending)
+    }
+
+    /// The attachments of set-ups that run or were killed, cached or not.
+    async fn noted(&self) -> Result<Vec<Planned>, PodError> {
+        let noted = self.inner.runtime.blocking(|store| match Pending::open(&store.cache)? {
+            Some(pending) => Ok(pending.all()?),
+            None => Ok(Vec::new()),
+        });
+        Ok(noted.await?)
     }
 
     /// The attachments to make.
@@ -393,35 +443,42 @@ impl Manager {
     ) -> Result<Planned, PodError> {
         let network = lookup(networks, attach).ok_or_else(|| self.unknown(attach))?.clone();
         let container = pod.container(&attach.parameters, ifname, &self.inner.args)?;
-        network.attachment(&container).map_err(NetworkError::from)?;
-        Ok(Planned { network, container })
+        let planned = Planned { network, container };
+        planned.attachment()?;
+        Ok(planned)
     }
 
     /// The attachments to check or remove.
     async fn find(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Found, PodError> {
         let cached = runtime.attachments(&pod.sandbox).await?;
-        let of_cache = |one: &Cached| {
-            let mut container = one.container();
-            if !pod.netns.is_empty() {
-                container.netns.clone_from(&pod.netns);
-            }
-            Planned { network: one.network(), container }
-        };
-        if pod.networks.is_empty() && !cached.is_empty() {
-            return Ok(Found { planned: cached.iter().map(of_cache).collect(), missing: Vec::new() });
+        let sandbox = pod.sandbox.clone();
+        let pending = runtime.blocking(move |store| match Pending::open(&store.cache)? {
+            Some(pending) => Ok(pending.read(&sandbox)?),
+            None => Ok(Vec::new()),
+        });
+        let pending =
+            pending.await?.into_iter().filter(|one| !cached.iter().any(|cached| one.is_cached_as(cached)));
+        let of_cache =
+            cached.iter().map(|one| Planned { network: one.network(), container: one.container() });
+        let mut known: Vec<Planned> = of_cache.chain(pending).collect();
+        if !pod.netns.is_empty() {
+            known.iter_mut().for_each(|one| one.container.netns.clone_from(&pod.netns));
+        }
+        if pod.networks.is_empty() && !known.is_empty() {
+            return Ok(Found { planned: known, missing: Vec::new() });
         }
         let attachments = attachments_of(pod);
         let mut networks = self.networks();
         let ifnames = names(&attachments, &networks)?;
         let mut found = Found::default();
         for (attach, ifname) in attachments.iter().zip(ifnames) {
-            let is_it = |one: &&Cached| match &attach.network {
-                Some(network) => is_attachment(one, network, &ifname),
-                // The default network may have been another one.
-                None => one.attachment.ifname() == ifname,
+            // The default network may have been another one.
+            let is_it = |one: &&Planned| {
+                attach.network.as_ref().is_none_or(|network| network == one.network.name())
+                    && one.container.ifname == ifname
             };
-            if let Some(one) = cached.iter().find(is_it) {
-                found.planned.push(of_cache(one));
+            if let Some(one) = known.iter().find(is_it) {
+                found.planned.push(one.clone());
                 continue;
             }
             if lookup(&networks, attach).is_none() {
@@ -464,7 +521,7 @@ impl Manager {
     }
 
     /// Deletes the lock file of a sandbox without attachments.
-    async fn forget(&self, runtime: &asynchronous::Runtime, pod: &Pod, held: Held) {
+    async fn forget(&self, runtime: &asynchronous::Runtime, pod: &Pod, held: &Held) {
         match runtime.attachments(&pod.sandbox).await {
             Ok(left) if left.is_empty() => held.forget_container(),
             Ok(_) => {}
@@ -540,6 +597,33 @@ async fn remove(runtime: &asynchronous::Runtime, pod: &Pod, planned: &[Planned])
         }
     }
     errors
+}
+
+/// Deletes the note of attachments that are cached or removed. A failure is logged: what is noted and cached counts
+/// as cached, and another DEL changes nothing.
+async fn settled(runtime: &asynchronous::Runtime, held: &Arc<Held>, sandbox: &str, done: Vec<Planned>) {
+    let sandbox = sandbox.to_owned();
+    let removed = on_files(runtime, held, move |cache| match Pending::open(cache)? {
+        Some(pending) => pending.remove(&sandbox, &done),
+        None => Ok(()),
+    });
+    if let Err(error) = removed.await {
+        log::warn!("{error}");
+    }
+}
+
+/// Changes files in the cache's directory on a thread, which outlives a dropped future and holds the lock to its end.
+async fn on_files(
+    runtime: &asynchronous::Runtime,
+    held: &Arc<Held>,
+    work: impl FnOnce(&Path) -> Result<(), DirError> + Send + 'static,
+) -> Result<(), PodError> {
+    let held = Arc::clone(held);
+    let changed = runtime.blocking(move |store| {
+        let _held = held;
+        Ok(work(&store.cache)?)
+    });
+    Ok(changed.await?)
 }
 
 async fn lock_pod(runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Held, PodError> {

@@ -30,6 +30,7 @@ mod directory;
 mod error;
 mod manager;
 mod names;
+mod pending;
 mod request;
 mod sandbox;
 mod watch;
@@ -39,6 +40,7 @@ pub use directory::{Networks, SkipReason, Verdict, decode};
 pub use error::{PodError, PodVerb, SandboxError};
 pub use manager::{Attached, Builder, Manager};
 pub use names::{NameError, Wanted, interface_names};
+pub use pending::Planned;
 pub use request::{
     Attach, BURST, EGRESS_ANNOTATION, INGRESS_ANNOTATION, Parameters, Pod, RequestError, parse_args,
 };
