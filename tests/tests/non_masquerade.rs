@@ -169,6 +169,36 @@ fn the_nodes_list_is_added_and_restore_applies_a_change() {
     }
 }
 
+/// The list is the node's or the network's; a restore, or another ADD, removes what is no longer in it.
+#[test]
+fn a_network_that_was_removed_from_the_list_fails_check_until_it_is_repaired() {
+    for backend in ["nftables", "iptables", "ebpf"] {
+        for gone in LIST {
+            let rest: Vec<&str> = LIST.into_iter().filter(|network| *network != gone).collect();
+            let world = World::new();
+            world.settings(&json!(LIST));
+            let network = world.network("bridge", backend, &json!([]));
+            let (pod, attach) = world.add(&network, "web");
+            world.client_sees(&pod, true);
+            network.check(&attach).expect("CHECK");
+            world.settings(&json!(rest));
+            let error = network.check(&attach).expect_err("a network more").to_string();
+            let text =
+                format!("packets to {gone} are not masqueraded, but nonMasqueradeCIDRs does not have {gone}");
+            assert!(error.contains(&text), "{backend}: {error}");
+            let printed = world.node.slipway("restore");
+            assert!(printed.contains("1 restored"), "{backend}: {printed}");
+            network.check(&attach).unwrap_or_else(|error| panic!("{backend}: CHECK after restore: {error}"));
+            world.settings(&json!([]));
+            network.check(&attach).expect_err("the other network more");
+            network.del(&attach).expect("DEL");
+            network.add(&attach).expect("another ADD");
+            network.check(&attach).unwrap_or_else(|error| panic!("{backend}: CHECK after ADD: {error}"));
+            world.client_sees(&pod, false);
+        }
+    }
+}
+
 #[test]
 fn gc_removes_sets_that_no_chain_uses() {
     let world = World::new();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! CHECK: compares the rules of a plan with those listed, as the reference does one by one. More rules are no
-//! difference, as the reference leaves some behind.
+//! difference, as the reference leaves some behind, but for networks that are no longer exempt from the masquerade.
 
 use std::collections::BTreeSet;
+
+use ipnet::IpNet;
 
 use super::batch::Batch;
 use super::listing::Listing;
@@ -11,6 +13,7 @@ use super::names::{HOSTPORT_DNAT, POSTROUTING, TableName};
 use super::plan::{MasqueradePlan, PortPlan};
 use super::rule::Rule;
 use super::tools::{Refusal, Tools, nat_table};
+use crate::nftables::exempt::Difference;
 use crate::{AddressFamily, Error};
 
 fn require(family: AddressFamily, chain: &str, rule: &Rule, is_there: bool) -> Result<(), Error> {
@@ -69,5 +72,22 @@ fn ask(tools: &Tools, entry: &Rule) -> Result<bool, Error> {
 pub(crate) fn masquerade(listing: &Listing, plan: &MasqueradePlan) -> Result<(), Error> {
     let require = |chain, rule| require(plan.family, chain, rule, listing.contains(chain, rule));
     plan.rules.iter().try_for_each(|rule| require(plan.chain.as_str(), rule))?;
-    plan.jumps.iter().try_for_each(|rule| require(POSTROUTING, rule))
+    plan.jumps.iter().try_for_each(|rule| require(POSTROUTING, rule))?;
+    no_longer_exempt(listing, plan)
+        .map_or(Ok(()), |network| Err(Error::Missing(Difference::More(network).to_string())))
+}
+
+/// A network to which packets keep their source, and which the plan does not have. In a chain that another interface
+/// of the container shares, it may be that interface's.
+fn no_longer_exempt(listing: &Listing, plan: &MasqueradePlan) -> Option<IpNet> {
+    let chain = plan.chain.as_str();
+    if listing.jumps(POSTROUTING, chain).any(|rule| !plan.jumps.contains(rule)) {
+        return None;
+    }
+    let kept = |rules: &[Rule]| -> Vec<IpNet> {
+        let kept = rules.iter().filter(|rule| rule.target() == Some("ACCEPT"));
+        kept.filter_map(Rule::destination).map(|network| network.trunc()).collect()
+    };
+    let wanted = kept(&plan.rules);
+    kept(listing.rules(chain)).into_iter().find(|network| !wanted.contains(network))
 }

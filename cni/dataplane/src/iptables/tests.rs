@@ -249,11 +249,24 @@ fn networks_exempt_from_masquerade_are_accepted_after_the_containers_own() {
             "None Some(\"MASQUERADE\")"
         ]
     );
-    let without = MasqueradeRequest { exempt: Vec::new(), ..request };
-    let there = made(&masquerade_changes(&Listing::default(), &plans[0], ChainUse::Exclusive).to_string());
-    let batch = masquerade_changes(&there, &plan::masquerade(&without)[0], ChainUse::Exclusive).to_string();
-    assert!(batch.contains("-F CNI-") && !batch.contains("10.0.0.0/8"), "{batch}");
-    assert!(super::check::masquerade(&there, &plan::masquerade(&without)[0]).is_ok(), "more rules");
+    let without = MasqueradeRequest { exempt: Vec::new(), ..request.clone() };
+    for (family, removed) in [(0, "10.0.0.0/8"), (1, "fd00::/8")] {
+        let (with, without) = (&plans[family], &plan::masquerade(&without)[family]);
+        let there = made(&masquerade_changes(&Listing::default(), with, ChainUse::Exclusive).to_string());
+        let batch = masquerade_changes(&there, without, ChainUse::Exclusive).to_string();
+        assert!(batch.contains("-F CNI-") && !batch.contains(removed), "{batch}");
+        let more = super::check::masquerade(&there, without).unwrap_err().to_string();
+        let text = "are not masqueraded, but nonMasqueradeCIDRs does not have";
+        assert_eq!(more, format!("packets to {removed} {text} {removed}"));
+        super::check::masquerade(&there, with).unwrap();
+    }
+    // Another interface of the container, whose networks are in the same chain.
+    let second = MasqueradeRequest { addresses: vec!["10.23.0.2/24".parse().unwrap()], ..without.clone() };
+    let second = &plan::masquerade(&second)[0];
+    let both = masquerade_changes(&Listing::default(), &plans[0], ChainUse::Exclusive).to_string()
+        + &masquerade_changes(&Listing::default(), second, ChainUse::Exclusive).to_string();
+    super::check::masquerade(&made(&both), second).unwrap();
+    super::check::masquerade(&made(&both), &plans[0]).unwrap();
     let bare = made(
         &masquerade_changes(&Listing::default(), &plan::masquerade(&without)[0], ChainUse::Exclusive)
             .to_string(),
