@@ -39,6 +39,13 @@ pub(crate) struct Settings {
     pub(crate) keep_going: bool,
 }
 
+impl Settings {
+    /// The same settings with other options.
+    pub(crate) fn with(&self, options: CallOptions) -> Self {
+        Self { options, ..self.clone() }
+    }
+}
+
 /// Builds a [`Runtime`].
 ///
 /// The defaults are libcni's: `/var/lib/cni` as the cache, a failed ADD is not undone, DEL ends at the first
@@ -167,7 +174,7 @@ impl Runtime {
     /// The same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
-        Self { settings: Settings { options, ..self.settings.clone() }, exec: Arc::clone(&self.exec) }
+        Self { settings: self.settings.with(options), exec: Arc::clone(&self.exec) }
     }
 
     /// The plugin directories.

@@ -22,9 +22,9 @@ use cni_kernel::route::RouteError;
 use cni_kernel::sysctl;
 use cni_runtime::asynchronous::Runtime;
 use cni_runtime::kubelet::{
-    Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HairpinMode,
-    HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, bridge_netfilter,
-    pod_addresses, port_mappings,
+    Bandwidth, BandwidthError, BoxError, HairpinMode, HookFuture, Host, INTERFACE, InitSettings,
+    NetworkPlugin, PLUGIN_DIRECTORY, Pod, PodNetworkStatus, bridge_netfilter, is_gone, pod_addresses,
+    pod_cidr, port_mappings,
 };
 use cni_runtime::{Container, Network, NetworkError};
 use cni_spec::{ListError, PortMapping, text};
@@ -36,10 +36,6 @@ use config::{CidrFault, PodNetwork};
 
 /// The plugins without which no pod can be connected.
 const REQUIRED: [&str; 3] = ["bridge", "host-local", "loopback"];
-/// The default plugin directory.
-const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
-/// In the error of a teardown: something is gone already.
-const GONE: &str = "no such file or directory";
 /// The least burst of a rate, in bits: two packets of the largest size, which links without a wire pass on whole.
 const LEAST_BURST: u64 = 1 << 20;
 
@@ -244,7 +240,7 @@ impl Kubenet {
         let rates = Bandwidth::from_annotations(&pod.annotations)?;
         skip_duplicate_detection(&netns).await;
         let mac = ensure_bridge(network).await?;
-        let container = |ifname| container(pod, ifname, &netns);
+        let container = |ifname| pod.container(ifname, &netns);
         let runtime = self.runtime();
         runtime.add(&config::loopback()?, &container("lo")).await.map_err(KubenetError::Add)?;
         let mut eth0 = container(INTERFACE);
@@ -299,12 +295,12 @@ impl Kubenet {
         });
         let has = |todo: &[(Network, Container)], name: &str| todo.iter().any(|(one, _)| one.name() == name);
         if !has(&todo, LOOPBACK) {
-            todo.insert(0, (config::loopback()?, container(pod, "lo", &netns)));
+            todo.insert(0, (config::loopback()?, pod.container("lo", &netns)));
         }
         if !has(&todo, NETWORK) {
             let portmap = self.directories.iter().any(|directory| directory.join("portmap").exists());
             let bandwidth = self.directories.iter().any(|directory| directory.join("bandwidth").exists());
-            todo.push((network.network(portmap, bandwidth)?, container(pod, INTERFACE, &netns)));
+            todo.push((network.network(portmap, bandwidth)?, pod.container(INTERFACE, &netns)));
         }
         self.delete_all(todo).await
     }
@@ -316,7 +312,7 @@ impl Kubenet {
         let mut errors = Vec::new();
         for (network, container) in todo.iter().rev() {
             match runtime.del(network, container).await {
-                Err(error) if !error.to_string().to_lowercase().contains(GONE) => {
+                Err(error) if !is_gone(&error) => {
                     log::warn!("Failed to delete {:?} network: {error}", container.ifname);
                     errors.push(KubenetError::Del(error));
                 }
@@ -395,15 +391,6 @@ fn burst(rate: u64) -> u64 {
     (rate / 8).max(LEAST_BURST)
 }
 
-fn container(pod: &Pod, ifname: &str, netns: &Path) -> Container {
-    Container::new(&pod.sandbox_id, ifname)
-        .netns(netns.display().to_string())
-        .arg("IgnoreUnknown", "1")
-        .arg("K8S_POD_NAMESPACE", &pod.namespace)
-        .arg("K8S_POD_NAME", &pod.name)
-        .arg("K8S_POD_INFRA_CONTAINER_ID", &pod.sandbox_id)
-}
-
 /// Makes the bridge and returns its MAC address.
 async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac, KubenetError> {
     let network = Arc::clone(network);
@@ -444,12 +431,8 @@ impl NetworkPlugin for Kubenet {
         details: &'a Map<String, Value>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(async move {
-            if name != EVENT_POD_CIDR_CHANGE {
-                return;
-            }
-            match details.get(EVENT_DETAIL_POD_CIDR).and_then(Value::as_str) {
-                Some(cidr) => self.set_pod_cidr(cidr).await,
-                None => log::warn!("{EVENT_POD_CIDR_CHANGE} event didn't contain pod CIDR"),
+            if let Some(cidr) = pod_cidr(name, details) {
+                self.set_pod_cidr(cidr).await;
             }
         })
     }
@@ -480,6 +463,8 @@ impl NetworkPlugin for Kubenet {
 
 #[cfg(test)]
 mod tests {
+    use cni_runtime::kubelet::{EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE};
+
     use super::*;
 
     struct NoPods;

@@ -69,7 +69,7 @@ impl Runtime {
     /// The same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
-        Self { settings: Settings { options, ..self.settings.clone() }, exec: Arc::clone(&self.exec) }
+        Self { settings: self.settings.with(options), exec: Arc::clone(&self.exec) }
     }
 
     /// The plugin directories.

@@ -11,8 +11,8 @@ use cni_spec::Version;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HookFuture, Host,
-    INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, pod_addresses, port_mappings,
+    Bandwidth, BandwidthError, BoxError, HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin,
+    PLUGIN_DIRECTORY, Pod, PodNetworkStatus, is_gone, pod_addresses, pod_cidr, port_mappings,
 };
 use crate::asynchronous::{Exec, Runtime};
 use crate::config::{self, LoadError};
@@ -21,13 +21,9 @@ use crate::error::NetworkError;
 use crate::network::Network;
 use crate::{cache, runtime};
 
-/// The default plugin directory.
-const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
 /// kubelet's burst: the most bytes that tc's token bucket takes, in bits. The pod's first 2 GiB are not
 /// limited.
 const BURST: u64 = i32::MAX as u64 * 8;
-/// In the error of a teardown: something is gone already.
-const GONE: &str = "no such file or directory";
 
 /// An error of the CNI driver.
 #[derive(Debug, thiserror::Error)]
@@ -176,16 +172,6 @@ impl CniDriver {
         self.host.as_deref().ok_or(CniDriverError::Uninitialized(None))
     }
 
-    /// The pod as CNI's container, without capability arguments.
-    fn container(pod: &Pod, ifname: &str, netns: &Path) -> Container {
-        Container::new(&pod.sandbox_id, ifname)
-            .netns(netns.display().to_string())
-            .arg("IgnoreUnknown", "1")
-            .arg("K8S_POD_NAMESPACE", &pod.namespace)
-            .arg("K8S_POD_NAME", &pod.name)
-            .arg("K8S_POD_INFRA_CONTAINER_ID", &pod.sandbox_id)
-    }
-
     fn with_capabilities(&self, mut container: Container, pod: &Pod) -> Result<Container, CniDriverError> {
         let mappings = self.host()?.port_mappings(&pod.sandbox_id).map_err(CniDriverError::PortMappings)?;
         container = container.capability("portMappings", port_mappings(&mappings));
@@ -205,9 +191,9 @@ impl CniDriver {
     async fn set_up(&self, pod: &Pod) -> Result<(), CniDriverError> {
         let network = self.network()?;
         let netns = self.host()?.netns(&pod.sandbox_id).map_err(CniDriverError::Netns)?;
-        let container = self.with_capabilities(Self::container(pod, INTERFACE, &netns), pod)?;
+        let container = self.with_capabilities(pod.container(INTERFACE, &netns), pod)?;
         let loopback = loopback();
-        let lo = Self::container(pod, "lo", &netns);
+        let lo = pod.container("lo", &netns);
         self.runtime(&loopback).add(&loopback, &lo).await?;
         if let Err(error) = self.runtime(&network).add(&network, &container).await {
             if let Err(undo) = self.runtime(&loopback).del(&loopback, &lo).await {
@@ -235,9 +221,9 @@ impl CniDriver {
                 log::warn!("CNI failed to retrieve network namespace path: {error}");
                 PathBuf::new()
             });
-            let container = self.with_capabilities(Self::container(pod, INTERFACE, &netns), pod)?;
+            let container = self.with_capabilities(pod.container(INTERFACE, &netns), pod)?;
             todo.push((Network::clone(&network), container));
-            lo = lo.or_else(|| Some((loopback, Self::container(pod, "lo", &netns))));
+            lo = lo.or_else(|| Some((loopback, pod.container("lo", &netns))));
         }
         if let Some((network, container)) = lo
             && let Err(error) = self.delete(&network, &container).await
@@ -264,12 +250,6 @@ impl CniDriver {
             other => other,
         }
     }
-}
-
-/// True if a DEL failed because a file was missing. Plugins in Rust print the system's message with a capital
-/// letter.
-fn is_gone(error: &NetworkError) -> bool {
-    error.to_string().to_lowercase().contains(GONE)
 }
 
 /// True if a plugin of the network wants a capability.
@@ -319,13 +299,7 @@ impl NetworkPlugin for CniDriver {
         details: &'a Map<String, Value>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(async move {
-            if name != EVENT_POD_CIDR_CHANGE {
-                return;
-            }
-            let Some(cidr) = details.get(EVENT_DETAIL_POD_CIDR).and_then(Value::as_str) else {
-                log::warn!("{EVENT_POD_CIDR_CHANGE} event didn't contain pod CIDR");
-                return;
-            };
+            let Some(cidr) = pod_cidr(name, details) else { return };
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
             if state.pod_cidr.is_empty() {
                 cidr.clone_into(&mut state.pod_cidr);

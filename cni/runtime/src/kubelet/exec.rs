@@ -2,15 +2,12 @@
 
 //! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`.
 
-use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
-use serde_json::{Map, Value};
 
 use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus};
 use crate::asynchronous::{RunError, run_group};
@@ -135,14 +132,6 @@ impl NetworkPlugin for ExecDriver {
         })
     }
 
-    fn event<'a>(
-        &'a self,
-        _name: &'a str,
-        _details: &'a Map<String, Value>,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
-        Box::pin(async {})
-    }
-
     fn name(&self) -> &str {
         &self.name
     }
@@ -166,10 +155,6 @@ impl NetworkPlugin for ExecDriver {
             let output = self.call("status", Some(pod)).await?;
             Ok(PodNetworkStatus::decode(&output, &pod.name)?)
         })
-    }
-
-    fn status(&self) -> HookFuture<'_, ()> {
-        Box::pin(async { Ok(()) })
     }
 }
 

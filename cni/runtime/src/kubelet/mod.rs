@@ -20,12 +20,15 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
 use cni_spec::PortMapping;
 use serde_json::{Map, Value, json};
+
+use crate::container::Container;
+use crate::error::NetworkError;
 
 pub use addresses::{AddressError, addresses_of, pod_addresses};
 pub use bandwidth::{Bandwidth, BandwidthError};
@@ -46,6 +49,11 @@ pub const INTERFACE: &str = "eth0";
 /// The non-masquerade CIDR if none is given.
 pub const DEFAULT_NON_MASQUERADE_CIDR: &str = "10.0.0.0/8";
 
+/// The plugin directory if none is given.
+pub const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
+/// In the error of a teardown: something is gone already.
+const GONE: &str = "no such file or directory";
+
 /// The error of a driver, whose type only the driver knows.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -57,13 +65,15 @@ pub trait NetworkPlugin: Send + Sync {
     /// Starts the driver. Called once, before all other methods but [`NetworkPlugin::name`].
     fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()>;
 
-    /// Passes an event, such as [`EVENT_POD_CIDR_CHANGE`]. A driver ignores events that it does not know, and logs
-    /// those that it cannot use.
+    /// Passes an event, such as [`EVENT_POD_CIDR_CHANGE`]. A driver ignores events that it does not know, as this
+    /// default does all, and logs those that it cannot use.
     fn event<'a>(
         &'a self,
-        name: &'a str,
-        details: &'a Map<String, Value>,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+        _name: &'a str,
+        _details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async {})
+    }
 
     /// The name that selects the driver.
     fn name(&self) -> &str;
@@ -82,8 +92,10 @@ pub trait NetworkPlugin: Send + Sync {
     /// The addresses of a pod; none if the driver does not know them.
     fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>>;
 
-    /// Fails if the driver cannot set up pods.
-    fn status(&self) -> HookFuture<'_, ()>;
+    /// Fails if the driver cannot set up pods; the default succeeds.
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// A capability of a driver.
@@ -138,6 +150,26 @@ pub fn port_mappings(mappings: &[PortMapping]) -> Value {
         .collect()
 }
 
+/// The pod CIDR of an event; none of another event. One without a pod CIDR is logged.
+#[must_use]
+pub fn pod_cidr<'a>(event: &str, details: &'a Map<String, Value>) -> Option<&'a str> {
+    if event != EVENT_POD_CIDR_CHANGE {
+        return None;
+    }
+    let cidr = details.get(EVENT_DETAIL_POD_CIDR).and_then(Value::as_str);
+    if cidr.is_none() {
+        log::warn!("{EVENT_POD_CIDR_CHANGE} event didn't contain pod CIDR");
+    }
+    cidr
+}
+
+/// True if a DEL failed because a file was missing: an earlier teardown may have done its part. Plugins in Rust print
+/// the system's message with a capital letter.
+#[must_use]
+pub fn is_gone(error: &NetworkError) -> bool {
+    error.to_string().to_lowercase().contains(GONE)
+}
+
 /// A pod and its sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -168,6 +200,17 @@ impl Pod {
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         drop(self.annotations.insert(key.into(), value.into()));
         self
+    }
+
+    /// The pod as CNI's container, without capability arguments.
+    #[must_use]
+    pub fn container(&self, ifname: &str, netns: &Path) -> Container {
+        Container::new(&self.sandbox_id, ifname)
+            .netns(netns.display().to_string())
+            .arg("IgnoreUnknown", "1")
+            .arg("K8S_POD_NAMESPACE", &self.namespace)
+            .arg("K8S_POD_NAME", &self.name)
+            .arg("K8S_POD_INFRA_CONTAINER_ID", &self.sandbox_id)
     }
 
     /// kubelet's full name of the pod: name, underscore, namespace.

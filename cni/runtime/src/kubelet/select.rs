@@ -5,11 +5,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 
 use cni_spec::text;
-use serde_json::{Map, Value};
 
 use super::{
     BoxError, HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, check_qualified_name,
@@ -115,14 +112,6 @@ impl NetworkPlugin for NoOp {
         })
     }
 
-    fn event<'a>(
-        &'a self,
-        _name: &'a str,
-        _details: &'a Map<String, Value>,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
-        Box::pin(async {})
-    }
-
     fn name(&self) -> &str {
         "kubernetes.io/no-op"
     }
@@ -137,10 +126,6 @@ impl NetworkPlugin for NoOp {
 
     fn pod_network_status<'a>(&'a self, _pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
         Box::pin(async { Ok(None) })
-    }
-
-    fn status(&self) -> HookFuture<'_, ()> {
-        Box::pin(async { Ok(()) })
     }
 }
 

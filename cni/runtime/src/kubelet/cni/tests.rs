@@ -4,6 +4,7 @@ use cni_spec::{CniError, ErrorCode, PortMapping};
 use tempfile::TempDir;
 
 use super::super::tests::{settings, settings_with};
+use super::super::{EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE};
 use super::*;
 use crate::CallError;
 use crate::exec::{Expected, Fake};
