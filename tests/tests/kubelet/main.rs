@@ -105,6 +105,15 @@ impl Kubelet {
         (space, Pod::new("shop", name, name))
     }
 
+    /// Publishes the ports of a sandbox for UDP, too.
+    fn udp_too(&self, name: &str) {
+        let mut sandboxes = self.sandboxes.0.lock().expect("not poisoned");
+        let ports = &mut sandboxes.get_mut(name).expect("a sandbox").ports;
+        let udp = ports.iter().map(|port| PortMapping { protocol: "UDP".into(), ..port.clone() });
+        let udp: Vec<PortMapping> = udp.collect();
+        ports.extend(udp);
+    }
+
     fn set_up(&self, manager: &Manager, pod: &Pod) -> Vec<IpAddr> {
         self.run(|| manager.set_up_pod(pod)).expect("the pod is set up");
         self.addresses(manager, pod)
