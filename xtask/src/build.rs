@@ -91,6 +91,25 @@ impl Flavour {
         self.binary().with_file_name("slipwayd")
     }
 
+    /// The cargo command that builds the runtime library's example `calls`, which the benchmarks measure.
+    ///
+    /// # Errors
+    /// The static libraries are missing and cannot be fetched.
+    pub(crate) fn cargo_build_calls(self) -> Result<Command> {
+        let mut command = match self {
+            Self::Debug => run::cargo(&["build", "--package", "cni-runtime"]),
+            Self::Release => run::cargo(&["build", "--package", "cni-runtime", "--release"]),
+            Self::Static => static_build(&["cni-runtime"])?,
+        };
+        command.args(["--features", "pods", "--example", "calls"]);
+        Ok(command)
+    }
+
+    /// The path at which that command puts it.
+    pub(crate) fn calls(self) -> PathBuf {
+        self.binary().with_file_name("examples").join("calls")
+    }
+
     /// The path of `slipway`.
     pub(crate) fn binary(self) -> PathBuf {
         let dir = match self {

@@ -110,6 +110,11 @@ impl Chain {
 }
 
 impl Call {
+    /// A call of another program, without standard input.
+    pub fn of(command: Command, label: String) -> Self {
+        Self { command, input: Vec::new(), label }
+    }
+
     /// Starts the plugin. The caller writes its input.
     ///
     /// # Errors

@@ -158,3 +158,27 @@ pub fn built(flavour: Flavour) -> Result<Binary> {
     })?;
     Ok(Binary { path: flavour.binary(), left_out })
 }
+
+/// Builds `slipwayd`, after [`built`].
+///
+/// # Errors
+/// The build fails.
+pub fn built_agent(flavour: Flavour) -> Result<PathBuf> {
+    Stages::new("build")?.run("build slipwayd", |log| {
+        run::log(&mut flavour.cargo_build_agent()?, &log.file)?;
+        build::size(&flavour.agent())
+    })?;
+    Ok(flavour.agent())
+}
+
+/// Builds the runtime library's example `calls`.
+///
+/// # Errors
+/// The build fails.
+pub fn built_calls(flavour: Flavour) -> Result<PathBuf> {
+    Stages::new("build")?.run("build calls", |log| {
+        run::log(&mut flavour.cargo_build_calls()?, &log.file)?;
+        build::size(&flavour.calls())
+    })?;
+    Ok(flavour.calls())
+}

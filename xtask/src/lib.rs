@@ -29,7 +29,7 @@ pub mod progress;
 pub mod reference;
 mod release;
 pub mod run;
-mod runtimes;
+pub mod runtimes;
 pub mod sandbox;
 mod serve;
 mod setup;
@@ -70,7 +70,7 @@ enum Task {
     /// Measure against other plugin sets (builds the benchmarks first)
     #[command(disable_help_flag = true)]
     Bench(bench::Args),
-    /// Write the README's tables from the figures in docs/data
+    /// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data
     Figures(figures::Args),
     /// Build the binary that is shipped and check its properties
     Dist(dist::Args),

@@ -109,6 +109,30 @@ impl Runtimes {
     }
 }
 
+/// The reference's cnitool of the newest suite, and its version. One that was built before serves, so that a
+/// measurement needs no network.
+///
+/// # Errors
+/// It was not built before, and cannot be fetched or built now.
+pub fn cnitool(log: &Log) -> Result<(PathBuf, String)> {
+    let wanted = WANTED.iter().rfind(|wanted| wanted.cnitool);
+    let wanted = wanted.ok_or_else(|| Error::Failed("no suite has cnitool".to_owned()))?;
+    let root = workspace::scratch("runtimes")?.join(wanted.suite);
+    let (program, stamp) = (root.join(CNITOOL), root.with_extension("from"));
+    let text = || fs::read_to_string(&stamp).ok().filter(|text| text.starts_with(&layout()));
+    let plan = match text() {
+        Some(plan) if program.is_file() => plan,
+        _ => {
+            if let (_, Some(error)) = wanted.fetch(&root, log)? {
+                return Err(error);
+            }
+            text().unwrap_or_default()
+        }
+    };
+    let version = version(&plan, CNI_LIBRARY).unwrap_or("of an unknown version");
+    Ok((program, format!("cnitool {version} (Debian {})", wanted.suite)))
+}
+
 impl Wanted {
     /// Returns what there is, for people, and why cnitool is not.
     fn fetch(&self, root: &Path, log: &Log) -> Result<(String, Option<Error>)> {
@@ -159,14 +183,16 @@ impl Wanted {
     fn versions(&self, plan: &str) -> String {
         let names =
             [("podman", "podman"), ("containerd", "containerd"), ("runc", "runc"), (CNI_LIBRARY, "cnitool")];
-        let version = |package: &str| {
-            let line = plan.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix(' '))?;
-            // Without what Debian adds.
-            line.split(['~', '+', '-']).next()
-        };
-        let known = names.iter().filter_map(|(package, name)| Some(format!("{name} {}", version(package)?)));
+        let known =
+            names.iter().filter_map(|(package, name)| Some(format!("{name} {}", version(plan, package)?)));
         format!("{} ({})", known.collect::<Vec<_>>().join(", "), self.suite)
     }
+}
+
+/// The version of a package in a plan, without what Debian adds.
+fn version<'a>(plan: &'a str, package: &str) -> Option<&'a str> {
+    let line = plan.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix(' '))?;
+    line.split(['~', '+', '-']).next()
 }
 
 fn layout() -> String {

@@ -118,18 +118,7 @@ impl Contender {
     /// # Errors
     /// The namespace or the links cannot be made.
     pub(super) fn new(name: &str, dir: &Path, backend: Backend, iptables: &str) -> Result<Self> {
-        let node = sandbox::add_netns(&format!("node-{name}"))?;
-        sandbox::switch_to(&node)?;
-        for words in [
-            "link set lo up",
-            "link add uplink0 type veth peer name uplink1",
-            "addr add 192.0.2.1/24 dev uplink0",
-            "link set uplink0 up",
-            "link set uplink1 up",
-            "route add default via 192.0.2.254",
-        ] {
-            run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))?;
-        }
+        let node = make_node(name)?;
         let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path(iptables)?);
         Ok(Self { name, dir, backend, path, node, chains: Vec::new(), present: 0, next: 0 })
     }
@@ -280,6 +269,26 @@ impl Contender {
             plugins: vec![bridge, portmap],
         }
     }
+}
+
+/// Makes a namespace with an uplink, out of which masquerade would happen, and moves the thread there.
+///
+/// # Errors
+/// The namespace or the links cannot be made.
+pub(super) fn make_node(name: &str) -> Result<PathBuf> {
+    let node = sandbox::add_netns(&format!("node-{name}"))?;
+    sandbox::switch_to(&node)?;
+    for words in [
+        "link set lo up",
+        "link add uplink0 type veth peer name uplink1",
+        "addr add 192.0.2.1/24 dev uplink0",
+        "link set uplink0 up",
+        "link set uplink1 up",
+        "route add default via 192.0.2.254",
+    ] {
+        run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))?;
+    }
+    Ok(node)
 }
 
 fn ports(first: u32) -> Value {

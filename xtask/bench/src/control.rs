@@ -22,7 +22,7 @@ use xtask::{sandbox, workspace};
 /// Ours.
 const OWN: &str = "slipway";
 /// Pause before each operation, so that work of the last one in the kernel is not counted.
-const SETTLE: Duration = Duration::from_millis(30);
+pub(super) const SETTLE: Duration = Duration::from_millis(30);
 /// The duration of the idle control.
 const IDLE: Duration = Duration::from_secs(2);
 /// Warm-up operations, which load files into memory and make tables.
@@ -208,7 +208,10 @@ fn foreign_rules(count: u32) -> String {
 }
 
 /// The share of one processor that is busy while this task does nothing.
-fn idle_rate() -> Result<f64> {
+///
+/// # Errors
+/// /proc/stat cannot be read.
+pub(super) fn idle_rate() -> Result<f64> {
     thread::sleep(SETTLE);
     let (busy, begun) = (measure::busy()?, Instant::now());
     thread::sleep(IDLE);
@@ -216,7 +219,10 @@ fn idle_rate() -> Result<f64> {
 }
 
 /// An empty folder for all state, on the checkout's disk.
-fn fresh_state() -> Result<PathBuf> {
+///
+/// # Errors
+/// The folder cannot be emptied or created.
+pub(super) fn fresh_state() -> Result<PathBuf> {
     let dir = workspace::scratch("bench")?.join("var-lib");
     if dir.exists() {
         fs::remove_dir_all(&dir).map_err(|e| Error::file("remove", &dir, e))?;
@@ -226,23 +232,36 @@ fn fresh_state() -> Result<PathBuf> {
 }
 
 fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
-    let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
-    let disk = run::capture(tool("stat", &["--file-system", "--format=%T"]).arg(workspace::target()))?;
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let processors = thread::available_parallelism().map_or(0, std::num::NonZero::get);
     Ok(vec![
         format!(
             "bridge + host-local + portmap, 3 ports, ipMasq, IPv4; {} repetitions, interleaved",
             args.reps
         ),
-        format!("{}, {processors} processors, state on {}", kernel.trim(), disk.trim()),
+        machine()?,
         format!("peer: {}", version(peer)),
         format!("iptables-{}, {} foreign rules in the nat table", args.iptables, args.foreign_rules),
         "pods present: attached by each contender itself with real ADDs, 500 to a bridge; the floor's map \
          was filled in bulk"
             .to_owned(),
-        format!("load before the run: {}", load.trim()),
+        load(),
     ])
+}
+
+/// The kernel, the processors and the disk with the state.
+///
+/// # Errors
+/// A program fails.
+pub(super) fn machine() -> Result<String> {
+    let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
+    let disk = run::capture(tool("stat", &["--file-system", "--format=%T"]).arg(workspace::target()))?;
+    let processors = thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    Ok(format!("{}, {processors} processors, state on {}", kernel.trim(), disk.trim()))
+}
+
+/// The machine's load, as other work makes it.
+pub(super) fn load() -> String {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!("load before the run: {}", load.trim())
 }
 
 /// The bytes of all regular files in a plugin directory.

@@ -10,6 +10,7 @@ mod measure;
 mod netlink;
 mod plot;
 mod report;
+mod runtime;
 mod sets;
 mod trace;
 mod traffic;
@@ -35,6 +36,8 @@ enum Bench {
     Control(ControlArgs),
     /// Cost of a packet: TCP_STREAM, TCP_RR and TCP_CRR by the number of published ports
     Traffic(traffic::TrafficArgs),
+    /// ADD and DEL through the library, cnitool, slipwayd and the reference's cnitool; many pods; changed files
+    Runtime(runtime::RuntimeArgs),
     /// Draw the figures that a run saved
     Plot(plot::PlotArgs),
 }
@@ -87,6 +90,7 @@ fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Control(args) => control::run(args),
         Bench::Traffic(args) => traffic::run(args),
+        Bench::Runtime(args) => runtime::run(args),
         Bench::Plot(args) => plot::run(args),
     }
 }

@@ -60,7 +60,11 @@ pub(super) fn call(mut call: Call) -> Result<(Cost, String)> {
     )))
 }
 
-fn children_cpu() -> Result<Duration> {
+/// User and system time of all children that were waited for.
+///
+/// # Errors
+/// getrusage(2) fails.
+pub(super) fn children_cpu() -> Result<Duration> {
     let usage =
         getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|e| Error::system("read the children's CPU time", e))?;
     Ok(duration(usage.user_time()) + duration(usage.system_time()))

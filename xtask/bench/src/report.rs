@@ -267,23 +267,23 @@ impl Report {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-fn megabytes(bytes: u64) -> f64 {
+pub(super) fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-fn milliseconds(time: Duration) -> f64 {
+pub(super) fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// The nearest-rank quantile, in per cent.
-fn quantile(times: impl Iterator<Item = Duration>, percent: usize) -> f64 {
+pub(super) fn quantile(times: impl Iterator<Item = Duration>, percent: usize) -> f64 {
     let mut times: Vec<Duration> = times.collect();
     times.sort_unstable();
     let rank = (times.len() * percent).div_ceil(100).max(1);
     times.get(rank - 1).copied().map_or(f64::NAN, milliseconds)
 }
 
-fn mean(times: impl Iterator<Item = Duration>) -> f64 {
+pub(super) fn mean(times: impl Iterator<Item = Duration>) -> f64 {
     let (count, sum) = times.fold((0u32, Duration::ZERO), |(n, sum), time| (n + 1, sum + time));
     sum.checked_div(count).map_or(f64::NAN, milliseconds)
 }

@@ -28,6 +28,15 @@ pub(super) struct Plugins {
     static_: bool,
 }
 
+/// The programs of the runtime's side.
+#[derive(Debug)]
+pub(super) struct Callers {
+    /// `slipwayd`.
+    pub(super) agent: PathBuf,
+    /// The runtime library's example `calls`.
+    pub(super) calls: PathBuf,
+}
+
 impl Plugins {
     /// Our plugins: built and installed below target/, or those of a directory.
     ///
@@ -37,11 +46,27 @@ impl Plugins {
         if let Some(dir) = &self.slipway {
             return workspace::absolute(dir);
         }
-        let flavour = if self.static_ { Flavour::Static } else { Flavour::Release };
-        let binary = install::built(flavour)?.path;
+        let binary = install::built(self.flavour())?.path;
         let dir = workspace::scratch("bench")?.join("bin");
         run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
         Ok(dir)
+    }
+
+    /// Our programs of the runtime's side, built as the plugins are; `slipwayd` may be with them.
+    ///
+    /// # Errors
+    /// A build fails.
+    pub(super) fn callers(&self) -> Result<Callers> {
+        let installed = self.slipway.as_ref().map(|dir| dir.join("slipwayd")).filter(|file| file.is_file());
+        let agent = match installed {
+            Some(file) => workspace::absolute(&file)?,
+            None => install::built_agent(self.flavour())?,
+        };
+        Ok(Callers { agent, calls: install::built_calls(self.flavour())? })
+    }
+
+    fn flavour(&self) -> Flavour {
+        if self.static_ { Flavour::Static } else { Flavour::Release }
     }
 
     /// The peer's plugins.

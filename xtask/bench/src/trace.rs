@@ -29,6 +29,8 @@ pub(super) struct Trace {
     pub(super) programs: BTreeMap<String, u32>,
     /// The largest process's peak resident size in bytes.
     pub(super) peak: u64,
+    /// The called program's own peak resident size in bytes, without its children.
+    pub(super) own_peak: u64,
     /// The plugin's output.
     pub(super) output: String,
 }
@@ -40,6 +42,7 @@ impl Trace {
             *self.programs.entry(program.clone()).or_default() += count;
         }
         self.peak = self.peak.max(other.peak);
+        self.own_peak = self.own_peak.max(other.own_peak);
     }
 
     /// The number of started programs.
@@ -99,7 +102,7 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
             WaitStatus::PtraceEvent(pid, _, event) => {
                 // The plugin's own exec may come before or after it is attached: not counted here.
                 if pid != root || event != libc::PTRACE_EVENT_EXEC {
-                    note(pid, event, trace);
+                    note(pid, event, pid == root, trace);
                 }
                 (pid, None)
             }
@@ -119,13 +122,17 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
     Err(Error::Failed(format!("{label} made more than {STOPS} stops")))
 }
 
-fn note(pid: Pid, event: i32, trace: &mut Trace) {
+fn note(pid: Pid, event: i32, is_root: bool, trace: &mut Trace) {
     if event == libc::PTRACE_EVENT_EXEC {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         *trace.programs.entry(name.trim().to_owned()).or_default() += 1;
     } else if event == libc::PTRACE_EVENT_EXIT {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        trace.peak = trace.peak.max(peak(&status).unwrap_or(0));
+        let peak = peak(&status).unwrap_or(0);
+        trace.peak = trace.peak.max(peak);
+        if is_root {
+            trace.own_peak = trace.own_peak.max(peak);
+        }
     }
 }
 
