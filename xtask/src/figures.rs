@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the README's tables of figures, written from the data in `docs/data`, and measured.
+//! `cargo xtask figures`: the tables of figures in the README and in `docs/benchmarks.md`, written from the data in
+//! `docs/data`, and measured.
+
+mod runtime;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +17,7 @@ use crate::run::{self, cargo};
 use crate::vm_test::{Sources, today};
 use crate::workspace;
 
-/// The README's lines around the tables.
+/// The lines of a page around the tables.
 const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask figures -->\n", "<!-- end of figures -->\n"];
 
 /// The run of ADD and DEL that the README shows, and its number of pods.
@@ -23,15 +26,69 @@ const CONTROL: (&str, u32) = ("readme-control.json", 100);
 /// The run of packets that the README shows.
 const TRAFFIC: &str = "readme-traffic.json";
 
-/// The measurements of `--measure`: the benchmark with its options, and the files that it saves and that are kept.
-const MEASUREMENTS: [(&str, &str, &str); 2] = [
-    ("control --static --fetch-peer --ebpf --pods 100 --reps 7", "control.json", "readme-control.json"),
-    (
-        "traffic --static --fetch-peer --ports 1,1000,10000,60000 --works crr --pin one --peer-live 20 --rounds 5",
-        "traffic.json",
-        "readme-traffic.json",
-    ),
+/// A measurement of `--measure`.
+struct Measurement {
+    /// The page for which it is made.
+    page: Page,
+    /// The benchmark with its options.
+    options: &'static str,
+    /// The file that it saves, and the one that is kept.
+    saved: &'static str,
+    kept: &'static str,
+    /// True if the samples are kept, too, as CSV of the same name.
+    has_samples: bool,
+}
+
+const MEASUREMENTS: [Measurement; 3] = [
+    Measurement {
+        page: Page::Readme,
+        options: "control --static --fetch-peer --ebpf --pods 100 --reps 7",
+        saved: "control",
+        kept: "readme-control",
+        has_samples: false,
+    },
+    Measurement {
+        page: Page::Readme,
+        options: "traffic --static --fetch-peer --ports 1,1000,10000,60000 --works crr --pin one --peer-live 20 --rounds 5",
+        saved: "traffic",
+        kept: "readme-traffic",
+        has_samples: false,
+    },
+    Measurement {
+        page: Page::Runtime,
+        options: "runtime --static --fetch-peer",
+        saved: "runtime",
+        kept: "runtime",
+        has_samples: true,
+    },
 ];
+
+/// A page with tables of figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Page {
+    /// README.md
+    Readme,
+    /// The runtime's side in docs/benchmarks.md
+    Runtime,
+}
+
+impl Page {
+    const ALL: [Self; 2] = [Self::Readme, Self::Runtime];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Readme => "README.md",
+            Self::Runtime => "docs/benchmarks.md",
+        }
+    }
+
+    fn tables(self, root: &Path) -> Result<String> {
+        match self {
+            Self::Readme => tables(root),
+            Self::Runtime => runtime::tables(root),
+        }
+    }
+}
 
 /// The contenders of the README's tables: their names in [`CONTROL`], in [`TRAFFIC`], and for readers.
 const CONTENDERS: [(&str, &str, &str); 4] = [
@@ -41,15 +98,16 @@ const CONTENDERS: [(&str, &str, &str); 4] = [
     ("peer-iptables", "reference-iptables", "reference 1.9.1, iptables"),
 ];
 
-/// Write the README's tables from the figures in docs/data.
+/// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print the tables instead
     #[arg(long)]
     print: bool,
-    /// Measure first: some ten minutes as root, on a machine that does nothing else and a tree without changes
-    #[arg(long)]
-    measure: bool,
+    /// Measure first what a page shows: some ten minutes for the README, six for the runtime's side, as root, on a
+    /// machine that does nothing else and a tree without changes
+    #[arg(long, value_name = "PAGE", num_args = 0..=1, default_missing_value = "readme")]
+    measure: Option<Page>,
 }
 
 /// Runs the task.
@@ -58,41 +116,49 @@ pub(crate) struct Args {
 /// A file cannot be read or written, or the README lacks the marks.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
-    if args.measure {
-        measure(root)?;
+    if let Some(page) = args.measure {
+        measure(root, page)?;
     }
-    let tables = tables(root)?;
-    if args.print {
-        print!("{tables}");
-        return Ok(());
+    for page in Page::ALL {
+        let tables = page.tables(root)?;
+        if args.print {
+            print!("{tables}");
+            continue;
+        }
+        let path = root.join(page.file());
+        let text = read(&path)?;
+        let [before, _, after] = around(page.file(), &text)?;
+        fs::write(&path, format!("{before}{tables}{after}")).map_err(|e| Error::file("write", &path, e))?;
     }
-    let path = root.join("README.md");
-    let text = read(&path)?;
-    let [before, _, after] = around(&text)?;
-    fs::write(&path, format!("{before}{tables}{after}")).map_err(|e| Error::file("write", &path, e))
+    Ok(())
 }
 
-/// Measures what the README shows, one measurement after the other on one commit, and keeps the figures.
-fn measure(root: &Path) -> Result<()> {
+/// Measures what a page shows, one measurement after the other on one commit, and keeps the figures.
+fn measure(root: &Path, page: Page) -> Result<()> {
     let Some(commit) = Sources::of_checkout().commit else {
         return Err(Error::Failed(
             "the figures are of one commit: commit or stash the changes first".to_owned(),
         ));
     };
     let scratch = workspace::scratch("figures")?;
-    let list = root.join("docs/data/runs.toml");
+    let (data, list) = (root.join("docs/data"), root.join("docs/data/runs.toml"));
     let mut text = read(&list)?;
-    for (options, saved, kept) in MEASUREMENTS {
+    for measurement in MEASUREMENTS.iter().filter(|measurement| measurement.page == page) {
+        let Measurement { options, saved, kept, has_samples, .. } = measurement;
         let mut command = cargo(&["run", "--quiet", "--package", "xtask-bench", "--"]);
         command.args(options.split(' ')).arg("--save").arg(&scratch);
         run::show(&mut command)?;
-        let (from, to) = (scratch.join(saved), root.join("docs/data").join(kept));
-        fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+        for ending in ["json", "csv"].into_iter().take(1 + usize::from(*has_samples)) {
+            let (from, to) =
+                (scratch.join(format!("{saved}.{ending}")), data.join(format!("{kept}.{ending}")));
+            fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+        }
+        let file = format!("{kept}.json");
         let entry = format!(
-            "[[run]]\nfile = \"{kept}\"\ncommand = \"cargo xtask bench {options}\"\ndate = \"{}\"\ncommit = \"{commit}\"\n",
+            "[[run]]\nfile = \"{file}\"\ncommand = \"cargo xtask bench {options}\"\ndate = \"{}\"\ncommit = \"{commit}\"\n",
             today()
         );
-        text = with_entry(&text, kept, &entry);
+        text = with_entry(&text, &file, &entry);
     }
     fs::write(&list, text).map_err(|e| Error::file("write", &list, e))
 }
@@ -109,17 +175,20 @@ fn with_entry(list: &str, file: &str, entry: &str) -> String {
     parts.join("\n\n") + "\n"
 }
 
-/// Compares the README's tables with the figures, and the list of runs with the files.
+/// Compares the pages' tables with the figures, and the list of runs with the files.
 ///
 /// # Errors
 /// They differ, or a file cannot be read.
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let text = read(&root.join("README.md"))?;
-    let [_, written, _] = around(&text)?;
-    if written != tables(root)? {
-        return Err(Error::Failed(
-            "README.md: its figures are not those of docs/data: run `cargo xtask figures`".to_owned(),
-        ));
+    for page in Page::ALL {
+        let text = read(&root.join(page.file()))?;
+        let [_, written, _] = around(page.file(), &text)?;
+        if written != page.tables(root)? {
+            return Err(Error::Failed(format!(
+                "{}: its figures are not those of docs/data: run `cargo xtask figures`",
+                page.file()
+            )));
+        }
     }
     let data = root.join("docs/data");
     let mut files: Vec<String> = fs::read_dir(&data)
@@ -146,12 +215,12 @@ struct Run {
 }
 
 impl Run {
-    /// The line below a table.
-    fn source(&self) -> String {
+    /// The line below a table, with the folder of the files as the page links it.
+    fn source(&self, data: &str) -> String {
         // The task without its options, which the list of runs has.
         let task: Vec<&str> = self.command.split(' ').take_while(|word| !word.starts_with("--")).collect();
         format!(
-            "`{}` on {}, commit {}: [data](docs/data/{}), [options](docs/data/runs.toml).\n",
+            "`{}` on {}, commit {}: [data]({data}/{}), [options]({data}/runs.toml).\n",
             task.join(" "),
             self.date,
             self.commit,
@@ -213,15 +282,18 @@ struct Spread {
 }
 
 fn tables(root: &Path) -> Result<String> {
-    let runs = runs(root)?;
-    let source = |file: &str| {
-        let run = runs.iter().find(|run| run.file == file).map(Run::source);
-        run.ok_or_else(|| Error::Failed(format!("docs/data/runs.toml does not list {file}")))
-    };
+    let source = |file| source(root, file, "docs/data");
     let data = root.join("docs/data");
     let control = control_table(&json(&data.join(CONTROL.0))?)?;
     let traffic = traffic_table(&json(&data.join(TRAFFIC))?)?;
     Ok(format!("{control}\n{}\n{traffic}\n{}", source(CONTROL.0)?, source(TRAFFIC)?))
+}
+
+/// The line below a table of a run.
+fn source(root: &Path, file: &str, data: &str) -> Result<String> {
+    let runs = runs(root)?;
+    let run = runs.iter().find(|run| run.file == file).map(|run| run.source(data));
+    run.ok_or_else(|| Error::Failed(format!("docs/data/runs.toml does not list {file}")))
 }
 
 fn control_table(data: &Control) -> Result<String> {
@@ -316,13 +388,13 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// The text up to the first mark, between the marks, and from the second one on.
-fn around(text: &str) -> Result<[&str; 3]> {
+fn around<'a>(page: &str, text: &'a str) -> Result<[&'a str; 3]> {
     let [first, last] = MARKS;
     let from = text.find(first).map(|at| at + first.len());
     let to = text.find(last);
     match (from, to) {
         (Some(from), Some(to)) if from <= to => Ok([&text[..from], &text[from..to], &text[to..]]),
-        _ => Err(Error::Failed(format!("README.md lacks the lines {first:?} and {last:?}"))),
+        _ => Err(Error::Failed(format!("{page} lacks the lines {first:?} and {last:?}"))),
     }
 }
 
@@ -331,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_readme_has_the_figures_of_the_data() {
+    fn the_pages_have_the_figures_of_the_data() {
         check(workspace::root()).unwrap();
     }
 
@@ -354,8 +426,10 @@ mod tests {
     fn only_what_is_between_the_marks_is_replaced() {
         let [first, last] = MARKS;
         let text = format!("before\n{first}old\n{last}after\n");
-        let [before, old, after] = around(&text).unwrap();
+        let [before, old, after] = around("README.md", &text).unwrap();
         assert_eq!((before, old, after), (&*format!("before\n{first}"), "old\n", &*format!("{last}after\n")));
-        assert!(around("none").unwrap_err().to_string().starts_with("README.md lacks the lines"));
+        assert!(
+            around("README.md", "none").unwrap_err().to_string().starts_with("README.md lacks the lines")
+        );
     }
 }
