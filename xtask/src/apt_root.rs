@@ -7,7 +7,7 @@
 //! mirror, proxy settings and Debian's keyring. Nothing is installed. See apt.conf(5) for the `Dir::` names.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -304,6 +304,20 @@ fn unpack(deb: &Path, into: &Path) -> Result<()> {
     Err(Error::Failed(format!("dpkg-deb --fsys-tarfile {} ended with {read}", deb.display())))
 }
 
+/// The links that an installed system has, and that packages of Debian 12 do not bring.
+///
+/// # Errors
+/// A folder or link cannot be created.
+pub(crate) fn merged_usr(root: &Path) -> Result<()> {
+    for name in ["bin", "lib", "lib64", "sbin"] {
+        let target = root.join("usr").join(name);
+        fs::create_dir_all(&target).map_err(|e| Error::file("create the directory", &target, e))?;
+        let link = root.join(name);
+        symlink(Path::new("usr").join(name), &link).map_err(|e| Error::file("link", &link, e))?;
+    }
+    Ok(())
+}
+
 /// Parses `Inst name (version suite [architecture])`; an installed version stands in brackets before the
 /// parenthesis.
 fn planned(line: &str) -> Option<(String, String)> {
@@ -313,7 +327,7 @@ fn planned(line: &str) -> Option<(String, String)> {
 }
 
 /// Debian's name for the machine's architecture.
-fn debian_architecture() -> &'static str {
+pub(crate) fn debian_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -4,13 +4,13 @@
 //! root file system. Nothing is installed. cnitool, which no package has, is built from its source package.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::apt_root::AptRoot;
+use crate::apt_root::{self, AptRoot};
 use crate::error::{Error, Result};
 use crate::progress::Log;
 use crate::run::{self, tool};
@@ -154,15 +154,15 @@ impl Wanted {
             (Err(e), _) => return Err(e),
         };
         let fresh = root.with_extension("new");
-        remove(&fresh)?;
-        merged_usr(&fresh)?;
+        workspace::remove(&fresh)?;
+        apt_root::merged_usr(&fresh)?;
         apt.fetch_all(&self.packages(), &fresh)?;
         let source = self.cnitool.then(|| apt.fetch_source(CNI_SOURCE)).transpose();
         let built =
             source.and_then(|source| source.map_or(Ok(()), |source| build_cnitool(&source, &fresh, log)));
         // Only now: without a network the old one serves.
         for old in [&stamp, root] {
-            remove(old)?;
+            workspace::remove(old)?;
         }
         fs::rename(&fresh, root).map_err(|e| Error::file("rename", &fresh, e))?;
         let versions = self.versions(&plan);
@@ -204,25 +204,6 @@ fn text_of(plan: &[(String, String)]) -> String {
     layout() + &plan.iter().map(|(name, version)| format!("{name} {version}\n")).collect::<String>()
 }
 
-fn remove(path: &Path) -> Result<()> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::file("remove", path, e)),
-        _ => Ok(()),
-    }
-}
-
-/// The links that an installed system has, and that packages of Debian 12 do not bring.
-fn merged_usr(root: &Path) -> Result<()> {
-    for name in ["bin", "lib", "lib64", "sbin"] {
-        let target = root.join("usr").join(name);
-        fs::create_dir_all(&target).map_err(|e| Error::file("create the directory", &target, e))?;
-        let link = root.join(name);
-        symlink(Path::new("usr").join(name), &link).map_err(|e| Error::file("link", &link, e))?;
-    }
-    Ok(())
-}
-
 /// Builds cnitool with the suite's Go, inside the suite's root and without a network: all that it needs is
 /// in the source and in the library's dependencies.
 fn build_cnitool(source: &Path, root: &Path, log: &Log) -> Result<()> {
@@ -242,7 +223,7 @@ fn build_cnitool(source: &Path, root: &Path, log: &Log) -> Result<()> {
     go.env("GOROOT", "/usr/lib/go").env("GOTELEMETRY", "off").env("CGO_ENABLED", "0");
     go.env("GOCACHE", "/tmp/go").env("HOME", "/tmp").env("PATH", "/usr/bin:/bin");
     run::log(&mut go, &log.file)?;
-    remove(&cache)
+    workspace::remove(&cache)
 }
 
 /// `/dev/null`: Documentation/admin-guide/devices.txt of the kernel.

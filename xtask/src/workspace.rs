@@ -4,6 +4,7 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -27,6 +28,18 @@ pub fn scratch(name: &str) -> Result<PathBuf> {
     let path = target().join("xtask").join(name);
     fs::create_dir_all(&path).map_err(|e| Error::file("create the directory", &path, e))?;
     Ok(path)
+}
+
+/// Removes a file, or a folder with everything in it; a missing one is removed.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path, e)),
+        _ => Ok(()),
+    }
 }
 
 /// A lock against other runs of xtask, held until the value is dropped.
