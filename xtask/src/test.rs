@@ -10,6 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::builder::PossibleValuesParser;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use nix::unistd::Uid;
@@ -84,13 +85,19 @@ pub(crate) struct Args {
     /// Leave out the virtual machine with another kernel
     #[arg(long)]
     no_vm: bool,
-    /// Fail when a kernel, the emulator or the reference plugins cannot be had, instead of skipping what needs them
+    /// Fail when a kernel, the emulator, the reference plugins or what `--kube` builds cannot be had, instead of skipping
+    /// what needs them
     #[arg(long)]
     require: bool,
     /// Only the tests with podman, containerd, cnitool and the newest reference plugins, which are fetched and
     /// unpacked below target
     #[arg(long, conflicts_with_all = ["quick", "no_vm"])]
     runtimes: bool,
+    /// Only the tests with Kubernetes' own programs. Missing programs are built from Debian 12's source package, below
+    /// target: 20 minutes of CPU, 3 GB of disk space. Other programs than the tests' are built if they are named
+    #[arg(long, value_name = "PROGRAM", num_args = 0.., require_equals = true, value_delimiter = ',')]
+    #[arg(value_parser = PossibleValuesParser::new(kube::names()), conflicts_with_all = ["quick", "runtimes"])]
+    kube: Option<Vec<String>>,
 }
 
 impl Args {
@@ -103,12 +110,16 @@ impl Args {
         };
         let of_filter = self.filter.as_deref().and_then(|text| text.split_once("::")).map(|(name, _)| name);
         let of_filter = of_filter.filter(|name| is_suite(name)).map(str::to_owned);
-        self.suite.iter().cloned().chain(of_filter).collect()
+        let mut suites: Vec<String> = self.suite.iter().cloned().chain(of_filter).collect();
+        if suites.is_empty() && self.kube.is_some() {
+            suites.extend(kube::SUITES.map(str::to_owned));
+        }
+        suites
     }
 
     /// True if only some tests are run.
     fn is_part(&self) -> bool {
-        self.filter.is_some() || !self.suite.is_empty()
+        self.filter.is_some() || !self.suite.is_empty() || self.kube.is_some()
     }
 }
 
@@ -251,7 +262,7 @@ struct Ready {
 /// Builds the plugins and the network tests.
 fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result<Ready> {
     let reference = references(stages, &[reference::STABLE], args.require)?;
-    let kube = kubernetes(stages, args.require)?;
+    let kube = kube::provide(args.kube.as_deref(), stages, args.require)?;
     let shells = shells(stages, suites, args.require)?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
@@ -434,28 +445,6 @@ fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result
     Ok(found)
 }
 
-/// The directory with Kubernetes' programs, if they are there; prints a line if etcd cannot be fetched.
-fn kubernetes(stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
-    let mut found = Ok(None);
-    stages.run("Kubernetes", |_| {
-        found = kube::find();
-        Ok(match &found {
-            Ok(Some(dir)) => dir.display().to_string(),
-            Ok(None) => "no kube-proxy, no kube-apiserver".to_owned(),
-            Err(_) => "no etcd".to_owned(),
-        })
-    })?;
-    match found {
-        Err(e) if !require => {
-            println!(
-                "  SKIP  the tests with kube-proxy, whose API server needs etcd, which could not be fetched: {e}"
-            );
-            Ok(None)
-        }
-        found => found,
-    }
-}
-
 /// The shells for the tests of completions, if these are run.
 fn shells(stages: &Stages, suites: &[String], require: bool) -> Result<Option<PathBuf>> {
     if !suites.is_empty() && !suites.iter().any(|suite| suite == shells::SUITE) {
@@ -573,10 +562,32 @@ fn expected(seen: &BTreeSet<String>, listed: &BTreeSet<String>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     fn set(lines: &[&str]) -> BTreeSet<String> {
         lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    #[test]
+    fn kube_selects_its_suites_and_names_further_programs() {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let parse = |words: &str| Line::try_parse_from(words.split(' ')).map(|line| line.args);
+        let kube = parse("test --kube").unwrap();
+        assert_eq!((kube.suites(), kube.is_part()), (vec!["network_matrix".to_owned()], true));
+        assert!(kube.kube.is_some_and(|more| more.is_empty()));
+        let more = parse("test --kube=kubelet,kube-scheduler --filter network_matrix::rows_with").unwrap();
+        assert_eq!(more.suites(), ["network_matrix"]);
+        assert_eq!(more.kube.unwrap(), ["kubelet", "kube-scheduler"]);
+        assert_eq!(parse("test --kube --suite pods").unwrap().suites(), ["pods"]);
+        assert!(parse("test").unwrap().suites().is_empty());
+        let unknown = parse("test --kube=etcd").unwrap_err().to_string();
+        assert!(unknown.contains("invalid value 'etcd'") && unknown.contains("kubelet"), "{unknown}");
     }
 
     #[test]

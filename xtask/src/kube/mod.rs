@@ -2,29 +2,124 @@
 
 //! Kubernetes' programs for the tests of its network: kube-proxy and an API server, with Debian's etcd.
 
+mod build;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::apt_root::AptRoot;
 use crate::error::{Error, Result};
-use crate::workspace;
+use crate::progress::Stages;
+use crate::workspace::{self, Lock};
+
+use build::Build;
 
 /// The variable with their directory, for the tests.
 pub(crate) const VARIABLE: &str = "SLIPWAY_KUBE_DIR";
 
-/// The programs of Debian's source package `kubernetes`, which no binary package has.
-const BUILT: [&str; 2] = ["kube-proxy", "kube-apiserver"];
+/// The suites with tests that need the programs.
+pub(crate) const SUITES: [&str; 1] = ["network_matrix"];
+
+/// A program of Debian's source package `kubernetes`, which no binary package has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Program {
+    /// The name of its file, and of its folder below `cmd` in the source.
+    name: &'static str,
+    /// True if a test needs it.
+    tested: bool,
+}
+
+/// The programs that can be built.
+const PROGRAMS: [Program; 5] = [
+    Program { name: "kube-proxy", tested: true },
+    Program { name: "kube-apiserver", tested: true },
+    Program { name: "kube-controller-manager", tested: false },
+    Program { name: "kube-scheduler", tested: false },
+    Program { name: "kubelet", tested: false },
+];
 
 /// The suite with etcd 3.4, its package and the program in it.
 const ETCD: (&str, &str, &str) = ("bookworm", "etcd-server", "usr/bin/etcd");
 
-/// The directory with the programs; none if they were not put there. etcd is fetched.
+/// The names of all programs that can be built.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    PROGRAMS.iter().map(|program| program.name)
+}
+
+/// The directory with the programs and etcd for the tests; none if something is missing, which a line reports. With
+/// `asked`, missing programs are built first: those that tests need, and those that it names.
+///
+/// # Errors
+/// A build that fails; with `require`, also a build that this machine cannot begin, or etcd that cannot be fetched.
+pub(crate) fn provide(asked: Option<&[String]>, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
+    if let Some(more) = asked {
+        build_missing(more, stages, require)?;
+    }
+    let mut found = Ok(None);
+    stages.run("Kubernetes", |_| {
+        found = find();
+        Ok(match &found {
+            Ok(Some(dir)) => dir.display().to_string(),
+            Ok(None) if asked.is_none() => {
+                "no kube-proxy, no kube-apiserver; `cargo xtask test --kube` builds them".to_owned()
+            }
+            Ok(None) => "no kube-proxy, no kube-apiserver".to_owned(),
+            Err(_) => "no etcd".to_owned(),
+        })
+    })?;
+    match found {
+        Err(e) if !require => {
+            println!(
+                "  SKIP  the tests with kube-proxy, whose API server needs etcd, which could not be fetched: {e}"
+            );
+            Ok(None)
+        }
+        found => found,
+    }
+}
+
+/// Builds missing programs; prints a line if this machine cannot.
+fn build_missing(more: &[String], stages: &Stages, require: bool) -> Result<()> {
+    let dir = directory()?;
+    if missing_in(&dir, more).is_empty() {
+        return Ok(());
+    }
+    let _lock = Lock::take(&dir.join("build.lock"))?;
+    // Another run may have built them.
+    let missing = missing_in(&dir, more);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|program| program.name).collect();
+    let names = names.join(", ");
+    println!("  {names}: built from Debian's source of Kubernetes (an interrupted build continues)");
+    let mut prepared = None;
+    stages.run("Kubernetes' source", |_| {
+        let build = prepared.insert(Build::prepare(&missing));
+        Ok(build.as_ref().map_or("cannot be built", |_| "with Debian's Go").to_owned())
+    })?;
+    let build = match prepared {
+        Some(Err(e)) if !require => {
+            println!("  SKIP  the tests that need {names}, which cannot be built: {e}");
+            return Ok(());
+        }
+        Some(build) => build?,
+        None => return Ok(()),
+    };
+    stages.run("generated sources", |log| build.generate(log).map(|()| String::new()))?;
+    for program in missing {
+        stages.run(&format!("build {}", program.name), |log| build.program(program, log))?;
+    }
+    build.finish()
+}
+
+/// The directory with the programs; none if one that tests need is missing. etcd is fetched.
 ///
 /// # Errors
 /// etcd cannot be fetched.
-pub(crate) fn find() -> Result<Option<PathBuf>> {
-    let dir = workspace::scratch("kube")?;
-    if !BUILT.iter().all(|name| dir.join(name).is_file()) {
+fn find() -> Result<Option<PathBuf>> {
+    let dir = directory()?;
+    if !missing_in(&dir, &[]).is_empty() {
         return Ok(None);
     }
     let etcd = dir.join("etcd");
@@ -35,8 +130,44 @@ pub(crate) fn find() -> Result<Option<PathBuf>> {
     Ok(Some(dir))
 }
 
+fn directory() -> Result<PathBuf> {
+    workspace::scratch("kube")
+}
+
+fn missing_in(dir: &Path, more: &[String]) -> Vec<Program> {
+    let is_wanted = |program: &&Program| program.tested || more.iter().any(|name| name == program.name);
+    PROGRAMS.iter().filter(is_wanted).filter(|program| !dir.join(program.name).is_file()).copied().collect()
+}
+
+/// Copies a program. The file with its name is always a whole one.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let part = to.with_extension("part");
     fs::copy(from, &part).map_err(|e| Error::file("copy", from, e))?;
     fs::rename(&part, to).map_err(|e| Error::file("rename", &part, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tests_need_and_what_is_named_is_built_if_it_is_missing() {
+        let dir = std::env::temp_dir().join(format!("slipway-kube-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let missing = |more: &[&str]| -> Vec<&str> {
+            let more: Vec<String> = more.iter().map(|name| (*name).to_owned()).collect();
+            missing_in(&dir, &more).iter().map(|program| program.name).collect()
+        };
+        assert_eq!(missing(&[]), ["kube-proxy", "kube-apiserver"]);
+        // The rest of a killed copy is no program.
+        fs::write(dir.join("kube-proxy.part"), "half").unwrap();
+        assert_eq!(missing(&["kubelet"]), ["kube-proxy", "kube-apiserver", "kubelet"]);
+        fs::write(dir.join("built"), "whole").unwrap();
+        copy(&dir.join("built"), &dir.join("kube-proxy")).unwrap();
+        assert_eq!(fs::read(dir.join("kube-proxy")).unwrap(), b"whole");
+        assert_eq!(missing(&["kube-proxy"]), ["kube-apiserver"]);
+        fs::write(dir.join("kube-apiserver"), "").unwrap();
+        assert!(missing(&[]).is_empty());
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }
