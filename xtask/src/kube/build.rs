@@ -58,6 +58,9 @@ const VERSION: &str = "Kubernetes v1.20.2";
 const SPACE: u64 = 2_500_000_000;
 const SPACE_FOR_PROGRAM: u64 = 150_000_000;
 
+/// The operation that fails without a network.
+const FETCH: &str = "fetch Debian 12's Go and source of Kubernetes";
+
 /// The longest time in which a build may print nothing: it prints each package, then links.
 const SILENCE: Duration = Duration::from_secs(1800);
 
@@ -93,8 +96,7 @@ impl Build {
         architecture()?;
         let build = Self { dir: workspace::scratch("kube/build")? };
         build.check_space(programs)?;
-        build.fetch_tools()?;
-        build.fetch_source()?;
+        build.fetch_tools().and_then(|()| build.fetch_source()).map_err(|e| short(&e))?;
         Ok(build)
     }
 
@@ -211,6 +213,24 @@ impl Build {
     }
 }
 
+/// Describes a failed download or unpacking by the first error: apt prints a line for each of forty packages.
+fn short(e: &Error) -> Error {
+    let (how, output) = match e {
+        Error::Command { how, output, .. } => (how, output),
+        other => return Error::Failed(format!("{FETCH}: {other}")),
+    };
+    let mut lines: Vec<&str> = output.lines().map(str::trim).filter(|line| line.starts_with("E: ")).collect();
+    if lines.is_empty() {
+        lines = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    }
+    let Some(first) = lines.first() else { return Error::Failed(format!("{FETCH}: {e}")) };
+    let more = match lines.len() - 1 {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
+    };
+    Error::Failed(format!("{FETCH}: a command {how}: {}{more}", first.trim_start_matches("E: ")))
+}
+
 /// The arguments of setpriv(1) that run `make` in the root file system, in namespaces of its own: without a network,
 /// and so that all of its processes end when this one does.
 fn inside(root: &Path, is_root: bool, architecture: &str, target: &str) -> Vec<String> {
@@ -247,7 +267,7 @@ fn enough(free: u64, used: u64, programs: &[Program]) -> std::result::Result<(),
     }
     let names: Vec<&str> = programs.iter().map(|program| program.name).collect();
     Err(format!(
-        "to build {} needs {} MB of disk space, and {} MB are free",
+        "the build of {} needs {} MB of disk space, and {} MB are free",
         names.join(", "),
         needed.div_ceil(1_000_000),
         free / 1_000_000
@@ -292,7 +312,8 @@ mod tests {
         assert_eq!(enough(2_800_000_000, 0, &TWO), Ok(()));
         assert_eq!(
             enough(1_000_000_000, 0, &TWO),
-            Err("to build kube-proxy, kubelet needs 2800 MB of disk space, and 1000 MB are free".to_owned())
+            Err("the build of kube-proxy, kubelet needs 2800 MB of disk space, and 1000 MB are free"
+                .to_owned())
         );
         // An interrupted build has used some of it.
         assert_eq!(enough(1_000_000_000, 2_000_000_000, &TWO), Ok(()));
@@ -315,6 +336,24 @@ mod tests {
             "{root}"
         );
         assert!(line(false).contains("|--kill-child|--user|--map-root-user|sh|"));
+    }
+
+    #[test]
+    fn a_failed_download_is_described_by_its_first_error() {
+        let failed = |output: &str| {
+            let (command, how) = ("apt-get -q install".to_owned(), "ended with exit status: 100".to_owned());
+            short(&Error::Command { command, how, output: output.to_owned() }).to_string()
+        };
+        let beginning =
+            "fetch Debian 12's Go and source of Kubernetes: a command ended with exit status: 100: ";
+        assert_eq!(
+            failed("\n    Reading lists...\n    E: Failed to fetch a\n    E: Failed to fetch b"),
+            format!("{beginning}Failed to fetch a (and 1 more)")
+        );
+        assert_eq!(failed("\n    tar: no space left"), format!("{beginning}tar: no space left"));
+        assert!(failed("").ends_with("Kubernetes: `apt-get -q install` ended with exit status: 100"));
+        let other = short(&Error::Failed("packages need apt-get".to_owned())).to_string();
+        assert_eq!(other, "fetch Debian 12's Go and source of Kubernetes: packages need apt-get");
     }
 
     #[test]
