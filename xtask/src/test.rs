@@ -264,12 +264,12 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
     let reference = references(stages, &[reference::STABLE], args.require)?;
     let kube = kube::provide(args.kube.as_deref(), stages, args.require)?;
     let shells = shells(stages, suites, args.require)?;
+    let mut programs = Vec::new();
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
-        quiet(Flavour::Debug.cargo_build()?, log)?;
-        quiet(Flavour::Debug.cargo_build_agent()?, log)?;
+        programs = test_programs::build(suites, &["slipway", "slipwayd"], log)?;
         bin_dir = plugin_dir(Flavour::Debug, log)?;
-        build::size(&Flavour::Debug.binary())
+        Ok(format!("{}, {} test programs", build::size(&Flavour::Debug.binary())?, programs.len()))
     })?;
     let skips = empty_file("skips.txt")?;
     // A run of a part, or of every point, keeps the record of the last plain run.
@@ -289,15 +289,8 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         env.push(("SLIPWAY_SAMPLE_SEED".to_owned(), seed.to_string().into()));
     }
     let settings = Settings { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
-    let mut pool = None;
-    stages.run("build tests", |log| {
-        let mut programs = test_programs::build(suites, log)?;
-        let count = programs.len();
-        programs.retain(|program| program.is_of(NETWORK_TESTS_FOLDER));
-        pool = Some(Pool::new(programs, settings)?);
-        Ok(format!("{count} programs"))
-    })?;
-    let pool = pool.ok_or_else(|| Error::Failed("the network tests were not built".to_owned()))?;
+    programs.retain(|program| program.is_of(NETWORK_TESTS_FOLDER));
+    let pool = Pool::new(programs, settings)?;
     Ok(Ready { pool, reference, skips, sampled })
 }
 

@@ -45,15 +45,17 @@ struct Profile {
     test: bool,
 }
 
-/// Builds test programs: these suites of the network tests, or all of the workspace if none is named. The features of
-/// a dependency are those that the whole workspace needs, so that each is built once.
+/// Builds test programs, and these binaries: these suites of the network tests, or all of the workspace if none is
+/// named. The features of a dependency are those that the whole workspace needs, so that each is built once.
 ///
 /// # Errors
 /// A build that fails.
-pub(crate) fn build(suites: &[String], log: &Log) -> Result<Vec<TestProgram>> {
+pub(crate) fn build(suites: &[String], binaries: &[&str], log: &Log) -> Result<Vec<TestProgram>> {
     let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
-    let mut words = vec!["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    let mut words = vec!["build", "--workspace", "--message-format=json-render-diagnostics"];
+    words.extend(binaries.iter().flat_map(|name| ["--bin", name]));
     words.extend(suites.iter().flat_map(|name| ["--test", name]));
+    words.extend(suites.is_empty().then_some("--tests"));
     // Cargo writes its progress to standard error.
     run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
 }

@@ -55,7 +55,7 @@ pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String]) -> Result<P
 }
 
 fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
-    let mut built = test_programs::build(only, log)?;
+    let mut built = test_programs::build(only, &[], log)?;
     built.retain(|test| PACKAGES.iter().any(|folder| test.is_of(folder)));
     let into = dir.join("tests");
     fs::create_dir_all(&into).map_err(|e| Error::file("create the directory", &into, e))?;
