@@ -106,7 +106,7 @@ fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
     }
     let stage = Stage::new();
     stage.warm_up();
-    // Deletes what the kill left beside the pods, and makes the plugin's files.
+    // Makes the files that stay after the first call of the plugins.
     killed_set_up(&stage, UP);
     let with = "--cni-bin-dir /var/lib/slow";
     stage.ok(&format!("pod gc --all {with}"));
