@@ -276,4 +276,14 @@ mod tests {
         assert_eq!((network.version(), network.list().disable_gc), (Version::V1_0_0, true));
         assert_eq!(Network::from_bytes(network.bytes()).unwrap(), network);
     }
+
+    #[test]
+    fn numbers_of_a_configuration_read_back_the_same() {
+        // Of 53 bits, the last one is lost without exact decoding.
+        let single = br#"{"name": "n", "type": "t", "rate": -90127439402501325e6}"#;
+        let network = Network::from_bytes(single).unwrap();
+        let again = Network::from_bytes(network.bytes()).unwrap();
+        assert_eq!(again.list().plugins, network.list().plugins);
+        assert_eq!(network.list().plugins[0]["rate"], -9.012_743_940_250_133e22);
+    }
 }
