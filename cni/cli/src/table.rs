@@ -51,7 +51,7 @@ impl Program {
     /// The first words of commands with two, such as `pod` of `pod up`.
     pub(crate) fn groups(&self) -> Vec<&'static str> {
         let mut groups: Vec<&str> =
-            self.shown().filter_map(|command| command.in_group()).map(|(group, _)| group).collect();
+            self.shown().filter_map(Command::in_group).map(|(group, _)| group).collect();
         groups.dedup();
         groups
     }

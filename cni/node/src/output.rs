@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 
 use cni_runtime::pods::{Attached, Networks, Planned, Pod, parse_args};
-use cni_runtime::{Cached, Container};
+use cni_runtime::{Cached, Container, Network};
 use cni_spec::AddResult;
 use serde_json::{Value, json};
 use slipway_cli::columns;
@@ -136,7 +136,7 @@ pub(crate) fn networks(networks: &Networks, is_json: bool) -> io::Result<()> {
     if is_json {
         return print(networks_document(networks));
     }
-    let default = networks.default_network().map(|network| network.name());
+    let default = networks.default_network().map(Network::name);
     let rows = networks.verdicts().iter().map(|verdict| {
         let (name, note) = match &verdict.network {
             Ok(name) if Some(name.as_str()) == default => (name.clone(), "default".to_owned()),
@@ -158,7 +158,7 @@ fn networks_document(networks: &Networks) -> Value {
         })
     });
     json!({
-        "default_network": networks.default_network().map(|network| network.name()),
+        "default_network": networks.default_network().map(Network::name),
         "files": verdicts.collect::<Vec<_>>(),
     })
 }
@@ -245,7 +245,7 @@ mod tests {
             written: None,
         };
         let ours = of("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", Some("/run/netns/web"));
-        let network = cni_runtime::Network::from_bytes(config.as_slice()).unwrap();
+        let network = Network::from_bytes(config.as_slice()).unwrap();
         let pending = Planned { network, container: Container::new("8f3b", "eth0") };
         let cached = [ours, of("", None)];
         let all = cached.iter().map(Listed::from).chain([Listed::from(&pending)]);
@@ -268,11 +268,11 @@ mod tests {
             Manager::builder(runtime).config_dir(dir.path().join("net.d")).open()
         };
         std::fs::create_dir(dir.path().join("net.d")).unwrap();
-        let none = networks_document(&*manager().resync().await.unwrap());
+        let none = networks_document(&manager().resync().await.unwrap());
         let good = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}"#;
         std::fs::write(dir.path().join("net.d/10-pods.conflist"), good).unwrap();
         std::fs::write(dir.path().join("net.d/20-bad.conflist"), "{").unwrap();
-        let some = networks_document(&*manager().resync().await.unwrap());
+        let some = networks_document(&manager().resync().await.unwrap());
         assert_eq!((&some["default_network"], &some["files"][0]["skipped"]), (&json!("pods"), &Value::Null));
         assert_documented("slipwayd networks", &[none, some]);
     }

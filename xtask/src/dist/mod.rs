@@ -22,7 +22,7 @@ use crate::{manual, setup, workspace};
 use cross::Cross;
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
-const PROGRAMS: [Program; 2] = [
+pub(crate) const PROGRAMS: [Program; 2] = [
     Program { name: "slipway", package: "cni/plugins", limit: 6_300_000 },
     Program { name: "slipwayd", package: "cni/node", limit: 3_300_000 },
 ];

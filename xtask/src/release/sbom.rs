@@ -56,8 +56,8 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
     let binary = Graph::read(&manifest, "Cargo.lock", &["--filter-platform", subject.triple], |title| {
         built.contains(title)
     })?;
-    let programs = Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[], |_| true)?;
-    let programs = subject.has_bpf_programs.then_some(programs);
+    let programs = || Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[], |_| true);
+    let programs = subject.has_bpf_programs.then(programs).transpose()?;
     let crates = binary.packages.values().map(Package::title).collect();
     let compiled_with = binary.compiled_with.clone();
     let root = reference(&binary.packages[&binary.root]);
@@ -293,12 +293,41 @@ fn checksums(path: &Path) -> Result<BTreeMap<String, String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build;
+    use crate::dist::PROGRAMS;
 
     #[test]
     fn names_and_versions_are_read_from_the_tree() {
         assert_eq!(title_in_tree("serde v1.0.228 (proc-macro)").as_deref(), Some("serde 1.0.228"));
         assert_eq!(title_in_tree("cni-spec v0.1.0 (/a/cni/spec) (*)").as_deref(), Some("cni-spec 0.1.0"));
         assert_eq!(title_in_tree(""), None);
+    }
+
+    #[test]
+    fn each_program_has_its_own_crates() {
+        let has_tokio = |program: Program| {
+            let triple = build::static_target();
+            let subject = Subject {
+                program,
+                version: "0.0.0",
+                triple: &triple,
+                sha256: "00",
+                time: "2026-01-01T00:00:00Z",
+                libraries: &[],
+                has_bpf_programs: false,
+            };
+            let bill = bill(&subject).unwrap();
+            assert_eq!(bill.document["metadata"]["component"]["name"], program.name);
+            let components = bill.document["components"].as_array().unwrap();
+            assert!(components.iter().any(|one| one["name"] == "cni-spec"), "{components:#?}");
+            let in_document = components.iter().any(|one| one["name"] == "tokio");
+            assert_eq!(bill.crates.iter().any(|title| title.starts_with("tokio ")), in_document);
+            in_document
+        };
+        assert_eq!(
+            PROGRAMS.map(|program| (program.name, has_tokio(program))),
+            [("slipway", false), ("slipwayd", true)]
+        );
     }
 
     #[test]
