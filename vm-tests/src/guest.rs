@@ -9,6 +9,8 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 
+use slipway_vm::DISK_DRIVERS;
+
 use crate::Error;
 
 /// The file systems that user space expects: type, folder, options.
@@ -21,6 +23,9 @@ const MOUNTS: &[(&str, &str, &str)] = &[
     ("cgroup2", "/sys/fs/cgroup", ""),
     ("bpf", "/sys/fs/bpf", ""),
 ];
+
+/// The guest's disk.
+const DISK: &str = "/dev/vda";
 
 /// The search path of the tests, and of the kernel when it runs modprobe.
 pub(crate) const SEARCH_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -69,6 +74,20 @@ pub(crate) fn prepare(preload: &[String]) -> Vec<String> {
         troubles.extend(tool("modprobe", &[module]));
     }
     troubles.extend(tool("ip", &["link", "set", "lo", "up"]));
+    troubles
+}
+
+/// Mounts the guest's disk; returns the errors.
+pub(crate) fn mount_disk(dir: &str) -> Vec<String> {
+    let mut troubles: Vec<String> =
+        DISK_DRIVERS.iter().filter_map(|driver| tool("modprobe", &[driver])).collect();
+    if let Err(e) = fs::create_dir_all(dir) {
+        troubles.push(format!("make {dir}: {e}"));
+    }
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    if let Err(e) = mount(Some(DISK), dir, Some("ext4"), flags, None::<&str>) {
+        troubles.push(format!("mount {DISK} on {dir}: {e}"));
+    }
     troubles
 }
 

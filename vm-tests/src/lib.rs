@@ -10,4 +10,4 @@ mod event;
 mod plan;
 
 pub use event::{Ending, Event};
-pub use plan::{PLAN, Plan, SKIPS, Suite};
+pub use plan::{DISK_DRIVERS, PLAN, Plan, SKIPS, Suite};

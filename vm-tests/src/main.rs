@@ -65,6 +65,11 @@ fn run() -> Result<(), Error> {
     for trouble in guest::prepare(&plan.preload) {
         reporter.send(&Event::Trouble(trouble));
     }
+    if let Some(dir) = &plan.disk {
+        for trouble in guest::mount_disk(dir) {
+            reporter.send(&Event::Trouble(trouble));
+        }
+    }
     let mut suites = 0;
     let mut seen = 0;
     for one in &plan.suites {

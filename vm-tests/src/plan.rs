@@ -10,6 +10,9 @@ pub const PLAN: &str = "/vm/plan.json";
 /// The path of the file that tests write their skips to.
 pub const SKIPS: &str = "/vm/skips.txt";
 
+/// The drivers of a guest's disk. Without udev(8) no process loads them when the kernel finds one.
+pub const DISK_DRIVERS: &[&str] = &["virtio_pci", "virtio_blk"];
+
 /// Everything that one guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -18,6 +21,8 @@ pub struct Plan {
     /// Kernel modules that are not loaded on demand, by name. One that this kernel lacks is no error: a test that needs
     /// it is skipped.
     pub preload: Vec<String>,
+    /// The directory at which the guest's disk is mounted, if it has one: ext4, read-only.
+    pub disk: Option<String>,
     /// Variables for every suite.
     pub env: Vec<(String, String)>,
     /// In this order, one after the other.

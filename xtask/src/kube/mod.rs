@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Kubernetes' programs for the tests of its network: kube-proxy and an API server, with Debian's etcd.
+//! Kubernetes' programs for the tests of its network: kube-proxy and an API server, with Debian's etcd and ipset.
 
 mod build;
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,19 +39,20 @@ const PROGRAMS: [Program; 5] = [
     Program { name: "kubelet", tested: false },
 ];
 
-/// The suite with etcd 3.4, its package and the program in it.
-const ETCD: (&str, &str, &str) = ("bookworm", "etcd-server", "usr/bin/etcd");
+/// Debian's suite with etcd 3.4.
+const SUITE: &str = "bookworm";
 
 /// The names of all programs that can be built.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PROGRAMS.iter().map(|program| program.name)
 }
 
-/// The directory with the programs and etcd for the tests; none if something is missing, which a line reports. With
+/// The directory with the programs, etcd and ipset for the tests; none if something is missing, which a line reports. With
 /// `asked`, missing programs are built first: those that tests need, and those that it names.
 ///
 /// # Errors
-/// A build that fails; with `require`, also a build that this machine cannot begin, or etcd that cannot be fetched.
+/// A build that fails; with `require`, also a build that this machine cannot begin, or etcd or ipset
+/// that cannot be fetched.
 pub(crate) fn provide(asked: Option<&[String]>, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
     if let Some(more) = asked {
         build_missing(more, stages, require)?;
@@ -64,14 +66,12 @@ pub(crate) fn provide(asked: Option<&[String]>, stages: &Stages, require: bool) 
                 "no kube-proxy, no kube-apiserver; `cargo xtask test --kube` builds them".to_owned()
             }
             Ok(None) => "no kube-proxy, no kube-apiserver".to_owned(),
-            Err(_) => "no etcd".to_owned(),
+            Err(_) => "no etcd or ipset".to_owned(),
         })
     })?;
     match found {
         Err(e) if !require => {
-            println!(
-                "  SKIP  the tests with kube-proxy, whose API server needs etcd, which could not be fetched: {e}"
-            );
+            println!("  SKIP  the tests with kube-proxy, for etcd and ipset could not be fetched: {e}");
             Ok(None)
         }
         found => found,
@@ -113,21 +113,32 @@ fn build_missing(more: &[String], stages: &Stages, require: bool) -> Result<()> 
     build.finish()
 }
 
-/// The directory with the programs; none if one that tests need is missing. etcd is fetched.
+/// The directory with the programs; none if one that tests need is missing. etcd and ipset are fetched.
 ///
 /// # Errors
-/// etcd cannot be fetched.
+/// etcd or ipset cannot be fetched.
 fn find() -> Result<Option<PathBuf>> {
     let dir = directory()?;
     if !missing_in(&dir, &[]).is_empty() {
         return Ok(None);
     }
-    let etcd = dir.join("etcd");
-    if !etcd.is_file() {
-        let (suite, package, program) = ETCD;
-        copy(&AptRoot::open(suite)?.fetch(package)?.join(program), &etcd)?;
+    for (package, file) in fetched() {
+        let program = dir.join(file.file_name().unwrap_or_default());
+        if !program.is_file() {
+            copy(&AptRoot::open(SUITE)?.fetch(package)?.join(file), &program)?;
+        }
     }
     Ok(Some(dir))
+}
+
+/// Packages of [`SUITE`], and a file of each. kube-proxy calls ipset(8) in mode IPVS.
+fn fetched() -> [(&'static str, PathBuf); 3] {
+    let libraries = format!("usr/lib/{}-linux-gnu", env::consts::ARCH);
+    [
+        ("etcd-server", PathBuf::from("usr/bin/etcd")),
+        ("ipset", PathBuf::from("usr/sbin/ipset")),
+        ("libipset13", PathBuf::from(libraries).join("libipset.so.13")),
+    ]
 }
 
 fn directory() -> Result<PathBuf> {

@@ -29,6 +29,9 @@ pub(crate) struct Kernels {
     /// Test programs whose tests do not run side by side.
     #[serde(default)]
     pub(crate) one_by_one: Vec<String>,
+    /// Test programs that need Kubernetes' programs, which are on a disk of the VM.
+    #[serde(default)]
+    pub(crate) kubernetes: Vec<String>,
     /// Features that all VMs lack because of their programs, not of their kernels.
     #[serde(default)]
     pub(crate) anywhere: Vec<Missing>,

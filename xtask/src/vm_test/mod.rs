@@ -3,6 +3,7 @@
 //! `cargo xtask vm-test`: the test suites on other kernels, in VMs.
 
 mod cpio;
+mod disk;
 mod fetch;
 mod image;
 pub(crate) mod kernels;
@@ -21,12 +22,12 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser as _;
-use slipway_vm::{Event, Plan, Suite};
+use slipway_vm::{DISK_DRIVERS, Event, Plan, Suite};
 
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::workspace::{self, Lock};
-use crate::{reference, setup};
+use crate::{kube, reference, setup, test};
 use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
@@ -98,6 +99,8 @@ struct Bench<'a> {
     qemu: Qemu,
     programs: Programs,
     userland: Userland,
+    /// The image of a disk with Kubernetes' programs, if a test program needs them.
+    disk: Option<PathBuf>,
 }
 
 pub(crate) use report::stale;
@@ -210,26 +213,34 @@ fn run_in_vms<'a>(
         Err(e) if args.require => Err(e),
         Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
     })?;
+    let wanted_suites = if args.smoke { &list.smoke } else { &args.suite };
+    let on_disk = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
+    let kubernetes = match list.kubernetes.iter().any(on_disk) {
+        true => kube::provide(None, stages, args.require)?,
+        false => None,
+    };
     let mut built = None;
     stages.run("build for VMs", |log| {
         let _lock = Lock::take(&build_lock()?)?;
-        let suites = if args.smoke { &list.smoke } else { &args.suite };
         let only: &[String] = if args.smoke { &list.smoke } else { &[] };
         let mut programs = programs::build(log, args.peer.as_deref(), only)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
-        if let Some(unknown) = suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
+        if let Some(unknown) =
+            wanted_suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
         {
             return Err(Error::Failed(format!("no test program is called {unknown}")));
         }
-        programs.tests.retain(|own| suites.is_empty() || suites.contains(&own.name));
+        programs.tests.retain(|own| wanted_suites.is_empty() || wanted_suites.contains(&own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
-        let userland = Userland::find(&paths, reference.as_deref())?;
+        let more = if kubernetes.is_some() { image::KUBERNETES_TOOLS } else { &[] };
+        let userland = Userland::find(more, &paths, reference.as_deref())?;
+        let disk = kubernetes.as_deref().map(disk::write).transpose()?;
         let text = format!("{} test programs", programs.tests.len());
-        built = Some((programs, userland));
+        built = Some((programs, userland, disk));
         Ok(text)
     })?;
-    let Some((programs, userland)) = built else { return Ok(rows) };
-    let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland };
+    let Some((programs, userland, disk)) = built else { return Ok(rows) };
+    let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland, disk };
     stages.run("VMs", |log| {
         rows.extend(bench.run_all(ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
@@ -302,13 +313,16 @@ impl Bench<'_> {
         let _own = Lock::take(&dir.join("lock"))?;
         let plan = self.plan(&kernel.name);
         let initramfs = dir.join("initramfs.cpio");
-        let modules = image::modules(ready, &self.list.modules)?;
+        let mut patterns = self.list.modules.clone();
+        patterns.extend(self.disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
+        let modules = image::modules(ready, &patterns)?;
         let unchanged = Lock::share(&build_lock()?)?;
         image::write(&initramfs, &self.userland, &self.programs, ready, &modules, &plan)?;
         drop(unchanged);
         let vm = Vm {
             image: &ready.image,
             initramfs: &initramfs,
+            disk: self.disk.as_deref(),
             dir: &dir,
             nonce: &plan.nonce,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
@@ -387,9 +401,11 @@ impl Bench<'_> {
         if self.programs.peer.is_some() {
             env.push(("SLIPWAY_PEER_DIR".to_owned(), image::PEER.to_owned()));
         }
+        let disk = self.disk.as_ref().map(|_| image::KUBERNETES.to_owned());
+        env.extend(disk.iter().map(|dir| (kube::VARIABLE.to_owned(), dir.clone())));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nonce =
             format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
-        Plan { nonce, preload: self.list.preload.clone(), env, suites: suites.collect() }
+        Plan { nonce, preload: self.list.preload.clone(), disk, env, suites: suites.collect() }
     }
 }

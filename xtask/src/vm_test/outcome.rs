@@ -273,7 +273,7 @@ mod tests {
     fn plan() -> Plan {
         let (program, dir) = (String::new(), String::new());
         let suite = Suite { name: "links".to_owned(), program, dir, args: vec![], limit: 1 };
-        Plan { nonce: "n".to_owned(), preload: vec![], env: vec![], suites: vec![suite] }
+        Plan { nonce: "n".to_owned(), preload: vec![], disk: None, env: vec![], suites: vec![suite] }
     }
 
     /// A suite of three tests; the changes are made to the events of a run that passes.

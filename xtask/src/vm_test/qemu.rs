@@ -31,6 +31,9 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// The time that a VM may take, beyond the limit of a test program, to end it.
 const GRACE: Duration = Duration::from_secs(120);
 
+/// The memory in MiB for programs on a disk: three API servers at a time, each with its etcd.
+const DISK_MEMORY: u64 = 2048;
+
 /// An emulator that can be started.
 #[derive(Debug, Clone)]
 pub(crate) struct Qemu {
@@ -53,6 +56,8 @@ pub(crate) enum Accelerator {
 pub(crate) struct Vm<'a> {
     pub(crate) image: &'a Path,
     pub(crate) initramfs: &'a Path,
+    /// The image of a disk that the VM reads.
+    pub(crate) disk: Option<&'a Path>,
     /// The files of the two serial ports.
     pub(crate) dir: &'a Path,
     pub(crate) nonce: &'a str,
@@ -162,9 +167,16 @@ impl Qemu {
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
         let size = fs::metadata(vm.initramfs).map_or(0, |data| data.len());
-        command.arg("-m").arg(memory(size).to_string());
+        let more = if vm.disk.is_some() { DISK_MEMORY } else { 0 };
+        command.arg("-m").arg((memory(size) + more).to_string());
         command.args(["-serial", "file:console.txt", "-serial", "file:reports.txt"]);
         command.arg("-kernel").arg(vm.image).arg("-initrd").arg(vm.initramfs);
+        if let Some(disk) = vm.disk {
+            // A comma ends a value of QEMU's options, a doubled one is part of it.
+            let file = disk.display().to_string().replace(',', ",,");
+            command.arg("-drive").arg(format!("if=none,id=disk,format=raw,readonly=on,file={file}"));
+            command.args(["-device", "virtio-blk-pci,drive=disk"]);
+        }
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
         // The watchdog for a processor that gets nowhere would measure how busy the system around is.
         let line =
