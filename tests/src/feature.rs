@@ -46,6 +46,18 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
     (!known).then_some(feature)
 }
 
+/// The feature that [`has_ipvs`] checks, for [`crate::skip!`].
+pub const IPVS: &str = "ip_vs";
+
+/// True if the kernel has IPVS: ipvsadm(8) loads its module.
+///
+/// # Panics
+/// If no namespace can be made.
+#[must_use]
+pub fn has_ipvs() -> bool {
+    Node::new().try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
+}
+
 /// The feature that [`has_flowtable`] checks, for [`crate::skip!`].
 pub const FLOWTABLE: &str = "nf_flow_table";
 

@@ -69,7 +69,7 @@ pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges};
 pub use daemon::Daemon;
-pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
+pub use feature::{FLOWTABLE, IPVS, NFT_RANGES, has_flowtable, has_ipvs, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
 pub use interrupt::{
     Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, slowed,

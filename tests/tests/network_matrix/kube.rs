@@ -2,13 +2,14 @@
 
 //! Kubernetes' own programs: an API server that holds the Services, and a kube-proxy on each node.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Cluster, ClusterNode, Daemon, Member, Space, within};
+use slipway_tests::{Cluster, ClusterNode, Daemon, Member, Space, at, within};
 
 use crate::services::{SERVICES, Service};
 
@@ -127,7 +128,8 @@ impl<'a> ApiServer<'a> {
     /// The exit code of curl, and the server's reply.
     fn curl(&self, method: &str, kind: &str, path: &str, body: &str) -> (Option<i32>, String) {
         let mut command = Command::new("curl");
-        command.args(["--silent", "--show-error", "--fail-with-body", "--insecure", "--max-time", "20"]);
+        command.args(["--silent", "--show-error", "--fail-with-body", "--insecure"]);
+        command.args(["--max-time", &within(Duration::from_secs(20)).as_secs().to_string()]);
         command.args(["--oauth2-bearer", TOKEN, "--request", method]);
         command.args(["--header", &format!("Content-Type: {kind}"), "--data-binary", "@-"]);
         command.arg(format!("{}{path}", self.url));
@@ -152,8 +154,19 @@ fn name_of(node: &ClusterNode) -> String {
     format!("node{}", node.number)
 }
 
-/// Starts kube-proxy in mode iptables on a node.
-pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>) -> Daemon {
+/// A mode of kube-proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Iptables,
+    Ipvs,
+}
+
+/// Starts kube-proxy on a node.
+pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>, mode: Mode) -> Daemon {
+    let mode = match mode {
+        Mode::Iptables => "iptables",
+        Mode::Ipvs => "ipvs",
+    };
     node.write(
         "/run/kube/config",
         json!({
@@ -170,7 +183,7 @@ pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>)
         "/run/kube/proxy",
         json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-            "mode": "iptables", "hostnameOverride": name_of(node),
+            "mode": mode, "hostnameOverride": name_of(node),
             "clientConnection": {"kubeconfig": "/run/kube/config"},
             "clusterCIDR": "10.244.0.0/16,fd44::/48",
             "featureGates": {"IPv6DualStack": true},
@@ -181,20 +194,53 @@ pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>)
         })
         .to_string(),
     );
-    node.daemon(programs.join("kube-proxy"), &["--config=/run/kube/proxy", "--v=2"], "/run/kube/proxy.log")
+    // It calls ipset, which is there with its library.
+    let programs = programs.display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    node.daemon(
+        "env",
+        &[
+            &format!("PATH={path}:{programs}"),
+            &format!("LD_LIBRARY_PATH={programs}"),
+            &format!("{programs}/kube-proxy"),
+            "--config=/run/kube/proxy",
+            "--v=2",
+        ],
+        "/run/kube/proxy.log",
+    )
 }
 
 /// Waits until kube-proxy has written the rules of all Services, in both families.
-pub(crate) fn wait_for_rules(node: &ClusterNode, proxy: &Daemon) {
-    let chain_of = |service: &Service| format!("\"default/{}:", service.name);
-    let written = || {
-        ["iptables-save", "ip6tables-save"].iter().all(|tool| {
-            let rules = node.cmd(&format!("{tool} -t nat"));
-            let targets: Vec<&str> = rules.lines().filter(|line| line.contains("--to-destination")).collect();
-            SERVICES.iter().all(|service| targets.iter().any(|line| line.contains(&chain_of(service))))
-        })
+pub(crate) fn wait_for_rules(node: &ClusterNode, proxy: &Daemon, mode: Mode) {
+    let written = || match mode {
+        Mode::Iptables => has_rules(node),
+        Mode::Ipvs => has_virtual_servers(node),
     };
     wait_until("kube-proxy", node, "/run/kube/proxy.log", proxy, written);
+}
+
+fn has_rules(node: &ClusterNode) -> bool {
+    let chain_of = |service: &Service| format!("\"default/{}:", service.name);
+    ["iptables-save", "ip6tables-save"].iter().all(|tool| {
+        let rules = node.cmd(&format!("{tool} -t nat"));
+        let targets: Vec<&str> = rules.lines().filter(|line| line.contains("--to-destination")).collect();
+        SERVICES.iter().all(|service| targets.iter().any(|line| line.contains(&chain_of(service))))
+    })
+}
+
+/// True if IPVS has a server for each clusterIP. The rules, which kube-proxy writes last, refer to its sets.
+fn has_virtual_servers(node: &ClusterNode) -> bool {
+    let servers = node.cmd("ipvsadm -Sn");
+    let is_served = |ip: &str, port: u16| {
+        let ip: IpAddr = ip.parse().expect("an address");
+        ["-t", "-u"].iter().all(|proto| servers.contains(&format!("-a {proto} {} -r", at(ip, port))))
+    };
+    let all_served = |service: &Service| {
+        let ports = service.own_ports();
+        service.cluster_ips.iter().all(|ip| ports.iter().all(|port| is_served(ip, *port)))
+    };
+    let has_rules = |tool: &&str| node.cmd(&format!("{tool} -t nat")).contains("--match-set KUBE-");
+    SERVICES.iter().all(all_served) && ["iptables-save", "ip6tables-save"].iter().all(has_rules)
 }
 
 fn wait_until(name: &str, place: &Space, log: &str, program: &Daemon, ready: impl Fn() -> bool) {

@@ -16,12 +16,13 @@ mod world;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::thread;
 
-use slipway_tests::{Proto, QUICK, patience, skip};
+use slipway_tests::{IPVS, Proto, QUICK, has_ipvs, needs, patience, skip};
 
-use kube::{ApiServer, KUBE_PROXY};
-use rows::{From, ROWS, Row, Seen, To};
+use kube::{ApiServer, KUBE_PROXY, Mode};
+use rows::{From, ROWS, ROWS_OF_IPVS, Row, Seen, To};
 use world::World;
 
 /// The page with the same table.
@@ -63,30 +64,47 @@ macro_rules! on_each_backend {
     };
 }
 
-on_each_backend!(rows_without_services, rows_with_kube_proxy, rows_with_rules_of_mode_nftables);
+on_each_backend!(
+    rows_without_services,
+    rows_with_kube_proxy,
+    rows_with_kube_proxy_in_mode_ipvs,
+    rows_with_rules_of_mode_nftables
+);
 
 /// Without kube-proxy, where the BPF programs translate.
 fn rows_without_services(backend: Backend) {
     let world = World::new(backend, |_| {});
-    expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |_| false);
+    expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |row| row.seen);
 }
 
-/// All rows, with kube-proxy in mode iptables, started after the pods were added.
+/// All rows, with kube-proxy in mode iptables.
 fn rows_with_kube_proxy(backend: Backend) {
     let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };
+    rows_with(backend, &programs, Mode::Iptables);
+}
+
+/// All rows, with kube-proxy in mode IPVS.
+fn rows_with_kube_proxy_in_mode_ipvs(backend: Backend) {
+    needs!(has_ipvs(), IPVS);
+    let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };
+    rows_with(backend, &programs, Mode::Ipvs);
+}
+
+/// All rows, with kube-proxy, started after the pods were added.
+fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     let world = World::new(backend, |_| {});
-    let server = ApiServer::start(&programs, &world.cluster.control);
+    let server = ApiServer::start(programs, &world.cluster.control);
     server.wait();
     server.publish(&world.cluster);
     let nodes = &world.cluster.nodes;
     nodes.iter().for_each(kube::kubelet);
-    let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(&programs, node, &server)).collect();
+    let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(programs, node, &server, mode)).collect();
     for (node, proxy) in nodes.iter().zip(&proxies) {
-        kube::wait_for_rules(node, proxy);
+        kube::wait_for_rules(node, proxy, mode);
         // As containerd does every few seconds: the BPF programs leave new flows to nftables next to kube-proxy.
         world::network(backend, node).status().expect("STATUS");
     }
-    expect_all(&world, ROWS, |_| false);
+    expect_all(&world, ROWS, |row| row.with(mode));
 }
 
 /// All rows, with rules as kube-proxy's mode nftables has them, written before the pods are added. The mode does not
@@ -95,20 +113,17 @@ fn rows_with_rules_of_mode_nftables(backend: Backend) {
     let world = World::new(backend, |cluster| {
         cluster.nodes.iter().for_each(|node| nftables_mode::write(cluster, node));
     });
-    expect_all(&world, ROWS, |case| matches!(case.row.to, To::LoopbackNodePort(_)));
+    let closed = |row: &Row| row.seen.map(|seen| if seen == Seen::NotAsked { seen } else { Seen::Closed });
+    let is_loopback = |row: &Row| matches!(row.to, To::LoopbackNodePort(_));
+    expect_all(&world, ROWS, |row| if is_loopback(row) { closed(row) } else { row.seen });
 }
 
-/// Tries every case of these rows. No server must reply to those that are `closed`.
-fn expect_all<'a>(
-    world: &World,
-    rows: impl IntoIterator<Item = &'a Row>,
-    closed: impl Fn(&Case<'_>) -> bool,
-) {
+/// Tries every case of these rows, with the expectations that `seen` returns.
+fn expect_all<'a>(world: &World, rows: impl IntoIterator<Item = &'a Row>, seen: impl Fn(&Row) -> [Seen; 6]) {
     let mut tried = 0;
     let mut wrong = Vec::new();
     for row in rows {
-        let mut cases = cases(world, row);
-        cases.iter_mut().filter(|case| closed(case)).for_each(|case| case.seen = Seen::Closed);
+        let cases = cases(world, row, seen(row));
         tried += cases.len();
         // At once: those that must get no reply wait for their time limit.
         thread::scope(|scope| {
@@ -128,9 +143,9 @@ struct Case<'a> {
     to: SocketAddr,
 }
 
-fn cases<'a>(world: &World, row: &'a Row) -> Vec<Case<'a>> {
+fn cases<'a>(world: &World, row: &'a Row, seen: [Seen; 6]) -> Vec<Case<'a>> {
     let mut cases = Vec::new();
-    let asked = From::ALL.into_iter().zip(row.seen).filter(|(_, seen)| *seen != Seen::NotAsked);
+    let asked = From::ALL.into_iter().zip(seen).filter(|(_, seen)| *seen != Seen::NotAsked);
     for (from, seen) in asked {
         for to in [0, 1].into_iter().flat_map(|family| row.to.addresses(world, family)) {
             cases.extend(Proto::ALL.map(|proto| Case { row, from, seen, proto, to }));
@@ -171,18 +186,19 @@ impl Case<'_> {
     }
 }
 
-/// The table of the page, from the rows.
-fn table() -> String {
+/// A table of the page, from its rows.
+fn table(rows: &[Row]) -> String {
     let columns = From::ALL.map(From::name);
     let mut text = format!("| to | {} |\n|---{}|\n", columns.join(" | "), "|---".repeat(columns.len()));
-    for row in ROWS {
+    for row in rows {
         let _ = writeln!(text, "| {} | {} |", row.name, row.seen.map(Seen::name).join(" | "));
     }
     text
 }
 
 #[test]
-fn the_page_has_the_same_table() {
-    let table = table();
-    assert!(PAGE.contains(&table), "docs/network-matrix.md lacks this table:\n{table}");
+fn the_page_has_the_same_tables() {
+    for table in [ROWS, ROWS_OF_IPVS].map(table) {
+        assert!(PAGE.contains(&table), "docs/network-matrix.md lacks this table:\n{table}");
+    }
 }

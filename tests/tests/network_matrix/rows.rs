@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use slipway_tests::at;
 
+use crate::kube::Mode;
 use crate::services::{CLUSTER, LOCAL, ON_NODE, Service};
 use crate::world::{BEYOND, HOST_PORTS, METADATA, NODE_PORT, POD_PORTS, World};
 use Seen::{Bridge, Client, Closed, First, FirstOrBridge, NotAsked, Second};
@@ -124,6 +125,24 @@ pub(crate) const ROWS: &[Row] = &[
     row("internet", To::Internet,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
     row("metadata", To::Metadata,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
 ];
+
+/// The rows of [`ROWS`] that differ in kube-proxy's mode IPVS.
+#[rustfmt::skip]
+pub(crate) const ROWS_OF_IPVS: &[Row] = &[
+    row("nodePort, 127.0.0.1", To::LoopbackNodePort(&CLUSTER),   [NotAsked, NotAsked, NotAsked, Closed,   Closed,   NotAsked]),
+    row("nodePort, policy Local, its node", To::NodePort(&LOCAL, 0), [Bridge, Client, Second,   First,   Second,   Client]),
+    row("nodePort, policy Local, the other node", To::NodePort(&LOCAL, 1), [Closed, Closed, Closed, Closed, Closed, Closed]),
+    row("load balancer, policy Local, by its node", To::Balancer(&LOCAL, 0), [Bridge, Client, Closed, Client, Closed, Client]),
+    row("load balancer, policy Local, by the other node", To::Balancer(&LOCAL, 1), [Bridge, Client, Closed, Client, Closed, Closed]),
+];
+
+impl Row {
+    /// The addresses that the server sees with kube-proxy in this mode.
+    pub(crate) fn with(&self, mode: Mode) -> [Seen; 6] {
+        let differs = ROWS_OF_IPVS.iter().find(|row| mode == Mode::Ipvs && row.name == self.name);
+        differs.unwrap_or(self).seen
+    }
+}
 
 impl To {
     /// True if kube-proxy translates the destination.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use cni_nftables::Socket;
 use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
-use slipway_tests::{Attach, Node, Proto, Server, at, needs, patience};
+use slipway_tests::{Attach, IPVS, Proto, Server, at, has_ipvs, needs, patience};
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
@@ -116,14 +116,9 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
     }
 }
 
-/// True if the kernel has IPVS: ipvsadm loads its module.
-fn has_ipvs(node: &Node) -> bool {
-    node.try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
-}
-
 /// With IPVS itself, whose hook comes after the translation of published ports.
 fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
-    needs!(has_ipvs(&Node::new()), "ip_vs");
+    needs!(has_ipvs(), IPVS);
     let stage = Stage::new(backend);
     // Without this setting, netfilter does not see connections that IPVS has translated, and does not
     // masquerade them.
