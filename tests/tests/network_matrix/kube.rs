@@ -13,27 +13,32 @@ use slipway_tests::{Cluster, ClusterNode, Daemon, Member, Space, at, within};
 
 use crate::services::{SERVICES, Service};
 
-/// The programs, by the names of their files in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test`
-/// sets it.
-const PROGRAMS: [&str; 3] = ["kube-proxy", "kube-apiserver", "etcd"];
+/// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test` sets it.
+const CONTROL_PLANE: [&str; 2] = ["kube-apiserver", "etcd"];
 
 /// The feature that [`programs`] checks, for [`slipway_tests::skip!`].
 pub(crate) const KUBE_PROXY: &str = "kube-proxy";
 
 const TOKEN: &str = "matrix";
-const CORE: &str = "/api/v1";
-const SLICES: &str = "/apis/discovery.k8s.io/v1beta1";
+pub(crate) const CORE: &str = "/api/v1";
+pub(crate) const SLICES: &str = "/apis/discovery.k8s.io/v1beta1";
 
-/// The directory with the programs; none if one is missing.
+/// The directory with the programs; none without kube-proxy.
 pub(crate) fn programs() -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("SLIPWAY_KUBE_DIR")?);
-    PROGRAMS.iter().all(|name| dir.join(name).is_file()).then_some(dir)
+    dir.join("kube-proxy").is_file().then_some(dir)
+}
+
+/// True if the directory has an API server. VMs have none.
+pub(crate) fn has_api_server(programs: &Path) -> bool {
+    CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
 }
 
 /// An API server with its etcd, in the control plane's namespace.
 pub(crate) struct ApiServer<'a> {
     control: &'a Member,
-    url: String,
+    /// Its address, for kube-proxy.
+    pub(crate) url: String,
     server: Daemon,
     _etcd: Daemon,
 }
@@ -93,19 +98,12 @@ impl<'a> ApiServer<'a> {
     /// Creates the nodes, the Services and their endpoints.
     pub(crate) fn publish(&self, cluster: &Cluster) {
         for node in &cluster.nodes {
-            let addresses = node.addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
-            let body = json!({
-                "apiVersion": "v1", "kind": "Node", "metadata": {"name": name_of(node)},
-                "status": {"addresses": addresses},
-            });
-            self.create(&format!("{CORE}/nodes"), &body);
+            self.create(&format!("{CORE}/nodes"), &node_object(node));
         }
         for service in &SERVICES {
             let path = format!("{CORE}/namespaces/default/services");
             self.create(&path, &service.object());
-            let balancer: Vec<Value> =
-                service.balancers.iter().flatten().map(|ip| json!({"ip": ip})).collect();
-            let status = json!({"status": {"loadBalancer": {"ingress": balancer}}}).to_string();
+            let status = json!({"status": service.status()}).to_string();
             let at = format!("{path}/{}/status", service.name);
             self.expect("PATCH", "application/merge-patch+json", &at, &status);
             let endpoint = service.endpoint(cluster.nodes[0].addresses);
@@ -149,8 +147,17 @@ fn key() -> String {
     format!("-----BEGIN EC PRIVATE KEY-----\n{text}\n-----END EC PRIVATE KEY-----\n")
 }
 
+/// The node as an object.
+pub(crate) fn node_object(node: &ClusterNode) -> Value {
+    let addresses = node.addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name_of(node)},
+        "status": {"addresses": addresses},
+    })
+}
+
 /// The name of the node's object, and its value of `kubernetes.io/hostname`.
-fn name_of(node: &ClusterNode) -> String {
+pub(crate) fn name_of(node: &ClusterNode) -> String {
     format!("node{}", node.number)
 }
 
@@ -161,8 +168,8 @@ pub(crate) enum Mode {
     Ipvs,
 }
 
-/// Starts kube-proxy on a node.
-pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>, mode: Mode) -> Daemon {
+/// Starts kube-proxy on a node. It reads Services and their endpoints from the server at `url`.
+pub(crate) fn proxy(programs: &Path, node: &ClusterNode, url: &str, mode: Mode) -> Daemon {
     let mode = match mode {
         Mode::Iptables => "iptables",
         Mode::Ipvs => "ipvs",
@@ -172,7 +179,7 @@ pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>,
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "matrix",
             "clusters": [
-                {"name": "matrix", "cluster": {"server": server.url, "insecure-skip-tls-verify": true}},
+                {"name": "matrix", "cluster": {"server": url, "insecure-skip-tls-verify": url.starts_with("https")}},
             ],
             "users": [{"name": "matrix", "user": {"token": TOKEN}}],
             "contexts": [{"name": "matrix", "context": {"cluster": "matrix", "user": "matrix"}}],
@@ -184,7 +191,10 @@ pub(crate) fn proxy(programs: &Path, node: &ClusterNode, server: &ApiServer<'_>,
         json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
             "mode": mode, "hostnameOverride": name_of(node),
-            "clientConnection": {"kubeconfig": "/run/kube/config"},
+            "clientConnection": {
+                "kubeconfig": "/run/kube/config",
+                "contentType": "application/json", "acceptContentTypes": "application/json",
+            },
             "clusterCIDR": "10.244.0.0/16,fd44::/48",
             "featureGates": {"IPv6DualStack": true},
             // Other values are settings of the first network namespace, which a node in a namespace cannot write.

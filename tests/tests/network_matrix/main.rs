@@ -9,6 +9,7 @@
 
 mod kube;
 mod nftables_mode;
+mod objects;
 mod rows;
 mod services;
 mod world;
@@ -93,12 +94,18 @@ fn rows_with_kube_proxy_in_mode_ipvs(backend: Backend) {
 /// All rows, with kube-proxy, started after the pods were added.
 fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     let world = World::new(backend, |_| {});
-    let server = ApiServer::start(programs, &world.cluster.control);
-    server.wait();
-    server.publish(&world.cluster);
+    let mut real = None;
+    let url = if kube::has_api_server(programs) {
+        let server = real.insert(ApiServer::start(programs, &world.cluster.control));
+        server.wait();
+        server.publish(&world.cluster);
+        server.url.clone()
+    } else {
+        objects::serve(&world.cluster)
+    };
     let nodes = &world.cluster.nodes;
     nodes.iter().for_each(kube::kubelet);
-    let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(programs, node, &server, mode)).collect();
+    let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(programs, node, &url, mode)).collect();
     for (node, proxy) in nodes.iter().zip(&proxies) {
         kube::wait_for_rules(node, proxy, mode);
         // As containerd does every few seconds: the BPF programs leave new flows to nftables next to kube-proxy.

@@ -94,6 +94,12 @@ impl Service {
         object
     }
 
+    /// Its status, with the load balancer's addresses.
+    pub(crate) fn status(&self) -> Value {
+        let balancer: Vec<Value> = self.balancers.iter().flatten().map(|ip| json!({"ip": ip})).collect();
+        json!({"loadBalancer": {"ingress": balancer}})
+    }
+
     /// The EndpointSlice of one family.
     pub(crate) fn slice(&self, family: &str, endpoint: IpAddr, node: &str) -> Value {
         let port = |port: &Port, proto: Proto| {

@@ -39,6 +39,9 @@ const PROGRAMS: [Program; 5] = [
     Program { name: "kubelet", tested: false },
 ];
 
+/// The programs that VMs get: an emulated API server would need minutes to start.
+pub(crate) const FOR_VMS: [&str; 3] = ["kube-proxy", "ipset", "libipset.so.13"];
+
 /// Debian's suite with etcd 3.4.
 const SUITE: &str = "bookworm";
 

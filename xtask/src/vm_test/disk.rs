@@ -6,18 +6,24 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::kube;
 use crate::run::{self, tool};
 use crate::vm_test::kernels;
 
-/// Writes the image with the files of a directory; returns its path. A VM that reads an older one keeps that.
+/// Writes the image with some of Kubernetes' programs; returns its path. A VM that reads an older one keeps that.
 ///
 /// ext4, without a journal: it is in every kernel, and mke2fs(8) is on every system.
 ///
 /// # Errors
 /// A file cannot be read, or the image cannot be written.
 pub(crate) fn write(from: &Path) -> Result<PathBuf> {
-    let image = kernels::cache()?.join("kubernetes.ext4");
-    write_image(from, &image)?;
+    let (image, files) = (kernels::cache()?.join("kubernetes.ext4"), kernels::cache()?.join("kubernetes"));
+    fs::create_dir_all(&files).map_err(|e| Error::file("create the directory", &files, e))?;
+    for name in kube::FOR_VMS.map(|name| from.join(name)) {
+        let to = files.join(name.file_name().unwrap_or_default());
+        fs::copy(&name, &to).map_err(|e| Error::file("copy", &name, e))?;
+    }
+    write_image(&files, &image)?;
     Ok(image)
 }
 

@@ -117,9 +117,6 @@ const REFERENCE: &[&str] = &[
     "vlan",
 ];
 
-/// Those of the tests with Kubernetes' programs: curl brings libraries of 12 MB.
-pub(crate) const KUBERNETES_TOOLS: &[&str] = &["curl"];
-
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
 
@@ -143,15 +140,15 @@ pub(crate) struct Userland {
 }
 
 impl Userland {
-    /// Finds the tools and `more` of them, of the reference plugins in a directory those that tests need, and the shared
+    /// Finds the tools, of the reference plugins in a directory those that tests need, and the shared
     /// libraries of all of them and of `programs`.
     ///
     /// # Errors
     /// A tool that every system must have is not here.
-    pub(crate) fn find(more: &[&'static str], programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
+    pub(crate) fn find(programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
         let mut missing = Vec::new();
-        for name in TOOLS.iter().chain(more) {
+        for name in TOOLS {
             match run::which(name) {
                 Some(path) => own.program(&path)?,
                 None if OPTIONAL.iter().any(|optional| name.starts_with(optional)) => {}

@@ -29,7 +29,7 @@ pub(crate) struct Kernels {
     /// Test programs whose tests do not run side by side.
     #[serde(default)]
     pub(crate) one_by_one: Vec<String>,
-    /// Test programs that need Kubernetes' programs, which are on a disk of the VM.
+    /// Test programs that need kube-proxy, which is on a disk of the VM.
     #[serde(default)]
     pub(crate) kubernetes: Vec<String>,
     /// Features that all VMs lack because of their programs, not of their kernels.

@@ -27,7 +27,7 @@ use slipway_vm::{DISK_DRIVERS, Event, Plan, Suite};
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::workspace::{self, Lock};
-use crate::{kube, reference, setup, test};
+use crate::{kube, reference, setup};
 use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
@@ -99,7 +99,7 @@ struct Bench<'a> {
     qemu: Qemu,
     programs: Programs,
     userland: Userland,
-    /// The image of a disk with Kubernetes' programs, if a test program needs them.
+    /// The image of a disk with kube-proxy, if a test program needs it.
     disk: Option<PathBuf>,
 }
 
@@ -232,8 +232,7 @@ fn run_in_vms<'a>(
         }
         programs.tests.retain(|own| wanted_suites.is_empty() || wanted_suites.contains(&own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
-        let more = if kubernetes.is_some() { image::KUBERNETES_TOOLS } else { &[] };
-        let userland = Userland::find(more, &paths, reference.as_deref())?;
+        let userland = Userland::find(&paths, reference.as_deref())?;
         let disk = kubernetes.as_deref().map(disk::write).transpose()?;
         let text = format!("{} test programs", programs.tests.len());
         built = Some((programs, userland, disk));

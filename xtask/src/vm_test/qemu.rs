@@ -31,8 +31,8 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// The time that a VM may take, beyond the limit of a test program, to end it.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// The memory in MiB for programs on a disk: three API servers at a time, each with its etcd.
-const DISK_MEMORY: u64 = 2048;
+/// The memory in MiB for programs on a disk: three tests at a time, each with two kube-proxies.
+const DISK_MEMORY: u64 = 512;
 
 /// An emulator that can be started.
 #[derive(Debug, Clone)]
