@@ -2,6 +2,7 @@
 
 //! The commands.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use cni_runtime::kubelet::{BoxError, HookError, SelectErrors};
@@ -134,7 +135,18 @@ async fn up(manager: &Manager, given: &Given, options: &CallOptions) -> Result<(
 async fn down(manager: &Manager, pod: &Pod, options: &CallOptions) -> Result<(), Failure> {
     let pod = located(pod)?;
     manager.tear_down(&pod, options).await?;
+    // With `--network` other attachments may be left.
+    if attached(manager).await?.contains(&pod.sandbox) {
+        return Ok(());
+    }
     Ok(netns::delete(&pod.sandbox)?)
+}
+
+/// The sandboxes with attachments, cached or pending.
+async fn attached(manager: &Manager) -> Result<BTreeSet<String>, Failure> {
+    let (pending, cached) = (manager.pending().await?, manager.attachments().await?);
+    let cached = cached.into_iter().map(|one| one.attachment.container_id().to_owned());
+    Ok(pending.into_iter().map(|one| one.container.id).chain(cached).collect())
 }
 
 async fn gc(manager: &Manager, keep: &[String], options: &CallOptions) -> Result<(), Failure> {
@@ -145,12 +157,8 @@ async fn gc(manager: &Manager, keep: &[String], options: &CallOptions) -> Result
     }
     manager.gc(&valid, options).await?;
     // A network with `disableGC` keeps its attachments.
-    let (pending, left) = (manager.pending().await?, manager.attachments().await?);
-    let is_valid = |sandbox: &String| {
-        keep.contains(sandbox)
-            || left.iter().any(|one| one.attachment.container_id() == sandbox)
-            || pending.iter().any(|one| one.container.id == *sandbox)
-    };
+    let left = attached(manager).await?;
+    let is_valid = |sandbox: &String| keep.contains(sandbox) || left.contains(sandbox);
     for sandbox in netns::sandboxes()?.iter().filter(|sandbox| !is_valid(sandbox)) {
         netns::delete(sandbox)?;
     }

@@ -11,6 +11,7 @@
 //! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock: GC
 //! waits only for the operations that had passed. The first GC makes the gate's file.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -108,6 +109,30 @@ impl Locks {
     pub(crate) fn pods(&self, options: &CallOptions) -> Result<Held, NetworkError> {
         let all = self.exclude("pods", options)?;
         Ok(Held { container: None, _network: Some(all) })
+    }
+
+    /// Deletes the lock files of all containers but the attached ones, without waiting for one that is held.
+    pub(crate) fn forget_others(
+        &self,
+        attached: impl Fn() -> Result<BTreeSet<String>, NetworkError>,
+    ) -> Result<(), NetworkError> {
+        let is_of_container = |name: &String| name.starts_with("container-");
+        let files = self.dir.list()?.into_iter().filter_map(|name| name.into_string().ok());
+        let kept = |ids: BTreeSet<String>| -> BTreeSet<String> {
+            ids.iter().map(|id| file_name("container", id)).collect()
+        };
+        let first = kept(attached()?);
+        for name in files.filter(is_of_container).filter(|name| !first.contains(name)) {
+            let lock = match self.try_lock(&name, Mode::Exclusive, Duration::ZERO) {
+                Err(error) if error.is_timeout() => continue,
+                locked => locked?,
+            };
+            // An ADD may have ended since.
+            if !kept(attached()?).contains(&name) {
+                Held { container: Some(lock), _network: None }.forget_container();
+            }
+        }
+        Ok(())
     }
 
     /// Acquires a shared lock, after the processes that wait for the exclusive one.

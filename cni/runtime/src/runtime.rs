@@ -295,6 +295,7 @@ impl Runtime {
             });
             errors.extend(deleted.err().map(|error| stale(&cached.attachment, error)));
         }
+        store.tidy_all();
         self.drive(&mut Gc::new(network, path, scope, errors))
     }
 

@@ -2,6 +2,7 @@
 
 //! The files of an operation: the cache and the locks, for both drivers.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use cni_spec::{AddResult, Attachment};
@@ -95,6 +96,22 @@ impl Store {
     pub(crate) fn tidy(&self, held: &Held, attachment: &Attachment) {
         if self.of_container(attachment.container_id()).is_ok_and(|left| left.is_empty()) {
             held.forget_container();
+        }
+    }
+
+    /// Deletes the lock files of containers without attachments in the cache: a DEL of another implementation deletes
+    /// the cached result alone. A file that cannot be deleted stays for the next GC.
+    pub(crate) fn tidy_all(&self) {
+        let tidied = self.locks().and_then(|locks| {
+            let (Some(locks), Some(cache)) = (locks, Cache::open(&self.cache)?) else { return Ok(()) };
+            let attached = || -> Result<BTreeSet<String>, NetworkError> {
+                let (all, _) = cache.read()?;
+                Ok(all.iter().map(|one| one.attachment.container_id().to_owned()).collect())
+            };
+            locks.forget_others(attached)
+        });
+        if let Err(error) = tidied {
+            log::warn!("{error}");
         }
     }
 

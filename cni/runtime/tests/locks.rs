@@ -226,3 +226,27 @@ fn a_deleted_lock_file_lets_no_two_calls_run_at_once() {
     let locks: Vec<_> = std::fs::read_dir(cache.path().join("locks")).unwrap().collect();
     assert_eq!(locks.len(), 1, "{locks:?}");
 }
+
+/// A DEL of another implementation deletes the cached result, and knows no lock file.
+#[test]
+fn gc_deletes_lock_files_of_containers_that_are_gone() {
+    let cache = tempfile::tempdir().unwrap();
+    let runtime = Runtime::builder().cache(cache.path()).exec(Arc::new(Quick)).build();
+    let names = |part: &str| {
+        let entries = std::fs::read_dir(cache.path().join(part)).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name.contains("-one") || name.contains("-two"));
+        names.sort();
+        names
+    };
+    for id in ["one", "two"] {
+        runtime.add(&network("n"), &container(id)).unwrap();
+    }
+    assert_eq!(names("locks"), ["container-one", "container-two"]);
+    for result in names("results").iter().filter(|name| name.contains("-one-")) {
+        std::fs::remove_file(cache.path().join("results").join(result)).unwrap();
+    }
+    runtime.gc(&network("n"), GcScope::NoList).unwrap();
+    assert_eq!(names("locks"), ["container-two"]);
+}

@@ -115,8 +115,11 @@ fn only_reads(node: &Node, ifname: &str, plugins: &Value) {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
     let mut wrong = reads_only("a node that never had any", node, &network, &attach, &Value::Null);
-    // `static` has one address, and one device can be moved: no second attachment is possible.
-    let single = |plugin: &Value| plugin["ipam"]["type"] == "static" || plugin["type"] == "host-device";
+    // `static` has one address, one device can be moved, and a link has one VLAN of an ID: no second attachment is
+    // possible.
+    let single = |plugin: &Value| {
+        plugin["ipam"]["type"] == "static" || plugin["type"] == "host-device" || plugin["type"] == "vlan"
+    };
     let other = node.pod("other");
     let neighbour = Attach::new(&other).ifname(ifname).port(Proto::Tcp, 8081, 80);
     if !plugins.as_array().expect("plugins").iter().any(single) {

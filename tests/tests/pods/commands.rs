@@ -70,6 +70,22 @@ fn a_pod_gets_two_networks_and_ports_of_the_reference() {
 }
 
 #[test]
+fn the_namespace_stays_while_a_network_is_attached() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.warm_up();
+    let before = stage.state(&[]);
+    stage.ok("pod up test/web --sandbox s1 --create-netns --network pods --network storage=net1");
+    stage.ok("pod down test/web --sandbox s1 --network storage=net1");
+    let status = stage.ok("pod status test/web --sandbox s1");
+    assert!(status.contains("pods") && !status.contains("storage"), "{status}");
+    stage.ok("pod down test/web --sandbox s1 --network pods");
+    before.assert_same(&stage.state(&[]));
+}
+
+#[test]
 fn a_failed_set_up_is_undone() {
     if is_peer() {
         return;

@@ -132,6 +132,7 @@ fn exchange(program: &Path, specification: &str) {
         tool.call("add", &first, PORTS);
         tool.call("del", &first, PORTS);
     }
+    ours.call("gc", &first, "{}");
     let before = state(&node);
     for (adds, deletes) in [(&ours, &theirs), (&theirs, &ours)] {
         let pod = node.pod("web");
@@ -140,6 +141,8 @@ fn exchange(program: &Path, specification: &str) {
         deletes.call("del", &pod, PORTS);
         client.expect_none(Proto::Tcp, (client.node_v4, 8080));
         pod.remove();
+        // Theirs does not know the lock file of our ADD; GC deletes it.
+        ours.call("gc", &first, "{}");
         before.assert_same(&state(&node));
     }
 }

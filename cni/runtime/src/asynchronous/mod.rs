@@ -205,6 +205,11 @@ impl Runtime {
                 errors.push(stale(&attachment, error));
             }
         }
+        self.blocking(|store| {
+            store.tidy_all();
+            Ok(())
+        })
+        .await?;
         self.drive(&mut Gc::new(network, &self.settings.path, scope, errors)).await
     }
 
