@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cni_kernel::AddressFamily;
+use cni_kernel::lock::FileLock;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{
@@ -307,6 +308,30 @@ fn a_deleted_namespace_is_distinguished_from_a_path_that_never_was_one() {
     let error = Netns::open(Path::new("/run/netns/never-was")).unwrap_err();
     assert!(error.is_gone());
     assert_eq!(error.to_string(), "failed to Statfs \"/run/netns/never-was\": no such file or directory");
+}
+
+/// The kernel lets a writer of `ip_forward` wait for its own lock, for seconds on a busy node.
+#[test]
+fn a_setting_is_not_written_next_to_a_slow_writer() {
+    const SLOW: Duration = Duration::from_secs(2);
+    let node = Node::new();
+    let path = Path::new("/proc/sys/net/ipv4/ip_forward");
+    let (held, is_held) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let (space, name) = (&node, "net/ipv4/ip_forward");
+        scope.spawn(move || {
+            space.run(|| {
+                let file = std::fs::File::open(path).unwrap();
+                let _lock = FileLock::on(&file, path, Duration::ZERO).unwrap();
+                held.send(()).unwrap();
+                std::thread::sleep(SLOW);
+                assert_eq!(sysctl::get(name).unwrap(), "0");
+            });
+        });
+        is_held.recv().unwrap();
+        node.run(|| assert!(sysctl::ensure(name, "1").unwrap()));
+    });
+    assert_eq!(node.sysctl_get("net/ipv4/conf/default/forwarding").as_deref(), Some("1"));
 }
 
 /// The first containers of a node start at once: all switch forwarding on while links appear.

@@ -97,13 +97,14 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
 /// under which it configures all links, and restores the old value if it does not get the lock. A second
 /// writer that reads the stored value changes nothing, and neither does the first writer's second attempt:
 /// then the setting is 1 and no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function
-/// holds a lock on the setting's file. Any process that may read the file can hold the lock, too: after a
-/// second the setting is written without it, and a warning logged.
+/// holds a lock on the setting's file, as long as the kernel lets it wait for its own: seconds on a node where
+/// many links come and go. Any process that may read the file can hold the lock, too: after ten seconds the
+/// setting is written without it, and a warning logged.
 ///
 /// # Errors
 /// [`SysctlError::Read`] or [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const PATIENCE: Duration = Duration::from_secs(10);
     if get(name)? == value {
         return Ok(false);
     }
