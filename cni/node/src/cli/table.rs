@@ -162,8 +162,8 @@ static COMMANDS: &[Command] = &[
         name: "pod down",
         summary: "detach a pod from its networks",
         about: "Uses the configuration and parameters of the set-up, from the cache, else the configuration \
-                directory. Succeeds if nothing is left to remove. Deletes a namespace of --create-netns. After a \
-                set-up that was killed, repeat its --network options.",
+                directory. Succeeds if nothing is left to remove. Deletes a namespace of --create-netns when its \
+                last network is detached. After a set-up that was killed it removes what that had made.",
         arguments: POD,
         options: &[
             SANDBOX.required(),
@@ -188,7 +188,7 @@ static COMMANDS: &[Command] = &[
             (
                 "slipwayd pod down shop/web-0 --sandbox 8f3a --uid 5d1e --netns /run/netns/web --network pods \
                  --default-network pods",
-                "after a set-up that was killed",
+                "detach one network of a pod",
             ),
             (
                 "slipwayd pod down shop/web-0 --sandbox 8f3a --cni-bin-dir /usr/lib/cni --cni-conf-dir /etc/net.d \
