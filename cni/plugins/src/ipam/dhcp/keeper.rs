@@ -114,6 +114,19 @@ fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), ExchangeError> {
     Ok(())
 }
 
+/// Returns the time to the next try, after one that began in phase `before` and ended in phase `after`.
+fn pause(before: Phase, after: Phase, pauses: &mut Pauses) -> Duration {
+    match (before, after) {
+        (_, Phase::Bound(wait)) => wait,
+        // Each phase begins at its time (RFC 2131, section 4.4.5), even if the last try took all time before it.
+        (Phase::Renewing(_), Phase::Rebinding(_) | Phase::Expired) | (Phase::Rebinding(_), Phase::Expired) => {
+            Duration::ZERO
+        }
+        (_, Phase::Renewing(left) | Phase::Rebinding(left)) => pauses.next().min(left),
+        (_, Phase::Expired) => pauses.next(),
+    }
+}
+
 /// Keeps one lease.
 pub(super) struct Keeper {
     pub(super) lease: Arc<Mutex<Lease>>,
@@ -153,12 +166,7 @@ impl Keeper {
                 }
                 phase => match self.extend(phase) {
                     Next::End(end) => return end,
-                    Next::Continue => match self.lease().phase(boot::uptime()) {
-                        Phase::Bound(wait) => wait,
-                        // The next phase begins in time, even during a pause.
-                        Phase::Renewing(left) | Phase::Rebinding(left) => pauses.next().min(left),
-                        Phase::Expired => pauses.next(),
-                    },
+                    Next::Continue => pause(phase, self.lease().phase(boot::uptime()), &mut pauses),
                 },
             };
             match self.orders.recv_timeout(wait) {
@@ -281,5 +289,18 @@ mod tests {
         assert!(seconds[..4].iter().all(|s| (1..=2).contains(s)), "{seconds:?}");
         assert!((3..=4).contains(&seconds[4]) && (7..=8).contains(&seconds[5]), "{seconds:?}");
         assert!(seconds[6..].iter().all(|s| (9..=10).contains(s)), "{seconds:?}");
+    }
+
+    #[test]
+    fn a_new_phase_does_not_wait_for_a_pause() {
+        let second = Duration::from_secs(1);
+        let after = |before, after| pause(before, after, &mut Pauses::new(second));
+        let (renewing, rebinding) = (Phase::Renewing(9 * second), Phase::Rebinding(9 * second));
+        assert_eq!(after(renewing, rebinding), Duration::ZERO);
+        assert_eq!(after(rebinding, Phase::Expired), Duration::ZERO);
+        assert!(after(renewing, renewing) >= second);
+        assert!(after(rebinding, rebinding) >= second);
+        assert_eq!(after(renewing, Phase::Renewing(second / 2)), second / 2);
+        assert_eq!(after(rebinding, Phase::Bound(7 * second)), 7 * second);
     }
 }
