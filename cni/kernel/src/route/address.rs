@@ -202,7 +202,7 @@ fn split_header(payload: &[u8]) -> Result<(&[u8], &[u8]), ReplyError> {
     payload.split_at_checked(IFADDRMSG).ok_or(ReplyError::NoHeader("an address"))
 }
 
-fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
+pub(super) fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
     let (header, rest) = split_header(payload)?;
     let mut flags = u32::from(header[2]);
     let (mut address, mut local) = (None, None);

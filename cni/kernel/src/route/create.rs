@@ -2,18 +2,19 @@
 
 //! Creating links of all kinds but bridges.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf, LinkAttribute, LinkInfo,
-    LinkMessage,
+    InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf, InfoVxlan, LinkAttribute,
+    LinkInfo, LinkMessage,
 };
 
 use super::RouteSocket;
 use super::error::RouteError;
-use super::kinds::{IpvlanMode, MacvlanMode};
+use super::kinds::{IpvlanMode, MacvlanMode, Vxlan};
 use super::link::Link;
 use super::transport::Verb;
 use crate::mac::Mac;
@@ -49,6 +50,9 @@ pub enum NewKind {
     Ipvlan(IpvlanMode),
     /// The packets of one VLAN ID (IEEE 802.1Q) of the link below.
     Vlan(u16),
+    /// Ethernet frames in UDP packets. The link by which these leave is [`Vxlan::underlay`], not
+    /// [`NewLink::below`].
+    Vxlan(Vxlan),
     /// A link that drops all packets sent.
     Dummy,
 }
@@ -69,6 +73,20 @@ impl NewKind {
                 let data = vec![InfoVlan::Id(id)];
                 vec![LinkInfo::Kind(InfoKind::Vlan), LinkInfo::Data(InfoData::Vlan(data))]
             }
+            Self::Vxlan(vxlan) => {
+                let mut data = vec![
+                    InfoVxlan::Id(vxlan.vni),
+                    InfoVxlan::Port(vxlan.port),
+                    // Without the attribute the link learns.
+                    InfoVxlan::Learning(vxlan.learning),
+                ];
+                data.extend(vxlan.underlay.map(InfoVxlan::Link));
+                data.extend(vxlan.local.map(|address| match address {
+                    IpAddr::V4(address) => InfoVxlan::Local(address),
+                    IpAddr::V6(address) => InfoVxlan::Local6(address),
+                }));
+                vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(data))]
+            }
             Self::Dummy => vec![LinkInfo::Kind(InfoKind::Dummy)],
         }
     }
@@ -78,6 +96,7 @@ impl NewKind {
             Self::Macvlan { .. } => "macvlan",
             Self::Ipvlan(_) => "ipvlan",
             Self::Vlan(_) => "vlan",
+            Self::Vxlan(_) => "vxlan",
             Self::Dummy => "dummy",
         }
     }
@@ -105,8 +124,8 @@ impl RouteSocket {
     /// Creates a link, which is down.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] if the name, or the VLAN ID on the link below, is taken; EOPNOTSUPP if
-    /// the kernel does not have the kind.
+    /// [`RouteError::already_exists`] if the name, or the VLAN ID on the link below, or the VNI at that UDP
+    /// port, is taken; EOPNOTSUPP if the kernel does not have the kind.
     pub fn create_link(&self, new: &NewLink<'_>) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
         let attributes = &mut message.attributes;

@@ -2,6 +2,8 @@
 
 //! Kinds of links and their modes.
 
+use std::net::IpAddr;
+
 use rtnetlink::packet_route::link::{IpVlanMode as WireIpvlanMode, MacVlanMode as WireMacvlanMode};
 
 use super::wire;
@@ -110,6 +112,40 @@ impl IpvlanMode {
     }
 }
 
+/// Settings of a VXLAN link (RFC 7348), which sends Ethernet frames in UDP packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vxlan {
+    /// VXLAN network identifier, of 24 bits.
+    pub vni: u32,
+    /// UDP port to which packets are sent and at which they are received.
+    pub port: u16,
+    /// Index of the link by which packets leave; none for that of the route to the remote.
+    pub underlay: Option<u32>,
+    /// Source address of the packets; remotes are of its family. None for that of the route, to IPv4
+    /// remotes.
+    pub local: Option<IpAddr>,
+    /// True if received frames add FDB entries, as the kernel's default is.
+    pub learning: bool,
+}
+
+impl Vxlan {
+    fn decode(data: &[u8]) -> Self {
+        let mut vxlan = Self { vni: 0, port: 0, underlay: None, local: None, learning: false };
+        for (kind, value) in wire::attributes(data) {
+            match kind {
+                IFLA_VXLAN_ID => vxlan.vni = wire::u32_of(value),
+                IFLA_VXLAN_LINK => vxlan.underlay = Some(wire::u32_of(value)).filter(|index| *index != 0),
+                IFLA_VXLAN_LOCAL | IFLA_VXLAN_LOCAL6 => vxlan.local = wire::address(value),
+                IFLA_VXLAN_LEARNING => vxlan.learning = wire::u8_of(value) != 0,
+                // In network byte order.
+                IFLA_VXLAN_PORT => vxlan.port = u16::from_be(wire::u16_of(value)),
+                _ => {}
+            }
+        }
+        vxlan
+    }
+}
+
 /// Kind of a link (`IFLA_INFO_KIND`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LinkKind {
@@ -126,6 +162,8 @@ pub enum LinkKind {
     Ipvlan(IpvlanMode),
     /// The packets of this VLAN ID of the link below.
     Vlan(u16),
+    /// Ethernet frames in UDP packets.
+    Vxlan(Vxlan),
     /// A link that drops all packets sent.
     Dummy,
     /// A link whose packets a process reads and writes.
@@ -138,6 +176,12 @@ pub enum LinkKind {
 const IFLA_MACVLAN_MODE: u16 = 1;
 const IFLA_IPVLAN_MODE: u16 = 1;
 const IFLA_VLAN_ID: u16 = 1;
+const IFLA_VXLAN_ID: u16 = 1;
+const IFLA_VXLAN_LINK: u16 = 3;
+const IFLA_VXLAN_LOCAL: u16 = 4;
+const IFLA_VXLAN_LEARNING: u16 = 7;
+const IFLA_VXLAN_PORT: u16 = 15;
+const IFLA_VXLAN_LOCAL6: u16 = 17;
 
 /// The kind of a link, from `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
 pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
@@ -149,6 +193,7 @@ pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
         "macvlan" => LinkKind::Macvlan(MacvlanMode::from_number(wire::u32_of(find(IFLA_MACVLAN_MODE)))),
         "ipvlan" => LinkKind::Ipvlan(IpvlanMode::from_number(wire::u16_of(find(IFLA_IPVLAN_MODE)))),
         "vlan" => LinkKind::Vlan(wire::u16_of(find(IFLA_VLAN_ID))),
+        "vxlan" => LinkKind::Vxlan(Vxlan::decode(data)),
         "dummy" => LinkKind::Dummy,
         "tun" => LinkKind::Tun,
         other => LinkKind::Other(other.to_owned()),
@@ -189,6 +234,8 @@ mod tests {
         assert_eq!(decode("ipvlan", &attribute(&1_u16.to_ne_bytes())), LinkKind::Ipvlan(IpvlanMode::L3));
         assert_eq!(decode("vlan", &attribute(&100_u16.to_ne_bytes())), LinkKind::Vlan(100));
         assert_eq!(decode("vlan", &[]), LinkKind::Vlan(0));
-        assert_eq!(decode("vxlan", &[]), LinkKind::Other("vxlan".to_owned()));
+        let vxlan = Vxlan { vni: 7, port: 0, underlay: None, local: None, learning: false };
+        assert_eq!(decode("vxlan", &attribute(&7_u32.to_ne_bytes())), LinkKind::Vxlan(vxlan));
+        assert_eq!(decode("geneve", &[]), LinkKind::Other("geneve".to_owned()));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Links, addresses and routes over routing netlink (rtnetlink(7)).
+//! Links, addresses, routes and neighbours over routing netlink (rtnetlink(7)).
 //!
 //! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that
 //! uses it. Creation is exclusive: an object that exists is an error ([`RouteError::already_exists`]).
@@ -8,6 +8,8 @@
 //! Requests are built with the types of `netlink-packet-route`. Replies are decoded attribute by attribute,
 //! and only the attributes needed: one that a newer kernel has changed or added must not make a whole list
 //! unreadable.
+//!
+//! [`Notifications`] reports changes by any process.
 
 mod address;
 mod bridge;
@@ -15,6 +17,8 @@ mod create;
 mod error;
 mod kinds;
 mod link;
+mod neighbour;
+mod notify;
 mod path;
 mod port;
 mod rule;
@@ -28,8 +32,10 @@ pub use address::{Address, DuplicateDetection};
 pub use bridge::{NewBridge, PortVlan};
 pub use create::{NewKind, NewLink, NewVeth};
 pub use error::{ReplyError, RouteError};
-pub use kinds::{IpvlanMode, LinkKind, MacvlanMode};
+pub use kinds::{IpvlanMode, LinkKind, MacvlanMode, Vxlan};
 pub use link::{Link, LinkChange, OperState};
+pub use neighbour::{FdbEntry, Neighbour};
+pub use notify::{Notification, NotificationGroup, Notifications};
 pub use path::{Existing, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 pub use port::{PortSettings, Switch, VlanFiltering};
 pub use rule::Rule;

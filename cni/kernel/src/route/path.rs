@@ -2,7 +2,9 @@
 
 //! Routes.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU8;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -22,6 +24,11 @@ use crate::AddressFamily;
 pub const MAIN_TABLE: u32 = 254;
 /// The table of local addresses, `RT_TABLE_LOCAL`.
 pub const LOCAL_TABLE: u32 = 255;
+
+/// `RTPROT_UNSPEC`.
+const ANY_PROTOCOL: u8 = 0;
+/// `IP6_RT_PRIO_USER` of `linux/ipv6_route.h`: the metric that the kernel gives an IPv6 route without one.
+const IPV6_METRIC: u32 = 1024;
 
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +93,7 @@ pub enum Existing {
     Append,
     /// Add the new route before it, so that packets take it; else as [`Existing::Append`].
     Prepend,
-    /// Replace it.
+    /// Replace it, whatever its origin.
     Replace,
 }
 
@@ -177,8 +184,8 @@ impl Route {
     }
 }
 
-impl std::fmt::Display for Route {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             RouteKind::Unicast => {}
             RouteKind::Local => f.write_str("local ")?,
@@ -234,14 +241,46 @@ impl RouteSocket {
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
     pub fn routes(&self, family: AddressFamily, table: u32) -> Result<Vec<Route>, RouteError> {
+        self.list_routes(family, table, ANY_PROTOCOL, format_args!("list routes of table {table}"))
+    }
+
+    /// The routes of one family in a table whose origin has this number ([`Route::protocol`]); one route for
+    /// each next hop. Empty if there is no such table.
+    ///
+    /// IPv6 routes via gateways that share destination and metric become next hops of one route, with the
+    /// origin of the first (`rt6_fill_node`): routes to be found by their origin need a metric of their own.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list them.
+    pub fn routes_of_protocol(
+        &self,
+        family: AddressFamily,
+        table: u32,
+        protocol: NonZeroU8,
+    ) -> Result<Vec<Route>, RouteError> {
+        let action = format_args!("list routes of table {table} with protocol {protocol}");
+        self.list_routes(family, table, protocol.get(), action)
+    }
+
+    fn list_routes(
+        &self,
+        family: AddressFamily,
+        table: u32,
+        protocol: u8,
+        action: fmt::Arguments<'_>,
+    ) -> Result<Vec<Route>, RouteError> {
         let mut message = RouteMessage::default();
         message.header.address_family = wire::family(family);
+        message.header.protocol = RouteProtocol::from(protocol);
         message.attributes.push(RouteAttribute::Table(table));
-        let action = format_args!("list routes of table {table}");
-        // A kernel without IPv6 lists the routes of the families that it has.
+        // A kernel without IPv6 lists the routes of the families that it has, and one before Linux 4.20 the
+        // routes of all origins.
         let decode = |payload: &[u8]| {
             let mut routes = decode(payload, table)?;
-            routes.retain(|route| AddressFamily::of(route.dst.addr()) == family);
+            routes.retain(|route| {
+                AddressFamily::of(route.dst.addr()) == family
+                    && (protocol == ANY_PROTOCOL || route.protocol == protocol)
+            });
             Ok(Some(routes))
         };
         match self.transport.list(RouteNetlinkMessage::GetRoute(message), action, decode) {
@@ -310,6 +349,26 @@ impl RouteSocket {
             format_args!("delete route {route}"),
         )
     }
+
+    /// Deletes a route of this origin ([`Route::protocol`]) only: a foreign route to the same destination
+    /// stays.
+    ///
+    /// The kernel also compares destination, table, metric, and, if they are set, gateway and link; for IPv4
+    /// also type, scope and, if they are set, source, MTU and segment size (`fib_table_delete`,
+    /// `ip6_route_del`). For IPv4 a metric of 0 stands for the lowest that such a route has.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if there is no such route.
+    pub fn delete_own_route(&self, route: &Route) -> Result<(), RouteError> {
+        let mut message = route.message();
+        if route.metric == 0 && route.dst.addr().is_ipv6() {
+            // Without a metric the kernel takes any.
+            message.attributes.push(RouteAttribute::Priority(IPV6_METRIC));
+        }
+        let protocol = u8::from(message.header.protocol);
+        let action = format_args!("delete route {route} with protocol {protocol}");
+        self.transport.run(Verb::Change, RouteNetlinkMessage::DelRoute(message), action)
+    }
 }
 
 /// Length of `struct rtmsg` (`linux/rtnetlink.h`).
@@ -320,7 +379,7 @@ const RTAX_ADVMSS: u16 = 8;
 const RTNEXTHOP: usize = 8;
 
 /// Decodes a route of `table`, or of any table for 0, into one route for each next hop.
-fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyError> {
+pub(super) fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyError> {
     let (header, rest) = payload.split_at_checked(RTMSG).ok_or(ReplyError::NoHeader("a route"))?;
     let Some(family) = wire::family_of(header[0]) else { return Ok(Vec::new()) };
     let mut route = Route::default_of(family);

@@ -49,6 +49,17 @@ pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
     })
 }
 
+/// The messages in a datagram, as type and payload. Ends at the first malformed one.
+pub(super) fn messages(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::try_from(u32::from_ne_bytes(*rest.first_chunk()?)).ok()?;
+        let kind = u16_of(rest.get(4..)?);
+        let payload = rest.get(HEADER..length)?;
+        rest = rest.get(align(length)..).unwrap_or_default();
+        Some((kind, payload))
+    })
+}
+
 /// The family's number in a request.
 pub(super) fn family(family: AddressFamily) -> WireFamily {
     match family {
@@ -108,6 +119,23 @@ mod tests {
         assert_eq!(all, [(1, [9].as_slice()), (2, [].as_slice())]);
         for length in 0..bytes.len() {
             assert!(attributes(&bytes[..length]).count() <= 2);
+        }
+    }
+
+    #[test]
+    fn messages_end_at_the_first_malformed_one() {
+        let mut bytes = 18_u32.to_ne_bytes().to_vec();
+        bytes.extend(24_u16.to_ne_bytes());
+        bytes.extend([0; 10]);
+        bytes.extend([7, 8, 0, 0]);
+        bytes.extend([16, 0, 0, 0, 25, 0]);
+        bytes.extend([0; 10]);
+        bytes.extend([15, 0, 0, 0]);
+        bytes.extend([0; 12]);
+        let all: Vec<_> = messages(&bytes).collect();
+        assert_eq!(all, [(24, [7, 8].as_slice()), (25, [].as_slice())]);
+        for length in 0..bytes.len() {
+            assert!(messages(&bytes[..length]).count() <= 2);
         }
     }
 

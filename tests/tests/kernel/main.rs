@@ -5,6 +5,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod notifications;
+mod own_routes;
+mod vxlan;
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Permanent neighbours of links, and FDB entries of VXLAN links (ip-neighbour(8), bridge(8)).
+//!
+//! Layout: `struct ndmsg` and its attributes in `linux/neighbour.h`.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use rtnetlink::packet_core::NLM_F_REPLACE;
+
+use super::error::{ReplyError, RouteError};
+use super::link::Link;
+use super::transport::{Message, Verb};
+use super::{RouteSocket, wire};
+use crate::AddressFamily;
+use crate::mac::Mac;
+
+/// The Ethernet address of an IP address on a link. It does not expire, and the kernel sends no request for
+/// it (`NUD_PERMANENT`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Neighbour {
+    /// The IP address.
+    pub address: IpAddr,
+    /// Its Ethernet address.
+    pub mac: Mac,
+}
+
+impl fmt::Display for Neighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.address, self.mac)
+    }
+}
+
+/// The remote to which a VXLAN link sends the frames to an Ethernet address. It does not expire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FdbEntry {
+    /// The destination of the frames.
+    pub mac: Mac,
+    /// The address to which they are sent.
+    pub remote: IpAddr,
+    /// True if port, VNI and outgoing link are those of the VXLAN link. An entry for which this is false is
+    /// only read, never written.
+    pub plain: bool,
+}
+
+impl FdbEntry {
+    /// The entry with the link's port and VNI.
+    #[must_use]
+    pub const fn new(mac: Mac, remote: IpAddr) -> Self {
+        Self { mac, remote, plain: true }
+    }
+}
+
+impl fmt::Display for FdbEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.mac, self.remote)
+    }
+}
+
+// linux/rtnetlink.h
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+const RTM_GETNEIGH: u16 = 30;
+// linux/socket.h
+const AF_UNSPEC: u8 = 0;
+const AF_BRIDGE: u8 = 7;
+// linux/neighbour.h
+const NUD_NOARP: u16 = 0x40;
+const NUD_PERMANENT: u16 = 0x80;
+const NTF_SELF: u8 = 0x02;
+const NTF_PROXY: u8 = 0x08;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NDA_PORT: u16 = 6;
+const NDA_VNI: u16 = 7;
+const NDA_IFINDEX: u16 = 8;
+const NDA_NH_ID: u16 = 13;
+/// Length of `struct ndmsg`.
+const NDMSG: usize = 12;
+
+/// The fixed part of a request.
+struct Header {
+    family: u8,
+    link: u32,
+    state: u16,
+    flags: u8,
+}
+
+fn message(kind: u16, header: &Header, attributes: &[(u16, &[u8])]) -> Message {
+    let mut payload = vec![header.family, 0, 0, 0];
+    payload.extend(header.link.to_ne_bytes());
+    payload.extend(header.state.to_ne_bytes());
+    payload.extend([header.flags, 0]);
+    for (kind, value) in attributes {
+        // No value is longer than an IPv6 address.
+        let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+        payload.extend(length.to_ne_bytes());
+        payload.extend(kind.to_ne_bytes());
+        payload.extend(*value);
+        payload.resize(payload.len().next_multiple_of(4), 0);
+    }
+    Message { kind, payload }
+}
+
+/// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK` the kernel accepts the index only as
+/// an attribute, and without it ignores that for the FDB.
+fn list_of(family: u8, link: &Link) -> Message {
+    let header = Header { family, link: 0, state: 0, flags: 0 };
+    message(RTM_GETNEIGH, &header, &[(NDA_IFINDEX, &link.index.to_ne_bytes())])
+}
+
+fn neighbour(link: &Link, address: IpAddr) -> Header {
+    let family = u8::from(wire::family(AddressFamily::of(address)));
+    Header { family, link: link.index, state: NUD_PERMANENT, flags: 0 }
+}
+
+/// `NTF_SELF`: an entry of the link itself, not of its bridge.
+fn fdb(link: &Link) -> Header {
+    Header { family: AF_BRIDGE, link: link.index, state: NUD_PERMANENT | NUD_NOARP, flags: NTF_SELF }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+impl RouteSocket {
+    /// The permanent neighbours of a link, of both families.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list them.
+    pub fn neighbours(&self, link: &Link) -> Result<Vec<Neighbour>, RouteError> {
+        let action = format_args!("list neighbours of {}", link.name);
+        self.transport.list(list_of(AF_UNSPEC, link), action, |payload| decode(payload, link.index))
+    }
+
+    /// Sets a permanent neighbour of a link, in place of what the link has for its IP address.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if the link is gone.
+    pub fn set_neighbour(&self, link: &Link, new: Neighbour) -> Result<(), RouteError> {
+        let attributes = [(NDA_DST, &octets(new.address)[..]), (NDA_LLADDR, &new.mac.0)];
+        let message = message(RTM_NEWNEIGH, &neighbour(link, new.address), &attributes);
+        let action = format_args!("set neighbour {new} on {}", link.name);
+        self.transport.run(Verb::CreateWith(NLM_F_REPLACE), message, action)
+    }
+
+    /// Deletes what a link has as neighbour with this IP address.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if it has none.
+    pub fn delete_neighbour(&self, link: &Link, address: IpAddr) -> Result<(), RouteError> {
+        let message = message(RTM_DELNEIGH, &neighbour(link, address), &[(NDA_DST, &octets(address))]);
+        let action = format_args!("delete neighbour {address} from {}", link.name);
+        self.transport.run(Verb::Change, message, action)
+    }
+
+    /// The permanent FDB entries of a VXLAN link, one for each remote.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list them.
+    pub fn fdb_entries(&self, link: &Link) -> Result<Vec<FdbEntry>, RouteError> {
+        let action = format_args!("list FDB entries of {}", link.name);
+        self.transport.list(list_of(AF_BRIDGE, link), action, |payload| decode_fdb(payload, link.index))
+    }
+
+    /// Sets the only remote of an Ethernet address, in place of what the VXLAN link has for it. The entry has
+    /// the link's port and VNI.
+    ///
+    /// # Errors
+    /// EAFNOSUPPORT if the remote is not of the family of the link's source address; EOPNOTSUPP for a
+    /// multicast or zero Ethernet address, which the kernel does not replace (`vxlan_fdb_update`).
+    pub fn set_fdb_entry(&self, link: &Link, mac: Mac, remote: IpAddr) -> Result<(), RouteError> {
+        let attributes = [(NDA_LLADDR, &mac.0[..]), (NDA_DST, &octets(remote))];
+        let message = message(RTM_NEWNEIGH, &fdb(link), &attributes);
+        let action = format_args!("set FDB entry {mac} to {remote} on {}", link.name);
+        self.transport.run(Verb::CreateWith(NLM_F_REPLACE), message, action)
+    }
+
+    /// Deletes the entries of an Ethernet address, with all their remotes.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if there is none.
+    pub fn delete_fdb_entry(&self, link: &Link, mac: Mac) -> Result<(), RouteError> {
+        let message = message(RTM_DELNEIGH, &fdb(link), &[(NDA_LLADDR, &mac.0)]);
+        let action = format_args!("delete FDB entry {mac} from {}", link.name);
+        self.transport.run(Verb::Change, message, action)
+    }
+}
+
+/// The attributes of a permanent entry of this link; none for any other.
+fn permanent(payload: &[u8], link: u32) -> Result<Option<(u8, &[u8])>, ReplyError> {
+    let (header, rest) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
+    let ours = wire::u32_of(&header[4..]) == link
+        && wire::u16_of(&header[8..]) & NUD_PERMANENT != 0
+        && header[10] & NTF_PROXY == 0;
+    Ok(ours.then_some((header[0], rest)))
+}
+
+fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
+    let Some((family, attributes)) = permanent(payload, link)? else { return Ok(None) };
+    let (mut address, mut mac) = (None, None);
+    for (kind, value) in wire::attributes(attributes) {
+        match kind {
+            NDA_DST => address = wire::address(value),
+            NDA_LLADDR => mac = wire::mac(value),
+            _ => {}
+        }
+    }
+    let address = address.filter(|address| wire::family_of(family) == Some(AddressFamily::of(*address)));
+    Ok(address.zip(mac).map(|(address, mac)| Neighbour { address, mac }))
+}
+
+fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
+    let Some((AF_BRIDGE, attributes)) = permanent(payload, link)? else { return Ok(None) };
+    let (mut mac, mut remote, mut plain) = (None, None, true);
+    for (kind, value) in wire::attributes(attributes) {
+        match kind {
+            NDA_LLADDR => mac = wire::mac(value),
+            NDA_DST => remote = wire::address(value),
+            // The kernel sends them where they are not the link's (`vxlan_fdb_info`).
+            NDA_PORT | NDA_VNI | NDA_IFINDEX | NDA_NH_ID => plain = false,
+            _ => {}
+        }
+    }
+    Ok(mac.zip(remote).map(|(mac, remote)| FdbEntry { mac, remote, plain }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 7]);
+
+    fn link() -> Link {
+        Link { index: 5, name: "vxlan0".to_owned(), ..Link::default() }
+    }
+
+    #[test]
+    fn an_encoded_neighbour_decodes_to_the_same() {
+        for address in ["10.1.2.3", "fd00::1"] {
+            let address: IpAddr = address.parse().unwrap();
+            let header = neighbour(&link(), address);
+            let bytes = octets(address);
+            let message = message(RTM_NEWNEIGH, &header, &[(NDA_DST, &bytes), (NDA_LLADDR, &MAC.0)]);
+            assert_eq!(decode(&message.payload, 5), Ok(Some(Neighbour { address, mac: MAC })));
+            assert_eq!(decode(&message.payload, 6), Ok(None), "of another link");
+            let mut learned = message.payload.clone();
+            learned[8..10].copy_from_slice(&2_u16.to_ne_bytes());
+            assert_eq!(decode(&learned, 5), Ok(None), "reachable, but not permanent");
+            for length in 0..message.payload.len() {
+                let _ = decode(&message.payload[..length], 5);
+            }
+        }
+        assert!(decode(&[2; 11], 5).is_err());
+    }
+
+    #[test]
+    fn an_fdb_entry_with_a_port_of_its_own_is_not_plain() {
+        let remote: IpAddr = "192.0.2.1".parse().unwrap();
+        let bytes = octets(remote);
+        let plain = [(NDA_LLADDR, &MAC.0[..]), (NDA_DST, &bytes[..])];
+        let decode = |attributes: &[(u16, &[u8])]| {
+            decode_fdb(&message(RTM_NEWNEIGH, &fdb(&link()), attributes).payload, 5).unwrap()
+        };
+        assert_eq!(decode(&plain), Some(FdbEntry::new(MAC, remote)));
+        for kind in [NDA_PORT, NDA_VNI, NDA_IFINDEX] {
+            let with = [&plain[..], &[(kind, &[0, 0, 0, 9][..])]].concat();
+            assert_eq!(decode(&with), Some(FdbEntry { plain: false, ..FdbEntry::new(MAC, remote) }));
+        }
+        // A cache entry's age and an attribute of a later kernel.
+        let with = [&plain[..], &[(3, &[0; 16][..]), (99, &[1][..])]].concat();
+        assert_eq!(decode(&with), Some(FdbEntry::new(MAC, remote)));
+        assert_eq!(decode(&plain[..1]), None, "an entry without a remote");
+    }
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Notifications of routing netlink: changes that any process makes to links, addresses and routes.
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily as SocketFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvmsg,
+    setsockopt, socket, sockopt,
+};
+
+use super::address::{self, Address};
+use super::error::{ReplyError, RouteError};
+use super::link::{self, IFINFOMSG, Link};
+use super::path::{self, Route};
+use super::wire;
+use crate::netns::Netns;
+
+/// Kinds of objects whose changes are reported, of both address families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotificationGroup {
+    /// Links.
+    Links,
+    /// Addresses of links.
+    Addresses,
+    /// Routes of all tables. The kernel does not report the IPv4 routes that it deletes because a link or an
+    /// address is gone or a link is down (`fib_table_flush`).
+    Routes,
+}
+
+impl NotificationGroup {
+    /// The groups' bits in `nl_groups` (`enum rtnetlink_groups` of `linux/rtnetlink.h`, counted from 1).
+    fn bits(self) -> u32 {
+        let bit = |group: u32| 1 << (group - 1);
+        match self {
+            // RTNLGRP_LINK
+            Self::Links => bit(1),
+            // RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR
+            Self::Addresses => bit(5) | bit(9),
+            // RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
+            Self::Routes => bit(7) | bit(11),
+        }
+    }
+}
+
+/// A change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notification {
+    /// A link is new, changed or deleted.
+    Link {
+        /// The link after the change.
+        link: Box<Link>,
+        /// True if it is deleted or has left the namespace.
+        deleted: bool,
+    },
+    /// An address is new, changed or deleted.
+    Address {
+        /// The address after the change.
+        address: Address,
+        /// True if it is deleted.
+        deleted: bool,
+    },
+    /// A route is new, changed or deleted; one notification for each next hop.
+    Route {
+        /// The route after the change.
+        route: Route,
+        /// True if it is deleted.
+        deleted: bool,
+    },
+    /// Changes were not reported, as the reader was too slow for the socket's buffer. Read all objects again;
+    /// later notifications are of later changes.
+    Lost,
+}
+
+/// Size of the socket's buffer in bytes, of which the kernel counts each message with its overhead.
+const RECEIVE_BUFFER: usize = 2 * 1024 * 1024;
+
+/// Size of the buffer for one datagram. The kernel sends one message in each, for a link some kilobytes
+/// (`if_nlmsg_size`).
+const DATAGRAM: usize = 64 * 1024;
+
+/// A socket that receives the changes in one network namespace, also those of this process.
+///
+/// Subscribe first and then read the objects: no change is missed that way. The memory is bounded: a buffer
+/// for one datagram and what it contains here, the socket's buffer in the kernel.
+#[derive(Debug)]
+pub struct Notifications {
+    socket: OwnedFd,
+    buffer: Box<[u8]>,
+    /// Notifications of the last datagram that are not read yet.
+    pending: VecDeque<Notification>,
+    /// ` in /run/netns/x`, or empty for the caller's namespace.
+    place: String,
+}
+
+/// A received datagram.
+enum Received {
+    /// Its length; 0 if it is not the kernel's.
+    Whole(usize),
+    /// It is longer than the buffer.
+    Cut,
+}
+
+impl Notifications {
+    /// Subscribes to changes in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// [`RouteError::Socket`] if no socket can be opened.
+    pub fn open(groups: &[NotificationGroup]) -> Result<Self, RouteError> {
+        Self::open_at(String::new(), groups)
+    }
+
+    /// Subscribes to changes in another namespace. The calling thread does not change its namespace.
+    ///
+    /// # Errors
+    /// [`RouteError::Netns`] if the namespace cannot be entered, [`RouteError::Socket`] if no socket can be
+    /// opened.
+    pub fn open_in(netns: &Netns, groups: &[NotificationGroup]) -> Result<Self, RouteError> {
+        let place = format!(" in {}", netns.path().display());
+        netns.run(|| Self::open_at(place, groups)).map_err(|source| RouteError::Netns {
+            action: "subscribe to routing netlink".to_owned(),
+            source,
+        })?
+    }
+
+    fn open_at(place: String, groups: &[NotificationGroup]) -> Result<Self, RouteError> {
+        let open = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let protocol = SockProtocol::NetlinkRoute;
+            let socket = socket(SocketFamily::Netlink, SockType::Raw, flags, protocol)?;
+            enlarge(&socket, RECEIVE_BUFFER)?;
+            let groups = groups.iter().fold(0, |bits, group| bits | group.bits());
+            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+            Ok(socket)
+        };
+        let socket = open().map_err(|errno| RouteError::Socket {
+            action: format!("subscribe to routing netlink{place}"),
+            errno,
+        })?;
+        Ok(Self { socket, buffer: vec![0; DATAGRAM].into(), pending: VecDeque::new(), place })
+    }
+
+    /// Sets the size of the socket's buffer in bytes. Without `CAP_NET_ADMIN` in the initial user namespace,
+    /// `net.core.rmem_max` is the limit.
+    ///
+    /// # Errors
+    /// [`RouteError::Socket`] if the kernel refuses.
+    pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), RouteError> {
+        enlarge(&self.socket, bytes).map_err(|errno| self.failed("set receive buffer", errno))
+    }
+
+    /// The next change; none if there is none now. Does not block.
+    ///
+    /// # Errors
+    /// [`RouteError::Socket`] if the socket fails.
+    pub fn read(&mut self) -> Result<Option<Notification>, RouteError> {
+        loop {
+            if let Some(next) = self.pending.pop_front() {
+                return Ok(Some(next));
+            }
+            match self.receive() {
+                Ok(Received::Whole(length)) => {
+                    let datagram = self.buffer.get(..length).unwrap_or_default();
+                    for (kind, payload) in wire::messages(datagram) {
+                        // Without its header a message is of no use, but it was a change.
+                        if decode(kind, payload, &mut self.pending).is_err() {
+                            self.pending.push_back(Notification::Lost);
+                        }
+                    }
+                }
+                Ok(Received::Cut) | Err(Errno::ENOBUFS) => {
+                    self.drain().map_err(|errno| self.failed("read notifications", errno))?;
+                    return Ok(Some(Notification::Lost));
+                }
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(self.failed("read notifications", errno)),
+            }
+        }
+    }
+
+    /// The next change, waited for for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`RouteError::Socket`] if the socket fails.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Notification>, RouteError> {
+        let end = Instant::now() + timeout;
+        loop {
+            if let Some(next) = self.read()? {
+                return Ok(Some(next));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], left) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(self.failed("wait for notifications", errno)),
+            }
+        }
+    }
+
+    /// Discards what the socket has. After an overflow the kernel adds nothing, and reports no second one,
+    /// until the queue is empty (`NETLINK_S_CONGESTED`): a caller that read the objects before that would miss
+    /// later changes.
+    fn drain(&mut self) -> Result<(), Errno> {
+        loop {
+            match self.receive() {
+                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Received, Errno> {
+        let fd = self.socket.as_raw_fd();
+        let mut parts = [IoSliceMut::new(&mut self.buffer)];
+        let got = recvmsg::<NetlinkAddr>(fd, &mut parts, None, MsgFlags::MSG_DONTWAIT)?;
+        if got.flags.contains(MsgFlags::MSG_TRUNC) {
+            return Ok(Received::Cut);
+        }
+        // Privileged processes can send to the groups, too. The kernel's port is 0.
+        let is_kernel = got.address.is_some_and(|from| from.pid() == 0);
+        Ok(Received::Whole(if is_kernel { got.bytes } else { 0 }))
+    }
+
+    fn failed(&self, action: &str, errno: Errno) -> RouteError {
+        RouteError::Socket { action: format!("{action}{}", self.place), errno }
+    }
+}
+
+/// Waits as every socket does. After an overflow the socket has an error (`POLLERR`), which
+/// [`Notifications::read`] takes.
+impl AsFd for Notifications {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for Notifications {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn enlarge(socket: &OwnedFd, bytes: usize) -> Result<(), Errno> {
+    setsockopt(socket, sockopt::RcvBufForce, &bytes).or_else(|_| setsockopt(socket, sockopt::RcvBuf, &bytes))
+}
+
+/// Decodes one message; nothing for a type that no group has.
+fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Result<(), ReplyError> {
+    let deleted = matches!(kind, libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE);
+    match kind {
+        // Bridges report their ports in the same group (`br_ifinfo_notify`), and a port that leaves as
+        // deleted. It is no deleted link, and the link's own change is reported, too.
+        libc::RTM_NEWLINK | libc::RTM_DELLINK
+            if payload.len() >= IFINFOMSG && wire::u8_of(payload) != UNSPECIFIED => {}
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+            let link = Box::new(link::decode(payload)?);
+            into.push_back(Notification::Link { link, deleted });
+        }
+        libc::RTM_NEWADDR | libc::RTM_DELADDR => {
+            into.extend(address::decode(payload)?.map(|address| Notification::Address { address, deleted }));
+        }
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+            let routes = path::decode(payload, 0)?.into_iter();
+            into.extend(routes.map(|route| Notification::Route { route, deleted }));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// `AF_UNSPEC`: a message about the link itself.
+const UNSPECIFIED: u8 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(kind: u16, payload: &[u8]) -> Result<Vec<Notification>, ReplyError> {
+        let mut all = VecDeque::new();
+        decode(kind, payload, &mut all).map(|()| all.into())
+    }
+
+    /// `struct ifinfomsg`: family, padding, type, index, flags, change.
+    fn link_message(family: u8) -> Vec<u8> {
+        let mut bytes = vec![family, 0, 1, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        // IFLA_IFNAME, then an attribute that is cut.
+        bytes.extend([7, 0, 3, 0, b'a', b'b', 0, 0]);
+        bytes.extend([200, 0, 4, 0]);
+        bytes
+    }
+
+    #[test]
+    fn a_strange_attribute_leaves_the_link_readable() {
+        for (kind, deleted) in [(libc::RTM_NEWLINK, false), (libc::RTM_DELLINK, true)] {
+            let link = Link { index: 9, name: "ab".to_owned(), up: true, ..Link::default() };
+            let expected = Notification::Link { link: Box::new(link), deleted };
+            assert_eq!(decoded(kind, &link_message(UNSPECIFIED)), Ok(vec![expected]));
+        }
+    }
+
+    #[test]
+    fn a_port_that_leaves_its_bridge_is_no_deleted_link() {
+        const AF_BRIDGE: u8 = 7;
+        assert_eq!(decoded(libc::RTM_DELLINK, &link_message(AF_BRIDGE)), Ok(vec![]));
+    }
+
+    #[test]
+    fn messages_of_any_length_are_decoded_or_refused() {
+        for kind in 0..40 {
+            for length in 0..40 {
+                for byte in [0, 2, 7, 10, 255] {
+                    let _ = decoded(kind, &vec![byte; length]);
+                }
+            }
+        }
+        assert!(decoded(libc::RTM_NEWLINK, &[]).is_err());
+        assert!(decoded(libc::RTM_NEWROUTE, &[2; 11]).is_err());
+    }
+}
