@@ -6,6 +6,7 @@
 //! - [`Socket`] commits transactions atomically, if asked only for a given generation of the ruleset, and
 //!   reads the ruleset.
 //! - [`Stmt`] is a statement of a rule, after nft's syntax; [`Value`] is a value that rules compare.
+//! - [`notify`] reports the commits of all processes.
 //! - [`conntrack`] lists, deletes and inserts flows.
 //!
 //! libnftnl builds the messages, through the `nftnl` crate or, for objects that this crate lacks, directly;
@@ -20,6 +21,7 @@ mod intervals;
 mod invalid;
 mod lower;
 mod message;
+pub mod notify;
 mod object;
 mod parse;
 mod print;
