@@ -25,6 +25,9 @@ use crate::network::{Network, is_list};
 /// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
 /// (`--cni-cache-dir`).
 pub const DIRECTORIES: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/cache"];
+/// The directory of pending attachments in a cache directory: a file for each sandbox whose set-up by the pod manager
+/// runs, or was killed.
+pub const PENDING: &str = "pending";
 /// The directory of the files in it.
 const RESULTS: &str = "results";
 /// The largest file that is read, in bytes. A configuration may have 16 MiB, a third more as base64.

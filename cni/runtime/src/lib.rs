@@ -26,6 +26,8 @@ pub mod pods;
 pub mod quantity;
 pub mod runtime;
 mod store;
+pub mod subnet_env;
+pub mod subnet_file;
 pub mod verbs;
 
 pub use cache::{Cache, CacheError, Cached, Fault};

@@ -15,13 +15,11 @@ use cni_spec::{Attachment, text};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::cache::Cached;
+use crate::cache::{Cached, PENDING};
 use crate::container::Container;
 use crate::error::NetworkError;
 use crate::network::Network;
 
-/// The directory of the files in the cache's directory.
-const DIRECTORY: &str = "pending";
 /// The largest file that is read, in bytes: several of the largest configurations.
 const LIMIT: usize = 256 << 20;
 /// The form of the file.
@@ -109,7 +107,7 @@ impl Planned {
 impl Pending {
     /// Opens the directory below a cache's; none if it is missing.
     pub(crate) fn open(cache: &Path) -> Result<Option<Self>, DirError> {
-        match DurableDir::open(&cache.join(DIRECTORY)) {
+        match DurableDir::open(&cache.join(PENDING)) {
             Ok(files) => Ok(Some(Self { files })),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
@@ -118,7 +116,7 @@ impl Pending {
 
     /// Opens the directory below a cache's, and creates it if it is missing.
     pub(crate) fn create(cache: &Path) -> Result<Self, DirError> {
-        Ok(Self { files: DurableDir::create(&cache.join(DIRECTORY), 0o700)? })
+        Ok(Self { files: DurableDir::create(&cache.join(PENDING), 0o700)? })
     }
 
     /// Adds attachments of a sandbox. An earlier one of the same name is replaced.

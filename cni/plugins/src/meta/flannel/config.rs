@@ -4,14 +4,13 @@
 
 use std::path::PathBuf;
 
+use cni_runtime::subnet_env::{self, SubnetEnv};
 use cni_spec::{CniError, NetConf, fold};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::subnet_env::SubnetEnv;
 use crate::ipam::keys::{KeyError, RawRoute, routes};
 
-const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 /// The default folder of saved configurations.
 pub(crate) const DATA_DIR: &str = "/var/lib/cni/flannel";
 
@@ -66,7 +65,7 @@ struct IpamRoutes {
 impl Keys {
     /// flanneld's file.
     pub(super) fn subnet_file(&self) -> PathBuf {
-        given(self.subnet_file.as_ref(), SUBNET_FILE)
+        given(self.subnet_file.as_ref(), subnet_env::PATH)
     }
 
     /// The folder of saved configurations.

@@ -6,8 +6,8 @@
 mod config;
 mod gc;
 mod saved;
-mod subnet_env;
 
+use cni_runtime::subnet_env::SubnetEnv;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use serde_json::{Map, Value};
 
@@ -15,7 +15,6 @@ pub(crate) use self::config::DATA_DIR;
 use self::config::{Keys, bytes, kind};
 pub(crate) use self::saved::OURS;
 use self::saved::{Found, Saved, failed as io};
-use self::subnet_env::SubnetEnv;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;
 use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
