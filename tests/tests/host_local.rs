@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use cni_runtime::subnet_file::SubnetFile;
 use serde_json::{Value, json};
 use slipway_tests::{
-    CniFailure, Disturbance, Node, Output, PluginCall, Point, REFERENCE, Reference, disturbed, kill_points,
-    killed, sample, skip, stride,
+    Attach, CniFailure, Disturbance, Node, Output, PluginCall, Point, Proto, REFERENCE, Reference, disturbed,
+    kill_points, killed, sample, skip, stride,
 };
 
 const DIR: &str = "/var/lib/cni/networks";
@@ -686,4 +687,114 @@ fn any_call_of_a_del_fails() {
         assert_eq!(reserved(node).len(), 2, "{why}");
         let _ = call(node, "CHECK", "other", &conf).run().ok();
     });
+}
+
+const SUBNETS: &str = "/run/slipway/subnet.json";
+
+fn from_file() -> Value {
+    config(json!({ "subnetFile": SUBNETS }))
+}
+
+/// Writes the file as the node's agent does.
+fn write_subnets(node: &Node, subnets: &[&str]) {
+    let subnets = subnets.iter().map(|subnet| subnet.parse().expect("a subnet")).collect();
+    let file = SubnetFile { subnets, cluster_cidrs: Vec::new(), mtu: 1450 };
+    node.run(|| file.write(Path::new(SUBNETS))).expect("the file is written");
+}
+
+#[test]
+fn a_subnet_file_has_the_ranges_of_its_node() {
+    let node = Node::new();
+    let conf = from_file();
+    let refused = |code: u32, reason: &str| {
+        let before = reserved(&node);
+        let add = call(&node, "ADD", "refused", &conf).run().error();
+        assert_eq!(add.code, code, "{add:?}");
+        let status = node_call(&node, "STATUS", &conf).error();
+        assert_eq!(status.code, 50, "{status:?}");
+        for failure in [add, status] {
+            assert!(failure.msg.contains(reason) && failure.msg.contains(SUBNETS), "{failure:?}");
+        }
+        let _ = call(&node, "DEL", "refused", &conf).run().ok();
+        assert_eq!(reserved(&node), before);
+    };
+    // Before the agent has written the file.
+    refused(11, "no such file");
+    let _ = gc(&node, &conf, &[]).ok();
+    write_subnets(&node, &["10.244.1.0/24", "fd00:244:0:1::/64"]);
+    let _ = node_call(&node, "STATUS", &conf).ok();
+    let result = call(&node, "ADD", "c1", &conf).run().ok();
+    assert_eq!(addresses(&result), ["10.244.1.2/24", "fd00:244:0:1::2/64"]);
+    let gateways: Vec<&Value> =
+        result["ips"].as_array().expect("a list").iter().map(|ip| &ip["gateway"]).collect();
+    assert_eq!(gateways, ["10.244.1.1", "fd00:244:0:1::1"]);
+    // Another subnet, and the families in another order.
+    write_subnets(&node, &["fd00:244:0:1::/64", "10.244.7.0/24"]);
+    assert_eq!(
+        addresses(&call(&node, "ADD", "c2", &conf).run().ok()),
+        ["fd00:244:0:1::3/64", "10.244.7.2/24"]
+    );
+    let whole = node.read(SUBNETS).expect("the file");
+    for torn in ["", &whole[..whole.len() - 2], &"\0".repeat(whole.len()), "{}"] {
+        node.write(SUBNETS, torn);
+        refused(11, if torn.is_empty() { "the file is empty" } else { "not a file of subnets" });
+    }
+    node.write("/run/slipway/other.json", &whole);
+    node.cmd(&format!("ln -sf other.json {SUBNETS}"));
+    refused(5, "ELOOP");
+    node.cmd(&format!("rm {SUBNETS}"));
+    node.cmd(&format!("mkfifo {SUBNETS}"));
+    refused(5, "not a regular file");
+    // None of it concerns those that run.
+    let _ = call(&node, "CHECK", "c1", &conf).run().ok();
+    let _ = gc(&node, &conf, &["c1", "c2"]).ok();
+    assert_eq!(reserved(&node).len(), 4);
+    write_subnets(&node, &["10.244.1.0/24", "fd00:244:0:1::/64"]);
+    assert_eq!(
+        addresses(&call(&node, "ADD", "c3", &conf).run().ok()),
+        ["10.244.1.3/24", "fd00:244:0:1::4/64"]
+    );
+    node.cmd(&format!("rm {SUBNETS}"));
+    for id in ["c1", "c2", "c3"] {
+        let _ = call(&node, "DEL", id, &conf).run().ok();
+    }
+    assert_eq!(reserved(&node), BTreeSet::new());
+}
+
+#[test]
+fn a_pod_on_a_bridge_has_an_address_of_the_subnet_file() {
+    let node = Node::new();
+    let network = node.network(json!({
+        "cniVersion": "1.1.0", "name": "net",
+        "plugins": [{"type": "bridge", "bridge": "br0", "isGateway": true,
+                     "ipam": {"type": "host-local", "subnetFile": SUBNETS}}],
+    }));
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let failure = network.add(&Attach::new(&one)).expect_err("no file");
+    assert_eq!(failure.error.code, 11, "{failure:?}");
+    assert!(failure.error.msg.contains(SUBNETS), "{failure:?}");
+    let status = network.status().expect_err("no file");
+    assert_eq!(status.error.code, 50, "{status:?}");
+    assert!(!one.has_link("eth0"));
+
+    write_subnets(&node, &["10.244.1.0/24"]);
+    network.status().expect("STATUS");
+    let result = network.add(&Attach::new(&one)).expect("ADD");
+    assert_eq!(addresses(&result), ["10.244.1.2/24"]);
+    assert!(node.cmd("ip address show dev br0").contains("10.244.1.1/24"));
+    let _server = one.serve(Proto::Tcp, "10.244.1.2:80", "one");
+    node.expect(Proto::Tcp, ([10, 244, 1, 2], 80), "one");
+
+    // Another subnet needs another address of the bridge, which `isGateway` alone refuses.
+    write_subnets(&node, &["10.244.2.0/24"]);
+    let failure = network.add(&Attach::new(&two)).expect_err("another gateway");
+    assert!(
+        failure.error.msg.contains("already has an IP address different from 10.244.2.1/24"),
+        "{failure:?}"
+    );
+    assert_eq!(reserved(&node), BTreeSet::from(["10.244.1.2".to_owned()]));
+    node.expect(Proto::Tcp, ([10, 244, 1, 2], 80), "one");
+    network.check(&Attach::new(&one)).expect("CHECK");
+    network.del(&Attach::new(&one)).expect("DEL");
+    assert_eq!(reserved(&node), BTreeSet::new());
 }

@@ -271,6 +271,7 @@ const HOST_LOCAL: &[Key] = &[
     key("routes", Object(ROUTE)),
     key("dataDir", Path),
     key("resolvConf", Path),
+    key("subnetFile", Path),
 ];
 
 const STATIC: &[Key] = &[

@@ -6,8 +6,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni_kernel::AddressFamily;
+use cni_runtime::subnet_file::SubnetFile;
 use cni_spec::text::parse_net;
 use cni_spec::{Args, ArgsError, CniError, Route, Version};
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::range::{RangeError, RangeSet, RawRange, canonical};
@@ -22,8 +24,10 @@ pub(super) const DATA_DIR: &str = "/var/lib/cni/networks";
 pub(super) struct Config {
     /// The directory that has one directory for each network.
     pub(super) data_dir: PathBuf,
-    /// One address is taken from each. Never empty.
+    /// One address is taken from each. Not empty, except without the sets of `subnet_file`.
     pub(super) sets: Vec<RangeSet>,
+    /// The file with further range sets.
+    pub(super) subnet_file: Option<PathBuf>,
     /// Requested addresses, each once, in order.
     pub(super) requested: Vec<IpAddr>,
     /// Passed on as they are.
@@ -80,6 +84,7 @@ struct RawIpam {
     routes: Option<Vec<RawRoute>>,
     data_dir: Option<PathBuf>,
     resolv_conf: Option<PathBuf>,
+    subnet_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -107,19 +112,25 @@ impl RawConfig {
         Ok(given.unwrap_or_else(|| PathBuf::from(DATA_DIR)))
     }
 
-    /// Checks all keys.
+    /// Checks all keys. Reads no file.
     pub(super) fn resolve(&self, version: Version, env: &Env) -> Result<Config, ConfigError> {
         let data_dir = self.data_dir()?;
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let requested = self.requested(env)?;
+        let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let sets = self.sets(ipam)?;
+        let subnet_file = given(&ipam.subnet_file);
+        if sets.is_empty() && subnet_file.is_none() {
+            return Err(ConfigError::NoRanges);
+        }
         check_sets(&sets, version)?;
         Ok(Config {
             data_dir,
             sets,
+            subnet_file,
             requested,
             routes: routes(ipam.routes.as_deref())?,
-            resolv_conf: ipam.resolv_conf.clone().filter(|path| !path.as_os_str().is_empty()),
+            resolv_conf: given(&ipam.resolv_conf),
         })
     }
 
@@ -171,10 +182,25 @@ impl RawConfig {
         if let Some(sets) = &ipam.ranges {
             raw.extend(named("ipam.ranges", sets));
         }
-        if raw.is_empty() {
-            return Err(ConfigError::NoRanges);
-        }
         raw.iter().enumerate().map(|(set, (key, ranges))| resolve_set(set, key, ranges)).collect()
+    }
+}
+
+impl Config {
+    /// Appends the range sets of the node's file: one of each family.
+    ///
+    /// # Errors
+    /// [`ConfigError::Set`], [`ConfigError::Overlap`] and [`ConfigError::TooManyForVersion`], as of the sets of the
+    /// configuration.
+    pub(super) fn add_subnets(&mut self, file: &SubnetFile, version: Version) -> Result<(), ConfigError> {
+        for (_, subnets) in file.families() {
+            let set = self.sets.len();
+            let wrong = |source| ConfigError::Set { set, source };
+            let range = |subnet: &IpNet| RawRange { subnet: Some(*subnet), ..RawRange::default() }.resolve();
+            let ranges = subnets.iter().map(range).collect::<Result<_, _>>().map_err(wrong)?;
+            self.sets.push(RangeSet::new(ranges).map_err(wrong)?);
+        }
+        check_sets(&self.sets, version)
     }
 }
 
@@ -254,6 +280,7 @@ pub(super) fn decodes() -> crate::keys::probe::Fields {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
@@ -404,5 +431,63 @@ mod tests {
             config.routes.get(1).map(|route| (route.gw, route.table, route.scope)),
             Some((None, None, None))
         );
+    }
+
+    fn with_file(config: &Value, version: Version, subnets: &[&str]) -> Result<Vec<String>, String> {
+        let mut config = resolve(json!({ "ipam": config }), version, "")?;
+        let subnets = subnets.iter().map(|subnet| subnet.parse().unwrap()).collect();
+        let file = SubnetFile { subnets, cluster_cidrs: vec![], mtu: 1500 };
+        config.add_subnets(&file, version).map_err(|error| error.to_string())?;
+        Ok(sets(&config))
+    }
+
+    #[test]
+    fn a_subnet_file_adds_a_set_of_each_family() {
+        let alone = json!({ "subnetFile": "/f" });
+        assert_eq!(ipam(&alone).unwrap().subnet_file, Some(PathBuf::from("/f")));
+        for none in [json!({ "subnetFile": "" }), json!({ "subnetFile": null })] {
+            assert_eq!(ipam(&none).unwrap_err(), "no IP ranges specified");
+        }
+        let nets = ["fd00::/64", "10.1.2.0/24", "10.1.3.0/30"];
+        assert_eq!(
+            with_file(&alone, Version::V0_2_0, &nets).unwrap(),
+            ["fd00::1-fd00::ffff:ffff:ffff:ffff", "10.1.2.1-10.1.2.254,10.1.3.1-10.1.3.2"]
+        );
+        let both =
+            json!({ "subnetFile": "/f", "subnet": "10.2.0.0/24", "ranges": [[{ "subnet": "10.3.0.0/24" }]] });
+        assert_eq!(
+            with_file(&both, Version::V1_1_0, &["10.1.2.0/24"]).unwrap(),
+            ["10.2.0.1-10.2.0.254", "10.3.0.1-10.3.0.254", "10.1.2.1-10.1.2.254"]
+        );
+        assert_eq!(
+            with_file(&both, Version::V1_1_0, &["10.3.0.0/16"]).unwrap_err(),
+            "range set 1 overlaps with 2"
+        );
+        let one = json!({ "subnetFile": "/f", "subnet": "10.2.0.0/24" });
+        assert_eq!(
+            with_file(&one, Version::V0_2_0, &["10.1.2.0/24"]).unwrap_err(),
+            "CNI version 0.2.0 does not support more than 1 address per family"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5000))]
+
+        /// host-local can use every file that the agent may write.
+        #[test]
+        fn valid_files_have_usable_ranges(
+            v4 in proptest::collection::vec((any::<u32>(), 0..=32_u8), 0..3),
+            v6 in proptest::collection::vec((any::<u128>(), 0..=128_u8), 0..3),
+        ) {
+            let v4 = v4.into_iter().map(|(bits, length)| (IpAddr::from(bits.to_be_bytes()), length));
+            let v6 = v6.into_iter().map(|(bits, length)| (IpAddr::from(bits.to_be_bytes()), length));
+            let subnets = v4.chain(v6).map(|(address, length)| IpNet::new(address, length).unwrap().trunc());
+            let file = SubnetFile { subnets: subnets.collect(), cluster_cidrs: vec![], mtu: 1500 };
+            if file.check().is_ok() {
+                let mut config = ipam(&json!({ "subnetFile": "/f" })).unwrap();
+                prop_assert_eq!(config.add_subnets(&file, Version::V1_1_0), Ok(()));
+                prop_assert_eq!(config.sets.len(), file.families().len());
+            }
+        }
     }
 }

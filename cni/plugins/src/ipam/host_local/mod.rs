@@ -23,7 +23,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni_kernel::lock::LockError;
-use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig};
+use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
+use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
 use ipnet::IpNet;
 use nix::errno::Errno;
 
@@ -33,7 +34,7 @@ use self::range::{Range, RangeSet};
 use self::search::{Block, next_free};
 pub(crate) use self::store::StoreError;
 use self::store::{Staged, Store};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{Env, NodeRequest, Plugin, Request};
 
 /// The IPAM plugin `host-local`.
 #[derive(Debug)]
@@ -58,7 +59,8 @@ impl Plugin for HostLocal {
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
-        let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
+        let config = resolve(request.config, request.env)?;
+        let config = with_subnets(config, request.config.version)?;
         let dns = match &config.resolv_conf {
             Some(path) => read_resolv_conf(path)?,
             None => Dns::default(),
@@ -99,7 +101,11 @@ impl Plugin for HostLocal {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
+        let config = resolve(request.config, request.env)?;
+        let config = with_subnets(config, request.config.version).map_err(|error| match error.code {
+            ErrorCode::InvalidConfig => error,
+            _ => CniError { code: ErrorCode::NotAvailable, ..error },
+        })?;
         let unusable = |error: &dyn std::fmt::Display| {
             let text = format!("host-local: dataDir {:?} is not usable: {error}", config.data_dir);
             CniError::new(ErrorCode::NotAvailable, text)
@@ -139,9 +145,33 @@ impl From<StoreError> for CniError {
 
 /// Opens the network's reservations; none if there is no directory. The configuration's ranges are ignored,
 /// so that reservations of earlier ranges are found too.
-fn open(config: &cni_spec::NetConf, network: &str) -> Result<Option<Store>, CniError> {
+fn open(config: &NetConf, network: &str) -> Result<Option<Store>, CniError> {
     let data_dir = config.decode::<RawConfig>()?.data_dir()?;
     Ok(Store::open(&data_dir, network)?)
+}
+
+fn resolve(config: &NetConf, env: &Env) -> Result<Config, CniError> {
+    Ok(config.decode::<RawConfig>()?.resolve(config.version, env)?)
+}
+
+/// Adds the range sets of the configuration's file, if it names one.
+///
+/// A missing or invalid file is a transient condition, for which the specification has code 11 (section
+/// "Error"): the node's agent writes it, without a change of the configuration. Code 50 is that of STATUS.
+fn with_subnets(mut config: Config, version: Version) -> Result<Config, CniError> {
+    let Some(path) = config.subnet_file.clone() else { return Ok(config) };
+    let file = SubnetFile::read(&path).map_err(|error| {
+        let code = match error {
+            SubnetFileError::Missing(_) | SubnetFileError::Content { .. } => ErrorCode::TryAgainLater,
+            SubnetFileError::Refused { .. } | SubnetFileError::File(_) => ErrorCode::Io,
+        };
+        let text = format!("host-local: ipam.subnetFile: {error}; the node's agent writes this file");
+        CniError::new(code, text)
+    })?;
+    config
+        .add_subnets(&file, version)
+        .map_err(|error| CniError::config(format!("host-local: ipam.subnetFile {path:?}: {error}")))?;
+    Ok(config)
 }
 
 fn read_resolv_conf(path: &Path) -> Result<Dns, CniError> {

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use cni_spec::{AddResult, Attachment, CniError, NetConf};
+use cni_runtime::subnet_file::SubnetFile;
+use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
 use serde_json::{Value, json};
 
 use super::HostLocal;
@@ -386,4 +387,76 @@ fn resolv_conf_and_routes_are_passed_on() {
     let error = f.add(ipam, "c2").unwrap_err();
     assert!(error.msg.starts_with("ipam.resolvConf: read ") && error.msg.contains("ENOENT"), "{error}");
     assert_eq!(f.reserved().len(), 1);
+}
+
+/// A file of the node's subnets, and the `ipam` that names it.
+fn subnet_file(fixture: &Fixture, subnets: &[&str]) -> (PathBuf, Value) {
+    let path = fixture.temp.path().join("subnet.json");
+    let subnets = subnets.iter().map(|subnet| subnet.parse().unwrap()).collect();
+    SubnetFile { subnets, cluster_cidrs: vec![], mtu: 1450 }.write(&path).unwrap();
+    let ipam = json!({ "subnetFile": &path });
+    (path, ipam)
+}
+
+#[test]
+fn ranges_come_from_the_subnet_file() {
+    let fixture = Fixture::new();
+    let (path, ipam) = subnet_file(&fixture, &["10.9.1.0/24", "fd00:9:1::/64"]);
+    assert_eq!(fixture.add_text(ipam.clone(), "c1"), "10.9.1.2/24 fd00:9:1::2/64");
+    fixture.status(ipam.clone()).unwrap();
+    // The node's subnets change: running containers keep their addresses.
+    subnet_file(&fixture, &["10.9.2.0/24", "fd00:9:1::/64"]);
+    assert_eq!(fixture.add_text(ipam.clone(), "c2"), "10.9.2.2/24 fd00:9:1::3/64");
+    fixture.check("c1").unwrap();
+    assert_eq!(fixture.reserved().len(), 4);
+    // And back: the reserved address is not given out again.
+    subnet_file(&fixture, &["10.9.1.0/29"]);
+    assert_eq!(fixture.add_text(ipam.clone(), "c3"), "10.9.1.3/29");
+    std::fs::remove_file(&path).unwrap();
+    fixture.check("c1").unwrap();
+    fixture.gc(&["c1", "c3"]).unwrap();
+    assert_eq!(fixture.reserved().len(), 3);
+    ["c1", "c3"].iter().for_each(|who| fixture.del(who).unwrap());
+    assert!(fixture.reserved().is_empty());
+}
+
+#[test]
+fn an_add_is_refused_without_a_usable_subnet_file() {
+    let fixture = Fixture::new();
+    let (path, ipam) = subnet_file(&fixture, &["10.9.1.0/24"]);
+    let whole = std::fs::read(&path).unwrap();
+    let dual = json!({ "subnetFile": &path, "subnet": "10.1.2.0/24" });
+    let refused = |ipam: &Value, code: ErrorCode, text: &str| {
+        let error = fixture.add(ipam.clone(), "c1").unwrap_err();
+        assert_eq!(error.code, code, "{error}");
+        assert!(error.msg.contains(text) && error.msg.contains(path.to_str().unwrap()), "{error}");
+        let status = fixture.status(ipam.clone()).unwrap_err();
+        assert_eq!((status.code, status.msg), (ErrorCode::NotAvailable, error.msg));
+        assert!(!fixture.path("").exists(), "nothing is reserved");
+    };
+    for ipam in [&ipam, &dual] {
+        std::fs::remove_file(&path).unwrap();
+        refused(ipam, ErrorCode::TryAgainLater, "no such file; the node's agent writes this file");
+        std::fs::write(&path, "").unwrap();
+        refused(ipam, ErrorCode::TryAgainLater, "the file is empty");
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        refused(ipam, ErrorCode::TryAgainLater, "not a file of subnets");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        refused(ipam, ErrorCode::Io, "ELOOP");
+    }
+    // The configuration is refused first: waiting does not help.
+    let wrong = json!({ "subnetFile": &path, "gateway": "x" });
+    assert_eq!(fixture.add(wrong, "c1").unwrap_err().code, ErrorCode::InvalidConfig);
+}
+
+#[test]
+fn a_subnet_file_that_overlaps_the_configuration_is_named() {
+    let fixture = Fixture::new();
+    let (path, mut ipam) = subnet_file(&fixture, &["10.9.1.0/24"]);
+    ipam["subnet"] = json!("10.9.0.0/16");
+    let expected = format!("host-local: ipam.subnetFile {path:?}: range set 0 overlaps with 1");
+    let error = fixture.add(ipam.clone(), "c1").unwrap_err();
+    assert_eq!((error.code, error.msg), (ErrorCode::InvalidConfig, expected));
+    assert_eq!(fixture.status(ipam).unwrap_err().code, ErrorCode::InvalidConfig);
 }
