@@ -34,7 +34,7 @@ fn host_local() -> Value {
         "runtimeConfig": { "ips": ["10.88.0.9/24"], "ipRanges": [[{ "subnet": "10.89.0.0/24" }]] },
         "args": { "cni": { "ips": ["fd00:88::7"] } },
         "ipam": {
-            "type": "host-local", "resolvConf": "/etc/hostname",
+            "type": "host-local", "resolvConf": "/etc/hostname", "subnetFile": null,
             "ranges": [
                 [{ "subnet": "10.88.0.0/24", "rangeStart": "10.88.0.5", "rangeEnd": "10.88.0.50", "gateway": "10.88.0.1" },
                  { "subnet": "10.87.0.0/24" }],

@@ -49,6 +49,11 @@ fn the_bundle_has_the_state_of_the_node_and_no_secrets() {
         "netns": "/run/netns/web", "config": STANDARD.encode(config), "result": {"cniVersion": "1.1.0"},
     });
     node.write("/var/lib/cni/results/n-z-eth0", cached.to_string());
+    node.write("/var/lib/cni/pending/8f3b", "hunter2");
+    node.write(
+        "/run/slipway/subnet.json",
+        r#"{"schema": 1, "subnets": ["10.22.0.0/24"], "mtu": 1450, "hunter2": 1}"#,
+    );
     node.write("/run/net.d/kubeconfig", "token: hunter2");
     let state = || Snapshot::take(&node, &[&pod]).without(&["bundle.tar"]);
     let before = state();
@@ -81,7 +86,8 @@ fn the_bundle_has_the_state_of_the_node_and_no_secrets() {
         ("sysctl.txt", &["net/ipv4/ip_forward = 1"]),
         ("plugins.txt", &["cannot be read", "/run/nowhere"]),
         ("reservations.txt", &["10.22.0.2 web eth0", "10.22.0.99 (text of 15 characters)"]),
-        ("cache.txt", &["bridge portmap", "/run/netns/web"]),
+        ("subnets.txt", &["subnets 10.22.0.0/24", "mtu 1450"]),
+        ("cache.txt", &["bridge portmap", "/run/netns/web", "pending: 1 pending sandboxes", "8f3b 7 bytes"]),
         (
             "networks/10-pods.conflist",
             &["\"bridge\": \"br1\"", "12 characters)\": \"(text of 7 characters)\""],

@@ -380,6 +380,8 @@ fn chained_plugins_leave_nothing() {
         let lists = [chained(backend), flannel(&node)];
         let state = || Snapshot::take(&node, &[&pods[0], &pods[1]]);
         let before = state();
+        // As after a `pod up` and `pod down` of slipwayd.
+        node.cmd("mkdir -p /var/lib/cni/pending");
         for (list, pod) in lists.iter().zip(&pods) {
             node.network(list.clone()).add(&attach(pod, 8080)).expect("ADD");
         }
@@ -393,6 +395,7 @@ fn chained_plugins_leave_nothing() {
             "remove  table inet slipway-firewall".to_owned(),
             "remove  /var/lib/cni/flannel".to_owned(),
             "remove  /run/cni/tuning".to_owned(),
+            "remove  /var/lib/cni/pending".to_owned(),
         ];
         if backend == "iptables" {
             lines.extend(["iptables", "ip6tables"].map(|program| {
@@ -422,6 +425,7 @@ fn objects_of_dead_containers_are_named_or_removed() {
         list
     });
     let saved = node.network(flannel(&node));
+    node.write("/var/lib/cni/pending/8f3b", "a set-up that was killed");
     network.add(&Attach::new(&dead)).expect("ADD");
     let living = Attach::new(&living);
     network.add(&living).expect("ADD");
@@ -443,6 +447,7 @@ fn objects_of_dead_containers_are_named_or_removed() {
         ("leave   link bwp", 1),
         ("leave   /run/cni/tuning (backups of links' settings: 2)", 1),
         ("leave   /var/lib/cni/flannel (saved configurations: 1)", 1),
+        ("leave   /var/lib/cni/pending (pending set-ups of pods: 1)", 1),
     ] {
         assert_eq!(printed.matches(part).count(), count, "{part:?} in:\n{printed}");
     }

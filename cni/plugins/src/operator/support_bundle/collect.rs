@@ -13,8 +13,10 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteError, RouteSocket};
 use cni_kernel::{sysctl, xtables};
+use cni_runtime::subnet_file::{self, InvalidSubnets, SubnetFile, SubnetFileError};
 use cni_runtime::{Cache, CacheError, cache};
 use cni_spec::{check_container_id, check_ifname};
+use ipnet::IpNet;
 use nix::sys::utsname::uname;
 
 use super::redact::{Rule, is_address, is_name, is_path, length};
@@ -36,7 +38,7 @@ const OURS: &str = ".slipway";
 const DEFAULTS: &str = "/etc/cni";
 
 /// The rule of each file. A file without a rule has no content.
-const RULES: [(&str, Rule); 14] = [
+const RULES: [(&str, Rule); 15] = [
     ("about.txt", Rule::Text),
     ("check-node.txt", Rule::Text),
     ("ports.txt", Rule::Text),
@@ -48,6 +50,7 @@ const RULES: [(&str, Rule); 14] = [
     ("modules.txt", Rule::Text),
     ("plugins.txt", Rule::Text),
     ("reservations.txt", Rule::Text),
+    ("subnets.txt", Rule::Text),
     ("cache.txt", Rule::Text),
     ("networks", Rule::Network),
     ("defaults", Rule::Node),
@@ -134,7 +137,12 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
             "reservations of host-local: addresses, container IDs",
             reservations(Path::new(RESERVATIONS)),
         ),
-        Part::read("cache.txt", "containers in the runtime's cache: names, IDs, namespaces", cached()),
+        Part::new("subnets.txt", "this node's subnets", &subnets(Path::new(subnet_file::PATH))),
+        Part::read(
+            "cache.txt",
+            "containers in the runtime's cache and pending ones: names, IDs, namespaces",
+            cached(),
+        ),
     ];
     parts.extend(configurations(places.configurations, "networks"));
     parts.extend(
@@ -348,6 +356,7 @@ fn owner(content: &[u8]) -> String {
 fn cached() -> Result<String, DirError> {
     let mut text = String::new();
     for directory in cache::DIRECTORIES {
+        text.push_str(&pending(Path::new(directory))?);
         let Some(cache) = Cache::open(Path::new(directory))? else { continue };
         let (all, faults) = cache.read()?;
         let _written = writeln!(text, "{}: {} containers", cache.path().display(), all.len());
@@ -369,6 +378,44 @@ fn cached() -> Result<String, DirError> {
         }
     }
     if text.is_empty() { Ok("no cache\n".to_owned()) } else { Ok(text) }
+}
+
+/// The sandboxes with pending attachments, of which the files have the configurations: names and sizes alone.
+fn pending(cache: &Path) -> Result<String, DirError> {
+    let path = cache.join(cache::PENDING);
+    let opened = match DurableDir::open(&path) {
+        Err(error) if error.is_not_found() => return Ok(String::new()),
+        opened => opened?,
+    };
+    let mut names = opened.list()?;
+    names.sort();
+    let mut text = format!("{}: {} pending sandboxes\n", path.display(), names.len());
+    // The longest IDs have 64 characters.
+    let is_id = |name: &str| name.len() <= 64 && check_container_id(name).is_ok();
+    for name in names.iter().take(NAMES_MAX) {
+        let size = fs::symlink_metadata(path.join(name)).map(|data| data.len()).unwrap_or_default();
+        let _written = writeln!(text, "    {} {size} bytes", only(&name.to_string_lossy(), is_id));
+    }
+    Ok(text)
+}
+
+/// The file of the node's subnets, without words of an invalid one.
+fn subnets(path: &Path) -> String {
+    match SubnetFile::read(path) {
+        Ok(SubnetFile { subnets, cluster_cidrs, mtu }) => {
+            let shown = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            format!("subnets {}\ncluster {}\nmtu {mtu}\n", shown(&subnets), shown(&cluster_cidrs))
+        }
+        Err(SubnetFileError::Missing(_)) => "no file\n".to_owned(),
+        Err(SubnetFileError::Content { error, .. }) => match error {
+            InvalidSubnets::Form(why) => format!("not a file of subnets, {}\n", length(&why)),
+            InvalidSubnets::Cidr { key, value } => {
+                format!("{key}: invalid CIDR address, {}\n", length(&value))
+            }
+            error => format!("{error}\n"),
+        },
+        Err(error) => format!("cannot be read: {error}\n"),
+    }
 }
 
 /// The error of a file in the cache, without words of the file.
@@ -467,6 +514,40 @@ mod tests {
         let text = reservations(dir.path()).unwrap();
         assert!(!text.contains("hunter2"), "{text}");
         assert!(text.contains("10.22.0.3 (text of 8 characters)"), "{text}");
+    }
+
+    #[test]
+    fn pending_sandboxes_are_listed_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(pending(dir.path()).unwrap(), "");
+        let folder = dir.path().join("pending");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("8f3b"), "hunter2").unwrap();
+        std::fs::write(folder.join("x hunter2"), "hunter2").unwrap();
+        let expected = "pending: 2 pending sandboxes\n    8f3b 7 bytes\n    (text of 9 characters) 7 bytes\n";
+        assert!(pending(dir.path()).unwrap().ends_with(expected));
+    }
+
+    #[test]
+    fn subnets_are_shown_and_invalid_ones_are_not_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("subnet.json");
+        assert_eq!(subnets(&path), "no file\n");
+        let net = |text: &str| text.parse().unwrap();
+        let (own, cluster) = (vec![net("10.1.2.0/24"), net("fd00::/64")], vec![net("10.1.0.0/16")]);
+        SubnetFile { subnets: own, cluster_cidrs: cluster, mtu: 1450 }.write(&path).unwrap();
+        assert_eq!(subnets(&path), "subnets 10.1.2.0/24 fd00::/64\ncluster 10.1.0.0/16\nmtu 1450\n");
+        for content in [
+            "hunter2",
+            r#"{"schema": 1, "subnets": "hunter2", "mtu": 1500}"#,
+            r#"{"schema": 1, "subnets": ["hunter2"], "mtu": 1500}"#,
+            r#"{"schema": 1, "subnets": ["10.1.2.0/24"], "mtu": "hunter2"}"#,
+            "",
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let text = subnets(&path);
+            assert!(!text.contains("hunter2") && !text.is_empty(), "{text}");
+        }
     }
 
     /// A new file needs a rule; without one nothing of it is written.

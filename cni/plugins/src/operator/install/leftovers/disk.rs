@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! Leftovers on disk: host-local's files other than reservations, dhcp's directory without leases, and the
-//! directories of tuning's backups and flannel's saved configurations.
+//! directories of tuning's backups, flannel's saved configurations and slipwayd's pending set-ups.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -66,6 +66,9 @@ fn kept_or_removed(folder: PathBuf, why: Option<String>) -> Leftover {
     }
 }
 
+/// slipwayd's pending set-ups in the usual cache directory.
+const PENDING: &str = "/var/lib/cni/pending";
+
 /// A directory in its usual place, with a file for each container.
 struct Kept {
     folder: &'static str,
@@ -75,9 +78,10 @@ struct Kept {
     files: &'static str,
 }
 
-const KEPT: [Kept; 2] = [
+const KEPT: [Kept; 3] = [
     Kept { folder: flannel::DATA_DIR, own: Some(flannel::OURS), files: "saved configurations" },
     Kept { folder: tuning::DATA_DIR, own: None, files: "backups of links' settings" },
+    Kept { folder: PENDING, own: None, files: "pending set-ups of pods" },
 ];
 
 impl Kept {
@@ -146,4 +150,17 @@ fn names(folder: &Path) -> Result<Option<Vec<OsString>>, LeftoverError> {
 
 fn failed(operation: &'static str, folder: &Path, source: io::Error) -> LeftoverError {
     LeftoverError::Directory { operation, path: folder.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_runtime::cache;
+
+    use super::*;
+
+    #[test]
+    fn pending_set_ups_are_searched_where_the_runtime_keeps_them() {
+        assert_eq!(Path::new(cache::DIRECTORIES[0]).join(cache::PENDING), Path::new(PENDING));
+        assert!(KEPT.iter().any(|kept| kept.folder == PENDING));
+    }
 }
