@@ -57,6 +57,24 @@ impl Cluster {
     /// When namespaces or links cannot be made.
     #[must_use]
     pub fn new(count: u8, prepare: impl Fn(&mut Node)) -> Self {
+        let cluster = Self::without_pod_routes(count, prepare);
+        for to in &cluster.nodes {
+            let others = cluster.nodes.iter().filter(|from| from.number != to.number);
+            for from in others.map(|node| &**node as &Space).chain([&*cluster.outside as &Space]) {
+                for (range, via) in pod_ranges(to.number).iter().zip(to.addresses) {
+                    from.cmd(&format!("ip route add {range} via {via}"));
+                }
+            }
+        }
+        cluster
+    }
+
+    /// As [`Self::new`], without the routes to pods: what is tested makes them.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[must_use]
+    pub fn without_pod_routes(count: u8, prepare: impl Fn(&mut Node)) -> Self {
         let lan = Node::new();
         lan.bridge_netfilter(BridgeNetfilter::Off);
         // Without multicast snooping, neighbour solicitations reach all ports at once.
@@ -82,14 +100,6 @@ impl Cluster {
                 ClusterNode { node, number, addresses: on_link(NODES + number) }
             })
             .collect();
-        for to in &nodes {
-            let others = nodes.iter().filter(|from| from.number != to.number);
-            for from in others.map(|node| &**node as &Space).chain([&*outside as &Space]) {
-                for (range, via) in pod_ranges(to.number).iter().zip(to.addresses) {
-                    from.cmd(&format!("ip route add {range} via {via}"));
-                }
-            }
-        }
         Self { nodes, outside, control, _lan: lan }
     }
 }

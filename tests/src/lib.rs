@@ -54,6 +54,7 @@ mod feature;
 pub mod garbage;
 mod golden;
 mod interrupt;
+mod kube;
 mod node;
 mod pace;
 mod plugin;
@@ -74,6 +75,7 @@ pub use golden::{golden, normalise};
 pub use interrupt::{
     Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, slowed,
 };
+pub use kube::{API_SERVER, ApiServer, KUBE_TOKEN, has_api_server, kube_programs, wait_until_ready};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use pace::{is_slow, patience, within};
 pub use plugin::{

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! The commands.
 
@@ -34,22 +34,24 @@ pub(crate) enum Failure {
     Hook(#[from] HookError),
     #[error("{0}")]
     Plugin(BoxError),
+    #[error(transparent)]
+    Agent(#[from] slipwayd::cluster::agent::AgentError),
     #[error("cancelled")]
     Cancelled,
 }
 
 /// The signals that end a command.
-struct Ends {
+pub(crate) struct Ends {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Ends {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -1,6 +1,8 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! The node agent's library.
 
+mod bridge;
+pub mod cluster;
 pub mod kubelet_command;
 pub mod kubenet;

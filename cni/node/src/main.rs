@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! `slipwayd`, the node's agent.
 //!
 //! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
-//! `cni_runtime::kubelet`.
+//! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`].
 
 mod cli;
+mod cluster_command;
 mod commands;
 mod kubelet;
 mod netns;
@@ -17,11 +18,17 @@ use std::process::ExitCode;
 use cli::{COMMANDS, Command, Given};
 use slipway_cli::{Code, Failure, USAGE_ERROR};
 
+/// The name of the agent's command.
+const RUN: &str = "run";
+
 fn main() -> ExitCode {
-    let default = env_logger::Env::new().filter_or("SLIPWAY_LOG", "warn");
-    env_logger::Builder::from_env(default).target(env_logger::Target::Stderr).init();
     let args: Result<Vec<String>, _> =
         std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect();
+    // A service logs its changes, a command logs troubles only.
+    let is_service = args.as_ref().is_ok_and(|args| args.first().is_some_and(|word| word == RUN));
+    let level = if is_service { "warn,slipwayd=info" } else { "warn" };
+    let default = env_logger::Env::new().filter_or("SLIPWAY_LOG", level);
+    env_logger::Builder::from_env(default).target(env_logger::Target::Stderr).init();
     let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
     let args = match args {
         Ok(args) => args,
@@ -35,6 +42,9 @@ fn main() -> ExitCode {
 
 /// The code of the command of that name.
 fn code(name: &str) -> Option<Code> {
+    if name == RUN {
+        return Some(|words, _, _| serve(words));
+    }
     let (command, _) = COMMANDS.into_iter().find(|(_, known)| *known == name)?;
     Some(match command {
         Command::Up => |words, _, _| run(Command::Up, words),
@@ -44,6 +54,21 @@ fn code(name: &str) -> Option<Code> {
         Command::Gc => |words, _, _| run(Command::Gc, words),
         Command::Networks => |words, _, _| run(Command::Networks, words),
     })
+}
+
+/// Runs the agent until a signal.
+fn serve(words: &slipway_cli::Given) -> Result<u8, Failure> {
+    let given = cluster_command::read(words).map_err(Failure::Usage)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.map_err(commands::Failure::Runtime).and_then(|runtime| {
+        let done = runtime.block_on(async {
+            let mut ends = commands::Ends::new().map_err(commands::Failure::Signals)?;
+            cluster_command::run(given, ends.next()).await.map_err(commands::Failure::Agent)
+        });
+        runtime.shutdown_background();
+        done
+    });
+    done.map(|()| 0).map_err(Failure::failed)
 }
 
 /// Runs a command to its end. It writes to standard output itself.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! Named network namespaces: a file below `/run/netns` that the namespace is mounted on, as by ip-netns(8).
 

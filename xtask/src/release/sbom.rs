@@ -60,7 +60,8 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
     let programs = subject.has_bpf_programs.then(programs).transpose()?;
     let crates = binary.packages.values().map(Package::title).collect();
     let compiled_with = binary.compiled_with.clone();
-    let root = reference(&binary.packages[&binary.root]);
+    let package = &binary.packages[&binary.root];
+    let root = reference(package);
     let mut components = BTreeMap::new();
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for graph in [&binary].into_iter().chain(&programs) {
@@ -98,7 +99,7 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
                 "name": subject.program.name,
                 "version": subject.version,
                 "description": format!("{}, for {}", binary.description, subject.triple),
-                "licenses": [{ "expression": "GPL-2.0-or-later" }],
+                "licenses": [{ "expression": package.licence }],
                 "hashes": [{ "alg": "SHA-256", "content": subject.sha256 }],
             },
         },
@@ -317,7 +318,10 @@ mod tests {
                 has_bpf_programs: false,
             };
             let bill = bill(&subject).unwrap();
-            assert_eq!(bill.document["metadata"]["component"]["name"], program.name);
+            let component = &bill.document["metadata"]["component"];
+            assert_eq!(component["name"], program.name);
+            let licence = if program.name == "slipwayd" { "GPL-3.0-or-later" } else { "GPL-2.0-or-later" };
+            assert_eq!(component["licenses"][0]["expression"], licence);
             let components = bill.document["components"].as_array().unwrap();
             assert!(components.iter().any(|one| one["name"] == "cni-spec"), "{components:#?}");
             let in_document = components.iter().any(|one| one["name"] == "tokio");

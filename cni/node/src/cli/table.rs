@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! The table of commands: data for dispatch, help, manual pages and completions.
 
@@ -86,8 +86,94 @@ const POD_CIDR: Opt = Opt::value(
     "the addresses of the node's pods, for kubenet and for networks with ipRanges",
 );
 
+const NODE_NAME: Opt =
+    Opt::value("--node-name", Value::Text("NAME"), "the name of this node in Kubernetes ($NODE_NAME)");
+const KUBECONFIG: Opt = Opt::value(
+    "--kubeconfig",
+    Value::File,
+    "how to reach the API server ($KUBECONFIG); otherwise as a pod does",
+);
+const OWN_POD_CIDR: Opt = Opt::value(
+    "--pod-cidr",
+    Value::Text("CIDR[,CIDR]"),
+    "the addresses of this node's pods, where nothing allocates them",
+);
+const CLUSTER_CIDR: Opt =
+    Opt::value("--cluster-cidr", Value::Text("CIDR"), "addresses of all pods, which are not masqueraded")
+        .many();
+const SERVICE_CIDR: Opt =
+    Opt::value("--service-cidr", Value::Text("CIDR"), "addresses of Services, to which pods keep theirs")
+        .many();
+const NODE_CIDR: Opt = Opt::value(
+    "--node-cidr",
+    Value::Text("CIDR"),
+    "addresses of nodes, to which pods keep theirs: only if all hosts there know the way to pods",
+)
+.many();
+const TUNNEL: Opt = Opt::value(
+    "--tunnel",
+    Value::OneOf(&["auto", "always", "never"]),
+    "VXLAN: to nodes that are not on a link of this one (auto), to all, or to none",
+);
+const VXLAN_VNI: Opt = Opt::value("--vxlan-vni", Value::Text("VNI"), "the VXLAN network identifier (1)");
+const VXLAN_PORT: Opt = Opt::value("--vxlan-port", Value::Text("PORT"), "the UDP port of VXLAN (4789)");
+const BRIDGE: Opt = Opt::value("--bridge", Value::Text("NAME"), "the bridge of the pods (slipway0)");
+const NETWORK_NAME: Opt =
+    Opt::value("--network-name", Value::Text("NAME"), "the name of the pods' network (slipway)");
+const CONFLIST: Opt = Opt::value(
+    "--conflist",
+    Value::File,
+    "the configuration that is written (/etc/cni/net.d/10-slipway.conflist)",
+);
+const SUBNET_FILE: Opt =
+    Opt::value("--subnet-file", Value::File, "the node's subnets, written (/run/slipway/subnet.json)");
+const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
+
 /// All commands, in the order of the help text.
 static COMMANDS: &[Command] = &[
+    Command {
+        name: "run",
+        summary: "keep this node in a Kubernetes cluster's network, until a signal",
+        about: "Watches the Nodes of the cluster. Keeps routes to the pods of other nodes, by the link or by VXLAN, the \
+                bridge of this node's pods, and the configuration that the container runtime reads. What others change \
+                is restored. Routes of other programs are never touched. A signal ends it and leaves all in place.",
+        arguments: &[],
+        options: &[
+            NODE_NAME,
+            KUBECONFIG,
+            OWN_POD_CIDR,
+            CLUSTER_CIDR,
+            SERVICE_CIDR,
+            NODE_CIDR,
+            TUNNEL,
+            VXLAN_VNI,
+            VXLAN_PORT,
+            BRIDGE,
+            NETWORK_NAME,
+            CONFLIST,
+            SUBNET_FILE,
+            REMOVE,
+        ],
+        exit_codes: &[],
+        examples: &[
+            (
+                "slipwayd run --node-name node-1 --kubeconfig /etc/kubernetes/slipwayd.conf --cluster-cidr 10.244.0.0/16 \
+                 --service-cidr 10.96.0.0/12",
+                "on a node, as a service",
+            ),
+            (
+                "slipwayd run --cluster-cidr 10.244.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 \
+                 --vxlan-port 8472",
+                "in a pod, with NODE_NAME in its environment; all traffic between nodes by VXLAN",
+            ),
+            (
+                "slipwayd run --pod-cidr 10.244.3.0/24 --bridge pods0 --network-name pods --conflist \
+                 /etc/cni/net.d/20-pods.conflist --subnet-file /run/slipway/pods.json --remove-conflist",
+                "with own names, where nothing allocates pod CIDRs",
+            ),
+        ],
+        reader: Reader::Table,
+    },
     Command {
         name: "pod up",
         summary: "attach a pod to its networks",
@@ -319,8 +405,9 @@ pub(crate) static PROGRAM: Program = Program {
     version: env!("CARGO_PKG_VERSION"),
     summary: "the node's agent",
     about: || {
-        "Attaches pods to several networks together, by CNI plugins or a network plugin of kubelet, and detaches \
-         them. Each command does its work and ends."
+        "`slipwayd run` keeps a node in the network of a Kubernetes cluster. The other commands attach pods to several \
+         networks together, by CNI plugins or a network plugin of kubelet, and detach them; each does its work and \
+         ends."
             .to_owned()
     },
     commands: COMMANDS,
@@ -329,12 +416,15 @@ pub(crate) static PROGRAM: Program = Program {
             "SLIPWAY_LOG",
             "the level of the log on standard error: error, warn (default), info, debug, trace, or levels by module",
         ),
+        ("NODE_NAME", "the name of this node, for `slipwayd run`"),
+        ("KUBECONFIG", "how to reach the API server, for `slipwayd run`"),
         ("CNI_ARGS", "further arguments for the plugins, KEY=VALUE;KEY=VALUE"),
     ],
     files: &[
         ("/opt/cni/bin", "the plugins"),
         ("/etc/cni/net.d", "the networks"),
         ("/var/lib/cni", "the cache of attachments, and the locks of sandboxes"),
+        ("/run/slipway/subnet.json", "the subnets of this node's pods, of `slipwayd run`"),
         ("/run/netns", "the namespaces of --create-netns, as slipwayd-SANDBOX"),
     ],
     words: |name| if name == "NETWORK-PLUGIN" { vec!["cni", "kubenet"] } else { Vec::new() },

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: GPL-3.0-or-later
 
 //! kubenet: a bridge with the node's pod CIDR, without a configuration file.
 //!
@@ -6,8 +6,8 @@
 //! host-local connect a pod, portmap and bandwidth serve the pods that ask for ports and rates, and the
 //! dataplane masquerades. Messages are kubelet's.
 
-mod bridge;
 mod config;
+mod mtu;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cni_dataplane::duplicates;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::RouteError;
+use cni_kernel::route::{RouteError, RouteSocket};
 use cni_kernel::sysctl;
 use cni_runtime::asynchronous::Runtime;
 use cni_runtime::kubelet::{
@@ -28,9 +28,11 @@ use cni_runtime::kubelet::{
 };
 use cni_runtime::{Container, Network, NetworkError};
 use cni_spec::{ListError, PortMapping, text};
+use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-pub use bridge::BridgeError;
+pub use crate::bridge::BridgeError;
+use crate::bridge::{self, Others, Wanted};
 pub use config::{BRIDGE, CidrError, LOOPBACK, NETWORK};
 use config::{CidrFault, PodNetwork};
 
@@ -110,7 +112,7 @@ pub struct Kubenet {
 struct Settings {
     host: Arc<dyn Host>,
     hairpin_mode: HairpinMode,
-    masquerade: Option<Vec<ipnet::IpNet>>,
+    masquerade: Option<Vec<IpNet>>,
     mtu: u32,
 }
 
@@ -179,7 +181,7 @@ impl Kubenet {
         let masquerade = config::masquerade(&non_masquerade_cidr).map_err(KubenetError::NonMasqueradeCidr)?;
         let mtu = match mtu {
             Some(mtu) => mtu,
-            None => blocking(bridge::least_mtu).await?.map_err(KubenetError::Mtu)?,
+            None => blocking(mtu::least).await?.map_err(KubenetError::Mtu)?,
         };
         bridge_netfilter().await;
         self.settings = Some(Settings { host, hairpin_mode, masquerade, mtu });
@@ -396,10 +398,19 @@ async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac
     let network = Arc::clone(network);
     blocking(move || {
         let mac = config::bridge_mac(&network.subnets).ok_or(KubenetError::NoPodCidr)?;
-        bridge::ensure(mac, network.mtu, &network.subnets)?;
+        let gateways: Vec<IpNet> = network.subnets.iter().filter_map(gateway_net).collect();
+        let wanted =
+            Wanted { name: BRIDGE, mac, mtu: network.mtu, gateways: &gateways, others: Others::Remove };
+        let route = RouteSocket::open().map_err(BridgeError::Route)?;
+        bridge::ensure(&route, &wanted)?;
         Ok(mac)
     })
     .await?
+}
+
+/// The gateway's address with the length of the subnet's prefix.
+fn gateway_net(subnet: &duplicates::Subnet) -> Option<IpNet> {
+    IpNet::new(subnet.gateway, subnet.net.prefix_len()).ok()
 }
 
 /// Turns duplicate address detection off in the pod's namespace: no pod can have another's address, and the pod would

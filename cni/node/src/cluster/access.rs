@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Access to the API server, and this node's own name.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Api, Client};
+
+use super::nodes::{NodeName, NodeNameError};
+use super::object::NodeObject;
+
+/// The variable with this node's name; in a pod the downward API sets it from `spec.nodeName`.
+pub const NODE_NAME: &str = "NODE_NAME";
+
+/// The source of the API server's address and of credentials.
+///
+/// A kubeconfig file, or else the files that the variable `KUBECONFIG` lists, or else the service account of the pod.
+/// Unlike kubectl, a daemon does not look for `~/.kube/config`.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// The kubeconfig file of the command line.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// No access to an API server.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The kubeconfig is missing or invalid.
+    #[error("read kubeconfig{}: {source}", .path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
+    Kubeconfig {
+        /// The file of the command line; none for those of `KUBECONFIG`.
+        path: Option<PathBuf>,
+        /// The cause.
+        source: Box<KubeconfigError>,
+    },
+    /// No kubeconfig is named, and the process has no service account.
+    #[error(
+        "no kubeconfig, and no service account of a pod ({0}); name a file with --kubeconfig or KUBECONFIG"
+    )]
+    InCluster(#[source] Box<InClusterError>),
+    /// The client cannot be made: credentials or certificates are invalid.
+    #[error("prepare the connection to the API server: {0}")]
+    Client(#[source] Box<kube::Error>),
+}
+
+/// This node's name is missing or invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OwnNameError {
+    /// Neither the option nor the variable is set.
+    #[error("this node's name is unknown; name it with --node-name or {NODE_NAME}")]
+    Missing,
+    /// The name is none of a Node.
+    #[error(transparent)]
+    Invalid(#[from] NodeNameError),
+}
+
+impl Access {
+    /// Reads the configuration and makes a client. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`AccessError`] if no configuration is found, or if it is invalid.
+    pub(super) async fn nodes(&self) -> Result<Api<NodeObject>, AccessError> {
+        let client = Client::try_from(self.config().await?);
+        Ok(Api::all(client.map_err(|error| AccessError::Client(error.into()))?))
+    }
+
+    async fn config(&self) -> Result<Config, AccessError> {
+        let path = self.kubeconfig.clone();
+        let failed =
+            |error| AccessError::Kubeconfig { path: self.kubeconfig.clone(), source: Box::new(error) };
+        let kubeconfig = match path {
+            Some(path) => Some(Kubeconfig::read_from(path).map_err(failed)?),
+            None => Kubeconfig::from_env().map_err(failed)?,
+        };
+        match kubeconfig {
+            Some(kubeconfig) => {
+                let options = KubeConfigOptions::default();
+                Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)
+            }
+            None => Config::incluster().map_err(|error| AccessError::InCluster(error.into())),
+        }
+    }
+}
+
+/// This node's name: that of `--node-name`, or else that of the variable [`NODE_NAME`].
+///
+/// # Errors
+/// [`OwnNameError`] if there is none, or if no Node can have it.
+pub fn own_name(option: Option<&str>) -> Result<NodeName, OwnNameError> {
+    name_of(option, std::env::var_os(NODE_NAME))
+}
+
+fn name_of(option: Option<&str>, variable: Option<OsString>) -> Result<NodeName, OwnNameError> {
+    let variable = variable.map(|name| name.to_string_lossy().into_owned());
+    let name = option.map(str::to_owned).or(variable).filter(|name| !name.is_empty());
+    Ok(name.ok_or(OwnNameError::Missing)?.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_option_comes_before_the_variable() {
+        let name = |option, variable: Option<&str>| name_of(option, variable.map(OsString::from));
+        assert_eq!(name(Some("one"), Some("two")).unwrap().as_str(), "one");
+        assert_eq!(name(None, Some("two.example")).unwrap().as_str(), "two.example");
+        assert_eq!(name(None, None), Err(OwnNameError::Missing));
+        assert_eq!(name(None, Some("")), Err(OwnNameError::Missing));
+        assert!(matches!(name(Some("Two"), None), Err(OwnNameError::Invalid(_))));
+    }
+
+    #[test]
+    fn a_kubeconfig_that_is_missing_or_invalid_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let message = |path: PathBuf| {
+            let access = Access { kubeconfig: Some(path) };
+            runtime.block_on(access.config()).unwrap_err().to_string()
+        };
+        let missing = dir.path().join("missing");
+        assert!(message(missing.clone()).starts_with(&format!("read kubeconfig {}: ", missing.display())));
+        let torn = dir.path().join("torn");
+        std::fs::write(&torn, "clusters: [").unwrap();
+        assert!(message(torn.clone()).starts_with(&format!("read kubeconfig {}: ", torn.display())));
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The agent's loop: it compares the node with its desired state when a Node changes, when the kernel reports a change of
+//! what it keeps, and every half minute besides.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::reconcile::{Failure, Report, Settings, reconcile};
+use super::routes::PROTOCOL;
+use super::source::Snapshot;
+use super::tunnel::DEVICE;
+
+/// The time after which the node is compared without a reason: notifications of the kernel may be lost, files have none.
+const RESYNC: Duration = Duration::from_secs(30);
+/// The time between a change of the kernel and the comparison: one change often comes with others.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// The least time between two comparisons that the kernel's changes cause: pods that come and go must not keep a
+/// processor busy.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The thread that waits for the kernel sees after this time that the agent has ended.
+const ALIVE: Duration = Duration::from_millis(500);
+
+/// Why the agent ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The kernel's changes cannot be followed.
+    #[error(transparent)]
+    Notifications(#[from] RouteError),
+    /// The thread that waits for the kernel's changes cannot be started.
+    #[error("start a thread for changes of the kernel: {0}")]
+    Start(io::Error),
+    /// The thread of a comparison panicked.
+    #[error("compare the node with its desired state: {0}")]
+    Thread(tokio::task::JoinError),
+}
+
+/// Keeps the node in its desired state until `stop` is ready. `done` gets the report of each comparison.
+///
+/// # Errors
+/// [`AgentError`]: what cannot be done is in the reports, and tried again.
+pub async fn run(
+    settings: Arc<Settings>,
+    mut snapshots: watch::Receiver<Arc<Snapshot>>,
+    stop: impl Future<Output = ()>,
+    mut done: impl FnMut(&Snapshot, Result<Report, Failure>),
+) -> Result<(), AgentError> {
+    let groups = [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
+    let kept = Arc::<Mutex<Kept>>::default();
+    let mut kernel = follow(Notifications::open(&groups)?, Arc::clone(&kept)).map_err(AgentError::Start)?;
+    let mut resync = interval(RESYNC);
+    resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The next comparison, if one is due.
+    let mut due: Option<Instant> = None;
+    let mut last = Instant::now() - PAUSE;
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => return Ok(()),
+            changed = snapshots.changed() => match changed {
+                Ok(()) => due = Some(Instant::now()),
+                // The source has ended: the process is about to.
+                Err(_) => return Ok(()),
+            },
+            _ = resync.tick() => due = Some(Instant::now()),
+            changed = kernel.recv() => {
+                // The thread ends after an error only, or with the receiver.
+                changed.unwrap_or(Ok(()))?;
+                let then = (Instant::now() + DEBOUNCE).max(last + PAUSE);
+                due = Some(due.map_or(then, |due| due.min(then)));
+            }
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                due = None;
+                let snapshot = Arc::clone(&snapshots.borrow_and_update());
+                let report = compare(&settings, &snapshot).await?;
+                if let Ok(report) = &report {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).follow(&settings, report);
+                }
+                done(&snapshot, report);
+                last = Instant::now();
+            }
+        }
+    }
+}
+
+async fn compare(
+    settings: &Arc<Settings>,
+    snapshot: &Arc<Snapshot>,
+) -> Result<Result<Report, Failure>, AgentError> {
+    let (settings, snapshot) = (Arc::clone(settings), Arc::clone(snapshot));
+    let compared =
+        tokio::task::spawn_blocking(move || reconcile(snapshot.nodes(), snapshot.synced(), &settings));
+    compared.await.map_err(AgentError::Thread)
+}
+
+/// Waits for the kernel's changes in a thread of its own, and reports that there were some of what is kept.
+fn follow(
+    mut kernel: Notifications,
+    kept: Arc<Mutex<Kept>>,
+) -> io::Result<mpsc::Receiver<Result<(), RouteError>>> {
+    // One report stands for all changes until it is received.
+    let (sender, receiver) = mpsc::channel(1);
+    let work = move || {
+        while !sender.is_closed() {
+            let concerns_us = match kernel.next(ALIVE) {
+                Ok(None) => continue,
+                Ok(Some(notification)) => {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).concerns(&notification)
+                }
+                Err(error) => {
+                    let _ = sender.blocking_send(Err(error));
+                    return;
+                }
+            };
+            if concerns_us {
+                let _ = sender.try_send(Ok(()));
+            }
+        }
+    };
+    thread::Builder::new().name("kernel".to_owned()).spawn(work)?;
+    Ok(receiver)
+}
+
+/// The agent's objects in the kernel: changes of anything else cause no comparison.
+#[derive(Debug, Default)]
+struct Kept {
+    names: BTreeSet<String>,
+    /// Indexes of the links that have such a name, and of the uplinks.
+    links: BTreeSet<u32>,
+}
+
+impl Kept {
+    fn follow(&mut self, settings: &Settings, report: &Report) {
+        self.names = [settings.bridge.clone(), DEVICE.to_owned()].into();
+        self.links.clone_from(&report.links);
+    }
+
+    fn concerns(&self, notification: &Notification) -> bool {
+        match notification {
+            Notification::Link { link, deleted } => {
+                self.names.contains(&link.name)
+                    || self.links.contains(&link.index)
+                    // It may become an uplink: but no port of a bridge does, such as the links of pods.
+                    || !deleted && link.up && link.master.is_none()
+            }
+            Notification::Address { address, .. } => {
+                self.links.contains(&address.link) || address.net.prefix_len() < address.net.max_prefix_len()
+            }
+            Notification::Route { route, .. } => route.protocol == PROTOCOL,
+            Notification::Lost => true,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Writing into this node's own Node: the annotations of its tunnel, and the condition NetworkUnavailable, which
+//! keeps pods away until the network stands.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::access::Access;
+use super::nodes::{Annotations, NodeName};
+
+/// The wait after a failed patch; doubled up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_secs(1);
+/// The longest wait after a failed patch.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The content for the own Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Announcement {
+    /// The annotations as they should be.
+    pub wanted: Annotations,
+    /// The annotations that the Node has, as far as is known.
+    pub seen: Annotations,
+    /// The state of the network; none before the first comparison.
+    pub unavailable: Option<Unavailable>,
+}
+
+/// The state of the node's network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unavailable {
+    /// Routes and configuration stand.
+    No,
+    /// They do not, for this reason.
+    Because(String),
+}
+
+/// Writes each announcement into the Node, until the sender is gone. What fails is tried again.
+pub async fn follow(access: Access, node: NodeName, mut wanted: watch::Receiver<Announcement>) {
+    let mut written: Option<Unavailable> = None;
+    let mut wait = SHORTEST;
+    loop {
+        let now = wanted.borrow_and_update().clone();
+        match write(&access, &node, &now, written.as_ref()).await {
+            Ok(()) => {
+                written.clone_from(&now.unavailable);
+                wait = SHORTEST;
+                if wanted.changed().await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                log::warn!("write node {node}: {error}; again in {} s", wait.as_secs());
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    changed = wanted.changed() => if changed.is_err() { return },
+                }
+                wait = (2 * wait).min(LONGEST);
+            }
+        }
+    }
+}
+
+async fn write(
+    access: &Access,
+    node: &NodeName,
+    now: &Announcement,
+    written: Option<&Unavailable>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let annotations = (now.wanted != now.seen).then(|| annotations(&now.wanted));
+    let condition = now.unavailable.as_ref().filter(|state| Some(*state) != written).map(condition);
+    if annotations.is_none() && condition.is_none() {
+        return Ok(());
+    }
+    let api = access.nodes().await?;
+    let parameters = PatchParams { field_manager: Some("slipwayd".to_owned()), ..PatchParams::default() };
+    if let Some(patch) = annotations {
+        api.patch(node.as_str(), &parameters, &Patch::Merge(patch)).await?;
+        log::info!("node {node}: announced the tunnel");
+    }
+    if let Some(patch) = condition {
+        // By type: the conditions of others stay.
+        api.patch_status(node.as_str(), &parameters, &Patch::Strategic(patch)).await?;
+        log::info!("node {node}: wrote the condition NetworkUnavailable");
+    }
+    Ok(())
+}
+
+/// A merge patch: null deletes an annotation (RFC 7396).
+fn annotations(wanted: &Annotations) -> Value {
+    let values: serde_json::Map<String, Value> =
+        wanted.values().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    json!({ "metadata": { "annotations": values } })
+}
+
+fn condition(state: &Unavailable) -> Value {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let (status, reason, message) = match state {
+        Unavailable::No => ("False", "SlipwayIsReady", "routes and configuration stand"),
+        Unavailable::Because(why) => ("True", "SlipwayIsNotReady", why.as_str()),
+    };
+    json!({ "status": { "conditions": [{
+        "type": "NetworkUnavailable",
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }] } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tunnel_deletes_its_annotations() {
+        let patch = annotations(&Annotations::default());
+        let values = patch["metadata"]["annotations"].as_object().unwrap();
+        assert!(values.len() == 2 && values.values().all(Value::is_null), "{patch}");
+    }
+
+    #[test]
+    fn the_condition_has_all_fields_that_the_api_demands() {
+        let patch = condition(&Unavailable::Because("no pod CIDR".to_owned()));
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(
+            (condition["status"].as_str(), condition["message"].as_str()),
+            (Some("True"), Some("no pod CIDR"))
+        );
+        let time = condition["lastTransitionTime"].as_str().unwrap();
+        assert!(time.parse::<Timestamp>().is_ok(), "{time}");
+    }
+}

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The desired state: a function of all Nodes, this node's name, its uplinks and the settings.
+//!
+//! # Which Node gets a prefix
+//! Nodes claim their pod CIDRs and addresses in the order of their age ([`Node::seniority`]): creationTimestamp, which
+//! only the API server sets, then the name. A pod CIDR that overlaps one of an older Node is left out. So a new Node
+//! cannot take a running node's pods away, and all nodes decide alike, whatever they saw before. A Node without a pod
+//! CIDR that stands claims nothing. This node's own pod CIDRs and its uplinks' prefixes come before all others.
+//!
+//! # Which path a prefix gets
+//! Direct, by the Node's first InternalIP of the prefix's family, if that address is on an uplink; else by VXLAN, if
+//! the Node announces its device. `Tunnel::Always` and `Tunnel::Never` leave out one of the two.
+//!
+//! # When this node has a tunnel
+//! With [`TunnelMode::Always`]; and with [`TunnelMode::Auto`] if at least one other Node's pods cannot be reached
+//! directly. The other Node's announcement does not matter: each of the two waits for the device of the other one.
+//!
+//! # MTU
+//! That of the uplink with the first InternalIP of this node that is on one, or else the least of all uplinks. With a
+//! tunnel all pods get less, since a pod's MTU is the same for all its peers: 50 bytes over IPv4, 70 over IPv6.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::mac::Mac;
+use ipnet::IpNet;
+
+use super::nodes::{Node, NodeName, Nodes, overlap};
+use super::problem::{Problem, What};
+
+/// The bytes that VXLAN adds to a packet over IPv4: Ethernet 14, IPv4 20, UDP 8, VXLAN 8 (RFC 7348, section 5).
+const OVERHEAD_V4: u32 = 50;
+/// The bytes that VXLAN adds to a packet over IPv6, whose header has 40 bytes.
+const OVERHEAD_V6: u32 = 70;
+/// The least MTU of a link with IPv6 (RFC 8200, section 5).
+const LEAST_MTU_V6: u32 = 1280;
+
+/// The kernel's view of this node's uplinks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Here {
+    /// The uplinks, in any order. Links of pods are none.
+    pub uplinks: Vec<Uplink>,
+}
+
+/// A link to other nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uplink {
+    /// The interface index.
+    pub index: u32,
+    /// The MTU, in bytes.
+    pub mtu: u32,
+    /// The global addresses, each with the length of its link's prefix.
+    pub addresses: Vec<IpNet>,
+}
+
+/// The use of tunnels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TunnelMode {
+    /// For Nodes that are not on an uplink.
+    #[default]
+    Auto,
+    /// For all Nodes.
+    Always,
+    /// For none.
+    Never,
+}
+
+/// The settings of routes and tunnels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The use of tunnels.
+    pub tunnel: TunnelMode,
+    /// The VXLAN network identifier, 24 bits (RFC 7348, section 5).
+    pub vni: u32,
+    /// The UDP port on which this node receives, and on which Nodes without an annotation do.
+    pub port: NonZeroU16,
+    /// This node's pod CIDRs in place of those of its Node, where nothing allocates them. Empty: those of its Node.
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+/// The desired state of this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// This node's pod CIDRs, in order; none until they are allocated.
+    pub own: Option<OwnSubnets>,
+    /// The routes to other nodes' pods, by prefix.
+    pub routes: Vec<PeerRoute>,
+    /// The VXLAN device; none if this node needs none.
+    pub tunnel: Option<Tunnel>,
+    /// The MTU of pods, in bytes; none without an uplink.
+    pub mtu: Option<u32>,
+    /// True if routes, neighbours and FDB entries that are not listed here may be deleted. False if this node's own Node
+    /// is missing: an API server that lost its data must not cut a running cluster.
+    pub prune: bool,
+    /// The parts of Nodes that were left out, sorted.
+    pub problems: Vec<Problem>,
+}
+
+/// This node's pod CIDRs, one of a family at most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnSubnets {
+    /// The prefixes, in order.
+    pub prefixes: Vec<IpNet>,
+}
+
+/// A route to another node's pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerRoute {
+    /// The pod CIDR.
+    pub prefix: IpNet,
+    /// The Node.
+    pub node: NodeName,
+    /// The next hop.
+    pub via: Via,
+}
+
+/// A next hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    /// The Node's address on an uplink.
+    Link {
+        /// The address.
+        gateway: IpAddr,
+        /// The uplink's index.
+        link: u32,
+    },
+    /// The VXLAN device, with the flag `onlink`.
+    Tunnel {
+        /// The network address of the prefix: a next hop that no other prefix has. A neighbour entry of the VXLAN
+        /// device maps it to the peer's MAC address.
+        gateway: IpAddr,
+    },
+}
+
+/// The VXLAN device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// The VXLAN network identifier.
+    pub vni: u32,
+    /// The UDP port on which this node receives.
+    pub port: NonZeroU16,
+    /// The source address of its packets, an InternalIP of this node. A device sends over one family.
+    pub local: IpAddr,
+    /// The index of the uplink with this address.
+    pub link: u32,
+    /// The other ends, by name.
+    pub peers: Vec<TunnelPeer>,
+}
+
+/// The other end of a tunnel: an FDB entry, and a neighbour entry for each next hop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunnelPeer {
+    /// The Node.
+    pub node: NodeName,
+    /// The MAC address of its VXLAN device.
+    pub mac: Mac,
+    /// Its InternalIP.
+    pub address: IpAddr,
+    /// The UDP port on which it receives.
+    pub port: NonZeroU16,
+    /// The next hops of routes to its pods, sorted.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// Computes the desired state. The order in which Nodes or uplinks are listed does not matter.
+///
+/// # Panics
+/// Never: a Node with any content is either used or reported.
+#[must_use]
+pub fn desired(nodes: &Nodes, own: &NodeName, here: &Here, settings: &Settings) -> Desired {
+    let mut plan = Plan::new(nodes.get(own).map(Arc::as_ref), own, here, settings);
+    let mut others: Vec<&Node> = nodes.values().map(Arc::as_ref).filter(|node| node.name != *own).collect();
+    others.sort_by_key(|node| node.seniority());
+    let peers: Vec<Peer<'_>> = others.iter().filter_map(|node| plan.claim(node)).collect();
+    let (routes, tunnel) = plan.paths(&peers);
+    plan.finish(routes, tunnel)
+}
+
+/// A Node with the parts of it that may be used.
+struct Peer<'a> {
+    node: &'a Node,
+    prefixes: Vec<IpNet>,
+    addresses: Vec<IpAddr>,
+}
+
+impl Peer<'_> {
+    /// The first InternalIP of a family.
+    fn address(&self, family: AddressFamily) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| AddressFamily::of(*address) == family)
+    }
+}
+
+/// The source of this node's tunnels.
+#[derive(Clone, Copy)]
+struct Underlay {
+    local: IpAddr,
+    link: u32,
+}
+
+struct Plan<'a> {
+    own: &'a NodeName,
+    own_node: Option<&'a Node>,
+    own_prefixes: Vec<IpNet>,
+    here: &'a Here,
+    /// The prefixes of all uplinks, sorted.
+    nets: Vec<IpNet>,
+    settings: &'a Settings,
+    /// Addresses of this node.
+    local: BTreeSet<IpAddr>,
+    /// Pod CIDRs of older Nodes by network address. No two overlap.
+    prefixes: BTreeMap<IpAddr, (IpNet, NodeName)>,
+    /// InternalIPs of older Nodes.
+    addresses: BTreeMap<IpAddr, NodeName>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(own_node: Option<&'a Node>, own: &'a NodeName, here: &'a Here, settings: &'a Settings) -> Self {
+        let on_links = here.uplinks.iter().flat_map(|uplink| &uplink.addresses);
+        let mut nets: Vec<IpNet> = on_links.clone().map(IpNet::trunc).collect();
+        nets.sort();
+        let announced = own_node.into_iter().flat_map(|node| &node.addresses).copied();
+        let mut plan = Self {
+            own,
+            own_node,
+            own_prefixes: Vec::new(),
+            here,
+            nets,
+            settings,
+            local: on_links.map(IpNet::addr).chain(announced).collect(),
+            prefixes: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            problems: Vec::new(),
+        };
+        plan.claim_own();
+        plan
+    }
+
+    fn report(&mut self, node: &NodeName, what: What) {
+        self.problems.push(Problem { node: node.clone(), what });
+    }
+
+    /// Takes this node's pod CIDRs, but for those that overlap an uplink's prefix: a bridge with such a prefix would
+    /// cut the node off.
+    fn claim_own(&mut self) {
+        let own = self.own;
+        let mut prefixes = &self.settings.pod_cidrs;
+        match self.own_node {
+            Some(node) => {
+                node.unusable.iter().for_each(|what| self.report(own, what.clone()));
+                if prefixes.is_empty() {
+                    prefixes = &node.pod_cidrs;
+                }
+            }
+            None => self.report(own, What::OwnNodeMissing),
+        }
+        if prefixes.is_empty() && self.own_node.is_some() {
+            self.report(own, What::NoPodCidr);
+        }
+        for prefix in prefixes {
+            match self.refused_by_links(prefix) {
+                Some(what) => self.report(own, what),
+                None => self.own_prefixes.push(*prefix),
+            }
+        }
+    }
+
+    /// The reason for which no node's pods can have this prefix, as seen from this node.
+    fn refused_by_links(&self, prefix: &IpNet) -> Option<What> {
+        if let Some(net) = self.nets.iter().find(|net| overlap(net, prefix)) {
+            return Some(What::OverlapsUplink { prefix: *prefix, with: *net });
+        }
+        let address = within(&self.local, prefix)?;
+        Some(What::ContainsAddress { prefix: *prefix, address, of: self.own.clone() })
+    }
+
+    /// Takes the addresses and pod CIDRs of a Node that no older one has; none if nothing of it can be used.
+    fn claim<'b>(&mut self, node: &'b Node) -> Option<Peer<'b>> {
+        node.unusable.iter().for_each(|what| self.report(&node.name, what.clone()));
+        // A Node with our address is this node under an older name, or pretends to be.
+        if let Some(address) = node.addresses.iter().find(|address| self.local.contains(address)) {
+            self.report(&node.name, What::OwnAddress { address: *address });
+            return None;
+        }
+        if node.pod_cidrs.is_empty() {
+            self.report(&node.name, What::NoPodCidr);
+        }
+        let mut addresses = Vec::new();
+        for address in &node.addresses {
+            match self.refused_address(*address) {
+                Some(what) => self.report(&node.name, what),
+                None => addresses.push(*address),
+            }
+        }
+        let mut prefixes = Vec::new();
+        for prefix in &node.pod_cidrs {
+            match self.refused_prefix(node, prefix) {
+                Some(what) => self.report(&node.name, what),
+                None => prefixes.push(*prefix),
+            }
+        }
+        if prefixes.is_empty() {
+            return None;
+        }
+        for prefix in &prefixes {
+            self.prefixes.insert(prefix.network(), (*prefix, node.name.clone()));
+        }
+        for address in &addresses {
+            self.addresses.entry(*address).or_insert_with(|| node.name.clone());
+        }
+        Some(Peer { node, prefixes, addresses })
+    }
+
+    fn refused_address(&self, address: IpAddr) -> Option<What> {
+        if let Some(prefix) = self.own_prefixes.iter().find(|prefix| prefix.contains(&address)) {
+            return Some(What::AddressOfPods { address, prefix: *prefix, of: self.own.clone() });
+        }
+        if let Some((prefix, of)) = self.last_before(address).filter(|(prefix, _)| prefix.contains(&address))
+        {
+            return Some(What::AddressOfPods { address, prefix: *prefix, of: of.clone() });
+        }
+        let is_reserved = self.nets.iter().any(|net| match net {
+            IpNet::V4(net) if net.prefix_len() < 31 => address == net.network() || address == net.broadcast(),
+            _ => false,
+        });
+        is_reserved.then_some(What::ReservedAddress { address })
+    }
+
+    fn refused_prefix(&self, node: &Node, prefix: &IpNet) -> Option<What> {
+        let prefix = *prefix;
+        if let Some(with) = self.own_prefixes.iter().find(|own| overlap(own, &prefix)) {
+            return Some(What::Overlap { prefix, with: *with, of: self.own.clone() });
+        }
+        if let Some(what) = self.refused_by_links(&prefix) {
+            return Some(what);
+        }
+        // Claimed prefixes are disjoint: if one overlaps, the last that begins within or before it does.
+        if let Some((with, of)) =
+            self.last_before(prefix.broadcast()).filter(|(net, _)| overlap(net, &prefix))
+        {
+            return Some(What::Overlap { prefix, with: *with, of: of.clone() });
+        }
+        if let Some((address, of)) = self.addresses.range(prefix.network()..=prefix.broadcast()).next() {
+            return Some(What::ContainsAddress { prefix, address: *address, of: of.clone() });
+        }
+        let address = node.addresses.iter().find(|address| prefix.contains(*address))?;
+        Some(What::ContainsAddress { prefix, address: *address, of: node.name.clone() })
+    }
+
+    /// The claimed prefix with the highest network address up to this one.
+    fn last_before(&self, address: IpAddr) -> Option<&(IpNet, NodeName)> {
+        self.prefixes.range(..=address).next_back().map(|(_, claim)| claim)
+    }
+
+    /// The uplink of this node's tunnels: that with its first InternalIP that is on one.
+    fn underlay(&self) -> Option<Underlay> {
+        let addresses = self.own_node.into_iter().flat_map(|node| &node.addresses);
+        let on_uplink = |local: &IpAddr| {
+            let has = |uplink: &&Uplink| uplink.addresses.iter().any(|net| net.addr() == *local);
+            let link = self.here.uplinks.iter().filter(has).map(|uplink| uplink.index).min()?;
+            Some(Underlay { local: *local, link })
+        };
+        addresses.filter_map(on_uplink).next()
+    }
+
+    /// The index of the uplink that an address is on: by the longest prefix, then by the lowest index.
+    fn link_of(&self, address: IpAddr) -> Option<u32> {
+        let nets = self.here.uplinks.iter().flat_map(|up| up.addresses.iter().map(|net| (net, up.index)));
+        let found = nets.filter(|(net, _)| net.contains(&address));
+        let best = found.max_by_key(|(net, index)| (net.prefix_len(), std::cmp::Reverse(*index)))?;
+        Some(best.1)
+    }
+
+    /// The direct next hop of a peer's prefix.
+    fn direct(&self, peer: &Peer<'_>, prefix: &IpNet) -> Option<Via> {
+        if self.settings.tunnel == TunnelMode::Always {
+            return None;
+        }
+        let gateway = peer.address(AddressFamily::of(prefix.addr()))?;
+        Some(Via::Link { gateway, link: self.link_of(gateway)? })
+    }
+
+    fn paths(&mut self, peers: &[Peer<'_>]) -> (Vec<PeerRoute>, Option<Tunnel>) {
+        let mut routes = Vec::new();
+        // Peers with prefixes that have no direct path.
+        let mut far: Vec<(&Peer<'_>, Vec<IpNet>)> = Vec::new();
+        for peer in peers {
+            let mut left = Vec::new();
+            for prefix in &peer.prefixes {
+                match self.direct(peer, prefix) {
+                    Some(via) => {
+                        routes.push(PeerRoute { prefix: *prefix, node: peer.node.name.clone(), via });
+                    }
+                    None => left.push(*prefix),
+                }
+            }
+            if !left.is_empty() {
+                far.push((peer, left));
+            }
+        }
+        let tunnel = match self.settings.tunnel {
+            TunnelMode::Never => {
+                self.report_off_link(&far);
+                None
+            }
+            TunnelMode::Auto if far.is_empty() => None,
+            TunnelMode::Auto | TunnelMode::Always => self.tunnel(&far, &mut routes),
+        };
+        routes.sort_by_key(|route| route.prefix);
+        (routes, tunnel)
+    }
+
+    fn report_off_link(&mut self, far: &[(&Peer<'_>, Vec<IpNet>)]) {
+        for (peer, prefixes) in far {
+            for prefix in prefixes {
+                let family = AddressFamily::of(prefix.addr());
+                let off_link = |address| What::OffLink { address };
+                let what = peer.address(family).map_or(What::NoAddress { family }, off_link);
+                self.report(&peer.node.name, what);
+            }
+        }
+    }
+
+    /// The tunnel, with routes for all prefixes that it can carry.
+    fn tunnel(&mut self, far: &[(&Peer<'_>, Vec<IpNet>)], routes: &mut Vec<PeerRoute>) -> Option<Tunnel> {
+        let Some(underlay) = self.underlay() else {
+            // Without its Node, this node has no InternalIP: reported already.
+            if self.own_node.is_some() {
+                self.report(self.own, What::NoUnderlay);
+            }
+            return None;
+        };
+        // An FDB entry leads to one node: of two with the same MAC address, the older one keeps it.
+        let mut macs: BTreeMap<Mac, &NodeName> = BTreeMap::new();
+        if let Some(mac) = self.own_node.and_then(|node| node.annotations.vxlan_mac) {
+            macs.insert(mac, self.own);
+        }
+        let mut peers = Vec::new();
+        for (peer, prefixes) in far {
+            match self.end(peer, underlay, &macs) {
+                Ok(mut end) => {
+                    macs.insert(end.mac, &peer.node.name);
+                    for prefix in prefixes {
+                        let gateway = prefix.network();
+                        let via = Via::Tunnel { gateway };
+                        routes.push(PeerRoute { prefix: *prefix, node: end.node.clone(), via });
+                        end.gateways.push(gateway);
+                    }
+                    end.gateways.sort();
+                    peers.push(end);
+                }
+                Err(what) => self.report(&peer.node.name, what),
+            }
+        }
+        peers.sort_by(|one, other| one.node.cmp(&other.node));
+        let Settings { vni, port, .. } = *self.settings;
+        Some(Tunnel { vni, port, local: underlay.local, link: underlay.link, peers })
+    }
+
+    /// The other end of the tunnel to a peer, without next hops.
+    fn end(
+        &self,
+        peer: &Peer<'_>,
+        underlay: Underlay,
+        macs: &BTreeMap<Mac, &NodeName>,
+    ) -> Result<TunnelPeer, What> {
+        let family = AddressFamily::of(underlay.local);
+        let address = peer.address(family).ok_or(What::NoAddress { family })?;
+        let annotations = &peer.node.annotations;
+        let mac = annotations.vxlan_mac.ok_or(What::NoTunnel)?;
+        if let Some(of) = macs.get(&mac) {
+            return Err(What::SameMac { mac, of: (*of).clone() });
+        }
+        let port = annotations.vxlan_port.unwrap_or(self.settings.port);
+        Ok(TunnelPeer { node: peer.node.name.clone(), mac, address, port, gateways: Vec::new() })
+    }
+
+    /// The MTU of pods.
+    fn mtu(&mut self, tunnel: Option<&Tunnel>) -> Option<u32> {
+        let link = self.underlay().map(|underlay| underlay.link);
+        let counts = |uplink: &&Uplink| link.is_none_or(|link| uplink.index == link);
+        let mtu = self.here.uplinks.iter().filter(counts).map(|uplink| uplink.mtu).min()?;
+        let mtu = mtu.saturating_sub(match tunnel.map(|tunnel| tunnel.local) {
+            Some(IpAddr::V4(_)) => OVERHEAD_V4,
+            Some(IpAddr::V6(_)) => OVERHEAD_V6,
+            None => 0,
+        });
+        if mtu < LEAST_MTU_V6 && self.own_prefixes.iter().any(|prefix| prefix.addr().is_ipv6()) {
+            self.report(self.own, What::SmallMtu { mtu });
+        }
+        Some(mtu)
+    }
+
+    fn finish(mut self, routes: Vec<PeerRoute>, tunnel: Option<Tunnel>) -> Desired {
+        let mtu = self.mtu(tunnel.as_ref());
+        self.problems.sort();
+        self.problems.dedup();
+        let prefixes = self.own_prefixes;
+        Desired {
+            own: (!prefixes.is_empty()).then_some(OwnSubnets { prefixes }),
+            routes,
+            tunnel,
+            mtu,
+            prune: self.own_node.is_some(),
+            problems: self.problems,
+        }
+    }
+}
+
+/// The first of the addresses within a prefix.
+fn within(addresses: &BTreeSet<IpAddr>, prefix: &IpNet) -> Option<IpAddr> {
+    addresses.range(prefix.network()..=prefix.broadcast()).next().copied()
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The Nodes of a Kubernetes cluster, and the routes and the tunnel that they demand of this node.
+//!
+//! [`source`] lists and watches Nodes (`object` decodes them, [`nodes`] reads them, [`access`] finds the API server).
+//! [`desired()`] computes the desired state from all Nodes and the node's uplinks, without input or output. [`problem`]
+//! has what is wrong with a Node.
+//!
+//! [`reconcile`] compares the node with the desired state and changes what differs: [`routes`], [`tunnel`], the bridge, the
+//! files ([`conflist`]). [`agent`] does so after each change, and [`announce`] writes into the own Node.
+
+pub mod access;
+pub mod agent;
+pub mod announce;
+pub mod conflist;
+pub mod desired;
+pub mod nodes;
+mod object;
+pub mod problem;
+pub mod reconcile;
+pub mod routes;
+pub mod source;
+#[cfg(test)]
+mod tests;
+pub mod tunnel;
+
+pub use desired::{Desired, Here, Settings, desired};
+pub use nodes::{Node, NodeName, Nodes};
+pub use problem::{Problem, What};
+pub use source::{Snapshot, follow};

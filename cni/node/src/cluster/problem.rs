@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The reasons for which a Node, or a part of it, is left out.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::mac::Mac;
+use ipnet::IpNet;
+
+use super::nodes::NodeName;
+
+/// The number of characters of an [`Excerpt`], before they are escaped.
+const EXCERPT: usize = 64;
+
+/// The beginning of a text that another host wrote: 64 characters at most, those outside printable ASCII escaped. Prints
+/// with quotation marks.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Excerpt(String);
+
+impl Excerpt {
+    /// Cuts and escapes a text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(bounded(text, EXCERPT))
+    }
+}
+
+/// The first characters of a text, those outside printable ASCII escaped.
+pub(super) fn bounded(text: &str, limit: usize) -> String {
+    let mut start: String = text.chars().take(limit).flat_map(char::escape_default).collect();
+    if text.chars().nth(limit).is_some() {
+        start.push_str("...");
+    }
+    start
+}
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0)
+    }
+}
+
+/// Something unusable in a Node. Its length is bounded, whatever the Node contains.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The Node.
+    pub node: NodeName,
+    /// The part of it, and the reason.
+    pub what: What,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}: {}", self.node, self.what)
+    }
+}
+
+/// The part of a Node that is left out, and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum What {
+    /// A field whose JSON value has another type than the API defines.
+    FieldType {
+        /// The field's path.
+        field: &'static str,
+    },
+    /// A pod CIDR that is no prefix, or that no pods can have.
+    PodCidr {
+        /// Its text.
+        text: Excerpt,
+    },
+    /// A second pod CIDR of a family, which the API forbids. The first counts.
+    SecondPodCidr {
+        /// The prefix that is left out.
+        prefix: IpNet,
+    },
+    /// More pod CIDRs or addresses than are read.
+    TooMany {
+        /// The field's path.
+        field: &'static str,
+        /// The number that is left out.
+        count: usize,
+    },
+    /// No pod CIDR: it was not allocated yet, or nothing allocates them.
+    NoPodCidr,
+    /// An InternalIP that is no address, or that no host can have.
+    Address {
+        /// Its text.
+        text: Excerpt,
+    },
+    /// The network or broadcast address of an uplink's prefix as InternalIP.
+    ReservedAddress {
+        /// The InternalIP.
+        address: IpAddr,
+    },
+    /// No InternalIP of the family that is needed.
+    NoAddress {
+        /// The family.
+        family: AddressFamily,
+    },
+    /// An annotation of ours whose value is invalid.
+    Annotation {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        text: Excerpt,
+    },
+    /// An address of this node as InternalIP of another one, which is left out as a whole.
+    OwnAddress {
+        /// The address.
+        address: IpAddr,
+    },
+    /// An InternalIP among the pods of this node or of an older one.
+    AddressOfPods {
+        /// The InternalIP.
+        address: IpAddr,
+        /// The pod CIDR that contains it.
+        prefix: IpNet,
+        /// The Node with this pod CIDR.
+        of: NodeName,
+    },
+    /// A pod CIDR that overlaps one of this node or of an older one.
+    Overlap {
+        /// The prefix that is left out.
+        prefix: IpNet,
+        /// The other prefix, which stands.
+        with: IpNet,
+        /// The Node with the other prefix.
+        of: NodeName,
+    },
+    /// A pod CIDR that overlaps the prefix of an uplink of this node.
+    OverlapsUplink {
+        /// The prefix that is left out.
+        prefix: IpNet,
+        /// The uplink's prefix.
+        with: IpNet,
+    },
+    /// A pod CIDR that contains the address of a node: this one, an older one or its own.
+    ContainsAddress {
+        /// The prefix that is left out.
+        prefix: IpNet,
+        /// The address.
+        address: IpAddr,
+        /// The Node with this address.
+        of: NodeName,
+    },
+    /// A Node that is not on a link of this node, without tunnels.
+    OffLink {
+        /// Its InternalIP.
+        address: IpAddr,
+    },
+    /// A Node that needs a tunnel and has no annotation with its MAC address.
+    NoTunnel,
+    /// A tunnel whose MAC address an older Node, or this one, announces, too.
+    SameMac {
+        /// The MAC address.
+        mac: Mac,
+        /// The Node that keeps it.
+        of: NodeName,
+    },
+    /// This node's own Node is missing.
+    OwnNodeMissing,
+    /// Tunnels are needed, and no InternalIP of this node is on an uplink.
+    NoUnderlay,
+    /// The MTU that is left for pods is less than IPv6 needs (RFC 8200, section 5).
+    SmallMtu {
+        /// The MTU, in bytes.
+        mtu: u32,
+    },
+}
+
+impl What {
+    /// The reason as one word, for metrics and JSON.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::FieldType { .. } => "field_type",
+            Self::PodCidr { .. } => "pod_cidr",
+            Self::SecondPodCidr { .. } => "second_pod_cidr",
+            Self::TooMany { .. } => "too_many",
+            Self::NoPodCidr => "no_pod_cidr",
+            Self::Address { .. } => "address",
+            Self::ReservedAddress { .. } => "reserved_address",
+            Self::NoAddress { .. } => "no_address",
+            Self::Annotation { .. } => "annotation",
+            Self::OwnAddress { .. } => "own_address",
+            Self::AddressOfPods { .. } => "address_of_pods",
+            Self::Overlap { .. } => "overlap",
+            Self::OverlapsUplink { .. } => "overlaps_uplink",
+            Self::ContainsAddress { .. } => "contains_address",
+            Self::OffLink { .. } => "off_link",
+            Self::NoTunnel => "no_tunnel",
+            Self::SameMac { .. } => "same_mac",
+            Self::OwnNodeMissing => "own_node_missing",
+            Self::NoUnderlay => "no_underlay",
+            Self::SmallMtu { .. } => "small_mtu",
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FieldType { field } => write!(f, "{field}: not of the type that the API defines"),
+            Self::PodCidr { text } => write!(f, "pod CIDR {text}: not a prefix that pods can have"),
+            Self::SecondPodCidr { prefix } => write!(f, "pod CIDR {prefix}: the second of its family"),
+            Self::TooMany { field, count } => write!(f, "{field}: {count} more than are read"),
+            Self::NoPodCidr => write!(f, "no pod CIDR"),
+            Self::Address { text } => write!(f, "InternalIP {text}: not an address that a host can have"),
+            Self::ReservedAddress { address } => {
+                write!(f, "InternalIP {address}: the network or broadcast address of an uplink's prefix")
+            }
+            Self::NoAddress { family } => write!(f, "no InternalIP of family {family}"),
+            Self::Annotation { name, text } => write!(f, "annotation {name}: invalid value {text}"),
+            Self::OwnAddress { address } => write!(f, "InternalIP {address} is an address of this node"),
+            Self::AddressOfPods { address, prefix, of } => {
+                write!(f, "InternalIP {address} is within pod CIDR {prefix} of node {of}")
+            }
+            Self::Overlap { prefix, with, of } => {
+                write!(f, "pod CIDR {prefix} overlaps pod CIDR {with} of node {of}")
+            }
+            Self::OverlapsUplink { prefix, with } => {
+                write!(f, "pod CIDR {prefix} overlaps prefix {with} of an uplink of this node")
+            }
+            Self::ContainsAddress { prefix, address, of } => {
+                write!(f, "pod CIDR {prefix} contains address {address} of node {of}")
+            }
+            Self::OffLink { address } => {
+                write!(f, "InternalIP {address} is on no link of this node, and tunnels are off")
+            }
+            Self::NoTunnel => write!(f, "does not announce a tunnel"),
+            Self::SameMac { mac, of } => write!(f, "tunnel MAC {mac} is announced by node {of}, too"),
+            Self::OwnNodeMissing => write!(f, "the API server has no Node of this name"),
+            Self::NoUnderlay => write!(f, "tunnels are needed, and no InternalIP is on an uplink"),
+            Self::SmallMtu { mtu } => write!(f, "MTU {mtu} is below the 1280 bytes that IPv6 needs"),
+        }
+    }
+}

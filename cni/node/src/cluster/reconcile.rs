@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! One comparison of the node with its desired state, and the changes that follow from it. Nothing is remembered between
+//! two comparisons: kernel and files are read each time.
+//!
+//! The order: the tunnel's device, its peers and the routes; the bridge with its gateways, and forwarding; the file of
+//! subnets; last the configuration for the container runtime, which is ready for pods from then on. A failure keeps
+//! back only what depends on it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Link, LinkKind, Route, RouteError, RouteSocket};
+use cni_kernel::sysctl::{self, SysctlError};
+use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
+use ipnet::IpNet;
+
+use super::conflist::{ConflistError, Network};
+use super::desired::{self, Desired, Here, OwnSubnets, Uplink, Via, desired};
+use super::nodes::{Annotations, NodeName, Nodes};
+use super::problem::Problem;
+use super::routes::{self, Change, Conflict};
+use super::tunnel::{self, DEVICE, TunnelError};
+use crate::bridge::{self, BridgeError, Others, Wanted};
+
+/// Names, paths and addresses of a node's agent.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The own node.
+    pub node: NodeName,
+    /// Of routes and tunnels.
+    pub paths: desired::Settings,
+    /// The network's name.
+    pub network: String,
+    /// The bridge of the pods.
+    pub bridge: String,
+    /// The configuration for the container runtime.
+    pub conflist: PathBuf,
+    /// The file of the node's subnets.
+    pub subnet_file: PathBuf,
+    /// The subnets of all pods.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// Other destinations to which pods keep their addresses: nodes, Services.
+    pub without_masquerade: Vec<IpNet>,
+}
+
+/// The result of a comparison.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The desired state.
+    pub desired: Desired,
+    /// The changes that were made, for people.
+    pub changes: Vec<String>,
+    /// The changes that failed.
+    pub errors: Vec<Failure>,
+    /// Routes of other programs.
+    pub conflicts: Vec<Conflict>,
+    /// The annotations for the own Node.
+    pub announce: Annotations,
+    /// True if routes, tunnel and configuration stand.
+    pub is_ready: bool,
+    /// The indexes of the uplinks, and of the bridge and the tunnel's device if they stand.
+    pub links: BTreeSet<u32>,
+}
+
+impl Report {
+    /// All troubles, a line each: unusable Nodes, routes of other programs, failed changes.
+    pub fn troubles(&self) -> impl Iterator<Item = String> {
+        let problems = self.desired.problems.iter().map(Problem::to_string);
+        let conflicts = self.conflicts.iter().map(Conflict::to_string);
+        problems.chain(conflicts).chain(self.errors.iter().map(Failure::to_string))
+    }
+}
+
+/// A part that could not be brought to its desired state.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The kernel refused a call.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The tunnel's device could not be made.
+    #[error("tunnel: {0}")]
+    Tunnel(#[from] TunnelError),
+    /// The bridge could not be made.
+    #[error("bridge: {0}")]
+    Bridge(#[from] BridgeError),
+    /// Forwarding could not be switched on.
+    #[error("forwarding: {0}")]
+    Forwarding(#[from] SysctlError),
+    /// The file of subnets could not be written.
+    #[error("subnets: {0}")]
+    Subnets(#[from] SubnetFileError),
+    /// The configuration could not be written.
+    #[error("configuration: {0}")]
+    Conflist(#[from] ConflistError),
+}
+
+/// Compares the node with its desired state, and changes what differs. Without a complete list of Nodes nothing is
+/// deleted.
+///
+/// # Errors
+/// The kernel's links, addresses or routes cannot be read: nothing was changed.
+pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Result<Report, Failure> {
+    let socket = RouteSocket::open()?;
+    let here = here(&socket, &settings.bridge)?;
+    let desired = desired(nodes, &settings.node, &here, &settings.paths);
+    let mut run =
+        Run { socket, settings, may_delete: is_complete && desired.prune, report: Report::default() };
+    run.report.links = here.uplinks.iter().map(|uplink| uplink.index).collect();
+    let device = run.tunnel(&desired);
+    run.report.links.extend(device.iter().map(|device| device.index));
+    run.routes(&desired, device.as_ref())?;
+    if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
+        let has_bridge = run.bridge(own, mtu);
+        // Pods of a node that others cannot reach would be no use.
+        run.report.is_ready = has_bridge && run.files(own, mtu);
+    }
+    let mut report = run.report;
+    report.is_ready &= desired.tunnel.is_none() || device.is_some();
+    report.desired = desired;
+    Ok(report)
+}
+
+/// The uplinks: links that are up and have a global address in a subnet that other hosts may be in. The loopback, the
+/// bridge of the pods and the tunnel are none, nor is a link of which a route or address leads to one host only.
+fn here(socket: &RouteSocket, bridge: &str) -> Result<Here, RouteError> {
+    let links = socket.links()?;
+    let addresses = socket.all_addresses()?;
+    let is_uplink = |link: &&Link| link.up && link.name != "lo" && link.name != bridge && link.name != DEVICE;
+    let uplinks = links.iter().filter(is_uplink).filter_map(|link| {
+        let own = addresses.iter().filter(|address| address.link == link.index && address.global);
+        let nets = own.filter(|address| !address.deprecated && !address.duplicate).map(|address| address.net);
+        let addresses: Vec<IpNet> = nets.filter(|net| net.prefix_len() < net.max_prefix_len()).collect();
+        // Another network's bridge is no way to other nodes.
+        let is_of_pods = link.kind == LinkKind::Bridge && link.alias == bridge::MADE;
+        (!addresses.is_empty() && !is_of_pods).then_some(Uplink {
+            index: link.index,
+            mtu: link.mtu,
+            addresses,
+        })
+    });
+    Ok(Here { uplinks: uplinks.collect() })
+}
+
+struct Run<'a> {
+    socket: RouteSocket,
+    settings: &'a Settings,
+    may_delete: bool,
+    report: Report,
+}
+
+impl Run<'_> {
+    fn failed(&mut self, failure: impl Into<Failure>) {
+        self.report.errors.push(failure.into());
+    }
+
+    /// The tunnel's device, with its peers. None if there is none, or it could not be made.
+    fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
+        let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
+            if desired.tunnel.is_none() && self.may_delete {
+                match tunnel::remove(&self.socket) {
+                    Ok(true) => self.report.changes.push(format!("removed the tunnel {DEVICE}")),
+                    Ok(false) => {}
+                    Err(error) => self.failed(error),
+                }
+            }
+            return None;
+        };
+        let mac = tunnel::mac_of(&self.settings.node);
+        match tunnel::ensure(&self.socket, tunnel, mac, mtu, &own.prefixes) {
+            Ok(device) => {
+                self.report.announce = Annotations { vxlan_mac: Some(mac), vxlan_port: Some(tunnel.port) };
+                for error in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
+                    self.failed(error);
+                }
+                for peer in tunnel.peers.iter().filter(|peer| peer.port != tunnel.port) {
+                    let (node, theirs, ours) = (peer.node.clone(), peer.port, tunnel.port);
+                    self.failed(TunnelError::Port { node, theirs, ours });
+                }
+                Some(device)
+            }
+            Err(error) => {
+                self.failed(error);
+                None
+            }
+        }
+    }
+
+    fn routes(&mut self, desired: &Desired, device: Option<&Link>) -> Result<(), RouteError> {
+        let wanted: Vec<Route> = desired
+            .routes
+            .iter()
+            .filter_map(|peer| {
+                let (gateway, link, onlink) = match peer.via {
+                    Via::Link { gateway, link } => (gateway, link, false),
+                    Via::Tunnel { gateway } => (gateway, device?.index, true),
+                };
+                let (gateway, link) = (Some(gateway), Some(link));
+                Some(Route { gateway, link, onlink, ..routes::route(peer.prefix) })
+            })
+            .collect();
+        // A route whose tunnel could not be made stays: the next comparison may make it.
+        let keep_others = !self.may_delete || wanted.len() != desired.routes.len();
+        let plan = routes::plan(&wanted, &routes::shown(&self.socket)?, keep_others);
+        for error in routes::apply(&self.socket, &plan.changes) {
+            self.failed(error);
+        }
+        self.report.changes.extend(plan.changes.iter().map(Change::to_string));
+        self.report.conflicts = plan.conflicts;
+        Ok(())
+    }
+
+    /// The bridge of the pods, and forwarding. True if they stand.
+    fn bridge(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
+        let gateways: Vec<IpNet> = own.prefixes.iter().filter_map(gateway).collect();
+        let Some(mac) = bridge_mac(&gateways) else { return false };
+        let wanted =
+            Wanted { name: &self.settings.bridge, mac, mtu, gateways: &gateways, others: Others::Keep };
+        match bridge::ensure(&self.socket, &wanted) {
+            Ok(bridge) => self.report.links.insert(bridge.index),
+            Err(error) => {
+                self.failed(error);
+                return false;
+            }
+        };
+        let families: BTreeSet<AddressFamily> = own.prefixes.iter().map(family).collect();
+        for family in families {
+            if let Err(error) = forward(&self.socket, family) {
+                self.report.errors.push(error);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The files. True if they stand.
+    fn files(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
+        let settings = self.settings;
+        let file =
+            SubnetFile { subnets: own.prefixes.clone(), cluster_cidrs: settings.cluster_cidrs.clone(), mtu };
+        // An unreadable one is replaced, too.
+        if SubnetFile::read(&settings.subnet_file).ok().as_ref() != Some(&file) {
+            if let Err(error) = file.write(&settings.subnet_file) {
+                self.failed(error);
+                return false;
+            }
+            self.report.changes.push(format!("wrote {}", settings.subnet_file.display()));
+        }
+        let without_masquerade = settings.cluster_cidrs.iter().chain(&settings.without_masquerade);
+        let network = Network {
+            name: settings.network.clone(),
+            bridge: settings.bridge.clone(),
+            mtu,
+            subnet_file: settings.subnet_file.clone(),
+            families: own.prefixes.iter().map(family).collect(),
+            without_masquerade: without_masquerade.copied().collect(),
+        };
+        match network.write(&settings.conflist) {
+            Ok(true) => self.report.changes.push(format!("wrote {}", settings.conflist.display())),
+            Ok(false) => {}
+            Err(error) => {
+                self.failed(error);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+fn family(net: &IpNet) -> AddressFamily {
+    AddressFamily::of(net.addr())
+}
+
+/// The gateway of a subnet: its first address, with the length of its prefix.
+fn gateway(net: &IpNet) -> Option<IpNet> {
+    let first = net.hosts().next()?;
+    // An IPv6 subnet's hosts begin with its network address, which all routers have (RFC 4291, section 2.6.1).
+    let first = match (first, net.network()) {
+        (IpAddr::V6(first), IpAddr::V6(network)) if first == network => {
+            IpAddr::V6(u128::from(first).checked_add(1)?.into())
+        }
+        (first, _) => first,
+    };
+    IpNet::new(first, net.prefix_len()).ok()
+}
+
+/// The bridge's address, as kubenet chooses it: 0a:58 and the first gateway's last four bytes.
+fn bridge_mac(gateways: &[IpNet]) -> Option<Mac> {
+    let v4 = gateways.iter().find(|net| net.addr().is_ipv4());
+    let [a, b, c, d] = match v4.or(gateways.first())?.addr() {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(address) => {
+            let [.., a, b, c, d] = address.octets();
+            [a, b, c, d]
+        }
+    };
+    Some(Mac([0x0a, 0x58, a, b, c, d]))
+}
+
+/// Lets the node forward packets of a family.
+fn forward(socket: &RouteSocket, family: AddressFamily) -> Result<(), Failure> {
+    if socket.forwards(family)? {
+        return Ok(());
+    }
+    let name = match family {
+        AddressFamily::V4 => "net/ipv4/ip_forward",
+        AddressFamily::V6 => "net/ipv6/conf/all/forwarding",
+    };
+    Ok(sysctl::ensure(name, "1").map(|_| ())?)
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The routes to the pods of other nodes: those that the main table has, compared with those that it should have.
+//!
+//! Routes of ours are recognised by their origin, [`PROTOCOL`]. No other route is changed, and no state file is
+//! needed to find what an earlier process left.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteError, RouteKind, RouteScope, RouteSocket};
+use ipnet::IpNet;
+
+/// The origin of our routes (`rtm_protocol`). Numbers from 5 on are for programs; neither the kernel's
+/// `linux/rtnetlink.h` nor iproute2's `rt_protos` gives this one a name.
+pub const PROTOCOL: u8 = 83;
+
+/// The metric of our routes. It differs from those that programs choose, as a rule: the kernel takes an IPv6 route to the
+/// same subnet with the same metric for a further next hop of the first one, of whatever origin.
+pub const METRIC: u32 = 512;
+
+/// A change of the main table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A route is missing.
+    Add(Route),
+    /// A route of ours leads elsewhere.
+    Replace(Route),
+    /// A route of ours has no node any more.
+    Delete(Route),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Add(route) => write!(f, "added route {route}"),
+            Self::Replace(route) => write!(f, "replaced route {route}"),
+            Self::Delete(route) => write!(f, "deleted route {route}"),
+        }
+    }
+}
+
+/// Another program's route to the pods of a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Conflict {
+    /// The pods' subnet.
+    pub net: IpNet,
+    /// Its origin (`rtm_protocol`).
+    pub protocol: u8,
+    /// True if packets take it, not ours.
+    pub wins: bool,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { net, protocol, .. } = self;
+        write!(f, "another program (protocol {protocol}) has a route to {net}")?;
+        f.write_str(if self.wins { "; packets take it" } else { "; packets take ours" })
+    }
+}
+
+/// The changes and conflicts that a comparison finds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they are made: deletions first, for a subnet may have gone to another node.
+    pub changes: Vec<Change>,
+    /// Routes of others that are left alone.
+    pub conflicts: Vec<Conflict>,
+}
+
+/// The changes that make the main table have these routes of ours, and no others of ours.
+///
+/// `keep_others` leaves routes of ours that are not wanted: while the list of nodes is not complete.
+#[must_use]
+pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
+    let wanted: BTreeMap<IpNet, &Route> = wanted.iter().map(|route| (route.dst, route)).collect();
+    let (own, foreign): (Vec<&Route>, Vec<&Route>) =
+        shown.iter().filter(|route| route.table == MAIN_TABLE).partition(|route| route.protocol == PROTOCOL);
+    let mut plan = Plan::default();
+    let mut missing = Vec::new();
+    // Of several of ours to one subnet, or with another metric, one at most is right.
+    let mut present: BTreeMap<IpNet, Vec<&Route>> = BTreeMap::new();
+    for route in own {
+        present.entry(route.dst).or_default().push(route);
+    }
+    for (dst, route) in wanted {
+        let of_others: Vec<&&Route> = foreign.iter().filter(|other| other.dst == dst).collect();
+        let conflict =
+            |other: &&&Route| Conflict { net: dst, protocol: other.protocol, wins: other.metric <= METRIC };
+        plan.conflicts.extend(of_others.iter().map(conflict));
+        let shares_key = of_others.iter().any(|other| other.metric == METRIC);
+        let old = present.remove(&dst).unwrap_or_default();
+        match old.as_slice() {
+            [one] if leads_alike(route, one) => {}
+            [one] if one.metric == METRIC && !shares_key => missing.push(Change::Replace(route.clone())),
+            _ => {
+                plan.changes.extend(old.iter().map(|one| Change::Delete((*one).clone())));
+                if !shares_key {
+                    missing.push(Change::Add(route.clone()));
+                }
+            }
+        }
+    }
+    if !keep_others {
+        plan.changes.extend(present.into_values().flatten().cloned().map(Change::Delete));
+    }
+    plan.changes.extend(missing);
+    plan.conflicts.sort();
+    plan.conflicts.dedup();
+    plan
+}
+
+fn leads_alike(wanted: &Route, shown: &Route) -> bool {
+    (wanted.gateway, wanted.link, wanted.onlink, wanted.source, wanted.mtu, wanted.metric)
+        == (shown.gateway, shown.link, shown.onlink, shown.source, shown.mtu, shown.metric)
+        && shown.kind == RouteKind::Unicast
+}
+
+/// A route of ours.
+#[must_use]
+pub fn route(dst: IpNet) -> Route {
+    Route { metric: METRIC, protocol: PROTOCOL, scope: Some(RouteScope::UNIVERSE), ..Route::to(dst.trunc()) }
+}
+
+/// The routes of the main table, of both families.
+///
+/// # Errors
+/// [`RouteError`] if the kernel cannot list them.
+pub fn shown(socket: &RouteSocket) -> Result<Vec<Route>, RouteError> {
+    let mut all = socket.routes(AddressFamily::V4, MAIN_TABLE)?;
+    all.extend(socket.routes(AddressFamily::V6, MAIN_TABLE)?);
+    Ok(all)
+}
+
+/// Makes the changes. A failed one does not keep the others back.
+#[must_use]
+pub fn apply(socket: &RouteSocket, changes: &[Change]) -> Vec<RouteError> {
+    let make = |change: &Change| match change {
+        Change::Add(route) => match socket.add_route(route, Existing::Refuse) {
+            // Another process has added it since: the next comparison reads its origin.
+            Err(error) if error.already_exists() => Ok(()),
+            other => other,
+        },
+        // Of this key there is ours alone: see plan().
+        Change::Replace(route) => socket.add_route(route, Existing::Replace),
+        Change::Delete(route) => match socket.delete_own_route(route) {
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other,
+        },
+    };
+    changes.iter().filter_map(|change| make(change).err()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(dst: &str, gateway: &str) -> Route {
+        Route { gateway: Some(gateway.parse().unwrap()), link: Some(2), ..route(dst.parse().unwrap()) }
+    }
+
+    #[test]
+    fn only_routes_that_differ_are_changed() {
+        let (a, b, c) = (
+            own("10.244.1.0/24", "192.0.2.11"),
+            own("10.244.2.0/24", "192.0.2.12"),
+            own("fd44:0:0:1::/64", "2001:db8::11"),
+        );
+        let wanted = [a.clone(), b.clone(), c.clone()];
+        assert_eq!(plan(&wanted, &wanted, false), Plan::default(), "nothing to do");
+        let moved = own("10.244.2.0/24", "192.0.2.13");
+        let stale = own("10.244.9.0/24", "192.0.2.19");
+        let shown = [moved, c, stale.clone()];
+        let found = plan(&wanted, &shown, false);
+        let expected = [Change::Delete(stale.clone()), Change::Add(a.clone()), Change::Replace(b.clone())];
+        assert_eq!(found.changes, expected);
+        let found = plan(&wanted, &shown, true);
+        assert_eq!(
+            found.changes,
+            [Change::Add(a.clone()), Change::Replace(b)],
+            "an incomplete list deletes nothing"
+        );
+        // As an earlier version, or a person, made it.
+        let other_metric = Route { metric: 0, ..a.clone() };
+        let found = plan(std::slice::from_ref(&a), std::slice::from_ref(&other_metric), false);
+        assert_eq!(found.changes, [Change::Delete(other_metric), Change::Add(a)]);
+    }
+
+    #[test]
+    fn routes_of_others_are_left_alone_and_reported() {
+        let wanted = [own("10.244.1.0/24", "192.0.2.11")];
+        let foreign = Route { protocol: 12, metric: 0, ..wanted[0].clone() };
+        let conflict = |wins| Conflict { net: wanted[0].dst, protocol: 12, wins };
+        let add = [Change::Add(wanted[0].clone())];
+        let found = plan(&wanted, std::slice::from_ref(&foreign), false);
+        assert_eq!((found.changes.as_slice(), found.conflicts), (add.as_slice(), vec![conflict(true)]));
+        let beside = Route { metric: 1024, ..foreign.clone() };
+        let found = plan(&wanted, &[beside], false);
+        assert_eq!((found.changes.as_slice(), found.conflicts), (add.as_slice(), vec![conflict(false)]));
+        // With our metric it would become a next hop of theirs, or the other way round.
+        let same = Route { metric: METRIC, ..foreign.clone() };
+        let found = plan(&wanted, std::slice::from_ref(&same), false);
+        assert_eq!(found, Plan { changes: vec![], conflicts: vec![conflict(true)] });
+        let moved = own("10.244.1.0/24", "192.0.2.19");
+        let found = plan(&wanted, &[same, moved.clone()], false);
+        assert_eq!(found.changes, [Change::Delete(moved)]);
+        // No wanted route, and not ours: nothing to do, in whatever table.
+        let other_table = Route { table: 100, ..wanted[0].clone() };
+        assert_eq!(plan(&[], &[foreign, other_table], false), Plan::default());
+    }
+
+    #[test]
+    fn conflicts_are_told_in_words() {
+        let conflict = Conflict { net: "10.0.0.0/8".parse().unwrap(), protocol: 12, wins: true };
+        let text = "another program (protocol 12) has a route to 10.0.0.0/8; packets take it";
+        assert_eq!(conflict.to_string(), text);
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Nodes that are left out, while the others stand.
+
+use super::*;
+
+/// The reasons of problems, with the Node's name.
+fn reasons(desired: &Desired) -> Vec<String> {
+    desired.problems.iter().map(|problem| format!("{} {}", problem.node, problem.what.reason())).collect()
+}
+
+/// A Node that is always reached.
+fn good() -> Node {
+    node("good", 1, &["10.244.1.0/24"], &["192.168.50.11"])
+}
+
+#[test]
+fn a_bad_node_is_left_out_and_the_others_stand() {
+    for (pod_cidr, address, reason) in [
+        ("10.244.1.128/25", "192.168.50.12", "overlap"),
+        ("10.244.0.0/16", "192.168.50.12", "overlap"),
+        ("10.244.0.0/28", "192.168.50.12", "overlap"),
+        ("192.168.50.128/25", "192.168.50.12", "overlaps_uplink"),
+        ("192.168.0.0/16", "192.168.50.12", "overlaps_uplink"),
+        ("10.244.2.0/24", "192.168.50.10", "own_address"),
+        ("10.244.2.0/24", "10.244.1.7", "address_of_pods"),
+        ("10.244.2.0/24", "10.244.0.7", "address_of_pods"),
+        ("10.244.2.0/24", "10.244.2.7", "contains_address"),
+        ("10.244.2.0/24", "192.168.50.255", "reserved_address"),
+        ("10.244.2.0/24", "192.168.50.0", "reserved_address"),
+        ("nonsense", "192.168.50.12", "pod_cidr"),
+        ("10.244.2.0/24", "nonsense", "address"),
+    ] {
+        let desired = with([good(), node("bad", 2, &[pod_cidr], &[address])], TunnelMode::Never);
+        assert_eq!(routes(&desired), ["10.244.1.0/24 good via 192.168.50.11 dev 2"], "{pod_cidr} {address}");
+        assert!(reasons(&desired).contains(&format!("bad {reason}")), "{pod_cidr} {address}: {desired:?}");
+    }
+    let empty = with([good(), node("bad", 2, &[], &[])], TunnelMode::Auto);
+    assert_eq!((reasons(&empty), empty.routes.len()), (vec!["bad no_pod_cidr".to_owned()], 1));
+}
+
+/// The name and the order of the list do not decide, nor does this node's memory.
+#[test]
+fn of_two_nodes_with_one_prefix_the_older_one_keeps_it() {
+    for (one, other) in [("a", "b"), ("b", "a")] {
+        let older = node(one, 1, &["10.244.1.0/24"], &["192.168.50.11"]);
+        let newer = node(other, 2, &["10.244.0.0/22"], &["192.168.50.12"]);
+        let mut nodes = all([older, newer]);
+        nodes.insert(name(OWN), Arc::new(node(OWN, 0, &["10.250.0.0/24"], &["192.168.50.10"])));
+        let wanted = desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
+        assert_eq!(routes(&wanted), [format!("10.244.1.0/24 {one} via 192.168.50.11 dev 2")]);
+        assert_eq!(
+            problems(&wanted),
+            [format!("node {other}: pod CIDR 10.244.0.0/22 overlaps pod CIDR 10.244.1.0/24 of node {one}")]
+        );
+    }
+    let same = with(
+        [
+            node("b", 3, &["10.244.1.0/24"], &["192.168.50.11"]),
+            node("a", 3, &["10.244.1.0/24"], &["192.168.50.12"]),
+        ],
+        TunnelMode::Auto,
+    );
+    assert_eq!(routes(&same), ["10.244.1.0/24 a via 192.168.50.12 dev 2"], "of one age, the name decides");
+    let mut timeless = good();
+    timeless.created = None;
+    let young = node("z", 59, &["10.244.1.0/24"], &["192.168.50.12"]);
+    assert_eq!(with([timeless, young], TunnelMode::Auto).routes[0].node.as_str(), "z");
+}
+
+#[test]
+fn this_nodes_pod_cidr_stands_against_an_older_node() {
+    let desired = with([node("old", 0, &["10.244.0.0/24"], &["192.168.50.11"])], TunnelMode::Auto);
+    assert!(desired.own.is_some());
+    assert_eq!((desired.routes.len(), reasons(&desired)), (0, vec!["old overlap".to_owned()]));
+}
+
+#[test]
+fn this_nodes_pod_cidr_must_not_overlap_an_uplink() {
+    let own = node(OWN, 1, &["192.168.50.0/26", "fd44::/64"], &["192.168.50.10"]);
+    let nodes = all([own]);
+    let wanted = desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
+    assert_eq!(wanted.own.as_ref().unwrap().prefixes, [net("fd44::/64")]);
+    assert_eq!(reasons(&wanted), ["own overlaps_uplink"]);
+}
+
+#[test]
+fn an_fdb_entry_leads_to_one_node() {
+    let far = |name: &str, created, last: u8| {
+        let (cidr, address) = (format!("10.244.{last}.0/24"), format!("192.168.60.{last}"));
+        announcing(node(name, created, &[&cidr], &[&address]), "02:00:00:00:00:0a", None)
+    };
+    let desired = with([far("new", 5, 3), far("old", 4, 4)], TunnelMode::Auto);
+    assert_eq!(routes(&desired), ["10.244.4.0/24 old via 10.244.4.0 in the tunnel"]);
+    assert_eq!(problems(&desired), ["node new: tunnel MAC 02:00:00:00:00:0a is announced by node old, too"]);
+    // Nor may another Node announce this node's own.
+    let own = announcing(own_node(), "02:00:00:00:00:0a", None);
+    let nodes = all([far("old", 4, 4), own]);
+    let wanted = super::desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
+    assert_eq!((wanted.routes.len(), reasons(&wanted)), (0, vec!["old same_mac".to_owned()]));
+}
+
+/// A Node that is left out claims nothing.
+#[test]
+fn a_prefix_that_is_left_out_blocks_none() {
+    let desired = with(
+        [
+            good(),
+            node("wide", 2, &["10.244.0.0/16"], &["192.168.50.12"]),
+            node("next", 3, &["10.244.2.0/24"], &["192.168.50.13"]),
+        ],
+        TunnelMode::Auto,
+    );
+    assert_eq!(desired.routes.iter().map(|route| route.node.as_str()).collect::<Vec<_>>(), ["good", "next"]);
+}
+
+/// A Node of an older name of this node keeps its address.
+#[test]
+fn a_renamed_node_does_not_route_to_itself() {
+    let before = node("before", 1, &["10.244.7.0/24", "fd44:0:0:7::/64"], &["fd51::1", "192.168.50.10"]);
+    let desired = with([good(), before], TunnelMode::Auto);
+    assert_eq!((desired.routes.len(), reasons(&desired)), (1, vec!["before own_address".to_owned()]));
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The VXLAN link to nodes that are not on an uplink: its device, and for each of these nodes one FDB entry (the
+//! device's Ethernet address and the node's address) and a neighbour for each next hop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{
+    DuplicateDetection, FdbEntry, Link, LinkChange, LinkKind, Neighbour, NewKind, NewLink, RouteError,
+    RouteSocket, Vxlan,
+};
+use ipnet::IpNet;
+
+use super::desired::Tunnel;
+use super::nodes::NodeName;
+use crate::bridge::MADE;
+
+/// The device's name.
+pub const DEVICE: &str = "slipway-vxlan";
+
+/// The tunnel, or a part of it, cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TunnelError {
+    /// A call of the kernel failed.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// A link that Slipway did not make has the name.
+    #[error("a link {DEVICE:?} exists that Slipway did not make")]
+    Foreign,
+    /// Another node receives on another port: FDB entries have the device's.
+    #[error("node {node} receives on port {theirs}, this node sends to {ours}")]
+    Port {
+        /// The other node.
+        node: NodeName,
+        /// Its port.
+        theirs: NonZeroU16,
+        /// The device's port.
+        ours: NonZeroU16,
+    },
+}
+
+/// The device's Ethernet address: the same after each start, so that other nodes need no new entry.
+///
+/// FNV-1a of the node's name; locally administered and unicast (IEEE 802, section 8.2).
+#[must_use]
+pub fn mac_of(node: &NodeName) -> Mac {
+    let hash = node.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let [a, b, c, d, e, ..] = (hash ^ (hash >> 40)).to_le_bytes();
+    Mac([0x02, a, b, c, d, e])
+}
+
+/// Makes the device, or changes it; one with another VNI, port or address is replaced. `subnets` are the node's
+/// own: their network addresses are the device's, so that the node's own packets to pods have a source to which
+/// the other node's answer goes back through the tunnel.
+///
+/// # Errors
+/// [`TunnelError`].
+pub(super) fn ensure(
+    socket: &RouteSocket,
+    tunnel: &Tunnel,
+    mac: Mac,
+    mtu: u32,
+    subnets: &[IpNet],
+) -> Result<Link, TunnelError> {
+    let kind = Vxlan {
+        vni: tunnel.vni,
+        port: tunnel.port.get(),
+        underlay: Some(tunnel.link),
+        local: Some(tunnel.local),
+        learning: false,
+    };
+    let device = match socket.find_link(DEVICE)? {
+        Some(link) if link.alias != MADE => return Err(TunnelError::Foreign),
+        Some(link) if link.kind == LinkKind::Vxlan(kind) => link,
+        other => {
+            if let Some(old) = other {
+                socket.delete_link(&old)?;
+            }
+            let new = NewLink {
+                name: DEVICE,
+                kind: NewKind::Vxlan(kind),
+                below: None,
+                netns: None,
+                mac: Some(mac),
+                mtu: Some(mtu),
+            };
+            socket.create_link(&new)?;
+            socket.link(DEVICE)?
+        }
+    };
+    let mut change = LinkChange::new();
+    if device.alias != MADE {
+        change = change.alias(MADE);
+    }
+    if device.mac != Some(mac) {
+        change = change.mac(mac);
+    }
+    if device.mtu != mtu {
+        change = change.mtu(mtu);
+    }
+    if !device.up {
+        change = change.up();
+    }
+    if !change.is_empty() {
+        socket.change_link(&device, &change)?;
+    }
+    set_addresses(socket, &device, subnets)?;
+    Ok(device)
+}
+
+fn set_addresses(socket: &RouteSocket, device: &Link, subnets: &[IpNet]) -> Result<(), RouteError> {
+    let wanted: BTreeSet<IpNet> = subnets.iter().map(|net| IpNet::from(net.network())).collect();
+    let mut present = BTreeSet::new();
+    for address in socket.addresses(device)?.into_iter().filter(|address| address.global) {
+        if wanted.contains(&address.net) {
+            present.insert(address.net);
+        } else {
+            gone(socket.delete_address(device, address.net))?;
+        }
+    }
+    for net in wanted.difference(&present) {
+        match socket.add_address(device, *net, DuplicateDetection::Skip) {
+            Err(error) if !error.already_exists() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sets FDB entries and neighbours of the device, and deletes others if `prune`. A failed call does not keep the
+/// others back.
+pub(super) fn set_peers(
+    socket: &RouteSocket,
+    device: &Link,
+    tunnel: &Tunnel,
+    prune: bool,
+) -> Vec<RouteError> {
+    let mut errors = Vec::new();
+    let remotes: BTreeMap<Mac, IpAddr> = tunnel.peers.iter().map(|peer| (peer.mac, peer.address)).collect();
+    let hops: BTreeMap<IpAddr, Mac> = tunnel
+        .peers
+        .iter()
+        .flat_map(|peer| peer.gateways.iter().map(|gateway| (*gateway, peer.mac)))
+        .collect();
+    match socket.fdb_entries(device) {
+        Ok(shown) => {
+            let is_right = |entry: &FdbEntry| entry.plain && remotes.get(&entry.mac) == Some(&entry.remote);
+            let wrong: BTreeSet<Mac> =
+                shown.iter().filter(|entry| !is_right(entry)).map(|entry| entry.mac).collect();
+            for mac in &wrong {
+                if prune || remotes.contains_key(mac) {
+                    errors.extend(gone(socket.delete_fdb_entry(device, *mac)).err());
+                }
+            }
+            let right: BTreeSet<Mac> =
+                shown.iter().map(|entry| entry.mac).filter(|mac| !wrong.contains(mac)).collect();
+            for (mac, remote) in remotes.iter().filter(|(mac, _)| !right.contains(mac)) {
+                errors.extend(socket.set_fdb_entry(device, *mac, *remote).err());
+            }
+        }
+        Err(error) => errors.push(error),
+    }
+    match socket.neighbours(device) {
+        Ok(shown) => {
+            for neighbour in shown.iter().filter(|one| prune && !hops.contains_key(&one.address)) {
+                errors.extend(gone(socket.delete_neighbour(device, neighbour.address)).err());
+            }
+            for (address, mac) in hops {
+                let new = Neighbour { address, mac };
+                if !shown.contains(&new) {
+                    errors.extend(socket.set_neighbour(device, new).err());
+                }
+            }
+        }
+        Err(error) => errors.push(error),
+    }
+    errors
+}
+
+/// Deletes the device, if Slipway made it. True if it was there.
+///
+/// # Errors
+/// [`RouteError`] if the kernel refuses.
+pub(super) fn remove(socket: &RouteSocket) -> Result<bool, RouteError> {
+    match socket.find_link(DEVICE)? {
+        Some(link) if link.alias == MADE => gone(socket.delete_link(&link)).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+/// A deletion of what is gone has succeeded.
+pub(super) fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
+    match done {
+        Err(error) if error.is_not_found() => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_has_an_address_of_its_own_that_stays() {
+        let mac = |name: &str| mac_of(&name.parse().unwrap());
+        assert_eq!(mac("node-1"), mac("node-1"));
+        let all: BTreeSet<Mac> = (0..5000).map(|number| mac(&format!("node-{number}"))).collect();
+        assert_eq!(all.len(), 5000);
+        assert!(all.iter().all(|mac| mac.0[0] == 2));
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! `slipwayd run`: the options, and the parts of the agent put together.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use slipwayd::cluster::access::{Access, own_name};
+use slipwayd::cluster::agent::{self, AgentError};
+use slipwayd::cluster::announce::{self, Announcement, Unavailable};
+use slipwayd::cluster::conflist;
+use slipwayd::cluster::desired::{self, TunnelMode};
+use slipwayd::cluster::reconcile::{Failure, Report, Settings};
+use slipwayd::cluster::source::{self, Snapshot};
+use tokio::sync::watch;
+
+/// The largest VNI (RFC 7348, section 5).
+const LARGEST_VNI: u32 = (1 << 24) - 1;
+/// The port of VXLAN (RFC 7348, section 8).
+const VXLAN_PORT: u16 = 4789;
+
+/// The arguments of `slipwayd run`.
+#[derive(Debug)]
+pub(crate) struct Given {
+    settings: Settings,
+    access: Access,
+    removes_conflist: bool,
+}
+
+/// Reads the options.
+///
+/// # Errors
+/// The option and the reason, in words.
+pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
+    let text = |name: &str, default: &str| words.value(name).unwrap_or(default).to_owned();
+    let node = own_name(words.value("--node-name")).map_err(|error| error.to_string())?;
+    let cidrs = |name: &str| -> Result<Vec<IpNet>, String> {
+        let parts = words.values(name).flat_map(|list| list.split(','));
+        parts.map(|part| cidr(part).map_err(|error| format!("{name} {part:?}: {error}"))).collect()
+    };
+    let bad = |name: &str| format!("{name} {:?} is no such number", words.value(name).unwrap_or_default());
+    let vni = text("--vxlan-vni", "1").parse().ok().filter(|vni| (1..=LARGEST_VNI).contains(vni));
+    let paths = desired::Settings {
+        tunnel: match words.value("--tunnel") {
+            Some("always") => TunnelMode::Always,
+            Some("never") => TunnelMode::Never,
+            _ => TunnelMode::Auto,
+        },
+        vni: vni.ok_or_else(|| bad("--vxlan-vni"))?,
+        port: text("--vxlan-port", &VXLAN_PORT.to_string()).parse().map_err(|_| bad("--vxlan-port"))?,
+        pod_cidrs: cidrs("--pod-cidr")?,
+    };
+    let mut without_masquerade = cidrs("--service-cidr")?;
+    without_masquerade.extend(cidrs("--node-cidr")?);
+    let bridge = text("--bridge", "slipway0");
+    if bridge.is_empty()
+        || bridge.len() > 15
+        || bridge.contains(['/', ':'])
+        || bridge.contains(char::is_whitespace)
+    {
+        return Err(format!("--bridge {bridge:?} is no name of a link"));
+    }
+    let settings = Settings {
+        node,
+        paths,
+        network: text("--network-name", "slipway"),
+        bridge,
+        conflist: text("--conflist", "/etc/cni/net.d/10-slipway.conflist").into(),
+        subnet_file: text("--subnet-file", "/run/slipway/subnet.json").into(),
+        cluster_cidrs: cidrs("--cluster-cidr")?,
+        without_masquerade,
+    };
+    let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };
+    Ok(Given { settings, access, removes_conflist: words.has("--remove-conflist") })
+}
+
+/// A prefix without host bits.
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net: IpNet = text.parse().map_err(|_| "not an address with a prefix length".to_owned())?;
+    if net.trunc() == net { Ok(net) } else { Err(format!("it has host bits: {}", net.trunc())) }
+}
+
+/// Runs the agent until `stop` is ready.
+///
+/// # Errors
+/// [`AgentError`].
+pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let Given { settings, access, removes_conflist } = given;
+    let settings = Arc::new(settings);
+    log::info!("node {}: watching the Nodes of the cluster", settings.node);
+    let (snapshots, _counters, follow) = source::follow(access.clone());
+    let (announce, announcements) = watch::channel(Announcement::default());
+    let log = RefCell::new(Log::default());
+    let done = |snapshot: &Snapshot, report: Result<Report, Failure>| {
+        log.borrow_mut().report(snapshot.synced(), &report);
+        if let Ok(report) = report
+            && snapshot.synced()
+        {
+            let own = snapshot.nodes().get(&settings.node);
+            let seen = own.map(|node| node.annotations.clone()).unwrap_or_default();
+            let new = Announcement {
+                unavailable: Some(unavailable(&report)),
+                // Nothing can be written into a Node that is not there.
+                wanted: if own.is_some() { report.announce } else { seen.clone() },
+                seen,
+            };
+            announce.send_if_modified(|old| {
+                let differs = *old != new;
+                *old = new;
+                differs
+            });
+        }
+    };
+    let ended = tokio::select! {
+        ended = agent::run(Arc::clone(&settings), snapshots, stop, done) => ended,
+        // They end with the agent.
+        () = follow => Ok(()),
+        () = announce::follow(access, settings.node.clone(), announcements) => Ok(()),
+    };
+    if removes_conflist {
+        match conflist::remove(&settings.conflist) {
+            Ok(_) => log::info!("removed {}", settings.conflist.display()),
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+    ended
+}
+
+fn unavailable(report: &Report) -> Unavailable {
+    if report.is_ready {
+        return Unavailable::No;
+    }
+    let first = report.errors.first().map(Failure::to_string);
+    Unavailable::Because(first.unwrap_or_else(|| match &report.desired.own {
+        None => "this node has no pod CIDR".to_owned(),
+        Some(_) => "the network is not complete".to_owned(),
+    }))
+}
+
+/// Logs changes, and each trouble once until it is gone.
+#[derive(Debug, Default)]
+struct Log {
+    troubles: BTreeSet<String>,
+    is_synced: bool,
+}
+
+impl Log {
+    fn report(&mut self, synced: bool, report: &Result<Report, Failure>) {
+        if synced && !self.is_synced {
+            log::info!("the list of Nodes is complete");
+        }
+        self.is_synced = synced;
+        let troubles: BTreeSet<String> = match report {
+            Ok(report) => {
+                report.changes.iter().for_each(|change| log::info!("{change}"));
+                // An incomplete list is no reason to complain.
+                report.troubles().filter(|_| synced).collect()
+            }
+            Err(failure) => [failure.to_string()].into(),
+        };
+        troubles.difference(&self.troubles).for_each(|trouble| log::warn!("{trouble}"));
+        self.troubles.difference(&troubles).for_each(|trouble| log::info!("no longer: {trouble}"));
+        self.troubles = troubles;
+    }
+}

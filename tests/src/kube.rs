@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Kubernetes' control plane: an API server with its etcd.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::cluster::Member;
+use crate::daemon::Daemon;
+use crate::pace::within;
+use crate::space::Space;
+
+/// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test` sets it.
+const CONTROL_PLANE: [&str; 2] = ["kube-apiserver", "etcd"];
+
+/// The feature that [`kube_programs`] with [`has_api_server`] checks, for [`crate::skip!`].
+pub const API_SERVER: &str = "kube-apiserver";
+
+/// The token of a user with all rights.
+pub const KUBE_TOKEN: &str = "matrix";
+
+/// etcd's log, as the control plane's namespace sees it.
+const ETCD_LOG: &str = "/run/kube/etcd.log";
+/// The API server's log, likewise.
+const SERVER_LOG: &str = "/run/kube/apiserver.log";
+/// The API server's certificate with that of its own authority, likewise.
+const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
+
+/// The directory with Kubernetes' programs, if it has this one.
+#[must_use]
+pub fn kube_programs(program: &str) -> Option<PathBuf> {
+    let dir = PathBuf::from(std::env::var_os("SLIPWAY_KUBE_DIR")?);
+    dir.join(program).is_file().then_some(dir)
+}
+
+/// True if the directory has an API server and etcd. VMs have none.
+#[must_use]
+pub fn has_api_server(programs: &Path) -> bool {
+    CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
+}
+
+/// An API server with its etcd, in the control plane's namespace.
+#[derive(Debug)]
+pub struct ApiServer<'a> {
+    control: &'a Member,
+    programs: PathBuf,
+    /// Its address.
+    pub url: String,
+    server: Option<Daemon>,
+    _etcd: Daemon,
+}
+
+impl<'a> ApiServer<'a> {
+    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    #[must_use]
+    pub fn start(programs: &Path, control: &'a Member) -> Self {
+        // The server looks for the link of its default route.
+        control.cmd("ip route add default dev eth0");
+        // etcd listens for the API server, and for the tests, on the loopback.
+        control.cmd("ip link set lo up");
+        control.run(|| {
+            std::fs::create_dir("/run/kube").expect("create /run/kube");
+            let tokens = format!("{KUBE_TOKEN},admin,1,system:masters\n");
+            std::fs::write("/run/kube/tokens", tokens).expect("write the tokens");
+            std::fs::write("/run/kube/key", key()).expect("write the key");
+        });
+        let etcd = control.daemon(
+            programs.join("etcd"),
+            &[
+                "--data-dir=/run/kube/etcd",
+                "--unsafe-no-fsync=true",
+                "--listen-peer-urls=http://127.0.0.1:2380",
+            ],
+            ETCD_LOG,
+        );
+        let url = format!("https://{}:6443", control.addresses[0]);
+        let mut server = Self { control, programs: programs.to_owned(), url, server: None, _etcd: etcd };
+        server.resume();
+        server
+    }
+
+    /// Kills the server. etcd keeps its objects.
+    pub fn stop(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server again.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn resume(&mut self) {
+        let v4 = self.control.addresses[0];
+        let address = format!("--bind-address={v4}");
+        let advertised = format!("--advertise-address={v4}");
+        self.server = Some(self.control.daemon(
+            self.programs.join("kube-apiserver"),
+            &[
+                "--etcd-servers=http://127.0.0.1:2379",
+                "--cert-dir=/run/kube/certificates",
+                "--secure-port=6443",
+                &address,
+                &advertised,
+                "--token-auth-file=/run/kube/tokens",
+                "--authorization-mode=AlwaysAllow",
+                "--disable-admission-plugins=ServiceAccount",
+                "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
+                // A load balancer with TCP and UDP ports is an alpha feature in this version.
+                "--feature-gates=IPv6DualStack=true,MixedProtocolLBService=true",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--service-account-key-file=/run/kube/key",
+                "--service-account-signing-key-file=/run/kube/key",
+            ],
+            SERVER_LOG,
+        ));
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Panics
+    /// When it ends, or after four minutes of a usual machine.
+    pub fn wait(&self) {
+        let ready = || self.curl("GET", "application/json", "/readyz", "").0 == Some(0);
+        let server = self.server.as_ref().expect("the server was stopped");
+        wait_until_ready("the API server", self.control, SERVER_LOG, server, ready);
+    }
+
+    /// A kubeconfig for it. Its certificate is checked.
+    ///
+    /// # Panics
+    /// When the server has made no certificate yet.
+    #[must_use]
+    pub fn kubeconfig(&self) -> String {
+        use base64::Engine as _;
+        let certificate = self.control.run(|| std::fs::read(CERTIFICATE)).expect("read the certificate");
+        let authority = base64::engine::general_purpose::STANDARD.encode(certificate);
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [
+                {"name": "test", "cluster": {"server": self.url, "certificate-authority-data": authority}},
+            ],
+            "users": [{"name": "test", "user": {"token": KUBE_TOKEN}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        })
+        .to_string()
+    }
+
+    /// Reads an object.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Value {
+        let (code, reply) = self.curl("GET", "application/json", path, "");
+        assert_eq!(code, Some(0), "GET {path}: {reply}");
+        serde_json::from_str(&reply).expect("the API server replies with JSON")
+    }
+
+    /// Creates an object.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn create(&self, path: &str, object: &Value) {
+        self.expect("POST", "application/json", path, &object.to_string());
+    }
+
+    /// Merges a patch into an object.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn patch(&self, path: &str, patch: &Value) {
+        self.expect("PATCH", "application/merge-patch+json", path, &patch.to_string());
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn delete(&self, path: &str) {
+        self.expect("DELETE", "application/json", path, "");
+    }
+
+    /// Lets etcd forget all former revisions of its objects.
+    ///
+    /// # Panics
+    /// When etcd refuses it.
+    pub fn compact(&self) {
+        let ask = |path: &str, body: Value| -> Value {
+            let url = format!("http://127.0.0.1:2379/v3/kv/{path}");
+            let reply = self.control.cmd_input(
+                &format!("curl --silent --show-error --fail-with-body --max-time 20 --data-binary @- {url}"),
+                &body.to_string(),
+            );
+            serde_json::from_str(&reply).expect("etcd replies with JSON")
+        };
+        let revision = ask("range", json!({"key": "AA=="}))["header"]["revision"].clone();
+        ask("compaction", json!({"revision": revision, "physical": true}));
+    }
+
+    fn expect(&self, method: &str, kind: &str, path: &str, body: &str) {
+        let (code, reply) = self.curl(method, kind, path, body);
+        assert_eq!(code, Some(0), "{method} {path}: {reply}\n{body}");
+    }
+
+    /// The exit code of curl, and the server's reply.
+    fn curl(&self, method: &str, kind: &str, path: &str, body: &str) -> (Option<i32>, String) {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--fail-with-body", "--insecure"]);
+        command.args(["--max-time", &within(Duration::from_secs(20)).as_secs().to_string()]);
+        command.args(["--oauth2-bearer", KUBE_TOKEN, "--request", method]);
+        command.args(["--header", &format!("Content-Type: {kind}"), "--data-binary", "@-"]);
+        command.arg(format!("{}{path}", self.url));
+        let output = self.control.exec(command, body.as_bytes());
+        (output.code, output.stdout + &output.stderr)
+    }
+}
+
+/// Waits until a program is ready.
+///
+/// # Panics
+/// When it ends, or after four minutes of a usual machine.
+pub fn wait_until_ready(name: &str, place: &Space, log: &str, program: &Daemon, ready: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !ready() {
+        assert!(
+            program.runs() && begin.elapsed() < within(Duration::from_secs(240)),
+            "{name} is not ready after {:?}:\n{}",
+            begin.elapsed(),
+            place.cmd(&format!("tail -n 40 {log}")),
+        );
+        // Each look starts programs, which take processor time of the one that is waited for.
+        thread::sleep(within(Duration::from_millis(100)));
+    }
+}
+
+/// A key for the tokens of service accounts, which no test uses: P-256, as RFC 5915 writes it.
+fn key() -> String {
+    use base64::Engine as _;
+    let secret = [7; 32];
+    let mut der = vec![0x30, 0x31, 2, 1, 1, 4, 0x20];
+    der.extend(secret);
+    der.extend([0xa0, 0x0a, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7]);
+    let text = base64::engine::general_purpose::STANDARD.encode(der);
+    format!("-----BEGIN EC PRIVATE KEY-----\n{text}\n-----END EC PRIVATE KEY-----\n")
+}

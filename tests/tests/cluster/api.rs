@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipwayd run` on each node, with a real API server.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, skip, slipwayd,
+};
+use slipwayd::cluster::desired::TunnelMode;
+
+use crate::repairs::until;
+use crate::{CONFLIST, Lab, SUBNET_FILE, all_reach_each_other};
+
+const NODES: &str = "/api/v1/nodes";
+const KUBECONFIG: &str = "/run/kube/config";
+const LOG: &str = "/run/slipwayd.log";
+
+/// The Node as a kubelet registers it, with its pod CIDR.
+fn register(server: &ApiServer<'_>, node: &ClusterNode) {
+    let (name, cidr) = (format!("node-{}", node.number), format!("10.244.{}.0/24", node.number));
+    server.create(
+        NODES,
+        &json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": name },
+            "spec": { "podCIDR": cidr, "podCIDRs": [cidr] },
+            "status": { "addresses": [{ "type": "InternalIP", "address": node.addresses[0] }] },
+        }),
+    );
+}
+
+fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) -> Daemon {
+    node.cmd("mkdir -p /run/kube");
+    node.write(KUBECONFIG, server.kubeconfig());
+    let name = format!("node-{}", node.number);
+    let words = [
+        "run",
+        "--node-name",
+        &name,
+        "--kubeconfig",
+        KUBECONFIG,
+        "--cluster-cidr",
+        "10.244.0.0/16",
+        "--conflist",
+        CONFLIST,
+        "--subnet-file",
+        SUBNET_FILE,
+        "--network-name",
+        "pods",
+        "--tunnel",
+        tunnel,
+    ];
+    node.daemon(slipwayd(), &words, LOG)
+}
+
+fn condition(server: &ApiServer<'_>, node: u8) -> Option<Value> {
+    let object = server.get(&format!("{NODES}/node-{node}"));
+    let all = object["status"]["conditions"].as_array()?;
+    all.iter().find(|condition| condition["type"] == "NetworkUnavailable").cloned()
+}
+
+#[test]
+fn the_agents_make_the_network_of_a_cluster() {
+    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
+        skip!(API_SERVER)
+    };
+    let lab = Lab::new(2, TunnelMode::Always);
+    let server = ApiServer::start(&programs, &lab.cluster.control);
+    server.wait();
+    let agents: Vec<Daemon> = lab.cluster.nodes.iter().map(|node| agent(node, &server, "always")).collect();
+    // An agent without its Node waits.
+    register(&server, lab.node(1));
+    until("the configuration of node 1", || lab.node(1).read(CONFLIST).is_some());
+    assert!(lab.node(2).read(CONFLIST).is_none());
+    register(&server, lab.node(2));
+    let other = |number: u8| format!("10.244.{}.0/24", 3 - number);
+    for number in [1, 2] {
+        until("routes", || lab.node(number).cmd("ip route show").contains(&other(number)));
+        until("the condition", || condition(&server, number).is_some_and(|one| one["status"] == "False"));
+    }
+    let pods = [1, 2].map(|number| (number, lab.pod(number, "web"))).into();
+    all_reach_each_other(&pods);
+    // Killed, the agent leaves all in place; started again, it changes nothing.
+    drop(agents);
+    all_reach_each_other(&pods);
+    let agents: Vec<Daemon> = lab.cluster.nodes.iter().map(|node| agent(node, &server, "always")).collect();
+    let log = |number: u8| lab.node(number).read(LOG).unwrap_or_default();
+    until("a complete list", || [1, 2].into_iter().all(|number| log(number).contains("is complete")));
+    all_reach_each_other(&pods);
+    for number in [1, 2] {
+        assert!(!log(number).contains("route") && !log(number).contains("wrote /"), "{}", log(number));
+    }
+    // A Node that is deleted takes its route with it.
+    server.delete(&format!("{NODES}/node-2"));
+    until("no route", || !lab.node(1).cmd("ip route show").contains("10.244.2.0/24"));
+    assert!(agents.iter().all(Daemon::runs));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(
+        lab.node(2).cmd("ip route show").contains("10.244.1.0/24"),
+        "without its own Node nothing is deleted"
+    );
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
+
+mod api;
+mod repairs;
+mod routes;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde_json::Value;
+use slipway_tests::{Attach, Cluster, ClusterNode, Pod, Proto, at, pod_ranges};
+use slipwayd::cluster::desired::{self, TunnelMode};
+use slipwayd::cluster::nodes::{Annotations, Node, NodeName, Nodes};
+use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
+
+/// The files that the agent writes, on each node's own /run.
+const CONFLIST: &str = "/run/net.d/10-slipway.conflist";
+const SUBNET_FILE: &str = "/run/slipway/subnet.json";
+
+/// Nodes with their agents' settings, and the Nodes that all agents see.
+struct Lab {
+    cluster: Cluster,
+    tunnel: TunnelMode,
+    nodes: Nodes,
+}
+
+impl Lab {
+    fn new(count: u8, tunnel: TunnelMode) -> Self {
+        let cluster = Cluster::without_pod_routes(count, |_| {});
+        let nodes = cluster.nodes.iter().map(|node| (name(node.number), Arc::new(object(node)))).collect();
+        Self { cluster, tunnel, nodes }
+    }
+
+    /// A node, by its number from 1.
+    fn node(&self, number: u8) -> &ClusterNode {
+        &self.cluster.nodes[usize::from(number) - 1]
+    }
+
+    fn settings(&self, number: u8) -> Settings {
+        Settings {
+            node: name(number),
+            paths: desired::Settings {
+                tunnel: self.tunnel,
+                vni: 1,
+                port: 4789.try_into().expect("not 0"),
+                pod_cidrs: Vec::new(),
+            },
+            network: "pods".to_owned(),
+            bridge: "slipway0".to_owned(),
+            conflist: CONFLIST.into(),
+            subnet_file: SUBNET_FILE.into(),
+            cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().expect("a prefix")).into(),
+            without_masquerade: Vec::new(),
+        }
+    }
+
+    /// Compares a node with its desired state.
+    fn compare(&self, number: u8, is_complete: bool) -> Report {
+        let settings = self.settings(number);
+        let report = self.node(number).run(|| reconcile(&self.nodes, is_complete, &settings));
+        report.unwrap_or_else(|failure| panic!("node {number}: {failure}"))
+    }
+
+    /// Compares all nodes until nothing is left to do, taking over what they announce.
+    fn settle(&mut self) {
+        for _ in 0..3 {
+            for number in 1..=u8::try_from(self.nodes.len()).expect("few nodes") {
+                let report = self.compare(number, true);
+                assert!(report.is_ready, "node {number}: {:?}", report.troubles().collect::<Vec<_>>());
+                self.change(number, |node| node.annotations = report.announce.clone());
+            }
+        }
+        for number in 1..=u8::try_from(self.nodes.len()).expect("few nodes") {
+            let report = self.compare(number, true);
+            assert_eq!(report.troubles().collect::<Vec<_>>(), [""; 0], "node {number}");
+            assert_eq!(report.changes, [""; 0], "node {number}: it changes again and again");
+        }
+    }
+
+    fn change(&mut self, number: u8, change: impl FnOnce(&mut Node)) {
+        let node = self.nodes.get_mut(&name(number)).expect("a Node");
+        change(Arc::make_mut(node));
+    }
+
+    /// A pod of a node, by the configuration that the agent wrote, and its addresses.
+    fn pod(&self, number: u8, name: &str) -> (Pod, Vec<IpAddr>) {
+        let node = self.node(number);
+        let list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
+        let pod = node.pod(name);
+        let added = node.network(list).add(&Attach::new(&pod));
+        let result = added.unwrap_or_else(|failure| panic!("{failure:?}"));
+        let ips = result["ips"].as_array().expect("addresses").iter();
+        let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
+        (pod, ips.map(|ip| address(ip).expect("an address")).collect())
+    }
+}
+
+fn name(number: u8) -> NodeName {
+    format!("node-{number}").parse().expect("a name")
+}
+
+/// The Node of a cluster's node.
+fn object(node: &ClusterNode) -> Node {
+    Node {
+        name: name(node.number),
+        created: Some(i64::from(node.number)),
+        pod_cidrs: pod_ranges(node.number).iter().map(|range| range.parse().expect("a prefix")).collect(),
+        addresses: node.addresses.to_vec(),
+        annotations: Annotations::default(),
+        unusable: Vec::new(),
+    }
+}
+
+/// Each pod asks each other one at each address, and is seen with its own.
+fn all_reach_each_other(pods: &BTreeMap<u8, (Pod, Vec<IpAddr>)>) {
+    for (to, (server, addresses)) in pods {
+        for address in addresses {
+            let listen = at(*address, 8080).to_string();
+            let who = format!("node-{to}");
+            let _serving = [Proto::Tcp, Proto::Udp].map(|proto| server.serve(proto, &listen, &who));
+            for (from, (client, own)) in pods.iter().filter(|(from, _)| *from != to) {
+                for proto in [Proto::Tcp, Proto::Udp] {
+                    let answer = client.expect(proto, at(*address, 8080), &who);
+                    assert!(own.contains(&answer.peer.ip()), "node {from} to {to}: seen as {}", answer.peer);
+                }
+            }
+        }
+    }
+}

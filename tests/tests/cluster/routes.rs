@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Routes and tunnel after one comparison.
+
+use std::net::UdpSocket;
+
+use slipway_tests::{Proto, at, patience};
+use slipwayd::cluster::desired::TunnelMode;
+use slipwayd::cluster::routes::PROTOCOL;
+
+use crate::{Lab, all_reach_each_other, name};
+
+fn pods_of_all_nodes_reach_each_other(tunnel: TunnelMode, mtu: &str) {
+    let mut lab = Lab::new(3, tunnel);
+    lab.settle();
+    let pods = (1..=3).map(|number| (number, lab.pod(number, "web"))).collect();
+    all_reach_each_other(&pods);
+    let (pod, _) = &pods[&1];
+    assert_eq!(pod.link("eth0")["mtu"].to_string(), mtu);
+    // The largest packet passes, whole: Linux sets DF for UDP.
+    let (server, peer) = &pods[&2];
+    for (address, headers) in peer.iter().zip([28, 48]) {
+        let receiver = server.run(|| UdpSocket::bind(at(*address, 9000))).expect("a socket");
+        receiver.set_read_timeout(Some(patience())).expect("a time limit");
+        let payload = vec![7; mtu.parse::<usize>().expect("a number") - headers];
+        let sent = pod.run(|| {
+            let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            UdpSocket::bind(any)?.send_to(&payload, at(*address, 9000))
+        });
+        assert_eq!(sent.expect("it is sent"), payload.len());
+        let mut buffer = [0; 2000];
+        assert_eq!(receiver.recv(&mut buffer).expect("it arrives"), payload.len());
+    }
+}
+
+#[test]
+fn pods_of_all_nodes_reach_each_other_by_the_link() {
+    pods_of_all_nodes_reach_each_other(TunnelMode::Auto, "1500");
+}
+
+#[test]
+fn pods_of_all_nodes_reach_each_other_by_vxlan() {
+    pods_of_all_nodes_reach_each_other(TunnelMode::Always, "1450");
+}
+
+#[test]
+fn a_node_reaches_the_pods_of_others_and_is_seen_by_an_address_that_they_reach() {
+    for tunnel in [TunnelMode::Auto, TunnelMode::Always] {
+        let mut lab = Lab::new(2, tunnel);
+        lab.settle();
+        let (pod, addresses) = lab.pod(2, "web");
+        for address in addresses {
+            let _serving = pod.serve(Proto::Tcp, &at(address, 80).to_string(), "web");
+            lab.node(1).expect(Proto::Tcp, at(address, 80), "web");
+        }
+    }
+}
+
+#[test]
+fn a_node_that_goes_takes_its_routes_and_no_others() {
+    for tunnel in [TunnelMode::Auto, TunnelMode::Always] {
+        let mut lab = Lab::new(3, tunnel);
+        lab.settle();
+        let node = lab.node(1);
+        let via = node.addresses[0];
+        // Another program's, to a prefix that no node has, and one of ours in an unknown place.
+        node.cmd("ip route add 10.250.0.0/24 via 192.168.50.12 proto bird");
+        node.cmd(&format!("ip route add 10.251.0.0/24 via 192.168.50.12 proto {PROTOCOL} metric 7"));
+        let routes =
+            |lab: &Lab| lab.node(1).cmd("ip route show table main") + &lab.node(1).cmd("ip -6 route show");
+        lab.nodes.remove(&name(3));
+        lab.compare(1, false);
+        let shown = routes(&lab);
+        assert!(
+            shown.contains("10.244.3.0/24") && shown.contains("10.251.0.0/24"),
+            "incomplete list: {shown}"
+        );
+        lab.compare(1, true);
+        let shown = routes(&lab);
+        for gone in ["10.244.3.0/24", "fd44:0:0:3::/64", "10.251.0.0/24"] {
+            assert!(!shown.contains(gone), "{gone} via {via}: {shown}");
+        }
+        for left in ["10.244.2.0/24", "fd44:0:0:2::/64", "10.250.0.0/24"] {
+            assert!(shown.contains(left), "{left}: {shown}");
+        }
+        if tunnel == TunnelMode::Always {
+            let (fdb, neighbours) = (
+                lab.node(1).cmd("bridge fdb show dev slipway-vxlan"),
+                lab.node(1).cmd("ip neigh show dev slipway-vxlan"),
+            );
+            assert!(fdb.contains("192.168.50.12") && !fdb.contains("192.168.50.13"), "{fdb}");
+            assert!(neighbours.contains("10.244.2.0") && !neighbours.contains("10.244.3.0"), "{neighbours}");
+        }
+    }
+}
+
+#[test]
+fn without_its_own_node_nothing_is_deleted() {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    lab.settle();
+    lab.nodes.clear();
+    let report = lab.compare(1, true);
+    assert!(!report.is_ready && report.changes.is_empty(), "{report:?}");
+    assert!(lab.node(1).cmd("ip route show").contains("10.244.2.0/24"));
+}
+
+#[test]
+fn a_node_with_another_address_is_followed() {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    lab.settle();
+    lab.node(2).cmd("ip address add 192.168.50.77/24 dev eth0");
+    lab.change(2, |node| node.addresses[0] = "192.168.50.77".parse().expect("an address"));
+    let report = lab.compare(1, true);
+    assert_eq!(report.changes, ["replaced route 10.244.2.0/24 via 192.168.50.77 metric 512"]);
+    let shown = lab.node(1).cmd("ip route show 10.244.2.0/24");
+    assert!(shown.contains("via 192.168.50.77") && shown.lines().count() == 1, "{shown}");
+}
+
+#[test]
+fn another_programs_route_stays_and_is_reported() {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    let foreign = "10.244.2.0/24 via 192.168.50.9 dev eth0 proto bird";
+    lab.node(1).cmd(&format!("ip route add {foreign}"));
+    let report = lab.compare(1, true);
+    let troubles: Vec<String> = report.troubles().collect();
+    assert_eq!(troubles, ["another program (protocol 12) has a route to 10.244.2.0/24; packets take it"]);
+    let shown = |lab: &Lab| lab.node(1).cmd("ip route show 10.244.2.0/24 proto bird");
+    let before = shown(&lab);
+    assert!(before.contains("via 192.168.50.9"), "{before}");
+    // Not when our route is replaced or deleted, either.
+    lab.change(2, |node| node.addresses[0] = "192.168.50.77".parse().expect("an address"));
+    lab.compare(1, true);
+    lab.nodes.remove(&name(2));
+    lab.compare(1, true);
+    assert_eq!(shown(&lab), before);
+}
+
+#[test]
+fn a_node_with_another_subnet_gives_new_pods_the_new_one() {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    lab.settle();
+    let (old, _) = lab.pod(1, "old");
+    lab.change(1, |node| node.pod_cidrs[0] = "10.244.7.0/24".parse().expect("a prefix"));
+    for number in [1, 2] {
+        lab.compare(number, true);
+    }
+    let (_new, addresses) = lab.pod(1, "new");
+    assert!(addresses[0].to_string().starts_with("10.244.7."), "{addresses:?}");
+    // The running pod still has its gateway, and reaches the new one.
+    old.ping("10.244.1.1".parse().expect("an address")).expect("the gateway replies");
+    old.ping(addresses[0]).expect("the new pod replies");
+}
