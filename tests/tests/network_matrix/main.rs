@@ -20,9 +20,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 
-use slipway_tests::{IPVS, Proto, QUICK, has_ipvs, needs, patience, skip};
+use slipway_tests::{ApiServer, IPVS, Proto, QUICK, has_api_server, has_ipvs, needs, patience, skip};
 
-use kube::{ApiServer, KUBE_PROXY, Mode};
+use kube::{KUBE_PROXY, Mode};
 use rows::{From, ROWS, ROWS_OF_IPVS, Row, Seen, To};
 use world::World;
 
@@ -95,10 +95,10 @@ fn rows_with_kube_proxy_in_mode_ipvs(backend: Backend) {
 fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     let world = World::new(backend, |_| {});
     let mut real = None;
-    let url = if kube::has_api_server(programs) {
+    let url = if has_api_server(programs) {
         let server = real.insert(ApiServer::start(programs, &world.cluster.control));
         server.wait();
-        server.publish(&world.cluster);
+        kube::publish(server, &world.cluster);
         server.url.clone()
     } else {
         objects::serve(&world.cluster)

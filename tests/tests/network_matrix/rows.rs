@@ -80,7 +80,10 @@ pub(crate) enum To {
     HostPort(usize),
     LoopbackHostPort,
     Node,
+    /// The ports of the clusterIP, but for those of [`To::ClusterIpAtNodePort`].
     ClusterIp(&'static Service),
+    /// The ports of the clusterIP that have the number of a nodePort.
+    ClusterIpAtNodePort(&'static Service),
     NodePort(&'static Service, usize),
     LoopbackNodePort(&'static Service),
     Balancer(&'static Service, usize),
@@ -109,6 +112,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("hostPort, 127.0.0.1", To::LoopbackHostPort,             [NotAsked, NotAsked, NotAsked, Bridge,   Closed,   NotAsked]),
     row("its node", To::Node,                                    [Client,   Client,   Second,   Client,   Second,   Client]),
     row("clusterIP", To::ClusterIp(&CLUSTER),                    [Bridge,   Client,   Client,   Bridge,   Second,   NotAsked]),
+    row("clusterIP, number of a nodePort", To::ClusterIpAtNodePort(&CLUSTER), [Bridge, Client, Client, Bridge, Second, NotAsked]),
     row("clusterIP, policy Local", To::ClusterIp(&LOCAL),        [Bridge,   Client,   Client,   Bridge,   Second,   NotAsked]),
     row("clusterIP of a server on its node", To::ClusterIp(&ON_NODE), [Client, Client, Second,  First,    Second,   NotAsked]),
     row("nodePort, its node", To::NodePort(&CLUSTER, 0),         [Bridge,   Bridge,   Bridge,   Bridge,   Bridge,   Bridge]),
@@ -129,6 +133,7 @@ pub(crate) const ROWS: &[Row] = &[
 /// The rows of [`ROWS`] that differ in kube-proxy's mode IPVS.
 #[rustfmt::skip]
 pub(crate) const ROWS_OF_IPVS: &[Row] = &[
+    row("clusterIP, number of a nodePort", To::ClusterIpAtNodePort(&CLUSTER), [Bridge, Bridge, Second, Bridge, Second, NotAsked]),
     row("nodePort, 127.0.0.1", To::LoopbackNodePort(&CLUSTER),   [NotAsked, NotAsked, NotAsked, Closed,   Closed,   NotAsked]),
     row("nodePort, policy Local, its node", To::NodePort(&LOCAL, 0), [Bridge, Client, Second,   First,   Second,   Client]),
     row("nodePort, policy Local, the other node", To::NodePort(&LOCAL, 1), [Closed, Closed, Closed, Closed, Closed, Closed]),
@@ -149,7 +154,11 @@ impl To {
     pub(crate) fn is_service(&self) -> bool {
         matches!(
             self,
-            Self::ClusterIp(_) | Self::NodePort(..) | Self::LoopbackNodePort(_) | Self::Balancer(..)
+            Self::ClusterIp(_)
+                | Self::ClusterIpAtNodePort(_)
+                | Self::NodePort(..)
+                | Self::LoopbackNodePort(_)
+                | Self::Balancer(..)
         )
     }
 
@@ -177,7 +186,14 @@ impl To {
             Self::HostPort(index) => all(node(*index), &HOST_PORTS),
             Self::LoopbackHostPort => loopback(&HOST_PORTS),
             Self::Node => all(node(0), &[NODE_PORT]),
-            Self::ClusterIp(service) => all(parse(service.cluster_ips[family]), &service.own_ports()),
+            Self::ClusterIp(service) | Self::ClusterIpAtNodePort(service) => {
+                let of_node_port = matches!(self, Self::ClusterIpAtNodePort(_));
+                // Only this one has a row of its own for them: kube-proxy treats the others alike.
+                let is_split = service.name == CLUSTER.name;
+                let mut ports = service.own_ports();
+                ports.retain(|port| !is_split || service.node_ports().contains(port) == of_node_port);
+                all(parse(service.cluster_ips[family]), &ports)
+            }
             Self::NodePort(service, index) => all(node(*index), &service.node_ports()),
             Self::LoopbackNodePort(service) => loopback(&service.node_ports()),
             Self::Balancer(service, by) => all(parse(service.balancers[*by][family]), &service.own_ports()),
