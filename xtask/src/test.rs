@@ -572,7 +572,7 @@ mod tests {
         }
         let parse = |words: &str| Line::try_parse_from(words.split(' ')).map(|line| line.args);
         let kube = parse("test --kube").unwrap();
-        assert_eq!((kube.suites(), kube.is_part()), (vec!["network_matrix".to_owned()], true));
+        assert_eq!((kube.suites(), kube.is_part()), (kube::SUITES.map(str::to_owned).to_vec(), true));
         assert!(kube.kube.is_some_and(|more| more.is_empty()));
         let more = parse("test --kube=kubelet,kube-scheduler --filter network_matrix::rows_with").unwrap();
         assert_eq!(more.suites(), ["network_matrix"]);

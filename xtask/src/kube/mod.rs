@@ -19,7 +19,7 @@ use build::Build;
 pub(crate) const VARIABLE: &str = "SLIPWAY_KUBE_DIR";
 
 /// The suites with tests that need the programs.
-pub(crate) const SUITES: [&str; 1] = ["network_matrix"];
+pub(crate) const SUITES: [&str; 3] = ["network_matrix", "cluster_nodes", "cluster"];
 
 /// A program of Debian's source package `kubernetes`, which no binary package has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::run::{self, tool};
 use crate::vm_test::cpio::Archive;
 use crate::vm_test::fetch::{Ready, matches};
+use crate::vm_test::parts::Part;
 use crate::vm_test::programs::Programs;
 use crate::workspace;
 
@@ -56,11 +57,13 @@ const TOOLS: &[&str] = &[
     "iptables-restore",
     "iptables-save",
     "ipvsadm",
+    "kill",
     "kmod",
     "ln",
     "ls",
     "lsmod",
     "mkdir",
+    "mkfifo",
     "mknod",
     "modprobe",
     "mount",
@@ -110,6 +113,7 @@ const REFERENCE: &[&str] = &[
     "host-device",
     "host-local",
     "ipvlan",
+    "loopback",
     "macvlan",
     "portmap",
     "ptp",
@@ -238,6 +242,7 @@ pub(crate) fn write(
     path: &Path,
     userland: &Userland,
     programs: &Programs,
+    part: &Part<'_>,
     kernel: &Ready,
     modules: &BTreeSet<PathBuf>,
     plan: &Plan,
@@ -270,7 +275,7 @@ pub(crate) fn write(
     if let Some(peer) = &programs.peer {
         archive.tree(Path::new(PEER), peer, |_| true)?;
     }
-    for test in &programs.tests {
+    for test in &part.tests {
         archive.file(&Path::new(TESTS).join(&test.name), &test.path)?;
     }
     let inside = Path::new("/usr/lib/modules").join(&kernel.release);
@@ -335,6 +340,47 @@ fn closure(dep: &str, softdep: &str, patterns: &[String]) -> BTreeSet<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm_test::kernels::Kernels;
+
+    /// The programs that tests start by name, as the first word of a command.
+    fn started(path: &Path, found: &mut BTreeSet<String>) {
+        let text = match fs::read_dir(path) {
+            Ok(entries) => return entries.for_each(|entry| started(&entry.unwrap().path(), found)),
+            Err(_) => fs::read_to_string(path).unwrap(),
+        };
+        for call in ["cmd(", "cmd_input("] {
+            for (at, _) in text.match_indices(call) {
+                let rest = text[at + call.len()..]
+                    .trim_start()
+                    .trim_start_matches('&')
+                    .trim_start_matches("format!(");
+                let Some(command) = rest.trim_start().strip_prefix('"') else { continue };
+                let word = command.split(['"', ' ', '\n']).next().unwrap();
+                // One with a placeholder is not known here.
+                if !word.contains(['{', '/', '\\']) && !word.is_empty() {
+                    found.insert(word.to_owned());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_programs_that_tests_start_are_in_the_vms() {
+        let mut found = BTreeSet::new();
+        started(&workspace::root().join("tests/src"), &mut found);
+        let list = Kernels::load().unwrap();
+        for entry in fs::read_dir(workspace::root().join("tests/tests")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            if list.left_out.iter().all(|one| one.suite != name) {
+                started(&path, &mut found);
+            }
+        }
+        // For an API server, which VMs do not have.
+        found.remove("curl");
+        let missing: Vec<&String> = found.iter().filter(|name| !TOOLS.contains(&name.as_str())).collect();
+        assert!(found.len() > 20 && missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn libraries_are_found_in_what_ldd_prints() {

@@ -32,6 +32,9 @@ pub(crate) struct Kernels {
     /// Test programs that need kube-proxy, which is on a disk of the VM.
     #[serde(default)]
     pub(crate) kubernetes: Vec<String>,
+    /// Test programs that run `slipwayd`, which is built for the VMs of these only.
+    #[serde(default)]
+    pub(crate) slipwayd: Vec<String>,
     /// Features that all VMs lack because of their programs, not of their kernels.
     #[serde(default)]
     pub(crate) anywhere: Vec<Missing>,
@@ -173,6 +176,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn kernel() -> Kernel {
         Kernel {
@@ -185,6 +189,30 @@ mod tests {
                 reason: "it came with 6.7".to_owned(),
             }],
         }
+    }
+
+    #[test]
+    fn the_test_programs_that_run_slipwayd_are_listed() {
+        let list = Kernels::load().unwrap();
+        let folder = workspace::root().join("tests/tests");
+        let files = |suite: &Path| -> Vec<PathBuf> {
+            if suite.is_dir() {
+                fs::read_dir(suite).unwrap().map(|entry| entry.unwrap().path()).collect()
+            } else {
+                vec![suite.to_owned()]
+            }
+        };
+        let runs_it = |suite: &PathBuf| {
+            let mut rust =
+                files(suite).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
+            rust.any(|path| fs::read_to_string(path).unwrap().contains("slipwayd()"))
+        };
+        let suites = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let name = |suite: PathBuf| suite.file_stem().unwrap().to_str().unwrap().to_owned();
+        let mut found: Vec<String> = suites.filter(runs_it).map(name).collect();
+        found.retain(|name| list.left_out.iter().all(|one| one.suite != *name));
+        found.sort();
+        assert_eq!(found, list.slipwayd);
     }
 
     #[test]

@@ -8,12 +8,13 @@ mod fetch;
 mod image;
 pub(crate) mod kernels;
 mod outcome;
+mod parts;
 mod programs;
 mod qemu;
 mod record;
 mod report;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
 use outcome::{Outcome, Status};
+use parts::Part;
 use programs::Programs;
 use qemu::{Accelerator, Qemu, Vm};
 use record::Record;
@@ -66,7 +68,7 @@ pub(crate) struct Args {
     /// Fail when a kernel cannot be run, instead of skipping it
     #[arg(long)]
     require: bool,
-    /// VMs at a time
+    /// VMs at a time: a kernel's test programs are divided among as many
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     jobs: u8,
     /// The accelerator of the emulator (detected, when not given)
@@ -193,13 +195,13 @@ fn run_in_vms<'a>(
     stages: &Stages,
 ) -> Result<Vec<Row<'a>>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
-    let mut ready = VecDeque::new();
+    let mut ready = Vec::new();
     let refresh = if args.refresh { Refresh::Yes } else { Refresh::No };
     for kernel in wanted {
         stages.run(&format!("kernel {}", kernel.name), |_| match fetch::fetch(kernel, refresh) {
             Ok(fetched) => {
                 let release = fetched.release.clone();
-                ready.push_back((*kernel, fetched));
+                ready.push((*kernel, fetched));
                 Ok(release)
             }
             Err(e) => {
@@ -218,8 +220,8 @@ fn run_in_vms<'a>(
         Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
     })?;
     let wanted_suites = if args.smoke { &list.smoke } else { &args.suite };
-    let on_disk = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
-    let kubernetes = match list.kubernetes.iter().any(on_disk) {
+    let is_wanted = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
+    let kubernetes = match list.kubernetes.iter().any(is_wanted) {
         true => kube::provide(None, stages, args.require)?,
         false => None,
     };
@@ -227,14 +229,15 @@ fn run_in_vms<'a>(
     stages.run("build for VMs", |log| {
         let _lock = Lock::take(&build_lock()?)?;
         let only: &[String] = if args.smoke { &list.smoke } else { &[] };
-        let mut programs = programs::build(log, args.peer.as_deref(), only)?;
+        let agent = list.slipwayd.iter().any(is_wanted);
+        let mut programs = programs::build(log, args.peer.as_deref(), only, agent)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         if let Some(unknown) =
             wanted_suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
         {
             return Err(Error::Failed(format!("no test program is called {unknown}")));
         }
-        programs.tests.retain(|own| wanted_suites.is_empty() || wanted_suites.contains(&own.name));
+        programs.tests.retain(|own| is_wanted(&own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
         let userland = Userland::find(&paths, reference.as_deref())?;
         let disk = kubernetes.as_deref().map(disk::write).transpose()?;
@@ -245,7 +248,7 @@ fn run_in_vms<'a>(
     let Some((programs, userland, disk)) = built else { return Ok(rows) };
     let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland, disk };
     stages.run("VMs", |log| {
-        rows.extend(bench.run_all(ready, &log.file)?);
+        rows.extend(bench.run_all(&ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
     })?;
     // As in the list, whatever was ready first.
@@ -286,18 +289,24 @@ fn build_lock() -> Result<PathBuf> {
 
 impl Bench<'_> {
     /// Runs the VMs, a few at a time.
-    fn run_all<'k>(&self, ready: VecDeque<(&'k Kernel, Ready)>, log: &File) -> Result<Vec<Row<'k>>> {
-        let queue = Mutex::new(ready);
-        let done = Mutex::new(Vec::new());
+    fn run_all<'k>(&self, ready: &[(&'k Kernel, Ready)], log: &File) -> Result<Vec<Row<'k>>> {
+        let mut queue = VecDeque::new();
+        for (at, (kernel, _)) in ready.iter().enumerate() {
+            queue.extend(self.parts(kernel)?.into_iter().map(|part| (at, part)));
+        }
+        let queue = Mutex::new(queue);
+        let done: Mutex<BTreeMap<usize, Vec<Outcome>>> = Mutex::default();
         thread::scope(|scope| {
             let workers: Vec<_> = (0..self.args.jobs)
                 .map(|_| {
                     scope.spawn(|| {
                         loop {
                             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                            let Some((kernel, ready)) = next else { return Ok(()) };
-                            let outcome = self.run_one(kernel, &ready, log)?;
-                            done.lock().unwrap_or_else(PoisonError::into_inner).push((kernel, Ok(outcome)));
+                            let Some((at, part)) = next else { return Ok(()) };
+                            let (kernel, ready) = &ready[at];
+                            let outcome = self.run_one(kernel, ready, &part, log)?;
+                            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                            done.entry(at).or_default().push(outcome);
                         }
                     })
                 })
@@ -306,26 +315,35 @@ impl Bench<'_> {
                 worker.join().unwrap_or_else(|_| Err(Error::Failed("the thread of a VM panicked".to_owned())))
             })
         })?;
-        Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(done.into_iter().map(|(at, parts)| (ready[at].0, Ok(Outcome::join(parts)))).collect())
     }
 
-    fn run_one(&self, kernel: &Kernel, ready: &Ready, log: &File) -> Result<Outcome> {
-        let dir = kernels::cache()?.join("runs").join(&kernel.name);
+    /// The test programs of a kernel, divided among the VMs that run at a time.
+    fn parts(&self, kernel: &Kernel) -> Result<Vec<Part<'_>>> {
+        let known = Record::known(&kernel.name)?.map(|row| row.suites).unwrap_or_default();
+        let times = known.iter().map(|suite| (suite.name.as_str(), suite.millis)).collect();
+        Ok(parts::divide(&self.programs.tests, &times, usize::from(self.args.jobs)))
+    }
+
+    fn run_one(&self, kernel: &Kernel, ready: &Ready, part: &Part<'_>, log: &File) -> Result<Outcome> {
+        let dir = kernels::cache()?.join("runs").join(&kernel.name).join(part.folder());
         fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
         // Another run may use the same kernel, or rebuild the programs.
         let _own = Lock::take(&dir.join("lock"))?;
-        let plan = self.plan(&kernel.name);
+        let disk = self.disk.as_deref().filter(|_| part.has_any(&self.list.kubernetes));
+        let plan = self.plan(&kernel.name, part, disk.is_some());
         let initramfs = dir.join("initramfs.cpio");
         let mut patterns = self.list.modules.clone();
-        patterns.extend(self.disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
+        patterns.extend(disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
         let modules = image::modules(ready, &patterns)?;
         let unchanged = Lock::share(&build_lock()?)?;
-        image::write(&initramfs, &self.userland, &self.programs, ready, &modules, &plan)?;
+        image::write(&initramfs, &self.userland, &self.programs, part, ready, &modules, &plan)?;
         drop(unchanged);
         let vm = Vm {
             image: &ready.image,
             initramfs: &initramfs,
-            disk: self.disk.as_deref(),
+            disk,
             dir: &dir,
             nonce: &plan.nonce,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
@@ -363,7 +381,7 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    /// Keeps the row of a run.
+    /// Keeps the row of a VM's run.
     fn keep(&self, outcome: &Outcome) -> Result<()> {
         let is_left_out = |name: &String| self.list.left_out.iter().any(|one| one.suite == *name);
         match Record::of(outcome, &self.sources, &record::today()) {
@@ -372,8 +390,8 @@ impl Bench<'_> {
         }
     }
 
-    fn plan(&self, kernel: &str) -> Plan {
-        let suites = self.programs.tests.iter().map(|test| {
+    fn plan(&self, kernel: &str, part: &Part<'_>, has_disk: bool) -> Plan {
+        let suites = part.tests.iter().map(|test| {
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { THREADS };
             let mut args = vec![format!("--test-threads={threads}"), "--color=never".to_owned()];
@@ -403,7 +421,7 @@ impl Bench<'_> {
         if self.programs.peer.is_some() {
             env.push(("SLIPWAY_PEER_DIR".to_owned(), image::PEER.to_owned()));
         }
-        let disk = self.disk.as_ref().map(|_| image::KUBERNETES.to_owned());
+        let disk = has_disk.then(|| image::KUBERNETES.to_owned());
         env.extend(disk.iter().map(|dir| (kube::VARIABLE.to_owned(), dir.clone())));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nonce =

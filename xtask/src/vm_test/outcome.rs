@@ -15,7 +15,7 @@ const TAIL: usize = 60;
 /// The beginning of a measurement's line.
 const FIGURE: &str = "figure: ";
 
-/// The verdict on a kernel's run.
+/// The verdict on a kernel's run, or on that of one of its VMs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     pub(crate) kernel: String,
@@ -57,6 +57,25 @@ impl Outcome {
     /// True if there was no problem.
     pub(crate) fn passed(&self) -> bool {
         self.problems.is_empty()
+    }
+
+    /// The outcome of a kernel whose test programs were divided among VMs.
+    pub(crate) fn join(parts: Vec<Self>) -> Self {
+        parts
+            .into_iter()
+            .reduce(|mut all, part| {
+                if all.release.is_empty() {
+                    all.release = part.release;
+                }
+                all.boot = all.boot.max(part.boot);
+                all.took = all.took.max(part.took);
+                all.suites.extend(part.suites);
+                all.problems.extend(part.problems);
+                all.evidence.extend(part.evidence);
+                all.figures.extend(part.figures);
+                all
+            })
+            .unwrap_or_default()
     }
 
     /// The number of tests with this result.
@@ -323,6 +342,18 @@ mod tests {
         let expected =
             [("a::one", Status::Passed), ("a::two", Status::Passed), ("b::three", Status::Skipped)];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_kernel_passes_only_if_all_its_vms_do() {
+        let good = outcome(|_| {}, "");
+        let bad = outcome(|events| drop(events.pop()), "");
+        let both = Outcome::join(vec![good.clone(), bad]);
+        assert!(!both.passed() && both.suites.len() == 2 && both.release == good.release);
+        let silent = Outcome { problems: vec!["nothing came".to_owned()], ..Outcome::default() };
+        let both = Outcome::join(vec![silent, good.clone()]);
+        assert!(!both.passed() && both.release == good.release);
+        assert!(Outcome::join(vec![good.clone(), good]).passed());
     }
 
     #[test]

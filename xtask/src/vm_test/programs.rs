@@ -36,20 +36,24 @@ pub(crate) struct Programs {
 }
 
 /// Builds everything. The plugins are the static release build, as it is shipped; the tests are the debug build, as
-/// outside of VMs. `only` names network suites; if it is empty, all programs of [`PACKAGES`] are built.
+/// outside of VMs. `only` names network suites; if it is empty, all programs of [`PACKAGES`] are built. `agent` adds `slipwayd`.
 ///
 /// # Errors
 /// A build that fails.
-pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String]) -> Result<Programs> {
+pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String], agent: bool) -> Result<Programs> {
     let dir = workspace::scratch("vm")?;
     crate::ebpf::ensure(|command| run::log(command, &log.file))?;
     // First: `cargo xtask test` has built them, and its lints hold cargo's lock for long.
     let tests = tests(&dir, only, log)?;
     let mut own = build::static_build(&[INIT.0, "slipway"])?;
     run::log(&mut own, &log.file)?;
-    run::log(&mut Flavour::Static.cargo_build_agent()?, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);
     let plugins = plugin_dir(&dir, log)?;
+    if agent {
+        run::log(&mut Flavour::Static.cargo_build_agent()?, &log.file)?;
+        let agent = Flavour::Static.agent();
+        fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
+    }
     let names = tests.iter().map(|test| test.name.clone()).collect();
     Ok(Programs { tests, names, init, plugins, peer: peer.map(Path::to_owned) })
 }
@@ -71,7 +75,7 @@ fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
     Ok(tests)
 }
 
-/// A plugin directory, made by the binary itself, with `slipwayd`.
+/// A plugin directory, made by the binary itself.
 fn plugin_dir(dir: &Path, log: &Log) -> Result<PathBuf> {
     let plugins = dir.join("bin");
     if plugins.exists() {
@@ -79,7 +83,5 @@ fn plugin_dir(dir: &Path, log: &Log) -> Result<PathBuf> {
     }
     let mut install = Command::new(Flavour::Static.binary());
     run::log(install.args(["install", "--to"]).arg(&plugins), &log.file)?;
-    let agent = Flavour::Static.agent();
-    fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     Ok(plugins)
 }

@@ -186,9 +186,10 @@ impl Qemu {
 }
 
 /// The VM's memory in MiB, for an initramfs of that many bytes. The kernel unpacks it while it is in memory itself, into
-/// a file system that may fill half of the memory.
+/// a file system that may fill half of the memory. The rest is for the tests that run at a time: each may have BPF maps
+/// of its own.
 fn memory(initramfs: u64) -> u64 {
-    1024.max(512 + 3 * (initramfs >> 20))
+    1536 + 2 * (initramfs >> 20)
 }
 
 fn fetch(root: &Path) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::run::{self, tool};
 use crate::vm_test::kernels;
 use crate::vm_test::outcome::{Outcome, Status, SuiteOutcome};
-use crate::workspace;
+use crate::workspace::{self, Lock};
 
 /// The file with a kernel's row, next to the output of its last run.
 const FILE: &str = "row.json";
@@ -146,6 +146,8 @@ impl Record {
         let path = here(&self.kernel)?;
         fs::create_dir_all(path.parent().unwrap_or(&path))
             .map_err(|e| Error::file("create the directory of", &path, e))?;
+        // Another VM of this kernel may end now.
+        let _alone = Lock::take(&path.with_extension("lock"))?;
         let mut row = match Self::read(&path) {
             Some(earlier) => self.with(earlier),
             None => self,
