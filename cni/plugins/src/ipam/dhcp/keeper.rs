@@ -119,9 +119,8 @@ fn pause(before: Phase, after: Phase, pauses: &mut Pauses) -> Duration {
     match (before, after) {
         (_, Phase::Bound(wait)) => wait,
         // Each phase begins at its time (RFC 2131, section 4.4.5), even if the last try took all time before it.
-        (Phase::Renewing(_), Phase::Rebinding(_) | Phase::Expired) | (Phase::Rebinding(_), Phase::Expired) => {
-            Duration::ZERO
-        }
+        (Phase::Renewing(_), Phase::Rebinding(_) | Phase::Expired)
+        | (Phase::Rebinding(_), Phase::Expired) => Duration::ZERO,
         (_, Phase::Renewing(left) | Phase::Rebinding(left)) => pauses.next().min(left),
         (_, Phase::Expired) => pauses.next(),
     }
