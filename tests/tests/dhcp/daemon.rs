@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 use slipway_tests::{Attach, slipway, within};
 
-use crate::server::{RELEASE, Reply, Rules, Server};
+use crate::server::{RELEASE, Reply, Rules, Server, soon};
 use crate::stage::{SOCKET, STATE, Stage, address, is_up};
 
 /// The next daemon continues with the leases, no matter how the last one ended.
@@ -382,7 +382,7 @@ fn the_units_capabilities_are_enough() {
         line.split_whitespace().map(|name| name.replace("CAP_", "+").to_lowercase()).collect();
     let set = format!("-all,{}", kept.join(","));
     let stage = Stage::new();
-    let server = Server::start(&stage, Rules { times: [1, 2, 4], ..Rules::default() });
+    let server = Server::start(&stage, Rules { times: soon([1, 2, 4]), ..Rules::default() });
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", &set, "--inh-caps=-all", "--no-new-privs"]).arg(slipway());
     command.args(["dhcp", "daemon", "-timeout", "2s"]);

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use slipway_tests::is_slow;
+
 use crate::stage::Stage;
 
 /// Message types (RFC 2132, section 9.6).
@@ -75,6 +77,12 @@ impl Default for Rules {
             rogue_offers: Vec::new(),
         }
     }
+}
+
+/// Lease times in seconds for a test that waits for them: longer where each step takes seconds, so that a renewal is not
+/// due before the container has its address, nor the end of the lease before the last step.
+pub(crate) fn soon(times: [u32; 3]) -> [u32; 3] {
+    times.map(|seconds| if is_slow() { 5 * seconds } else { seconds })
 }
 
 /// A received message.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use slipway_tests::{Attach, Pod, is_slow, within};
+use slipway_tests::{Attach, Pod, within};
 
-use crate::server::{DISCOVER, RELEASE, Received, Reply, RogueOffer, Rules, Server};
+use crate::server::{DISCOVER, RELEASE, Received, Reply, RogueOffer, Rules, Server, soon};
 use crate::stage::{Stage, address, is_up};
 
 /// A container on a network with the test's server.
@@ -50,7 +50,7 @@ impl Scene {
 #[test]
 fn a_lease_is_renewed_at_t1() {
     slipway_only!();
-    let scene = Scene::added(Rules { times: [2, 100, 200], ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([2, 100, 200]), ..Rules::default() });
     let start = Instant::now();
     scene.stage.wait("it is renewed", || scene.extensions(false) >= 2);
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
@@ -65,7 +65,7 @@ fn a_lease_is_renewed_at_t1() {
 #[test]
 fn a_lease_is_rebound_when_its_server_is_silent() {
     slipway_only!();
-    let rules = Rules { times: [1, 3, 60], renew: Reply::None, ..Rules::default() };
+    let rules = Rules { times: soon([1, 3, 60]), renew: Reply::None, ..Rules::default() };
     let scene = Scene::added(rules);
     scene.stage.wait("it is rebound", || scene.extensions(true) >= 1);
     assert!(scene.extensions(false) >= 1);
@@ -78,7 +78,7 @@ fn a_lease_is_rebound_when_its_server_is_silent() {
 #[test]
 fn the_link_is_set_down_when_the_lease_ends() {
     slipway_only!();
-    let scene = Scene::added(Rules { times: [1, 2, 4], ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([1, 2, 4]), ..Rules::default() });
     let silent = |rules: &mut Rules| {
         *rules = Rules { discover: Reply::None, renew: Reply::None, rebind: Reply::None, ..rules.clone() };
     };
@@ -97,7 +97,7 @@ fn the_link_is_set_down_when_the_lease_ends() {
 #[test]
 fn a_lease_that_the_server_forgot_is_requested_again() {
     slipway_only!();
-    let scene = Scene::added(Rules { times: [1, 50, 100], ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([1, 50, 100]), ..Rules::default() });
     scene.server.change(|rules| rules.renew = Reply::Refuse);
     scene.stage.wait("the address is requested again", || scene.server.count(Received::selects) >= 3);
     let again =
@@ -111,7 +111,7 @@ fn a_lease_that_the_server_forgot_is_requested_again() {
 #[test]
 fn a_lease_of_another_address_is_released() {
     slipway_only!();
-    let scene = Scene::added(Rules { times: [1, 50, 100], ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([1, 50, 100]), ..Rules::default() });
     scene.server.change(|rules| {
         *rules = Rules { renew: Reply::Refuse, address: [10, 77, 0, 60].into(), ..rules.clone() };
     });
@@ -286,9 +286,7 @@ fn without_a_usable_offer_the_error_names_the_reason() {
 #[test]
 fn a_renewal_with_an_invalid_mask_is_ignored() {
     slipway_only!();
-    // Where a step takes seconds, the lease must not end before the address is requested from all servers.
-    let times = if is_slow() { [5, 15, 30] } else { [1, 3, 10] };
-    let scene = Scene::added(Rules { times, ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([1, 3, 10]), ..Rules::default() });
     let start = Instant::now();
     scene.server.change(|rules| rules.mask = Some([0, 0, 0, 0].into()));
     scene.stage.wait("the address is requested again", || scene.extensions(true) >= 1);
@@ -304,7 +302,7 @@ fn a_renewal_with_an_invalid_mask_is_ignored() {
 #[test]
 fn a_renewal_of_another_address_is_ignored() {
     slipway_only!();
-    let scene = Scene::added(Rules { times: [1, 3, 6], ..Rules::default() });
+    let scene = Scene::added(Rules { times: soon([1, 3, 6]), ..Rules::default() });
     scene.server.change(|rules| rules.address = [127, 0, 0, 1].into());
     scene.stage.wait("the link is set down", || !is_up(&scene.pod));
     assert!(!scene.pod.cmd("ip -br address show").contains("127.0.0.1"));

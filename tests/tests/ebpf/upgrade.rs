@@ -21,6 +21,11 @@ fn rename_pins(stage: &Stage, layout: u32) {
     stage.node.cmd(&format!("mv {BASE}/{} {BASE}/{layout}", slipway_ebpf_abi::VERSION));
 }
 
+/// Keeps UDP flows for longer than an upgrade takes in a slow VM.
+fn keep_flows(stage: &Stage) {
+    stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "600");
+}
+
 /// Returns the ID of the program at a link.
 fn program_at(stage: &Stage, link: &str) -> String {
     let text = stage.filters(link);
@@ -37,6 +42,7 @@ fn flows_survive_an_upgrade() {
     let Some(stage) = Stage::with_cgroup(BridgeNetfilter::Off) else {
         skip!("control groups of version 2");
     };
+    keep_flows(&stage);
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
     let pod = stage.node.pod("web");
     let result = stage.network().add(&attach(&pod)).expect("ADD");
@@ -106,6 +112,7 @@ fn maps_unchanged_since_layout_2_are_taken_over() {
 fn unchanged_maps_are_taken_over(become_older: impl Fn(&Stage)) {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
+    keep_flows(&stage);
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
     let network = stage.network();
     let (web, gone) = (stage.node.pod("web"), stage.node.pod("gone"));
