@@ -128,8 +128,8 @@ fn a_tunnel_carries_packets_by_route_neighbour_and_fdb_entry() {
         for (client, server) in &pairs {
             assert!(!talk(client, server, Duration::from_millis(200)), "no FDB entry");
         }
-        a.route.set_fdb_entry(&a.tunnel, b.mac, b.outer).unwrap();
-        b.route.set_fdb_entry(&b.tunnel, a.mac, a.outer).unwrap();
+        a.route.set_fdb_entry(&a.tunnel, FdbEntry::new(b.mac, b.outer)).unwrap();
+        b.route.set_fdb_entry(&b.tunnel, FdbEntry::new(a.mac, a.outer)).unwrap();
         for (client, server) in &pairs {
             assert!(talk(client, server, within(Duration::from_secs(5))), "{family}: {client:?}");
         }
@@ -185,13 +185,13 @@ fn fdb_entries_are_set_listed_and_deleted() {
         };
         let [first, second, foreign] = remotes.map(parse);
         let [one, two] = [1, 2].map(|last| Mac([2, 0, 0, 0, 2, last]));
-        socket.set_fdb_entry(link, one, first).unwrap();
-        socket.set_fdb_entry(link, one, second).unwrap();
-        socket.set_fdb_entry(link, two, second).unwrap();
+        socket.set_fdb_entry(link, FdbEntry::new(one, first)).unwrap();
+        socket.set_fdb_entry(link, FdbEntry::new(one, second)).unwrap();
+        socket.set_fdb_entry(link, FdbEntry::new(two, second)).unwrap();
         let mut seen = socket.fdb_entries(link).unwrap();
         seen.sort_by_key(|entry| entry.mac);
         assert_eq!(seen, [FdbEntry::new(one, second), FdbEntry::new(two, second)], "replaced");
-        let error = socket.set_fdb_entry(link, two, foreign).unwrap_err();
+        let error = socket.set_fdb_entry(link, FdbEntry::new(two, foreign)).unwrap_err();
         assert_eq!(error.errno(), Some(nix::errno::Errno::EAFNOSUPPORT), "{error}");
         socket.delete_fdb_entry(link, one).unwrap();
         assert!(socket.delete_fdb_entry(link, one).unwrap_err().is_not_found());
@@ -224,9 +224,11 @@ fn foreign_fdb_entries_are_listed_replaced_and_deleted() {
         seen
     };
     let flooded = [first, second].map(|remote| FdbEntry::new(all, remote));
-    let other_port = FdbEntry { plain: false, ..FdbEntry::new(one, first) };
-    assert_eq!(list(), [flooded[0], flooded[1], other_port]);
-    world.pod.set_fdb_entry(&end.tunnel, one, first).unwrap();
+    let at_port = |port| FdbEntry { port: Some(port), ..FdbEntry::new(one, first) };
+    assert_eq!(list(), [flooded[0], flooded[1], at_port(9999)]);
+    world.pod.set_fdb_entry(&end.tunnel, at_port(9998)).unwrap();
+    assert_eq!(list(), [flooded[0], flooded[1], at_port(9998)]);
+    world.pod.set_fdb_entry(&end.tunnel, FdbEntry::new(one, first)).unwrap();
     assert_eq!(list(), [flooded[0], flooded[1], FdbEntry::new(one, first)]);
     world.pod.delete_fdb_entry(&end.tunnel, all).unwrap();
     assert_eq!(list(), [FdbEntry::new(one, first)]);

@@ -39,8 +39,10 @@ pub struct FdbEntry {
     pub mac: Mac,
     /// The address to which they are sent.
     pub remote: IpAddr,
-    /// True if port, VNI and outgoing link are those of the VXLAN link. An entry for which this is false is
-    /// only read, never written.
+    /// The UDP port to which they are sent; none for the VXLAN link's.
+    pub port: Option<u16>,
+    /// True if VNI and outgoing link are those of the VXLAN link. An entry for which this is false is only
+    /// read, never written.
     pub plain: bool,
 }
 
@@ -48,13 +50,14 @@ impl FdbEntry {
     /// The entry with the link's port and VNI.
     #[must_use]
     pub const fn new(mac: Mac, remote: IpAddr) -> Self {
-        Self { mac, remote, plain: true }
+        Self { mac, remote, port: None, plain: true }
     }
 }
 
 impl fmt::Display for FdbEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} to {}", self.mac, self.remote)
+        write!(f, "{} to {}", self.mac, self.remote)?;
+        self.port.map_or(Ok(()), |port| write!(f, " port {port}"))
     }
 }
 
@@ -168,15 +171,17 @@ impl RouteSocket {
     }
 
     /// Sets the only remote of an Ethernet address, in place of what the VXLAN link has for it. The entry has
-    /// the link's port and VNI.
+    /// the link's VNI. A port that is the link's is read back as none.
     ///
     /// # Errors
     /// EAFNOSUPPORT if the remote is not of the family of the link's source address; EOPNOTSUPP for a
     /// multicast or zero Ethernet address, which the kernel does not replace (`vxlan_fdb_update`).
-    pub fn set_fdb_entry(&self, link: &Link, mac: Mac, remote: IpAddr) -> Result<(), RouteError> {
-        let attributes = [(NDA_LLADDR, &mac.0[..]), (NDA_DST, &octets(remote))];
+    pub fn set_fdb_entry(&self, link: &Link, new: FdbEntry) -> Result<(), RouteError> {
+        let (remote, port) = (octets(new.remote), new.port.map(u16::to_be_bytes));
+        let mut attributes = vec![(NDA_LLADDR, &new.mac.0[..]), (NDA_DST, &remote)];
+        attributes.extend(port.as_ref().map(|port| (NDA_PORT, &port[..])));
         let message = message(RTM_NEWNEIGH, &fdb(link), &attributes);
-        let action = format_args!("set FDB entry {mac} to {remote} on {}", link.name);
+        let action = format_args!("set FDB entry {new} on {}", link.name);
         self.transport.run(Verb::CreateWith(NLM_F_REPLACE), message, action)
     }
 
@@ -216,17 +221,18 @@ fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
 
 fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
     let Some((AF_BRIDGE, attributes)) = permanent(payload, link)? else { return Ok(None) };
-    let (mut mac, mut remote, mut plain) = (None, None, true);
+    let (mut mac, mut remote, mut port, mut plain) = (None, None, None, true);
     for (kind, value) in wire::attributes(attributes) {
         match kind {
             NDA_LLADDR => mac = wire::mac(value),
             NDA_DST => remote = wire::address(value),
-            // The kernel sends them where they are not the link's (`vxlan_fdb_info`).
-            NDA_PORT | NDA_VNI | NDA_IFINDEX | NDA_NH_ID => plain = false,
+            // The kernel sends these where they are not the link's (`vxlan_fdb_info`).
+            NDA_PORT => port = value.first_chunk().map(|bytes| u16::from_be_bytes(*bytes)),
+            NDA_VNI | NDA_IFINDEX | NDA_NH_ID => plain = false,
             _ => {}
         }
     }
-    Ok(mac.zip(remote).map(|(mac, remote)| FdbEntry { mac, remote, plain }))
+    Ok(mac.zip(remote).map(|(mac, remote)| FdbEntry { mac, remote, port, plain }))
 }
 
 #[cfg(test)]
@@ -259,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_fdb_entry_with_a_port_of_its_own_is_not_plain() {
+    fn an_fdb_entry_with_a_vni_of_its_own_is_not_plain() {
         let remote: IpAddr = "192.0.2.1".parse().unwrap();
         let bytes = octets(remote);
         let plain = [(NDA_LLADDR, &MAC.0[..]), (NDA_DST, &bytes[..])];
@@ -267,10 +273,12 @@ mod tests {
             decode_fdb(&message(RTM_NEWNEIGH, &fdb(&link()), attributes).payload, 5).unwrap()
         };
         assert_eq!(decode(&plain), Some(FdbEntry::new(MAC, remote)));
-        for kind in [NDA_PORT, NDA_VNI, NDA_IFINDEX] {
+        for kind in [NDA_VNI, NDA_IFINDEX] {
             let with = [&plain[..], &[(kind, &[0, 0, 0, 9][..])]].concat();
             assert_eq!(decode(&with), Some(FdbEntry { plain: false, ..FdbEntry::new(MAC, remote) }));
         }
+        let with = [&plain[..], &[(NDA_PORT, &8472_u16.to_be_bytes()[..])]].concat();
+        assert_eq!(decode(&with), Some(FdbEntry { port: Some(8472), ..FdbEntry::new(MAC, remote) }));
         // A cache entry's age and an attribute of a later kernel.
         let with = [&plain[..], &[(3, &[0; 16][..]), (99, &[1][..])]].concat();
         assert_eq!(decode(&with), Some(FdbEntry::new(MAC, remote)));

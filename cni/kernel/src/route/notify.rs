@@ -32,6 +32,8 @@ pub enum NotificationGroup {
     /// Routes of all tables. The kernel does not report the IPv4 routes that it deletes because a link or an
     /// address is gone or a link is down (`fib_table_flush`).
     Routes,
+    /// Queueing disciplines and filters of links (tc(8)). The kernel reports none of a link that it deletes.
+    TrafficControl,
 }
 
 impl NotificationGroup {
@@ -45,6 +47,8 @@ impl NotificationGroup {
             Self::Addresses => bit(5) | bit(9),
             // RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
             Self::Routes => bit(7) | bit(11),
+            // RTNLGRP_TC
+            Self::TrafficControl => bit(4),
         }
     }
 }
@@ -70,6 +74,13 @@ pub enum Notification {
     Route {
         /// The route after the change.
         route: Route,
+        /// True if it is deleted.
+        deleted: bool,
+    },
+    /// A queueing discipline or a filter of a link is new, changed or deleted.
+    TrafficControl {
+        /// The index of the link.
+        link: u32,
         /// True if it is deleted.
         deleted: bool,
     },
@@ -274,10 +285,19 @@ fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Resul
             let routes = path::decode(payload, 0)?.into_iter();
             into.extend(routes.map(|route| Notification::Route { route, deleted }));
         }
+        libc::RTM_NEWQDISC | libc::RTM_DELQDISC | libc::RTM_NEWTFILTER | libc::RTM_DELTFILTER => {
+            let link = payload.get(TCMSG_IFINDEX..).filter(|rest| rest.len() >= 4);
+            let link = wire::u32_of(link.ok_or(ReplyError::NoHeader("traffic control"))?);
+            let deleted = matches!(kind, libc::RTM_DELQDISC | libc::RTM_DELTFILTER);
+            into.push_back(Notification::TrafficControl { link, deleted });
+        }
         _ => {}
     }
     Ok(())
 }
+
+/// The offset of the link's index in `struct tcmsg` (`linux/rtnetlink.h`).
+const TCMSG_IFINDEX: usize = 4;
 
 /// `AF_UNSPEC`: a message about the link itself.
 const UNSPECIFIED: u8 = 0;
@@ -325,6 +345,7 @@ mod tests {
             }
         }
         assert!(decoded(libc::RTM_NEWLINK, &[]).is_err());
+        assert!(decoded(libc::RTM_DELQDISC, &[0; 7]).is_err());
         assert!(decoded(libc::RTM_NEWROUTE, &[2; 11]).is_err());
     }
 }

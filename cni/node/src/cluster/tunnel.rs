@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::num::NonZeroU16;
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
@@ -14,7 +13,7 @@ use cni_kernel::route::{
 };
 use ipnet::IpNet;
 
-use super::desired::Tunnel;
+use super::desired::{Tunnel, TunnelPeer};
 use super::nodes::NodeName;
 use crate::bridge::MADE;
 
@@ -30,16 +29,6 @@ pub enum TunnelError {
     /// A link that Slipway did not make has the name.
     #[error("a link {DEVICE:?} exists that Slipway did not make")]
     Foreign,
-    /// Another node receives on another port: FDB entries have the device's.
-    #[error("node {node} receives on port {theirs}, this node sends to {ours}")]
-    Port {
-        /// The other node.
-        node: NodeName,
-        /// Its port.
-        theirs: NonZeroU16,
-        /// The device's port.
-        ours: NonZeroU16,
-    },
 }
 
 /// The device's Ethernet address: the same after each start, so that other nodes need no new entry.
@@ -141,7 +130,11 @@ pub(super) fn set_peers(
     prune: bool,
 ) -> Vec<RouteError> {
     let mut errors = Vec::new();
-    let remotes: BTreeMap<Mac, IpAddr> = tunnel.peers.iter().map(|peer| (peer.mac, peer.address)).collect();
+    let of_peer = |peer: &TunnelPeer| {
+        let port = (peer.port != tunnel.port).then_some(peer.port.get());
+        (peer.mac, FdbEntry { port, ..FdbEntry::new(peer.mac, peer.address) })
+    };
+    let remotes: BTreeMap<Mac, FdbEntry> = tunnel.peers.iter().map(of_peer).collect();
     let hops: BTreeMap<IpAddr, Mac> = tunnel
         .peers
         .iter()
@@ -149,7 +142,7 @@ pub(super) fn set_peers(
         .collect();
     match socket.fdb_entries(device) {
         Ok(shown) => {
-            let is_right = |entry: &FdbEntry| entry.plain && remotes.get(&entry.mac) == Some(&entry.remote);
+            let is_right = |entry: &FdbEntry| remotes.get(&entry.mac) == Some(entry);
             let wrong: BTreeSet<Mac> =
                 shown.iter().filter(|entry| !is_right(entry)).map(|entry| entry.mac).collect();
             for mac in &wrong {
@@ -159,8 +152,8 @@ pub(super) fn set_peers(
             }
             let right: BTreeSet<Mac> =
                 shown.iter().map(|entry| entry.mac).filter(|mac| !wrong.contains(mac)).collect();
-            for (mac, remote) in remotes.iter().filter(|(mac, _)| !right.contains(mac)) {
-                errors.extend(socket.set_fdb_entry(device, *mac, *remote).err());
+            for (_, entry) in remotes.iter().filter(|(mac, _)| !right.contains(mac)) {
+                errors.extend(socket.set_fdb_entry(device, *entry).err());
             }
         }
         Err(error) => errors.push(error),
