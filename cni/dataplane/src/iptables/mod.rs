@@ -9,13 +9,14 @@
 //!
 //! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
 //! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
-//! `withdraw`, `filter`, `shared_chains`, `read_back` (the operations).
+//! `withdraw`, `filter`, `forward`, `shared_chains`, `read_back` (the operations).
 
 mod batch;
 mod check;
 mod conditions;
 mod detect;
 pub(crate) mod filter;
+pub mod forward;
 mod legacy;
 mod listing;
 mod names;

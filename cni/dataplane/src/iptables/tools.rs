@@ -166,7 +166,7 @@ impl Tools {
         }
     }
 
-    fn print_table(&self) -> Result<String, Error> {
+    pub(super) fn print_table(&self) -> Result<String, Error> {
         let program = self.program("save")?;
         let run = run(&program, &["-t", self.table.as_str()], "")?;
         if !run.status.success() {
