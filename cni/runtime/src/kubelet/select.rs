@@ -129,13 +129,17 @@ impl NetworkPlugin for NoOp {
     }
 }
 
+/// The time limit of modprobe.
+const MODPROBE: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// Loads br_netfilter, and passes bridged packets to iptables, which kube-proxy's iptables mode needs. A failure
 /// is a warning.
 pub async fn bridge_netfilter() {
     if cni_kernel::sysctl::get(CALL_IPTABLES[0]).is_err() {
         // A kernel that has it built in has no such module: only the sysctl decides.
         let mut modprobe = tokio::process::Command::new("modprobe");
-        let output = modprobe.arg("br-netfilter").stdin(std::process::Stdio::null()).output().await;
+        modprobe.arg("br-netfilter").stdin(std::process::Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(MODPROBE, modprobe.output()).await;
         log::debug!("modprobe br-netfilter: {output:?}");
     }
     let set = super::blocking(|| {
