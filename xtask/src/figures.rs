@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the tables of figures in the README and in `docs/benchmarks.md`, written from the data in
+//! `cargo xtask figures`: the tables of figures in the README, in `docs/benchmarks.md` and `docs/cluster.md`, written from the data in
 //! `docs/data`, and measured.
 
+mod cluster;
 mod runtime;
 
 use std::fmt::Write as _;
@@ -39,7 +40,7 @@ struct Measurement {
     has_samples: bool,
 }
 
-const MEASUREMENTS: [Measurement; 3] = [
+const MEASUREMENTS: [Measurement; 4] = [
     Measurement {
         page: Page::Readme,
         options: "control --static --fetch-peer --ebpf --pods 100 --reps 7",
@@ -61,6 +62,13 @@ const MEASUREMENTS: [Measurement; 3] = [
         kept: "runtime",
         has_samples: true,
     },
+    Measurement {
+        page: Page::Cluster,
+        options: "cluster --nodes 1000,5000",
+        saved: "cluster",
+        kept: "cluster",
+        has_samples: false,
+    },
 ];
 
 /// A page with tables of figures.
@@ -70,15 +78,18 @@ enum Page {
     Readme,
     /// The runtime's side in docs/benchmarks.md
     Runtime,
+    /// slipwayd with many Nodes in docs/cluster.md
+    Cluster,
 }
 
 impl Page {
-    const ALL: [Self; 2] = [Self::Readme, Self::Runtime];
+    const ALL: [Self; 3] = [Self::Readme, Self::Runtime, Self::Cluster];
 
     fn file(self) -> &'static str {
         match self {
             Self::Readme => "README.md",
             Self::Runtime => "docs/benchmarks.md",
+            Self::Cluster => "docs/cluster.md",
         }
     }
 
@@ -86,6 +97,7 @@ impl Page {
         match self {
             Self::Readme => tables(root),
             Self::Runtime => runtime::tables(root),
+            Self::Cluster => cluster::tables(root),
         }
     }
 }
@@ -98,13 +110,14 @@ const CONTENDERS: [(&str, &str, &str); 4] = [
     ("peer-iptables", "reference-iptables", "reference 1.9.1, iptables"),
 ];
 
-/// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data.
+/// Write the tables of the README, docs/benchmarks.md and docs/cluster.md from the figures in docs/data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print the tables instead
     #[arg(long)]
     print: bool,
-    /// Measure first what a page shows: some ten minutes for the README, six for the runtime's side, as root, on a
+    /// Measure first what a page shows: some ten minutes for the README, six for the runtime's side,
+    /// five for the cluster, as root, on a
     /// machine that does nothing else and a tree without changes
     #[arg(long, value_name = "PAGE", num_args = 0..=1, default_missing_value = "readme")]
     measure: Option<Page>,

@@ -19,7 +19,7 @@ mod failures;
 mod figures;
 mod full;
 pub mod install;
-mod kube;
+pub mod kube;
 mod licenses;
 mod links;
 mod manual;

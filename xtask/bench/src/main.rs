@@ -3,10 +3,12 @@
 //! `cargo xtask bench`: plugin sets measured side by side in one run.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod cluster;
 mod contender;
 mod control;
 mod floor;
 mod measure;
+mod memory;
 mod netlink;
 mod plot;
 mod report;
@@ -38,6 +40,8 @@ enum Bench {
     Traffic(traffic::TrafficArgs),
     /// ADD and DEL through the library, cnitool, slipwayd and the reference's cnitool; many pods; changed files
     Runtime(runtime::RuntimeArgs),
+    /// slipwayd with many Nodes: first synchronization, memory, CPU at rest and with heartbeats, time to a changed route
+    Cluster(cluster::ClusterArgs),
     /// Draw the figures that a run saved
     Plot(plot::PlotArgs),
 }
@@ -91,6 +95,7 @@ fn run(bench: &Bench) -> Result<()> {
         Bench::Control(args) => control::run(args),
         Bench::Traffic(args) => traffic::run(args),
         Bench::Runtime(args) => runtime::run(args),
+        Bench::Cluster(args) => cluster::run(args),
         Bench::Plot(args) => plot::run(args),
     }
 }

@@ -116,6 +116,14 @@ fn build_missing(more: &[String], stages: &Stages, require: bool) -> Result<()> 
     build.finish()
 }
 
+/// The directory with the programs that tests need, etcd and ipset.
+///
+/// # Errors
+/// A program is missing, or etcd or ipset cannot be fetched.
+pub fn programs() -> Result<PathBuf> {
+    find()?.ok_or_else(|| Error::Failed("no kube-apiserver: `cargo xtask test --kube` builds it".to_owned()))
+}
+
 /// The directory with the programs; none if one that tests need is missing. etcd and ipset are fetched.
 ///
 /// # Errors

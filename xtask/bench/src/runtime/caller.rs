@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::memory::{self, Measured};
+use crate::memory::{self, Measured};
 use super::node::{Node, Target};
 use crate::measure::{self, Cost};
 use crate::trace;

@@ -3,10 +3,9 @@
 //! The runtime's side: callers of the same plugins, next to the reference's cnitool.
 //!
 //! [`caller`] makes operations by processes or by the library, [`node`] has a plugin set with its own node and the
-//! pods that all share, [`memory`] and [`watch`] measure running processes, [`report`] computes the figures.
+//! pods that all share, [`watch`] measures a running process, [`report`] computes the figures.
 
 mod caller;
-mod memory;
 mod node;
 mod report;
 mod watch;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::caller::Batch;
-use super::memory::Memory;
+use crate::memory::Memory;
 use super::watch::Watch;
 use crate::measure::Cost;
 use crate::report::{mean, megabytes, milliseconds, quantile};

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::memory::{self, Memory};
+use crate::memory::{self, Memory};
 use super::node::{self, Node};
 use xtask::error::{Error, Result};
 

@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Processes whose memory is added up.
 #[derive(Debug)]
-pub(super) enum Measured {
+pub(crate) enum Measured {
     /// One process.
     Process(u32),
     /// This process's children that execute a file.
@@ -26,20 +26,20 @@ pub(super) enum Measured {
 
 /// The memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// Resident, with pages that other processes have, too.
-    pub(super) resident_bytes: u64,
+    pub(crate) resident_bytes: u64,
     /// Likewise, with each shared page divided by the number of its processes.
-    pub(super) proportional_bytes: u64,
+    pub(crate) proportional_bytes: u64,
     /// Pages that no other process has.
-    pub(super) private_bytes: u64,
+    pub(crate) private_bytes: u64,
 }
 
 /// Runs `body`, and returns the peak of the sum of the processes' proportional sizes during it.
 ///
 /// # Errors
 /// The error of `body`, or no process was seen.
-pub(super) fn peak_during(measured: &Measured, body: impl FnOnce() -> Result<()>) -> Result<u64> {
+pub(crate) fn peak_during(measured: &Measured, body: impl FnOnce() -> Result<()>) -> Result<u64> {
     let done = AtomicBool::new(false);
     let peak = thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -81,7 +81,7 @@ impl Measured {
 }
 
 /// The memory of a process; none if it has ended.
-pub(super) fn of_process(id: u32) -> Option<Memory> {
+pub(crate) fn of_process(id: u32) -> Option<Memory> {
     memory_in(&fs::read_to_string(Path::new("/proc").join(id.to_string()).join("smaps_rollup")).ok()?)
 }
 
