@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 
+use cni_dataplane::iptables::forward;
 use ipnet::IpNet;
 use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
@@ -15,6 +16,8 @@ use slipwayd::cluster::conflist;
 use slipwayd::cluster::desired::{self, TunnelMode};
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
+use slipwayd::repair::program::Program;
+use slipwayd::repair::{self, Repair, RepairError};
 use tokio::sync::watch;
 
 /// The largest VNI (RFC 7348, section 5).
@@ -27,6 +30,7 @@ const VXLAN_PORT: u16 = 4789;
 pub(crate) struct Given {
     settings: Settings,
     access: Access,
+    program: Program,
     removes_conflist: bool,
 }
 
@@ -70,11 +74,33 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         bridge,
         conflist: text("--conflist", "/etc/cni/net.d/10-slipway.conflist").into(),
         subnet_file: text("--subnet-file", "/run/slipway/subnet.json").into(),
+        flannel_file: words.value("--flannel-file").map(Into::into),
         cluster_cidrs: cidrs("--cluster-cidr")?,
         without_masquerade,
+        accepts_forwarded: words.value("--forward-rules") != Some("never"),
     };
+    if settings.flannel_file.is_some() && settings.cluster_cidrs.is_empty() {
+        return Err("--flannel-file needs --cluster-cidr: the file names the cluster's network".to_owned());
+    }
     let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };
-    Ok(Given { settings, access, removes_conflist: words.has("--remove-conflist") })
+    let program = Program {
+        path: text("--slipway", "/opt/cni/bin/slipway").into(),
+        in_host_mounts: words.has("--host-mounts"),
+        loads_programs: words.has("--node-setup"),
+        cache: None,
+    };
+    Ok(Given { settings, access, program, removes_conflist: words.has("--remove-conflist") })
+}
+
+/// Why the agent ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    /// The node cannot be compared.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The dataplane cannot be watched.
+    #[error(transparent)]
+    Repair(#[from] RepairError),
 }
 
 /// A prefix without host bits.
@@ -86,11 +112,18 @@ fn cidr(text: &str) -> Result<IpNet, String> {
 /// Runs the agent until `stop` is ready.
 ///
 /// # Errors
-/// [`AgentError`].
-pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let Given { settings, access, removes_conflist } = given;
+/// [`RunError`].
+pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let Given { settings, access, program, removes_conflist } = given;
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
+    if !settings.accepts_forwarded {
+        match forward::withdraw(&settings.bridge) {
+            Ok(places) if places.is_empty() => {}
+            Ok(_) => log::info!("deleted the rules for {} in FORWARD", settings.bridge),
+            Err(error) => log::warn!("delete the rules for {} in FORWARD: {error}", settings.bridge),
+        }
+    }
     let (snapshots, _counters, follow) = source::follow(access.clone());
     let (announce, announcements) = watch::channel(Announcement::default());
     let log = RefCell::new(Log::default());
@@ -114,9 +147,17 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
             });
         }
     };
+    let mut repairs = Troubles::default();
+    let repaired = |repair: &Repair| {
+        repair.damages.iter().for_each(|damage| log::warn!("{damage}"));
+        let restored = repair.restored.iter().flat_map(|done| &done.restored);
+        restored.for_each(|line| log::info!("restored {line}"));
+        repairs.report(repair.failures().map(|failure| format!("repair: {failure}")).collect());
+    };
     let ended = tokio::select! {
-        ended = agent::run(Arc::clone(&settings), snapshots, stop, done) => ended,
+        ended = agent::run(Arc::clone(&settings), snapshots, stop, done) => ended.map_err(RunError::from),
         // They end with the agent.
+        ended = repair::run(program, std::future::pending(), repaired) => ended.map_err(RunError::from),
         () = follow => Ok(()),
         () = announce::follow(access, settings.node.clone(), announcements) => Ok(()),
     };
@@ -140,10 +181,22 @@ fn unavailable(report: &Report) -> Unavailable {
     }))
 }
 
-/// Logs changes, and each trouble once until it is gone.
+/// Logs each trouble once until it is gone.
+#[derive(Debug, Default)]
+struct Troubles(BTreeSet<String>);
+
+impl Troubles {
+    fn report(&mut self, now: BTreeSet<String>) {
+        now.difference(&self.0).for_each(|trouble| log::warn!("{trouble}"));
+        self.0.difference(&now).for_each(|trouble| log::info!("no longer: {trouble}"));
+        self.0 = now;
+    }
+}
+
+/// Logs comparisons.
 #[derive(Debug, Default)]
 struct Log {
-    troubles: BTreeSet<String>,
+    troubles: Troubles,
     is_synced: bool,
 }
 
@@ -153,16 +206,13 @@ impl Log {
             log::info!("the list of Nodes is complete");
         }
         self.is_synced = synced;
-        let troubles: BTreeSet<String> = match report {
+        self.troubles.report(match report {
             Ok(report) => {
                 report.changes.iter().for_each(|change| log::info!("{change}"));
                 // An incomplete list is no reason to complain.
                 report.troubles().filter(|_| synced).collect()
             }
             Err(failure) => [failure.to_string()].into(),
-        };
-        troubles.difference(&self.troubles).for_each(|trouble| log::warn!("{trouble}"));
-        self.troubles.difference(&troubles).for_each(|trouble| log::info!("no longer: {trouble}"));
-        self.troubles = troubles;
+        });
     }
 }

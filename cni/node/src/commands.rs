@@ -35,7 +35,7 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Plugin(BoxError),
     #[error(transparent)]
-    Agent(#[from] slipwayd::cluster::agent::AgentError),
+    Agent(#[from] crate::cluster_command::RunError),
     #[error("cancelled")]
     Cancelled,
 }

@@ -6,3 +6,4 @@ mod bridge;
 pub mod cluster;
 pub mod kubelet_command;
 pub mod kubenet;
+pub mod repair;

@@ -3,6 +3,8 @@
 //! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
 
 mod api;
+mod damage;
+mod forward;
 mod repairs;
 mod routes;
 
@@ -11,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde_json::Value;
-use slipway_tests::{Attach, Cluster, ClusterNode, Pod, Proto, at, pod_ranges};
+use slipway_tests::{Attach, Cluster, ClusterNode, Network, Pod, Proto, at, pod_ranges};
 use slipwayd::cluster::desired::{self, TunnelMode};
 use slipwayd::cluster::nodes::{Annotations, Node, NodeName, Nodes};
 use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
@@ -19,11 +21,14 @@ use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
 /// The files that the agent writes, on each node's own /run.
 const CONFLIST: &str = "/run/net.d/10-slipway.conflist";
 const SUBNET_FILE: &str = "/run/slipway/subnet.json";
+const FLANNEL_FILE: &str = "/run/flannel/subnet.env";
 
 /// Nodes with their agents' settings, and the Nodes that all agents see.
 struct Lab {
     cluster: Cluster,
     tunnel: TunnelMode,
+    /// The VXLAN port of each node.
+    port: fn(u8) -> u16,
     nodes: Nodes,
 }
 
@@ -31,7 +36,7 @@ impl Lab {
     fn new(count: u8, tunnel: TunnelMode) -> Self {
         let cluster = Cluster::without_pod_routes(count, |_| {});
         let nodes = cluster.nodes.iter().map(|node| (name(node.number), Arc::new(object(node)))).collect();
-        Self { cluster, tunnel, nodes }
+        Self { cluster, tunnel, port: |_| 4789, nodes }
     }
 
     /// A node, by its number from 1.
@@ -45,15 +50,17 @@ impl Lab {
             paths: desired::Settings {
                 tunnel: self.tunnel,
                 vni: 1,
-                port: 4789.try_into().expect("not 0"),
+                port: (self.port)(number).try_into().expect("not 0"),
                 pod_cidrs: Vec::new(),
             },
             network: "pods".to_owned(),
             bridge: "slipway0".to_owned(),
             conflist: CONFLIST.into(),
             subnet_file: SUBNET_FILE.into(),
+            flannel_file: Some(FLANNEL_FILE.into()),
             cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().expect("a prefix")).into(),
             without_masquerade: Vec::new(),
+            accepts_forwarded: true,
         }
     }
 
@@ -85,12 +92,16 @@ impl Lab {
         change(Arc::make_mut(node));
     }
 
-    /// A pod of a node, by the configuration that the agent wrote, and its addresses.
-    fn pod(&self, number: u8, name: &str) -> (Pod, Vec<IpAddr>) {
+    /// The network of a node's pods, by the configuration that the agent wrote.
+    fn network(&self, number: u8) -> Network<'_> {
         let node = self.node(number);
-        let list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
-        let pod = node.pod(name);
-        let added = node.network(list).add(&Attach::new(&pod));
+        node.network(serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON"))
+    }
+
+    /// A pod of a node, and its addresses.
+    fn pod(&self, number: u8, name: &str) -> (Pod, Vec<IpAddr>) {
+        let pod = self.node(number).pod(name);
+        let added = self.network(number).add(&Attach::new(&pod));
         let result = added.unwrap_or_else(|failure| panic!("{failure:?}"));
         let ips = result["ips"].as_array().expect("addresses").iter();
         let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();

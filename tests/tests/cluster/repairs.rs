@@ -2,12 +2,15 @@
 
 //! The running agent: what others change comes back.
 
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slipway_tests::within;
+use slipway_tests::{ClusterNode, within};
 use slipwayd::cluster::agent;
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::cluster::source::Snapshot;
@@ -15,23 +18,27 @@ use tokio::sync::watch;
 
 use crate::Lab;
 
-/// Runs the agent of a node during `body`.
-fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
-    let settings = Arc::new(lab.settings(number));
-    let (_sender, snapshots) = watch::channel(Arc::new(Snapshot::new(lab.nodes.clone(), true)));
+/// Ends a part of the agent when it is ready.
+pub(crate) type Stop = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Runs a part of the agent on a node during `body`.
+pub(crate) fn during<R, E>(node: &ClusterNode, part: impl FnOnce(Stop) -> R + Send, body: impl FnOnce())
+where
+    R: Future<Output = Result<(), E>>,
+    E: Debug + Send,
+{
     let ended = Arc::new(AtomicBool::new(false));
     thread::scope(|scope| {
-        let (seen, node) = (Arc::clone(&ended), lab.node(number));
+        let seen = Arc::clone(&ended);
         let agent = scope.spawn(move || {
             node.run(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                let stop = async {
+                let stop = Box::pin(async move {
                     while !seen.load(Ordering::Relaxed) {
                         tokio::time::sleep(Duration::from_millis(10)).await;
                     }
-                };
-                let run = agent::run(settings, snapshots, stop, |_, report| drop(report.expect("a report")));
-                runtime.expect("a tokio runtime").block_on(run)
+                });
+                runtime.expect("a tokio runtime").block_on(part(stop))
             })
         });
         // A failed assertion must not leave the agent running.
@@ -40,6 +47,15 @@ fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
         agent.join().expect("no panic").expect("the agent runs");
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
+}
+
+/// Runs the agent of a node during `body`.
+fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
+    let settings = Arc::new(lab.settings(number));
+    let (_sender, snapshots) = watch::channel(Arc::new(Snapshot::new(lab.nodes.clone(), true)));
+    let run =
+        |stop: Stop| agent::run(settings, snapshots, stop, |_, report| drop(report.expect("a report")));
+    during(lab.node(number), run, body);
 }
 
 /// Waits until something is so; returns how long it took.

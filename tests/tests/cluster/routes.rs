@@ -4,7 +4,8 @@
 
 use std::net::UdpSocket;
 
-use slipway_tests::{Proto, at, patience};
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Proto, at, patience};
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::cluster::routes::PROTOCOL;
 
@@ -54,6 +55,40 @@ fn a_node_reaches_the_pods_of_others_and_is_seen_by_an_address_that_they_reach()
             lab.node(1).expect(Proto::Tcp, at(address, 80), "web");
         }
     }
+}
+
+#[test]
+fn each_node_may_have_a_port_of_its_own_for_vxlan() {
+    let mut lab = Lab::new(3, TunnelMode::Always);
+    lab.port = |number| 4789 + u16::from(number);
+    lab.settle();
+    let pods = (1..=3).map(|number| (number, lab.pod(number, "web"))).collect();
+    all_reach_each_other(&pods);
+    let shown = lab.node(1).cmd("bridge fdb show dev slipway-vxlan");
+    assert!(shown.contains("dst 192.168.50.12 port 4791") && shown.contains("port 4792"), "{shown}");
+    // A port that changes.
+    lab.port = |_| 4789;
+    lab.settle();
+    all_reach_each_other(&pods);
+}
+
+#[test]
+fn pods_of_the_plugin_flannel_reach_each_other() {
+    let mut lab = Lab::new(2, TunnelMode::Always);
+    lab.settle();
+    let pods = [1, 2].map(|number| {
+        let node = lab.node(number);
+        let delegate = json!({ "bridge": "slipway0", "ipMasq": false });
+        let flannel = json!({ "type": "flannel", "delegate": delegate });
+        let pod = node.pod("web");
+        let network = node.network(json!({ "name": "flannel", "plugins": [flannel] }));
+        let result = network.add(&Attach::new(&pod)).expect("ADD");
+        let ips = result["ips"].as_array().expect("addresses").iter();
+        let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
+        (number, (pod, ips.map(|ip| address(ip).expect("an address")).collect::<Vec<_>>()))
+    });
+    assert!(pods.iter().all(|(_, (pod, ips))| ips.len() == 2 && pod.link("eth0")["mtu"] == 1450));
+    all_reach_each_other(&pods.into());
 }
 
 #[test]

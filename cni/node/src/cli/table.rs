@@ -127,6 +127,27 @@ const CONFLIST: Opt = Opt::value(
 );
 const SUBNET_FILE: Opt =
     Opt::value("--subnet-file", Value::File, "the node's subnets, written (/run/slipway/subnet.json)");
+const FORWARD_RULES: Opt = Opt::value(
+    "--forward-rules",
+    Value::OneOf(&["auto", "never"]),
+    "accept the pods' packets where iptables' chain FORWARD drops by default (auto); never: delete such rules",
+);
+const FLANNEL_FILE: Opt = Opt::value(
+    "--flannel-file",
+    Value::File,
+    "also write the node's subnets for the plugin flannel, usually /run/flannel/subnet.env",
+);
+const SLIPWAY: Opt = Opt::value(
+    "--slipway",
+    Value::File,
+    "the program that repairs rules and BPF programs (/opt/cni/bin/slipway)",
+);
+const HOST_MOUNTS: Opt = Opt::switch(
+    "--host-mounts",
+    "run it in the mount namespace of process 1: for a container with the host's PIDs",
+);
+const NODE_SETUP: Opt =
+    Opt::switch("--node-setup", "load the BPF programs, as `slipway node setup` does, and keep them");
 const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
 
 /// All commands, in the order of the help text.
@@ -136,7 +157,7 @@ static COMMANDS: &[Command] = &[
         summary: "keep this node in a Kubernetes cluster's network, until a signal",
         about: "Watches the Nodes of the cluster. Keeps routes to the pods of other nodes, by the link or by VXLAN, the \
                 bridge of this node's pods, and the configuration that the container runtime reads. What others change \
-                is restored. Routes of other programs are never touched. A signal ends it and leaves all in place.",
+                is restored, with `slipway restore` the rules of published ports and masquerade. Routes of other programs are never touched. A signal ends it and leaves all in place.",
         arguments: &[],
         options: &[
             NODE_NAME,
@@ -152,6 +173,11 @@ static COMMANDS: &[Command] = &[
             NETWORK_NAME,
             CONFLIST,
             SUBNET_FILE,
+            FLANNEL_FILE,
+            FORWARD_RULES,
+            SLIPWAY,
+            HOST_MOUNTS,
+            NODE_SETUP,
             REMOVE,
         ],
         exit_codes: &[],
@@ -163,12 +189,17 @@ static COMMANDS: &[Command] = &[
             ),
             (
                 "slipwayd run --cluster-cidr 10.244.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 \
-                 --vxlan-port 8472",
+                 --vxlan-port 8472 --host-mounts --node-setup",
                 "in a pod, with NODE_NAME in its environment; all traffic between nodes by VXLAN",
             ),
             (
+                "slipwayd run --cluster-cidr 10.244.0.0/16 --flannel-file /run/flannel/subnet.env",
+                "with a network of the plugin flannel beside",
+            ),
+            (
                 "slipwayd run --pod-cidr 10.244.3.0/24 --bridge pods0 --network-name pods --conflist \
-                 /etc/cni/net.d/20-pods.conflist --subnet-file /run/slipway/pods.json --remove-conflist",
+                 /etc/cni/net.d/20-pods.conflist --subnet-file /run/slipway/pods.json --slipway /usr/lib/cni/slipway \
+                 --forward-rules never --remove-conflist",
                 "with own names, where nothing allocates pod CIDRs",
             ),
         ],

@@ -9,12 +9,15 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use cni_dataplane::iptables::forward;
+use cni_dataplane::node::forward_chains;
 use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, Route, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
+use cni_runtime::subnet_env::{EnvError, SubnetEnv};
 use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 
@@ -41,10 +44,14 @@ pub struct Settings {
     pub conflist: PathBuf,
     /// The file of the node's subnets.
     pub subnet_file: PathBuf,
+    /// The same for the plugin flannel, if wanted.
+    pub flannel_file: Option<PathBuf>,
     /// The subnets of all pods.
     pub cluster_cidrs: Vec<IpNet>,
     /// Other destinations to which pods keep their addresses: nodes, Services.
     pub without_masquerade: Vec<IpNet>,
+    /// True to accept the pods' packets where iptables' chain FORWARD drops by default.
+    pub accepts_forwarded: bool,
 }
 
 /// The result of a comparison.
@@ -90,9 +97,18 @@ pub enum Failure {
     /// Forwarding could not be switched on.
     #[error("forwarding: {0}")]
     Forwarding(#[from] SysctlError),
+    /// Forwarded packets could not be accepted.
+    #[error("chain FORWARD: {0}")]
+    Accept(#[from] cni_dataplane::Error),
+    /// A chain that is not iptables' drops by default.
+    #[error("chain {0} drops forwarded packets by default: accept those from and to {1} there")]
+    Drops(String, String),
     /// The file of subnets could not be written.
     #[error("subnets: {0}")]
     Subnets(#[from] SubnetFileError),
+    /// The file of subnets for flannel could not be written.
+    #[error("subnets for flannel: {0}")]
+    Flannel(#[from] EnvError),
     /// The configuration could not be written.
     #[error("configuration: {0}")]
     Conflist(#[from] ConflistError),
@@ -176,10 +192,6 @@ impl Run<'_> {
                 for error in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
                     self.failed(error);
                 }
-                for peer in tunnel.peers.iter().filter(|peer| peer.port != tunnel.port) {
-                    let (node, theirs, ours) = (peer.node.clone(), peer.port, tunnel.port);
-                    self.failed(TunnelError::Port { node, theirs, ours });
-                }
                 Some(device)
             }
             Err(error) => {
@@ -227,13 +239,33 @@ impl Run<'_> {
             }
         };
         let families: BTreeSet<AddressFamily> = own.prefixes.iter().map(family).collect();
-        for family in families {
-            if let Err(error) = forward(&self.socket, family) {
+        for family in &families {
+            if let Err(error) = enable_forwarding(&self.socket, *family) {
                 self.report.errors.push(error);
                 return false;
             }
         }
+        if self.settings.accepts_forwarded
+            && let Err(error) = self.accept_forwarded(&Vec::from_iter(families))
+        {
+            self.failed(error);
+        }
         true
+    }
+
+    /// Accepts the pods' packets where the chain FORWARD of Docker or ufw drops them, and reports other chains that drop.
+    fn accept_forwarded(&mut self, families: &[AddressFamily]) -> Result<(), cni_dataplane::Error> {
+        let bridge = &self.settings.bridge;
+        for place in forward::accept(bridge, families)? {
+            let change = format!("accepted packets of {bridge} in FORWARD, {}, iptables-{}", place.family, place.variant);
+            self.report.changes.push(change);
+        }
+        for chain in forward_chains()?.into_iter().filter(|chain| chain.drops) {
+            if !matches!(chain.name.as_str(), "ip filter FORWARD" | "ip6 filter FORWARD") {
+                self.report.errors.push(Failure::Drops(chain.name, bridge.clone()));
+            }
+        }
+        Ok(())
     }
 
     /// The files. True if they stand.
@@ -248,6 +280,12 @@ impl Run<'_> {
                 return false;
             }
             self.report.changes.push(format!("wrote {}", settings.subnet_file.display()));
+        }
+        if let Some(path) = &settings.flannel_file
+            && let Err(error) = self.flannel_file(path, &file)
+        {
+            self.failed(error);
+            return false;
         }
         let without_masquerade = settings.cluster_cidrs.iter().chain(&settings.without_masquerade);
         let network = Network {
@@ -267,6 +305,32 @@ impl Run<'_> {
             }
         }
         true
+    }
+
+    fn flannel_file(&mut self, path: &Path, file: &SubnetFile) -> Result<(), EnvError> {
+        // In the order in which they are read.
+        let sorted = |nets: &[IpNet]| {
+            let mut nets = nets.to_vec();
+            nets.sort_by_key(|net| net.addr().is_ipv6());
+            nets
+        };
+        let file = SubnetEnv {
+            networks: sorted(&file.cluster_cidrs),
+            subnets: sorted(&file.subnets),
+            mtu: file.mtu,
+            // The delegate's bridge masquerades.
+            masquerades: false,
+        };
+        let present = SubnetEnv::read(path).ok().map(|mut present| {
+            // The file has the bridge's address there.
+            present.subnets.iter_mut().for_each(|subnet| *subnet = subnet.trunc());
+            present
+        });
+        if present.as_ref() != Some(&file) {
+            file.write(path)?;
+            self.report.changes.push(format!("wrote {}", path.display()));
+        }
+        Ok(())
     }
 }
 
@@ -301,7 +365,7 @@ fn bridge_mac(gateways: &[IpNet]) -> Option<Mac> {
 }
 
 /// Lets the node forward packets of a family.
-fn forward(socket: &RouteSocket, family: AddressFamily) -> Result<(), Failure> {
+fn enable_forwarding(socket: &RouteSocket, family: AddressFamily) -> Result<(), Failure> {
     if socket.forwards(family)? {
         return Ok(());
     }

@@ -77,6 +77,11 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
     let wanted: BTreeMap<IpNet, &Route> = wanted.iter().map(|route| (route.dst, route)).collect();
     let (own, foreign): (Vec<&Route>, Vec<&Route>) =
         shown.iter().filter(|route| route.table == MAIN_TABLE).partition(|route| route.protocol == PROTOCOL);
+    // A node may have a full table of the Internet.
+    let mut of_others: BTreeMap<IpNet, Vec<&Route>> = BTreeMap::new();
+    for route in foreign.into_iter().filter(|route| wanted.contains_key(&route.dst)) {
+        of_others.entry(route.dst).or_default().push(route);
+    }
     let mut plan = Plan::default();
     let mut missing = Vec::new();
     // Of several of ours to one subnet, or with another metric, one at most is right.
@@ -85,9 +90,9 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
         present.entry(route.dst).or_default().push(route);
     }
     for (dst, route) in wanted {
-        let of_others: Vec<&&Route> = foreign.iter().filter(|other| other.dst == dst).collect();
+        let of_others = of_others.remove(&dst).unwrap_or_default();
         let conflict =
-            |other: &&&Route| Conflict { net: dst, protocol: other.protocol, wins: other.metric <= METRIC };
+            |other: &&Route| Conflict { net: dst, protocol: other.protocol, wins: other.metric <= METRIC };
         plan.conflicts.extend(of_others.iter().map(conflict));
         let shares_key = of_others.iter().any(|other| other.metric == METRIC);
         let old = present.remove(&dst).unwrap_or_default();

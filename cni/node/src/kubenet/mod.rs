@@ -33,6 +33,7 @@ use serde_json::{Map, Value};
 
 pub use crate::bridge::BridgeError;
 use crate::bridge::{self, Others, Wanted};
+use crate::repair::program::Program;
 pub use config::{BRIDGE, CidrError, LOOPBACK, NETWORK};
 use config::{CidrFault, PodNetwork};
 
@@ -361,15 +362,13 @@ impl Kubenet {
             log::error!("Failed to restore the ruleset: no program slipway in the plugin directories");
             return;
         };
-        let mut command = tokio::process::Command::new(&program);
-        command.arg("restore").arg("--cache-dir").arg(&self.cache).stdin(std::process::Stdio::null());
-        match command.output().await {
-            Ok(output) if output.status.success() => log::info!("Restored the ruleset"),
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                log::error!("{} restore: {}: {text}", program.display(), output.status);
+        let program = Program { cache: Some(self.cache.clone()), ..Program::new(program) };
+        match program.restore().await {
+            Ok(done) => {
+                done.failed.iter().for_each(|line| log::error!("Failed to restore {line}"));
+                log::info!("Restored {} rules", done.restored.len());
             }
-            Err(error) => log::error!("run {}: {error}", program.display()),
+            Err(error) => log::error!("Failed to restore the ruleset: {error}"),
         }
     }
 

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Changes of other programs that may have damaged the dataplane, as the kernel reports them.
+//!
+//! Our own plugins change our tables with each ADD and DEL. nf_tables names the process of a commit: changes by our
+//! programs are no damage.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use cni_kernel::route::{LinkKind, Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
+use cni_nftables::notify::{self, Generation, TableChange};
+use cni_nftables::{Family, Socket, TableId};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// The names that our processes have: `slipway` is called by a link of each plugin's name.
+pub const OUR_PROCESSES: &[&str] = &[
+    "slipway",
+    "slipwayd",
+    "cnitool",
+    "bandwidth",
+    "bridge",
+    "dhcp",
+    "dummy",
+    "firewall",
+    "flannel",
+    "host-device",
+    "host-local",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "noop",
+    "portmap",
+    "ptp",
+    "sbr",
+    "static",
+    "tap",
+    "tuning",
+    "vlan",
+    "vrf",
+];
+
+/// The tables of the iptables that keeps its rules in nf_tables, in which the compatibility mode has chains.
+const IPTABLES: [&str; 2] = ["filter", "nat"];
+/// The beginning of the names of the compatibility mode's chains, and of the reference's.
+const CHAINS: &str = "CNI-";
+
+/// A change that may have damaged the dataplane.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Damage {
+    /// A process changed a table of ours, or one with chains of the compatibility mode.
+    Table {
+        /// Family and name.
+        table: String,
+        /// The process; none if the kernel does not report it.
+        by: Option<String>,
+        /// True if the table is gone.
+        deleted: bool,
+    },
+    /// A queueing discipline or filter of a link is gone.
+    TrafficControl {
+        /// The link.
+        link: String,
+    },
+    /// The node's addresses changed.
+    Addresses,
+    /// Notifications were lost.
+    Lost,
+}
+
+impl Damage {
+    /// True if BPF programs may be missing.
+    #[must_use]
+    pub fn concerns_programs(&self) -> bool {
+        !matches!(self, Self::Table { .. })
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table { table, by, deleted } => {
+                let by = by.as_deref().unwrap_or("another process");
+                let verb = if *deleted { "deleted" } else { "changed" };
+                write!(f, "{by} {verb} table {table}")
+            }
+            Self::TrafficControl { link } => write!(f, "a filter or qdisc of {link} was deleted"),
+            Self::Addresses => f.write_str("the node's addresses changed"),
+            Self::Lost => f.write_str("notifications of the kernel were lost"),
+        }
+    }
+}
+
+/// The kernel's changes cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserverError {
+    /// Of nf_tables.
+    #[error(transparent)]
+    Rules(#[from] cni_nftables::Error),
+    /// Of links.
+    #[error(transparent)]
+    Links(#[from] RouteError),
+    /// Waiting failed.
+    #[error("wait for notifications: {0}")]
+    Wait(Errno),
+}
+
+/// Follows the kernel's changes in the calling thread's network namespace.
+#[derive(Debug)]
+pub struct Observer {
+    /// None if the kernel has no nf_tables.
+    rules: Option<notify::Notifications>,
+    links: Notifications,
+    socket: RouteSocket,
+    pending: VecDeque<Damage>,
+}
+
+impl Observer {
+    /// Subscribes.
+    ///
+    /// # Errors
+    /// [`ObserverError::Rules`], [`ObserverError::Links`] if a socket cannot be opened.
+    pub fn open() -> Result<Self, ObserverError> {
+        let rules = match notify::Notifications::open() {
+            Ok(rules) => Some(rules),
+            Err(cni_nftables::Error::Unsupported { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let links = Notifications::open(&[NotificationGroup::Addresses, NotificationGroup::TrafficControl])?;
+        Ok(Self { rules, links, socket: RouteSocket::open()?, pending: VecDeque::new() })
+    }
+
+    /// The next damage, waited for for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`ObserverError`].
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Damage>, ObserverError> {
+        let end = Instant::now() + timeout;
+        loop {
+            self.read()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if !self.pending.is_empty() || left.is_zero() {
+                return Ok(self.pending.pop_front());
+            }
+            let fds = self.rules.as_ref().map(AsFd::as_fd).into_iter().chain([self.links.as_fd()]);
+            let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(ObserverError::Wait(errno)),
+            }
+        }
+    }
+
+    /// Reads until a damage is found or nothing is left: notifications may be in the sockets' own buffers, of which poll(2)
+    /// knows nothing.
+    fn read(&mut self) -> Result<(), ObserverError> {
+        while self.pending.is_empty()
+            && let Some(rules) = &mut self.rules
+            && let Some(notification) = rules.read()?
+        {
+            match notification {
+                notify::Notification::Generation(generation) => {
+                    self.pending.extend(of_commit(&generation, has_chains));
+                }
+                notify::Notification::Lost => self.pending.push_back(Damage::Lost),
+            }
+        }
+        while self.pending.is_empty()
+            && let Some(notification) = self.links.read()?
+        {
+            let damage = match notification {
+                Notification::TrafficControl { link, deleted: true } => {
+                    // A container's link is deleted with its filters.
+                    let link = self.socket.link_by_index(link).ok();
+                    link.map(|link| Damage::TrafficControl { link: link.name })
+                }
+                Notification::Address { address, .. } if address.global => {
+                    // Those of containers' links come and go with containers.
+                    let link = self.socket.link_by_index(address.link).ok();
+                    link.filter(|link| link.kind != LinkKind::Veth).map(|_| Damage::Addresses)
+                }
+                Notification::Lost => Some(Damage::Lost),
+                _ => None,
+            };
+            self.pending.extend(damage);
+        }
+        Ok(())
+    }
+}
+
+/// The damages of a commit. `has_chains` is asked if a table of iptables has chains of the compatibility mode.
+fn of_commit(generation: &Generation, has_chains: impl Fn(&TableId) -> bool) -> Vec<Damage> {
+    let by = generation.process.as_ref().map(|process| process.name.as_str());
+    if by.is_some_and(|name| OUR_PROCESSES.contains(&name)) {
+        return Vec::new();
+    }
+    let damages = generation.tables.iter().filter(|(table, change)| match change {
+        // An element too many takes nothing from a container, and a DEL or GC removes it.
+        TableChange::ElementsAdded => false,
+        TableChange::ElementsDeleted => is_ours(table),
+        TableChange::Contents => is_ours(table) || is_of_iptables(table) && has_chains(table),
+        TableChange::Deleted => is_ours(table) || is_of_iptables(table),
+    });
+    damages
+        .map(|(table, change)| Damage::Table {
+            table: table.to_string(),
+            by: by.map(str::to_owned),
+            deleted: *change == TableChange::Deleted,
+        })
+        .collect()
+}
+
+fn is_ours(table: &TableId) -> bool {
+    match table.family {
+        Family::Inet => table.name == "slipway" || table.name == "slipway-firewall",
+        Family::Bridge => table.name == "slipway",
+        _ => false,
+    }
+}
+
+fn is_of_iptables(table: &TableId) -> bool {
+    matches!(table.family, Family::Ip | Family::Ip6) && IPTABLES.contains(&table.name.as_str())
+}
+
+/// True if a table has a chain of the compatibility mode. kube-proxy writes to the same tables all the time, on nodes that
+/// do not use that mode, too.
+fn has_chains(table: &TableId) -> bool {
+    let chains = Socket::open().and_then(|socket| socket.chains(table));
+    chains.is_ok_and(|chains| chains.iter().any(|chain| chain.name.starts_with(CHAINS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_nftables::notify::Process;
+
+    use super::*;
+
+    fn commit(by: Option<&str>, family: Family, table: &str, change: TableChange, chains: bool) -> Vec<Damage> {
+        let process = by.map(|name| Process { pid: 1, name: name.to_owned() });
+        let tables = [(TableId::new(family, table), change)].into();
+        of_commit(&Generation { number: 1, process, tables }, |_| chains)
+    }
+
+    #[test]
+    fn changes_of_others_in_our_tables_are_damage() {
+        use TableChange::{Contents, Deleted, ElementsAdded, ElementsDeleted};
+        for (by, family, table, change, chains, is_damage) in [
+            (Some("nft"), Family::Inet, "slipway", Deleted, false, true),
+            (Some("nft"), Family::Inet, "slipway", Contents, false, true),
+            (Some("nft"), Family::Inet, "slipway", ElementsDeleted, false, true),
+            (Some("nft"), Family::Inet, "slipway", ElementsAdded, false, false),
+            (Some("nft"), Family::Bridge, "slipway", Contents, false, true),
+            (Some("nft"), Family::Inet, "slipway-firewall", Deleted, false, true),
+            (None, Family::Inet, "slipway", Deleted, false, true),
+            (Some("portmap"), Family::Inet, "slipway", ElementsDeleted, false, false),
+            (Some("slipway"), Family::Inet, "slipway", Deleted, false, false),
+            (Some("nft"), Family::Inet, "filter", Deleted, false, false),
+            (Some("nft"), Family::Ip, "slipway", Deleted, false, false),
+            (Some("iptables"), Family::Ip, "nat", Contents, true, true),
+            (Some("iptables-restor"), Family::Ip6, "nat", Contents, false, false),
+            (Some("nft"), Family::Ip, "nat", Deleted, false, true),
+            (Some("iptables"), Family::Ip, "mangle", Contents, true, false),
+        ] {
+            let damages = commit(by, family, table, change, chains);
+            assert_eq!(!damages.is_empty(), is_damage, "{by:?} {table} {change:?}");
+        }
+    }
+
+    #[test]
+    fn damages_name_their_cause() {
+        let damage = commit(Some("nft"), Family::Inet, "slipway", TableChange::Deleted, false).remove(0);
+        assert_eq!(damage.to_string(), "nft deleted table inet slipway");
+        assert!(!damage.concerns_programs() && Damage::Lost.concerns_programs());
+    }
+}

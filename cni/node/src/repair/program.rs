@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The installed `slipway`, called as a program.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns, unshare};
+use serde::Deserialize;
+use tokio::process::Command;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::cluster::problem::bounded;
+
+/// The time limit of a call. A restoration of 1,000 containers takes seconds.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The mount namespace of the host, as a container with the host's PIDs sees it.
+const HOST_MOUNTS: &str = "/proc/1/ns/mnt";
+/// The form of the documents that are understood.
+const SCHEMA: u32 = 1;
+/// The most bytes of an error message that are reported.
+const MESSAGE: usize = 500;
+
+/// The installed `slipway`.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Its path, in the host's mount namespace if `in_host_mounts` is set.
+    pub path: PathBuf,
+    /// True to run it in the mount namespace of process 1: the agent is in a container, and only the host's mounts show
+    /// which containers run.
+    pub in_host_mounts: bool,
+    /// True to load the BPF programs if they are missing. Otherwise only loaded ones are attached again.
+    pub loads_programs: bool,
+    /// The runtime's cache, if it is in another place than usual.
+    pub cache: Option<PathBuf>,
+}
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// No thread or runtime for it.
+    #[error("start a thread for {0}: {1}")]
+    Thread(String, io::Error),
+    /// The host's mount namespace cannot be entered.
+    #[error("enter the mount namespace of process 1 for {0}: {1}")]
+    Mounts(String, io::Error),
+    /// It could not be run.
+    #[error("run {0}: {1}")]
+    Run(String, io::Error),
+    /// It took longer than [`LIMIT`] and was killed.
+    #[error("{0}: no result after {limit} s: killed", limit = LIMIT.as_secs())]
+    TimedOut(String),
+    /// It failed.
+    #[error("{0}: {1}")]
+    Failed(String, String),
+    /// Its output is not understood.
+    #[error("{0}: unexpected output: {1}")]
+    Output(String, String),
+}
+
+/// The result of `slipway restore`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restoration {
+    /// The restored objects with their owners and reasons, a line each.
+    pub restored: Vec<String>,
+    /// The objects that could not be restored, likewise.
+    pub failed: Vec<String>,
+}
+
+/// The document of `slipway restore`, docs/json.md.
+#[derive(Debug, Deserialize)]
+struct Document {
+    schema: u32,
+    items: Vec<Item>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Item {
+    network: Option<String>,
+    container: Option<String>,
+    interface: Option<String>,
+    item: String,
+    state: String,
+    reason: String,
+}
+
+/// The part of `slipway node`'s document that counts here.
+#[derive(Debug, Deserialize)]
+struct Node {
+    schema: u32,
+    built_in: bool,
+    loaded: bool,
+}
+
+impl Program {
+    /// The program at a path, which attaches loaded BPF programs only and knows the usual caches.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), in_host_mounts: false, loads_programs: false, cache: None }
+    }
+
+    /// Restores what is missing.
+    ///
+    /// # Errors
+    /// [`ProgramError`] if there is no report. Objects that cannot be restored are in the report.
+    pub async fn restore(&self) -> Result<Restoration, ProgramError> {
+        let mut words = vec!["restore".into(), "--output".into(), "json".into()];
+        words.extend(self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]));
+        let output = self.call(&words).await?;
+        // Exit code 1 has a report, too, if it could begin.
+        let document: Document = match serde_json::from_slice(&output.stdout) {
+            Ok(document) => document,
+            Err(_) if !output.status.success() => return Err(self.failed(&words, &output)),
+            Err(error) => return Err(ProgramError::Output(self.name(&words), error.to_string())),
+        };
+        self.check(&words, document.schema)?;
+        Ok(report(document.items))
+    }
+
+    /// Attaches the BPF programs where they are missing, if they are loaded or to be. True if it did so.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub async fn set_up_programs(&self) -> Result<bool, ProgramError> {
+        let words = ["node", "status", "--output", "json"].map(OsString::from);
+        let output = self.successful(&words).await?;
+        let node: Node = serde_json::from_slice(&output.stdout)
+            .map_err(|error| ProgramError::Output(self.name(&words), error.to_string()))?;
+        self.check(&words, node.schema)?;
+        if !node.loaded && !(self.loads_programs && node.built_in) {
+            return Ok(false);
+        }
+        self.successful(&["node", "setup"].map(OsString::from)).await.map(|_| true)
+    }
+
+    async fn successful(&self, words: &[OsString]) -> Result<Output, ProgramError> {
+        let output = self.call(words).await?;
+        if output.status.success() { Ok(output) } else { Err(self.failed(words, &output)) }
+    }
+
+    /// Runs it in a thread of its own: a thread that enters a mount namespace stays there.
+    async fn call(&self, words: &[OsString]) -> Result<Output, ProgramError> {
+        let (name, program, words) = (self.name(words), self.clone(), words.to_vec());
+        let (sender, receiver) = oneshot::channel();
+        let work = {
+            let name = name.clone();
+            move || {
+                let _ = sender.send(program.run(name, &words));
+            }
+        };
+        thread::Builder::new()
+            .name("slipway".to_owned())
+            .spawn(work)
+            .map_err(|error| ProgramError::Thread(name.clone(), error))?;
+        let gone = |_| ProgramError::Thread(name, io::ErrorKind::BrokenPipe.into());
+        receiver.await.map_err(gone)?
+    }
+
+    fn run(&self, name: String, words: &[OsString]) -> Result<Output, ProgramError> {
+        if self.in_host_mounts
+            && let Err(error) = enter(Path::new(HOST_MOUNTS))
+        {
+            return Err(ProgramError::Mounts(name, error));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = match runtime {
+            Ok(runtime) => runtime,
+            Err(error) => return Err(ProgramError::Thread(name, error)),
+        };
+        runtime.block_on(async {
+            let mut command = Command::new(&self.path);
+            command.args(words).stdin(Stdio::null()).kill_on_drop(true);
+            match timeout(LIMIT, command.output()).await {
+                Ok(Ok(output)) => Ok(output),
+                Ok(Err(error)) => Err(ProgramError::Run(name, error)),
+                Err(_) => Err(ProgramError::TimedOut(name)),
+            }
+        })
+    }
+
+    fn name(&self, words: &[OsString]) -> String {
+        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        format!("{} {}", self.path.display(), words.join(" "))
+    }
+
+    fn failed(&self, words: &[OsString], output: &Output) -> ProgramError {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let text = text.trim();
+        let text = if text.is_empty() { output.status.to_string() } else { bounded(text, MESSAGE) };
+        ProgramError::Failed(self.name(words), text)
+    }
+
+    fn check(&self, words: &[OsString], schema: u32) -> Result<(), ProgramError> {
+        if schema == SCHEMA {
+            return Ok(());
+        }
+        let text = format!("schema {schema}, not {SCHEMA}: install the slipway of this version");
+        Err(ProgramError::Output(self.name(words), text))
+    }
+}
+
+/// Enters a mount namespace with the calling thread, which shares its root and working directory with others before.
+fn enter(path: &Path) -> io::Result<()> {
+    let namespace = File::open(path)?;
+    let entered = unshare(CloneFlags::CLONE_FS).and_then(|()| setns(namespace, CloneFlags::CLONE_NEWNS));
+    entered.map_err(|errno: Errno| errno.into())
+}
+
+fn report(items: Vec<Item>) -> Restoration {
+    let mut report = Restoration::default();
+    for item in items {
+        let owner = [&item.network, &item.container, &item.interface].map(Option::as_deref);
+        let owner = owner.into_iter().flatten().collect::<Vec<_>>().join(" ");
+        let line = [owner, item.item, item.reason].into_iter().filter(|part| !part.is_empty());
+        let line = line.collect::<Vec<_>>().join(": ");
+        match item.state.as_str() {
+            "restored" => report.restored.push(line),
+            "failed" => report.failed.push(line),
+            _ => {}
+        }
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program with this script.
+    fn script(directory: &Path, text: &str) -> Program {
+        let path = directory.join("slipway");
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        Program::new(path)
+    }
+
+    #[tokio::test]
+    async fn a_report_with_failures_is_a_report() {
+        let directory = tempfile::tempdir().unwrap();
+        let item = |item: &str, state: &str| {
+            serde_json::json!({
+                "network": "pods", "container": "web", "interface": "eth0", "item": item, "state": state,
+                "reason": "it was gone",
+            })
+        };
+        let items = [item("masquerade", "restored"), item("ports", "failed"), item("guard", "present")];
+        let document = serde_json::json!({ "schema": 1, "ok": false, "items": items });
+        let program = script(directory.path(), &format!("echo '{document}'; exit 1"));
+        let report = program.restore().await.unwrap();
+        assert_eq!(report.restored, ["pods web eth0: masquerade: it was gone"]);
+        assert_eq!(report.failed, ["pods web eth0: ports: it was gone"]);
+    }
+
+    #[tokio::test]
+    async fn errors_name_the_command_and_the_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("slipway").display().to_string();
+        for (text, expected) in [
+            ("echo no kernel >&2; exit 1", "no kernel"),
+            ("exit 3", "exit status: 3"),
+            ("echo nonsense", "unexpected output"),
+            (r#"echo '{"schema":2,"items":[]}'"#, "schema 2, not 1"),
+        ] {
+            let error = script(directory.path(), text).restore().await.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{path} restore")) && error.contains(expected), "{error}");
+        }
+        let error = Program::new("/nonexistent").restore().await.unwrap_err().to_string();
+        assert!(error.starts_with("run /nonexistent restore"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn programs_are_set_up_where_they_are_loaded_or_wanted() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = |built_in: bool, loaded: bool| {
+            let document = serde_json::json!({ "schema": 1, "built_in": built_in, "loaded": loaded });
+            format!("case $2 in status) echo '{document}';; setup) exit 0;; *) exit 1;; esac")
+        };
+        for (built_in, loaded, loads, expected) in
+            [(true, true, false, true), (true, false, false, false), (true, false, true, true), (false, false, true, false)]
+        {
+            let mut program = script(directory.path(), &node(built_in, loaded));
+            program.loads_programs = loads;
+            assert_eq!(program.set_up_programs().await.unwrap(), expected, "{built_in} {loaded} {loads}");
+        }
+    }
+}

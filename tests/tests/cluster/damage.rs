@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Repairs of the dataplane: what other programs flush or detach comes back.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use slipway_tests::{
+    Attach, ClusterNode, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs, plugin_names, slipway,
+    slipwayd, within,
+};
+use slipwayd::cluster::desired::TunnelMode;
+use slipwayd::repair::damage::OUR_PROCESSES;
+use slipwayd::repair::program::Program;
+use slipwayd::repair::{self, Repair};
+
+use crate::Lab;
+use crate::repairs::{Stop, during, until};
+
+const PORT: u16 = 8080;
+const LOG: &str = "/run/slipwayd.log";
+
+fn program() -> Program {
+    Program::new(slipway())
+}
+
+/// Repairs the first node during `body`, which gets the repairs so far.
+fn with_repairs(lab: &Lab, program: Program, body: impl FnOnce(&Mutex<Vec<Repair>>)) {
+    let repairs = Mutex::new(Vec::new());
+    // The callback is the only other user: it borrows the list for as long as the agent runs.
+    let seen = &repairs;
+    let run = |stop: Stop| repair::run(program, stop, |repair| seen.lock().unwrap().push(copy(repair)));
+    during(lab.node(1), run, || {
+        until("the first repair", || !repairs.lock().unwrap().is_empty());
+        body(&repairs);
+    });
+}
+
+/// The parts of a repair that tests look at.
+fn copy(repair: &Repair) -> Repair {
+    let restored = repair.restored.as_ref().expect("a report").clone();
+    let programs = Ok(*repair.programs.as_ref().expect("a status"));
+    Repair { damages: repair.damages.clone(), restored: Ok(restored), programs, took: repair.took }
+}
+
+/// A node with a network, without others.
+fn lab() -> Lab {
+    let mut lab = Lab::new(1, TunnelMode::Never);
+    lab.settle();
+    lab
+}
+
+/// A pod with a published port, which the runtime has in its cache.
+fn web(lab: &Lab, name: &str, port: u16) -> (Pod, Attach, Vec<Server>) {
+    let (network, pod) = (lab.network(1), lab.node(1).pod(name));
+    let attach = Attach::new(&pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80);
+    network.add(&attach).unwrap_or_else(|error| panic!("ADD {name}: {error}"));
+    network.write_cache(&attach);
+    let servers = Proto::ALL.map(|proto| pod.serve(proto, "[::]:80", name));
+    (pod, attach, servers.into())
+}
+
+fn answers(lab: &Lab, port: u16) -> bool {
+    let to = at(lab.node(1).addresses[0], port);
+    lab.cluster.outside.request_from(Proto::Tcp, None, to, QUICK).is_ok()
+}
+
+#[test]
+fn a_flushed_ruleset_comes_back() {
+    let lab = lab();
+    let _web = web(&lab, "web", PORT);
+    let node = lab.node(1);
+    assert!(answers(&lab, PORT));
+    with_repairs(&lab, program(), |repairs| {
+        for damage in [
+            "nft flush ruleset",
+            "nft delete table inet slipway",
+            "nft flush table inet slipway",
+            "nft flush map inet slipway hostports4",
+        ] {
+            let before = repairs.lock().unwrap().len();
+            let begin = Instant::now();
+            node.cmd(damage);
+            until(damage, || answers(&lab, PORT));
+            println!("{damage}: answers after {:?}", begin.elapsed());
+            until("the report", || repairs.lock().unwrap().len() > before);
+            let repairs = repairs.lock().unwrap();
+            let repair = &repairs[before];
+            let causes = repair.damages.iter().map(ToString::to_string).collect::<Vec<_>>();
+            assert!(causes.iter().any(|cause| cause.starts_with("nft ")), "{causes:?}");
+            assert!(!repair.restored.as_ref().unwrap().restored.is_empty(), "{repair:?}");
+            assert_eq!(repair.failures().collect::<Vec<_>>(), [""; 0]);
+        }
+        for (proto, to) in Proto::ALL.into_iter().flat_map(|p| node.addresses.map(|ip| (p, at(ip, PORT)))) {
+            lab.cluster.outside.expect(proto, to, "web");
+        }
+    });
+}
+
+#[test]
+fn our_own_changes_cause_no_repair() {
+    let lab = lab();
+    let network = lab.network(1);
+    let node = lab.node(1);
+    with_repairs(&lab, program(), |repairs| {
+        for number in 0..3 {
+            let (_pod, attach, _servers) = web(&lab, &format!("web{number}"), PORT);
+            network.del(&attach).expect("DEL");
+        }
+        node.cmd("nft add table ip other");
+        node.cmd("nft add chain ip other c");
+        node.cmd("nft delete table ip other");
+        thread::sleep(within(Duration::from_secs(1)));
+        let causes: BTreeSet<String> =
+            repairs.lock().unwrap().iter().flat_map(|one| &one.damages).map(ToString::to_string).collect();
+        assert!(!causes.iter().any(|cause| cause.contains("table")), "{causes:?}");
+        // The control: another program.
+        let before = repairs.lock().unwrap().len();
+        node.cmd("nft flush ruleset");
+        until("a repair", || repairs.lock().unwrap().len() > before);
+    });
+}
+
+/// The kernel names the process of a commit, and a plugin's process has the name of the link that it was called by.
+#[test]
+fn the_names_of_our_processes_are_complete() {
+    for name in plugin_names() {
+        // The kernel cuts names after 15 bytes.
+        assert!(OUR_PROCESSES.contains(&&name[..name.len().min(15)]), "{name}");
+    }
+}
+
+#[test]
+fn pods_that_come_during_flushes_are_complete() {
+    let lab = lab();
+    with_repairs(&lab, program(), |_| {
+        let pods = thread::scope(|scope| {
+            let adding: Vec<_> = (0..6_u16)
+                .map(|number| scope.spawn({
+                    let lab = &lab;
+                    move || web(lab, &format!("web{number}"), PORT + number)
+                }))
+                .collect();
+            for _ in 0..5 {
+                lab.node(1).cmd("nft flush ruleset");
+                thread::sleep(Duration::from_millis(150));
+            }
+            adding.into_iter().map(|pod| pod.join().expect("an ADD")).collect::<Vec<_>>()
+        });
+        for (number, _) in (0_u16..).zip(&pods) {
+            until("each pod's port", || answers(&lab, PORT + number));
+        }
+        until("nothing missing", || lab.node(1).try_slipway("restore --dry-run").code == Some(0));
+    });
+}
+
+fn filters(node: &ClusterNode) -> String {
+    node.try_cmd("tc filter show dev eth0 ingress").stdout
+}
+
+#[test]
+fn detached_bpf_programs_come_back() {
+    needs!(has_programs(), PROGRAMS);
+    let lab = lab();
+    let node = lab.node(1);
+    node.cmd("mkdir -p /etc/cni");
+    node.write("/etc/cni/slipway.json", json!({ "backend": "ebpf" }).to_string());
+    with_repairs(&lab, Program { loads_programs: true, ..program() }, |repairs| {
+        until("programs at the uplink", || filters(node).contains("slipway"));
+        let _web = web(&lab, "web", PORT);
+        assert!(answers(&lab, PORT));
+        for damage in ["tc filter del dev eth0 ingress", "tc qdisc del dev eth0 clsact"] {
+            let begin = Instant::now();
+            node.cmd(damage);
+            until(damage, || filters(node).contains("slipway"));
+            println!("{damage}: attached after {:?}", begin.elapsed());
+        }
+        let carried = || node.counted("published_flows");
+        let before = carried();
+        assert!(answers(&lab, PORT) && carried() > before, "the BPF programs serve the port again");
+        let repairs = repairs.lock().unwrap();
+        assert!(repairs.iter().any(|one| matches!(one.programs, Ok(true))), "{repairs:?}");
+    });
+}
+
+/// With kube-proxy in mode ipvs our table has a list of the node's addresses; those of Services have no published ports.
+#[test]
+fn addresses_next_to_ipvs_get_their_ports_as_they_come() {
+    let lab = lab();
+    let node = lab.node(1);
+    node.cmd("ip link add kube-ipvs0 type dummy");
+    node.cmd("ip address add 10.96.0.10/32 dev kube-ipvs0");
+    lab.cluster.outside.cmd(&format!("ip route add 10.96.0.0/24 via {}", node.addresses[0]));
+    let _web = web(&lab, "web", PORT);
+    let is_open = |address: &str| {
+        let to = at(address.parse::<IpAddr>().unwrap(), PORT);
+        lab.cluster.outside.request_from(Proto::Tcp, None, to, QUICK).is_ok()
+    };
+    node.cmd("ip address add 192.168.50.77/24 dev eth0");
+    assert!(!is_open("192.168.50.77"), "the list is of the last ADD");
+    with_repairs(&lab, program(), |_| {
+        until("the port at an address from before", || is_open("192.168.50.77"));
+        node.cmd("ip address add 192.168.50.78/24 dev eth0");
+        until("the port at a new address", || is_open("192.168.50.78"));
+        node.cmd("ip address add 10.96.0.11/32 dev kube-ipvs0");
+        thread::sleep(within(Duration::from_secs(1)));
+        assert!(!is_open("10.96.0.11") && is_open("192.168.50.78"));
+    });
+}
+
+/// In a container: `slipway` runs where process 1 is, which has the runtime's cache.
+#[test]
+fn repairs_run_in_the_mount_namespace_of_process_1() {
+    let lab = lab();
+    let node = lab.node(1);
+    let _web = web(&lab, "web", PORT);
+    node.cmd("mkdir -p /run/empty");
+    let agent = format!(
+        "mount -t tmpfs none /var/lib/cni && exec {} run --node-name node-1 --kubeconfig /run/none --slipway {} \
+         --host-mounts",
+        slipwayd().display(),
+        slipway().display()
+    );
+    let script = format!("unshare --mount sh -c '{agent}' & wait");
+    let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
+    let _agent = node.daemon("unshare", &words, LOG);
+    until("a try to list Nodes", || node.read(LOG).is_some_and(|log| log.contains("again in")));
+    node.cmd("nft flush ruleset");
+    until("the port", || answers(&lab, PORT));
+}

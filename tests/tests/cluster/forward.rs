@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Docker and ufw set the policy DROP in iptables' chain FORWARD.
+
+use cni_dataplane::iptables::forward;
+use slipway_tests::{Proto, at, skip};
+use slipwayd::cluster::desired::TunnelMode;
+
+use crate::{Lab, all_reach_each_other};
+
+const COMMANDS: [&str; 2] = ["iptables", "ip6tables"];
+
+/// Pods of two nodes, one of which drops what it forwards.
+fn pods_reach_each_other_where_forward_drops(variant: &str) {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    let node = lab.node(1);
+    if node.try_cmd(&format!("iptables-{variant} -S")).code != Some(0) {
+        skip!("legacy iptables");
+    }
+    for command in COMMANDS {
+        // As Docker's: rules of other programs come first.
+        node.cmd(&format!("{command}-{variant} -N DOCKER-USER"));
+        node.cmd(&format!("{command}-{variant} -A FORWARD -j DOCKER-USER"));
+        node.cmd(&format!("{command}-{variant} -A DOCKER-USER -p tcp --dport 9999 -j DROP"));
+        node.cmd(&format!("{command}-{variant} -P FORWARD DROP"));
+    }
+    lab.settle();
+    let node = lab.node(1);
+    let pods = [1, 2].map(|number| (number, lab.pod(number, "web"))).into();
+    all_reach_each_other(&pods);
+    let (web, addresses) = &pods[&1];
+    let _serving = web.serve(Proto::Tcp, "[::]:9999", "web");
+    for address in addresses {
+        pods[&2].0.expect_none(Proto::Tcp, at(*address, 9999));
+    }
+    let rules = || COMMANDS.map(|command| node.cmd(&format!("{command}-{variant} -S FORWARD")));
+    assert!(rules().iter().all(|rules| rules.matches("made by slipway").count() == 2), "{:?}", rules());
+    assert_eq!(node.run(|| forward::withdraw("slipway0")).expect("withdrawn").len(), 2);
+    assert!(rules().iter().all(|rules| !rules.contains("slipway0")), "{:?}", rules());
+    // The control: without them nothing passes.
+    let _serving = web.serve(Proto::Tcp, "[::]:8080", "web");
+    for address in addresses {
+        pods[&2].0.expect_none(Proto::Tcp, at(*address, 8080));
+    }
+}
+
+#[test]
+fn pods_reach_each_other_where_iptables_nft_drops() {
+    pods_reach_each_other_where_forward_drops("nft");
+}
+
+#[test]
+fn pods_reach_each_other_where_iptables_legacy_drops() {
+    pods_reach_each_other_where_forward_drops("legacy");
+}
+
+#[test]
+fn other_chains_that_drop_are_reported_and_left_alone() {
+    let mut lab = Lab::new(1, TunnelMode::Never);
+    let table = "table inet admin { chain forward { type filter hook forward priority 0; policy drop; } }";
+    lab.node(1).cmd_input("nft -f -", table);
+    let before = lab.node(1).ruleset();
+    let report = lab.compare(1, true);
+    assert!(report.is_ready);
+    let troubles: Vec<String> = report.troubles().collect();
+    let expected = "chain inet admin forward drops forwarded packets by default: accept those from and to slipway0 there";
+    assert_eq!(troubles, [expected]);
+    assert_eq!(lab.node(1).ruleset(), before);
+    lab.node(1).cmd("nft delete table inet admin");
+    lab.settle();
+}
