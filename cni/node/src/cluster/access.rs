@@ -61,9 +61,16 @@ impl Access {
     ///
     /// # Errors
     /// [`AccessError`] if no configuration is found, or if it is invalid.
+    pub(super) async fn client(&self) -> Result<Client, AccessError> {
+        Client::try_from(self.config().await?).map_err(|error| AccessError::Client(error.into()))
+    }
+
+    /// The API of Nodes, as [`Self::client`].
+    ///
+    /// # Errors
+    /// [`AccessError`].
     pub(super) async fn nodes(&self) -> Result<Api<NodeObject>, AccessError> {
-        let client = Client::try_from(self.config().await?);
-        Ok(Api::all(client.map_err(|error| AccessError::Client(error.into()))?))
+        self.client().await.map(Api::all)
     }
 
     async fn config(&self) -> Result<Config, AccessError> {

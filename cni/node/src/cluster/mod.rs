@@ -14,6 +14,7 @@ pub mod agent;
 pub mod announce;
 pub mod conflist;
 pub mod desired;
+pub mod events;
 pub mod nodes;
 mod object;
 pub mod problem;

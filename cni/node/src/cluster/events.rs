@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Events of Kubernetes about troubles, for `kubectl describe node`.
+//!
+//! A cluster has many agents, and all see what is wrong with a Node: the agent of the oldest Node reports it, and each
+//! agent what is wrong with its own.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use super::access::Access;
+use super::nodes::{NodeName, Nodes};
+use super::problem::{What, bounded};
+use super::reconcile::Report;
+
+/// The name of the reporter.
+const CONTROLLER: &str = "slipwayd";
+/// The number of Events that may be sent at once, and the time after which one more may be.
+const BURST: u32 = 10;
+const EVERY: Duration = Duration::from_secs(30);
+/// The most bytes of an Event's text. The API allows 1,024.
+const TEXT: usize = 1000;
+/// The wait after a failed request.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// A trouble with a Node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// The Node.
+    pub node: NodeName,
+    /// Its kind, as one word with capitals.
+    pub reason: String,
+    /// The trouble.
+    pub text: String,
+}
+
+/// The troubles of a comparison that the agent of `own` reports.
+#[must_use]
+pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notice> {
+    let oldest = nodes.values().min_by(|a, b| a.seniority().cmp(&b.seniority()));
+    let is_oldest = oldest.is_some_and(|node| node.name == *own);
+    let notice = |node: &NodeName, reason: &str, text: String| Notice {
+        node: node.clone(),
+        reason: reason.to_owned(),
+        text,
+    };
+    let problems = report.desired.problems.iter();
+    let problems = problems.filter(|problem| is_oldest || problem.node == *own);
+    // Each new Node is without them for a moment.
+    let lasting = problems.filter(|problem| !matches!(problem.what, What::NoPodCidr | What::NoTunnel));
+    let of_nodes = lasting.map(|problem| notice(&problem.node, &capitals(problem.what.reason()), problem.to_string()));
+    let routes = report.conflicts.iter().map(|conflict| notice(own, "ForeignRoute", conflict.to_string()));
+    let changes = report.errors.iter().map(|error| notice(own, "ChangeFailed", error.to_string()));
+    of_nodes.chain(routes).chain(changes).collect()
+}
+
+/// `own_address` as `OwnAddress`.
+fn capitals(word: &str) -> String {
+    let part = |part: &str| part[..1].to_ascii_uppercase() + &part[1..];
+    word.split('_').filter(|part| !part.is_empty()).map(part).collect()
+}
+
+/// Sends Events until the sender is gone. Those beyond the limit are dropped: logs and metrics have all.
+pub async fn follow(access: Access, own: NodeName, mut notices: mpsc::Receiver<Notice>) {
+    let mut limit = Limit::new(Instant::now());
+    let mut recorder = None;
+    while let Some(notice) = notices.recv().await {
+        if !limit.take(Instant::now()) {
+            log::debug!("no Event, as there were many: {}", notice.text);
+            continue;
+        }
+        if recorder.is_none() {
+            recorder = match access.client().await {
+                Ok(client) => Some(Recorder::new(client, reporter(&own))),
+                Err(error) => {
+                    log::warn!("send an Event: {error}");
+                    sleep(WAIT).await;
+                    continue;
+                }
+            };
+        }
+        let Some(sender) = &recorder else { continue };
+        if let Err(error) = sender.publish(&event(&notice), &reference(&notice.node)).await {
+            log::warn!("send an Event: {}", bounded(&error.to_string(), TEXT));
+            recorder = None;
+            sleep(WAIT).await;
+        }
+    }
+}
+
+fn reporter(own: &NodeName) -> Reporter {
+    Reporter { controller: CONTROLLER.to_owned(), instance: Some(own.to_string()) }
+}
+
+fn event(notice: &Notice) -> Event {
+    Event {
+        type_: EventType::Warning,
+        reason: notice.reason.clone(),
+        note: Some(notice.text[..notice.text.floor_char_boundary(TEXT)].to_owned()),
+        action: "CompareNetwork".to_owned(),
+        secondary: None,
+    }
+}
+
+/// As kubelets refer to their Nodes: kubectl looks for Events with the name as UID.
+fn reference(node: &NodeName) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Node".to_owned()),
+        api_version: Some("v1".to_owned()),
+        name: Some(node.to_string()),
+        uid: Some(node.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// A limit of Events per time.
+#[derive(Debug)]
+struct Limit {
+    left: u32,
+    since: Instant,
+}
+
+impl Limit {
+    fn new(now: Instant) -> Self {
+        Self { left: BURST, since: now }
+    }
+
+    /// True if one more may be sent now.
+    fn take(&mut self, now: Instant) -> bool {
+        while self.left < BURST && now.duration_since(self.since) >= EVERY {
+            self.left += 1;
+            self.since += EVERY;
+        }
+        if self.left == BURST {
+            self.since = now;
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_limited_and_the_limit_recovers() {
+        let begin = Instant::now();
+        let mut limit = Limit::new(begin);
+        assert!((0..BURST).all(|_| limit.take(begin)) && !limit.take(begin));
+        assert!(!limit.take(begin + EVERY / 2));
+        assert!(limit.take(begin + EVERY) && !limit.take(begin + EVERY));
+        let later = begin + 100 * EVERY;
+        assert!((0..BURST).all(|_| limit.take(later)) && !limit.take(later), "no more than a burst");
+    }
+
+    #[test]
+    fn an_event_is_within_the_limits_of_the_api() {
+        let node: NodeName = "node-1".parse().unwrap();
+        let event = event(&Notice { node, reason: capitals("own_node_missing"), text: "é\n".repeat(2000) });
+        assert_eq!(event.reason, "OwnNodeMissing");
+        assert!((TEXT - 1..=TEXT).contains(&event.note.unwrap().len()));
+    }
+}
