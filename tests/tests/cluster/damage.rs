@@ -8,18 +8,18 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::Value;
 use slipway_tests::{
-    Attach, ClusterNode, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs, plugin_names, slipway,
-    slipwayd, within,
+    Attach, ClusterNode, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs, plugin_names,
+    slipway, slipwayd, within,
 };
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::repair::damage::OUR_PROCESSES;
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair};
 
-use crate::Lab;
 use crate::repairs::{Stop, during, until};
+use crate::{CONFLIST, Lab};
 
 const PORT: u16 = 8080;
 const LOG: &str = "/run/slipwayd.log";
@@ -56,7 +56,11 @@ fn lab() -> Lab {
 
 /// A pod with a published port, which the runtime has in its cache.
 fn web(lab: &Lab, name: &str, port: u16) -> (Pod, Attach, Vec<Server>) {
-    let (network, pod) = (lab.network(1), lab.node(1).pod(name));
+    web_of(lab, &lab.network(1), name, port)
+}
+
+fn web_of(lab: &Lab, network: &Network<'_>, name: &str, port: u16) -> (Pod, Attach, Vec<Server>) {
+    let pod = lab.node(1).pod(name);
     let attach = Attach::new(&pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80);
     network.add(&attach).unwrap_or_else(|error| panic!("ADD {name}: {error}"));
     network.write_cache(&attach);
@@ -140,10 +144,12 @@ fn pods_that_come_during_flushes_are_complete() {
     with_repairs(&lab, program(), |_| {
         let pods = thread::scope(|scope| {
             let adding: Vec<_> = (0..6_u16)
-                .map(|number| scope.spawn({
-                    let lab = &lab;
-                    move || web(lab, &format!("web{number}"), PORT + number)
-                }))
+                .map(|number| {
+                    scope.spawn({
+                        let lab = &lab;
+                        move || web(lab, &format!("web{number}"), PORT + number)
+                    })
+                })
                 .collect();
             for _ in 0..5 {
                 lab.node(1).cmd("nft flush ruleset");
@@ -167,16 +173,18 @@ fn detached_bpf_programs_come_back() {
     needs!(has_programs(), PROGRAMS);
     let lab = lab();
     let node = lab.node(1);
-    node.cmd("mkdir -p /etc/cni");
-    node.write("/etc/cni/slipway.json", json!({ "backend": "ebpf" }).to_string());
+    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
+    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
+    list["plugins"][1]["backend"] = "ebpf".into();
+    let network = node.network(list);
     with_repairs(&lab, Program { loads_programs: true, ..program() }, |repairs| {
-        until("programs at the uplink", || filters(node).contains("slipway"));
-        let _web = web(&lab, "web", PORT);
+        until("programs at the uplink", || filters(node).contains("uplink_ingress"));
+        let _web = web_of(&lab, &network, "web", PORT);
         assert!(answers(&lab, PORT));
         for damage in ["tc filter del dev eth0 ingress", "tc qdisc del dev eth0 clsact"] {
             let begin = Instant::now();
             node.cmd(damage);
-            until(damage, || filters(node).contains("slipway"));
+            until(damage, || filters(node).contains("uplink_ingress"));
             println!("{damage}: attached after {:?}", begin.elapsed());
         }
         let carried = || node.counted("published_flows");
@@ -192,7 +200,8 @@ fn detached_bpf_programs_come_back() {
 fn addresses_next_to_ipvs_get_their_ports_as_they_come() {
     let lab = lab();
     let node = lab.node(1);
-    node.cmd("ip link add kube-ipvs0 type dummy");
+    // Another kind of link than kube-proxy's, which not each kernel has: its name counts.
+    node.cmd("ip link add kube-ipvs0 type bridge");
     node.cmd("ip address add 10.96.0.10/32 dev kube-ipvs0");
     lab.cluster.outside.cmd(&format!("ip route add 10.96.0.0/24 via {}", node.addresses[0]));
     let _web = web(&lab, "web", PORT);

@@ -57,7 +57,8 @@ fn pods_reach_each_other_where_iptables_legacy_drops() {
 #[test]
 fn other_chains_that_drop_are_reported_and_left_alone() {
     let mut lab = Lab::new(1, TunnelMode::Never);
-    let table = "table inet admin { chain forward { type filter hook forward priority 0; policy drop; } }";
+    let table =
+        "table inet admin {\n chain forward {\n type filter hook forward priority 0; policy drop;\n }\n}\n";
     lab.node(1).cmd_input("nft -f -", table);
     let before = lab.node(1).ruleset();
     let report = lab.compare(1, true);

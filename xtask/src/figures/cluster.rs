@@ -54,8 +54,11 @@ pub(super) fn tables(root: &Path) -> Result<String> {
 }
 
 fn text(data: &Cluster) -> String {
-    let mut text =
-        format!("| |{}\n|---|{}\n", column(data, |row| format!("{} Nodes", row.nodes)), "---:|".repeat(data.rows.len()));
+    let mut text = format!(
+        "| |{}\n|---|{}\n",
+        column(data, |row| format!("{} Nodes", row.nodes)),
+        "---:|".repeat(data.rows.len())
+    );
     type Cell = fn(&Row) -> String;
     let lines: [(&str, Cell); 7] = [
         ("start to last route (s)", |row| digits(row.first_sync_ms / 1e3)),
@@ -112,6 +115,9 @@ mod tests {
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
-        assert!(text.contains("40 heartbeats") && text.contains("50 changes") && text.contains("2 %"), "{text}");
+        assert!(
+            text.contains("40 heartbeats") && text.contains("50 changes") && text.contains("2 %"),
+            "{text}"
+        );
     }
 }

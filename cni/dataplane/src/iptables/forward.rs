@@ -77,7 +77,8 @@ fn chain(place: Place) -> Result<Option<Policy>, Error> {
         Variant::Nft => {
             let table = table_id(place.family, TableName::Filter);
             let chain = Socket::open().and_then(|socket| socket.chain(&table, FORWARD));
-            let chain = chain.map_err(|error| Error::kernel(format!("read chain {table} {FORWARD}"), error))?;
+            let chain =
+                chain.map_err(|error| Error::kernel(format!("read chain {table} {FORWARD}"), error))?;
             Ok(chain.and_then(|chain| chain.base).map(|base| base.policy))
         }
         Variant::Legacy if !legacy::has_table(place.family, TableName::Filter) => Ok(None),

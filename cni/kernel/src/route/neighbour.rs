@@ -277,7 +277,8 @@ mod tests {
             let with = [&plain[..], &[(kind, &[0, 0, 0, 9][..])]].concat();
             assert_eq!(decode(&with), Some(FdbEntry { plain: false, ..FdbEntry::new(MAC, remote) }));
         }
-        let with = [&plain[..], &[(NDA_PORT, &8472_u16.to_be_bytes()[..])]].concat();
+        let port = 8472_u16.to_be_bytes();
+        let with = [&plain[..], &[(NDA_PORT, &port[..])]].concat();
         assert_eq!(decode(&with), Some(FdbEntry { port: Some(8472), ..FdbEntry::new(MAC, remote) }));
         // A cache entry's age and an attribute of a later kernel.
         let with = [&plain[..], &[(3, &[0; 16][..]), (99, &[1][..])]].concat();

@@ -155,6 +155,8 @@ impl Kept {
                 self.links.contains(&address.link) || address.net.prefix_len() < address.net.max_prefix_len()
             }
             Notification::Route { route, .. } => route.protocol == PROTOCOL,
+            // Of no group that is followed here.
+            Notification::TrafficControl { .. } => false,
             Notification::Lost => true,
         }
     }

@@ -53,7 +53,8 @@ pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notic
     let problems = problems.filter(|problem| is_oldest || problem.node == *own);
     // Each new Node is without them for a moment.
     let lasting = problems.filter(|problem| !matches!(problem.what, What::NoPodCidr | What::NoTunnel));
-    let of_nodes = lasting.map(|problem| notice(&problem.node, &capitals(problem.what.reason()), problem.to_string()));
+    let of_nodes =
+        lasting.map(|problem| notice(&problem.node, &capitals(problem.what.reason()), problem.to_string()));
     let routes = report.conflicts.iter().map(|conflict| notice(own, "ForeignRoute", conflict.to_string()));
     let changes = report.errors.iter().map(|error| notice(own, "ChangeFailed", error.to_string()));
     of_nodes.chain(routes).chain(changes).collect()

@@ -257,7 +257,10 @@ impl Run<'_> {
     fn accept_forwarded(&mut self, families: &[AddressFamily]) -> Result<(), cni_dataplane::Error> {
         let bridge = &self.settings.bridge;
         for place in forward::accept(bridge, families)? {
-            let change = format!("accepted packets of {bridge} in FORWARD, {}, iptables-{}", place.family, place.variant);
+            let change = format!(
+                "accepted packets of {bridge} in FORWARD, {}, iptables-{}",
+                place.family, place.variant
+            );
             self.report.changes.push(change);
         }
         for chain in forward_chains()?.into_iter().filter(|chain| chain.drops) {

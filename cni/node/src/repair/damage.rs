@@ -10,7 +10,8 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use cni_kernel::route::{LinkKind, Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
+use cni_dataplane::Owner;
+use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
 use cni_nftables::notify::{self, Generation, TableChange};
 use cni_nftables::{Family, Socket, TableId};
 use nix::errno::Errno;
@@ -180,7 +181,7 @@ impl Observer {
                 Notification::Address { address, .. } if address.global => {
                     // Those of containers' links come and go with containers.
                     let link = self.socket.link_by_index(address.link).ok();
-                    link.filter(|link| link.kind != LinkKind::Veth).map(|_| Damage::Addresses)
+                    link.filter(|link| Owner::from_comment(&link.alias).is_none()).map(|_| Damage::Addresses)
                 }
                 Notification::Lost => Some(Damage::Lost),
                 _ => None,
@@ -238,7 +239,13 @@ mod tests {
 
     use super::*;
 
-    fn commit(by: Option<&str>, family: Family, table: &str, change: TableChange, chains: bool) -> Vec<Damage> {
+    fn commit(
+        by: Option<&str>,
+        family: Family,
+        table: &str,
+        change: TableChange,
+        chains: bool,
+    ) -> Vec<Damage> {
         let process = by.map(|name| Process { pid: 1, name: name.to_owned() });
         let tables = [(TableId::new(family, table), change)].into();
         of_commit(&Generation { number: 1, process, tables }, |_| chains)

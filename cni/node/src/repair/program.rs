@@ -112,7 +112,9 @@ impl Program {
     /// [`ProgramError`] if there is no report. Objects that cannot be restored are in the report.
     pub async fn restore(&self) -> Result<Restoration, ProgramError> {
         let mut words = vec!["restore".into(), "--output".into(), "json".into()];
-        words.extend(self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]));
+        words.extend(
+            self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
+        );
         let output = self.call(&words).await?;
         // Exit code 1 has a report, too, if it could begin.
         let document: Document = match serde_json::from_slice(&output.stdout) {
@@ -284,9 +286,12 @@ mod tests {
             let document = serde_json::json!({ "schema": 1, "built_in": built_in, "loaded": loaded });
             format!("case $2 in status) echo '{document}';; setup) exit 0;; *) exit 1;; esac")
         };
-        for (built_in, loaded, loads, expected) in
-            [(true, true, false, true), (true, false, false, false), (true, false, true, true), (false, false, true, false)]
-        {
+        for (built_in, loaded, loads, expected) in [
+            (true, true, false, true),
+            (true, false, false, false),
+            (true, false, true, true),
+            (false, false, true, false),
+        ] {
             let mut program = script(directory.path(), &node(built_in, loaded));
             program.loads_programs = loads;
             assert_eq!(program.set_up_programs().await.unwrap(), expected, "{built_in} {loaded} {loads}");

@@ -66,9 +66,8 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn of(samples: &Samples) -> Self {
-        let percent = |(cpu, time): (Duration, Duration)| {
-            (cpu.as_secs_f64() / time.as_secs_f64() * 1e5).round() / 1e3
-        };
+        let percent =
+            |(cpu, time): (Duration, Duration)| (cpu.as_secs_f64() / time.as_secs_f64() * 1e5).round() / 1e3;
         let reactions = || samples.reactions.iter().copied();
         Self {
             nodes: samples.nodes,
@@ -79,7 +78,8 @@ impl Row {
             rest_cpu_percent: percent(samples.rest),
             heartbeats: samples.heartbeats,
             heartbeat_cpu_percent: percent(samples.busy),
-            heartbeat_cpu_us: (samples.busy.0.as_secs_f64() * 1e6 / f64::from(samples.heartbeats.max(1))).round(),
+            heartbeat_cpu_us: (samples.busy.0.as_secs_f64() * 1e6 / f64::from(samples.heartbeats.max(1)))
+                .round(),
             changes: samples.reactions.len(),
             change_p50_ms: quantile(reactions(), 50),
             change_p95_ms: quantile(reactions(), 95),

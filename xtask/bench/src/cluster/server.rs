@@ -151,7 +151,13 @@ async fn client(certificate: &Path) -> Result<Client> {
 ///
 /// # Errors
 /// The server cannot be reached or refuses it.
-pub(super) async fn ask(client: &Client, method: &str, kind: &str, path: &str, body: &Value) -> Result<String> {
+pub(super) async fn ask(
+    client: &Client,
+    method: &str,
+    kind: &str,
+    path: &str,
+    body: &Value,
+) -> Result<String> {
     let failed = |e: &dyn std::fmt::Display| Error::Failed(format!("{method} {path}: {e}"));
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let request = http::Request::builder().method(method).uri(path).header("Content-Type", kind).body(body);

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::memory::{self, Measured};
 use super::node::{Node, Target};
 use crate::measure::{self, Cost};
+use crate::memory::{self, Measured};
 use crate::trace;
 use xtask::cni::Call;
 use xtask::error::{Error, Result};

@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::caller::Batch;
-use crate::memory::Memory;
 use super::watch::Watch;
 use crate::measure::Cost;
+use crate::memory::Memory;
 use crate::report::{mean, megabytes, milliseconds, quantile};
 use xtask::error::{Error, Result};
 

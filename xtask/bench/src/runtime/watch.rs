@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::memory::{self, Memory};
 use super::node::{self, Node};
+use crate::memory::{self, Memory};
 use xtask::error::{Error, Result};
 
 /// The directory whose changes are followed.
