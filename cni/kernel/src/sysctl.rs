@@ -9,7 +9,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -18,6 +18,9 @@ use nix::sys::stat::Mode;
 
 use crate::lock::FileLock;
 use crate::netns::{Netns, NetnsError};
+
+/// The directory of the settings.
+pub const DIRECTORY: &str = "/proc/sys";
 
 /// An error of a setting.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +72,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
     let mut value = String::new();
     OpenOptions::new()
         .read(true)
-        .open(path(name)?)
+        .open(path(DIRECTORY.as_ref(), name)?)
         .and_then(|mut file| file.read_to_string(&mut value))
         .map_err(|source| SysctlError::Read { name: name.to_owned(), source })?;
     value.truncate(value.trim_end().len());
@@ -83,7 +86,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
 pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
     OpenOptions::new()
         .write(true)
-        .open(path(name)?)
+        .open(path(DIRECTORY.as_ref(), name)?)
         .and_then(|mut file| file.write_all(value.as_bytes()))
         .map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
         .inspect(|()| log::debug!("set sysctl {name} to {value:?}"))
@@ -104,11 +107,20 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
 /// # Errors
 /// [`SysctlError::Read`] or [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
+    ensure_below(DIRECTORY.as_ref(), name, value)
+}
+
+/// [`ensure`] with another directory for [`DIRECTORY`]: a container has that read-only, and the host's settings at a
+/// path of its own.
+///
+/// # Errors
+/// As of [`ensure`].
+pub fn ensure_below(directory: &Path, name: &str, value: &str) -> Result<bool, SysctlError> {
     const PATIENCE: Duration = Duration::from_secs(10);
     if get(name)? == value {
         return Ok(false);
     }
-    let path = path(name)?;
+    let path = path(directory, name)?;
     let written = OpenOptions::new().read(true).write(true).open(&path).and_then(|mut file| {
         let _lock = FileLock::on(&file, &path, PATIENCE)
             .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
@@ -193,7 +205,7 @@ impl NetSettings {
     }
 
     fn file(&self, name: &str, flags: OFlag) -> Result<std::io::Result<File>, SysctlError> {
-        path(name)?;
+        path(DIRECTORY.as_ref(), name)?;
         let flags = flags | OFlag::O_CLOEXEC;
         let how = OpenHow::new()
             .flags(flags)
@@ -207,11 +219,11 @@ impl NetSettings {
     }
 }
 
-fn path(name: &str) -> Result<PathBuf, SysctlError> {
+fn path(directory: &Path, name: &str) -> Result<PathBuf, SysctlError> {
     if name.split('/').any(|part| matches!(part, "" | "." | "..") || part.contains('\0')) {
         return Err(SysctlError::Name(name.to_owned()));
     }
-    Ok(PathBuf::from("/proc/sys").join(name))
+    Ok(directory.join(name))
 }
 
 #[cfg(test)]

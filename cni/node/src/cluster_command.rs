@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use cni_dataplane::iptables::forward;
+use cni_kernel::sysctl;
 use ipnet::IpNet;
 use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
@@ -18,6 +19,7 @@ use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
+use slipwayd::cluster::taint::StartupTaint;
 use tokio::sync::watch;
 
 /// The largest VNI (RFC 7348, section 5).
@@ -32,6 +34,7 @@ pub(crate) struct Given {
     access: Access,
     program: Program,
     removes_conflist: bool,
+    startup_taints: Vec<StartupTaint>,
 }
 
 /// Reads the options.
@@ -75,6 +78,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         conflist: text("--conflist", "/etc/cni/net.d/10-slipway.conflist").into(),
         subnet_file: text("--subnet-file", "/run/slipway/subnet.json").into(),
         flannel_file: words.value("--flannel-file").map(Into::into),
+        sysctl_dir: text("--sysctl-dir", sysctl::DIRECTORY).into(),
         cluster_cidrs: cidrs("--cluster-cidr")?,
         without_masquerade,
         accepts_forwarded: words.value("--forward-rules") != Some("never"),
@@ -89,7 +93,12 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         loads_programs: words.has("--node-setup"),
         cache: None,
     };
-    Ok(Given { settings, access, program, removes_conflist: words.has("--remove-conflist") })
+    let taint = |text: &str| -> Result<StartupTaint, String> {
+        text.parse().map_err(|error| format!("--remove-taint {text:?}: {error}"))
+    };
+    let startup_taints = words.values("--remove-taint").map(taint).collect::<Result<_, _>>()?;
+    let removes_conflist = words.has("--remove-conflist");
+    Ok(Given { settings, access, program, removes_conflist, startup_taints })
 }
 
 /// Why the agent ended early.
@@ -114,7 +123,7 @@ fn cidr(text: &str) -> Result<IpNet, String> {
 /// # Errors
 /// [`RunError`].
 pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<(), RunError> {
-    let Given { settings, access, program, removes_conflist } = given;
+    let Given { settings, access, program, removes_conflist, startup_taints } = given;
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
     if !settings.accepts_forwarded {
@@ -159,7 +168,7 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
         // They end with the agent.
         ended = repair::run(program, std::future::pending(), repaired) => ended.map_err(RunError::from),
         () = follow => Ok(()),
-        () = announce::follow(access, settings.node.clone(), announcements) => Ok(()),
+        () = announce::follow(access, settings.node.clone(), announcements, startup_taints) => Ok(()),
     };
     if removes_conflist {
         match conflist::remove(&settings.conflist) {

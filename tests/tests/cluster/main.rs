@@ -58,6 +58,7 @@ impl Lab {
             conflist: CONFLIST.into(),
             subnet_file: SUBNET_FILE.into(),
             flannel_file: Some(FLANNEL_FILE.into()),
+            sysctl_dir: "/proc/sys".into(),
             cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().expect("a prefix")).into(),
             without_masquerade: Vec::new(),
             accepts_forwarded: true,

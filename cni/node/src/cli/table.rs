@@ -148,6 +148,14 @@ const HOST_MOUNTS: Opt = Opt::switch(
 );
 const NODE_SETUP: Opt =
     Opt::switch("--node-setup", "load the BPF programs, as `slipway node setup` does, and keep them");
+const SYSCTL_DIR: Opt =
+    Opt::value("--sysctl-dir", Value::Directory, "the kernel's settings, for a container (/proc/sys)");
+const REMOVE_TAINT: Opt = Opt::value(
+    "--remove-taint",
+    Value::Text("KEY[:EFFECT]"),
+    "a taint of this node's Node that is removed when the network stands, once",
+)
+.many();
 const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
 
 /// All commands, in the order of the help text.
@@ -178,6 +186,8 @@ static COMMANDS: &[Command] = &[
             SLIPWAY,
             HOST_MOUNTS,
             NODE_SETUP,
+            SYSCTL_DIR,
+            REMOVE_TAINT,
             REMOVE,
         ],
         exit_codes: &[],
@@ -189,7 +199,8 @@ static COMMANDS: &[Command] = &[
             ),
             (
                 "slipwayd run --cluster-cidr 10.244.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 \
-                 --vxlan-port 8472 --host-mounts --node-setup",
+                 --vxlan-port 8472 --host-mounts --node-setup --sysctl-dir /host/proc/sys --remove-taint \
+                 node.example/starting:NoSchedule",
                 "in a pod, with NODE_NAME in its environment; all traffic between nodes by VXLAN",
             ),
             (

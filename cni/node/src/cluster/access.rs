@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use kube::api::{ApiResource, DynamicObject};
 use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client};
 
@@ -71,6 +72,14 @@ impl Access {
     /// [`AccessError`].
     pub(super) async fn nodes(&self) -> Result<Api<NodeObject>, AccessError> {
         self.client().await.map(Api::all)
+    }
+
+    /// As [`Self::nodes`], with all fields.
+    ///
+    /// # Errors
+    /// As of [`Self::nodes`].
+    pub(super) async fn whole_nodes(&self) -> Result<Api<DynamicObject>, AccessError> {
+        Ok(Api::all_with(self.client().await?, &ApiResource::erase::<NodeObject>(&())))
     }
 
     async fn config(&self) -> Result<Config, AccessError> {

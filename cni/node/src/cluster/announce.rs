@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
 //! Writing into this node's own Node: the annotations of its tunnel, and the condition NetworkUnavailable, which
-//! keeps pods away until the network stands.
+//! keeps pods away until the network stands. Startup taints are removed then.
 
 use std::time::Duration;
 
@@ -12,11 +12,14 @@ use tokio::sync::watch;
 
 use super::access::Access;
 use super::nodes::{Annotations, NodeName};
+use super::taint::{self, StartupTaint};
 
 /// The wait after a failed patch; doubled up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_secs(1);
 /// The longest wait after a failed patch.
 const LONGEST: Duration = Duration::from_secs(30);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The content for the own Node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,15 +41,20 @@ pub enum Unavailable {
     Because(String),
 }
 
-/// Writes each announcement into the Node, until the sender is gone. What fails is tried again.
-pub async fn follow(access: Access, node: NodeName, mut wanted: watch::Receiver<Announcement>) {
+/// Writes each announcement into the Node, until the sender is gone. What fails is tried again. The taints are removed once,
+/// when the network stands for the first time.
+pub async fn follow(
+    access: Access,
+    node: NodeName,
+    mut wanted: watch::Receiver<Announcement>,
+    mut taints: Vec<StartupTaint>,
+) {
     let mut written: Option<Unavailable> = None;
     let mut wait = SHORTEST;
     loop {
         let now = wanted.borrow_and_update().clone();
-        match write(&access, &node, &now, written.as_ref()).await {
+        match publish(&access, &node, &now, &mut written, &mut taints).await {
             Ok(()) => {
-                written.clone_from(&now.unavailable);
                 wait = SHORTEST;
                 if wanted.changed().await.is_err() {
                     return;
@@ -64,19 +72,36 @@ pub async fn follow(access: Access, node: NodeName, mut wanted: watch::Receiver<
     }
 }
 
+/// Writes what differs from what was written, and removes the taints if the network stands.
+async fn publish(
+    access: &Access,
+    node: &NodeName,
+    now: &Announcement,
+    written: &mut Option<Unavailable>,
+    taints: &mut Vec<StartupTaint>,
+) -> Result<(), BoxError> {
+    write(access, node, now, written.as_ref()).await?;
+    written.clone_from(&now.unavailable);
+    if now.unavailable == Some(Unavailable::No) && !taints.is_empty() {
+        taint::remove(&access.whole_nodes().await?, node, &parameters(), taints).await?;
+        taints.clear();
+    }
+    Ok(())
+}
+
 async fn write(
     access: &Access,
     node: &NodeName,
     now: &Announcement,
     written: Option<&Unavailable>,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(), BoxError> {
     let annotations = (now.wanted != now.seen).then(|| annotations(&now.wanted));
     let condition = now.unavailable.as_ref().filter(|state| Some(*state) != written).map(condition);
     if annotations.is_none() && condition.is_none() {
         return Ok(());
     }
     let api = access.nodes().await?;
-    let parameters = PatchParams { field_manager: Some("slipwayd".to_owned()), ..PatchParams::default() };
+    let parameters = parameters();
     if let Some(patch) = annotations {
         api.patch(node.as_str(), &parameters, &Patch::Merge(patch)).await?;
         log::info!("node {node}: announced the tunnel");
@@ -87,6 +112,10 @@ async fn write(
         log::info!("node {node}: wrote the condition NetworkUnavailable");
     }
     Ok(())
+}
+
+fn parameters() -> PatchParams {
+    PatchParams { field_manager: Some("slipwayd".to_owned()), ..PatchParams::default() }
 }
 
 /// A merge patch: null deletes an annotation (RFC 7396).

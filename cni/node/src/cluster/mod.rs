@@ -7,7 +7,8 @@
 //! has what is wrong with a Node.
 //!
 //! [`reconcile`] compares the node with the desired state and changes what differs: [`routes`], [`tunnel`], the bridge, the
-//! files ([`conflist`]). [`agent`] does so after each change, and [`announce`] writes into the own Node.
+//! files ([`conflist`]). [`agent`] does so after each change, and [`announce`] writes into the own Node ([`taint`] removes
+//! startup taints).
 
 pub mod access;
 pub mod agent;
@@ -21,6 +22,7 @@ pub mod problem;
 pub mod reconcile;
 pub mod routes;
 pub mod source;
+pub mod taint;
 #[cfg(test)]
 mod tests;
 pub mod tunnel;

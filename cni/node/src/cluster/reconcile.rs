@@ -46,6 +46,8 @@ pub struct Settings {
     pub subnet_file: PathBuf,
     /// The same for the plugin flannel, if wanted.
     pub flannel_file: Option<PathBuf>,
+    /// The directory of the kernel's settings: `/proc/sys`, or the host's in a container.
+    pub sysctl_dir: PathBuf,
     /// The subnets of all pods.
     pub cluster_cidrs: Vec<IpNet>,
     /// Other destinations to which pods keep their addresses: nodes, Services.
@@ -240,7 +242,7 @@ impl Run<'_> {
         };
         let families: BTreeSet<AddressFamily> = own.prefixes.iter().map(family).collect();
         for family in &families {
-            if let Err(error) = enable_forwarding(&self.socket, *family) {
+            if let Err(error) = enable_forwarding(&self.socket, *family, &self.settings.sysctl_dir) {
                 self.report.errors.push(error);
                 return false;
             }
@@ -368,7 +370,7 @@ fn bridge_mac(gateways: &[IpNet]) -> Option<Mac> {
 }
 
 /// Lets the node forward packets of a family.
-fn enable_forwarding(socket: &RouteSocket, family: AddressFamily) -> Result<(), Failure> {
+fn enable_forwarding(socket: &RouteSocket, family: AddressFamily, settings: &Path) -> Result<(), Failure> {
     if socket.forwards(family)? {
         return Ok(());
     }
@@ -376,5 +378,5 @@ fn enable_forwarding(socket: &RouteSocket, family: AddressFamily) -> Result<(), 
         AddressFamily::V4 => "net/ipv4/ip_forward",
         AddressFamily::V6 => "net/ipv6/conf/all/forwarding",
     };
-    Ok(sysctl::ensure(name, "1").map(|_| ())?)
+    Ok(sysctl::ensure_below(settings, name, "1").map(|_| ())?)
 }
