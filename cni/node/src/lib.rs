@@ -7,3 +7,4 @@ pub mod cluster;
 pub mod kubelet_command;
 pub mod kubenet;
 pub mod repair;
+pub mod render;

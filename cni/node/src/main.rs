@@ -4,7 +4,8 @@
 //!
 //! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
-//! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`].
+//! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`], [`render_command`] prints the files of
+//! its deployment ([`slipwayd::render`]).
 
 mod cli;
 mod cluster_command;
@@ -12,6 +13,7 @@ mod commands;
 mod kubelet;
 mod netns;
 mod output;
+mod render_command;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,8 @@ use slipway_cli::{Code, Failure, USAGE_ERROR};
 
 /// The name of the agent's command.
 const RUN: &str = "run";
+/// The name of the command that prints the files of a deployment.
+const RENDER: &str = "render";
 
 fn main() -> ExitCode {
     let args: Result<Vec<String>, _> =
@@ -44,6 +48,9 @@ fn main() -> ExitCode {
 fn code(name: &str) -> Option<Code> {
     if name == RUN {
         return Some(|words, _, _| serve(words));
+    }
+    if name == RENDER {
+        return Some(|words, out, _| render_command::run(words, out));
     }
     let (command, _) = COMMANDS.into_iter().find(|(_, known)| *known == name)?;
     Some(match command {

@@ -2,6 +2,7 @@
 
 //! The command line: [`table`] describes the commands, and the options become what the commands need.
 
+mod deployment;
 mod parameters;
 mod table;
 

@@ -4,6 +4,8 @@
 
 use slipway_cli::{Argument, Command, OUTPUT, Opt, Program, Reader, Value};
 
+use super::deployment::RENDER;
+
 const PODS_NAME: &str = "the pod's namespace and name in Kubernetes";
 const POD: &[Argument] = &[Argument::new(Value::Text("NAMESPACE/NAME"), PODS_NAME)];
 const OPTIONAL_POD: &[Argument] = &[Argument::new(Value::Text("NAMESPACE/NAME"), PODS_NAME).optional()];
@@ -98,25 +100,27 @@ const OWN_POD_CIDR: Opt = Opt::value(
     Value::Text("CIDR[,CIDR]"),
     "the addresses of this node's pods, where nothing allocates them",
 );
-const CLUSTER_CIDR: Opt =
+pub(super) const CLUSTER_CIDR: Opt =
     Opt::value("--cluster-cidr", Value::Text("CIDR"), "addresses of all pods, which are not masqueraded")
         .many();
-const SERVICE_CIDR: Opt =
+pub(super) const SERVICE_CIDR: Opt =
     Opt::value("--service-cidr", Value::Text("CIDR"), "addresses of Services, to which pods keep theirs")
         .many();
-const NODE_CIDR: Opt = Opt::value(
+pub(super) const NODE_CIDR: Opt = Opt::value(
     "--node-cidr",
     Value::Text("CIDR"),
     "addresses of nodes, to which pods keep theirs: only if all hosts there know the way to pods",
 )
 .many();
-const TUNNEL: Opt = Opt::value(
+pub(super) const TUNNEL: Opt = Opt::value(
     "--tunnel",
     Value::OneOf(&["auto", "always", "never"]),
     "VXLAN: to nodes that are not on a link of this one (auto), to all, or to none",
 );
-const VXLAN_VNI: Opt = Opt::value("--vxlan-vni", Value::Text("VNI"), "the VXLAN network identifier (1)");
-const VXLAN_PORT: Opt = Opt::value("--vxlan-port", Value::Text("PORT"), "the UDP port of VXLAN (4789)");
+pub(super) const VXLAN_VNI: Opt =
+    Opt::value("--vxlan-vni", Value::Text("VNI"), "the VXLAN network identifier (1)");
+pub(super) const VXLAN_PORT: Opt =
+    Opt::value("--vxlan-port", Value::Text("PORT"), "the UDP port of VXLAN (4789)");
 const BRIDGE: Opt = Opt::value("--bridge", Value::Text("NAME"), "the bridge of the pods (slipway0)");
 const NETWORK_NAME: Opt =
     Opt::value("--network-name", Value::Text("NAME"), "the name of the pods' network (slipway)");
@@ -216,6 +220,7 @@ static COMMANDS: &[Command] = &[
         ],
         reader: Reader::Table,
     },
+    RENDER,
     Command {
         name: "pod up",
         summary: "attach a pod to its networks",
