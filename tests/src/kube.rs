@@ -50,17 +50,31 @@ pub struct ApiServer<'a> {
     programs: PathBuf,
     /// Its address.
     pub url: String,
+    authorization: &'static str,
     server: Option<Daemon>,
     _etcd: Daemon,
 }
 
 impl<'a> ApiServer<'a> {
-    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns.
+    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns. All users have all rights.
     ///
     /// # Panics
     /// When they cannot be started.
     #[must_use]
     pub fn start(programs: &Path, control: &'a Member) -> Self {
+        Self::start_with(programs, control, "AlwaysAllow")
+    }
+
+    /// As [`ApiServer::start`], but users have the rights that roles give them.
+    ///
+    /// # Panics
+    /// As [`ApiServer::start`].
+    #[must_use]
+    pub fn start_with_roles(programs: &Path, control: &'a Member) -> Self {
+        Self::start_with(programs, control, "RBAC")
+    }
+
+    fn start_with(programs: &Path, control: &'a Member, authorization: &'static str) -> Self {
         // The server looks for the link of its default route.
         control.cmd("ip route add default dev eth0");
         // etcd listens for the API server, and for the tests, on the loopback.
@@ -81,7 +95,8 @@ impl<'a> ApiServer<'a> {
             ETCD_LOG,
         );
         let url = format!("https://{}:6443", control.addresses[0]);
-        let mut server = Self { control, programs: programs.to_owned(), url, server: None, _etcd: etcd };
+        let mut server =
+            Self { control, programs: programs.to_owned(), url, authorization, server: None, _etcd: etcd };
         server.resume();
         server
     }
@@ -99,6 +114,7 @@ impl<'a> ApiServer<'a> {
         let v4 = self.control.addresses[0];
         let address = format!("--bind-address={v4}");
         let advertised = format!("--advertise-address={v4}");
+        let authorization = format!("--authorization-mode={}", self.authorization);
         self.server = Some(self.control.daemon(
             self.programs.join("kube-apiserver"),
             &[
@@ -108,7 +124,7 @@ impl<'a> ApiServer<'a> {
                 &address,
                 &advertised,
                 "--token-auth-file=/run/kube/tokens",
-                "--authorization-mode=AlwaysAllow",
+                &authorization,
                 "--disable-admission-plugins=ServiceAccount",
                 "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
                 // A load balancer with TCP and UDP ports is an alpha feature in this version.
@@ -138,8 +154,7 @@ impl<'a> ApiServer<'a> {
     #[must_use]
     pub fn kubeconfig(&self) -> String {
         use base64::Engine as _;
-        let certificate = self.control.run(|| std::fs::read(CERTIFICATE)).expect("read the certificate");
-        let authority = base64::engine::general_purpose::STANDARD.encode(certificate);
+        let authority = base64::engine::general_purpose::STANDARD.encode(self.certificate());
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [
@@ -151,23 +166,55 @@ impl<'a> ApiServer<'a> {
         .to_string()
     }
 
+    /// Its certificate with that of its authority.
+    ///
+    /// # Panics
+    /// When the server has made none yet.
+    #[must_use]
+    pub fn certificate(&self) -> String {
+        self.control.run(|| std::fs::read_to_string(CERTIFICATE)).expect("read the certificate")
+    }
+
     /// Reads an object.
     ///
     /// # Panics
     /// When there is none.
     #[must_use]
     pub fn get(&self, path: &str) -> Value {
-        let (code, reply) = self.curl("GET", "application/json", path, "");
-        assert_eq!(code, Some(0), "GET {path}: {reply}");
-        serde_json::from_str(&reply).expect("the API server replies with JSON")
+        self.expect("GET", "application/json", path, "")
     }
 
-    /// Creates an object.
+    /// True if there is an object.
+    #[must_use]
+    pub fn has(&self, path: &str) -> bool {
+        self.curl("GET", "application/json", path, "").0 == Some(0)
+    }
+
+    /// Creates an object; returns it with the server's defaults.
     ///
     /// # Panics
     /// When the server refuses it.
-    pub fn create(&self, path: &str, object: &Value) {
-        self.expect("POST", "application/json", path, &object.to_string());
+    pub fn create(&self, path: &str, object: &Value) -> Value {
+        self.expect("POST", "application/json", path, &object.to_string())
+    }
+
+    /// As [`ApiServer::create`], from YAML.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn create_yaml(&self, path: &str, object: &str) -> Value {
+        self.expect("POST", "application/yaml", path, object)
+    }
+
+    /// A token of a service account, as its pods get it.
+    ///
+    /// # Panics
+    /// When there is no such account.
+    #[must_use]
+    pub fn token(&self, namespace: &str, account: &str) -> String {
+        let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        self.create(&path, &request)["status"]["token"].as_str().expect("a token").to_owned()
     }
 
     /// Merges a patch into an object.
@@ -176,6 +223,16 @@ impl<'a> ApiServer<'a> {
     /// When the server refuses it.
     pub fn patch(&self, path: &str, patch: &Value) {
         self.expect("PATCH", "application/merge-patch+json", path, &patch.to_string());
+    }
+
+    /// Merges a patch that the server must refuse; returns its reply.
+    ///
+    /// # Panics
+    /// When the server takes it.
+    pub fn refused_patch(&self, path: &str, patch: &Value) -> String {
+        let (code, reply) = self.curl("PATCH", "application/merge-patch+json", path, &patch.to_string());
+        assert_ne!(code, Some(0), "PATCH {path}: {reply}\n{patch}");
+        reply
     }
 
     /// Deletes an object.
@@ -203,9 +260,10 @@ impl<'a> ApiServer<'a> {
         ask("compaction", json!({"revision": revision, "physical": true}));
     }
 
-    fn expect(&self, method: &str, kind: &str, path: &str, body: &str) {
+    fn expect(&self, method: &str, kind: &str, path: &str, body: &str) -> Value {
         let (code, reply) = self.curl(method, kind, path, body);
         assert_eq!(code, Some(0), "{method} {path}: {reply}\n{body}");
+        serde_json::from_str(&reply).expect("the API server replies with JSON")
     }
 
     /// The exit code of curl, and the server's reply.
@@ -239,7 +297,7 @@ pub fn wait_until_ready(name: &str, place: &Space, log: &str, program: &Daemon, 
     }
 }
 
-/// A key for the tokens of service accounts, which no test uses: P-256, as RFC 5915 writes it.
+/// A key for the tokens of service accounts: P-256, as RFC 5915 writes it.
 fn key() -> String {
     use base64::Engine as _;
     let secret = [7; 32];

@@ -5,6 +5,8 @@
 mod api;
 mod damage;
 mod forward;
+mod container;
+mod deployment;
 mod repairs;
 mod routes;
 

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Containers of a rendered pod, without a container runtime: a root that the container file makes upon the machine's /usr,
+//! the pod's mounts, `/proc/sys` read-only, its capabilities and no new privileges. Profiles of seccomp, AppArmor and SELinux
+//! are the runtime's, and not applied.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use slipway_tests::{ClusterNode, CommandOutput, Daemon, Space, slipway, slipwayd};
+
+/// Directories of the node in the test: those below /run are the node's own, others would be the machine's.
+const ELSEWHERE: [(&str, &str); 2] = [("/opt/cni/bin", "/run/bin"), ("/etc/cni/net.d", "/run/net.d")];
+/// The files of a service account in a pod.
+const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A container of a pod on a node, whose root is made.
+pub(crate) struct Container<'a> {
+    node: &'a ClusterNode,
+    root: String,
+    spec: &'a Value,
+    environment: BTreeMap<String, String>,
+}
+
+impl<'a> Container<'a> {
+    /// Makes the root of a container: that of `init` or of the agent.
+    pub(crate) fn new(node: &'a ClusterNode, containerfile: &str, pod: &'a Value, init: bool) -> Self {
+        let kind = if init { "initContainers" } else { "containers" };
+        let all = pod[kind].as_array().expect("containers");
+        let [spec] = all.as_slice() else { panic!("{kind}: {all:?}") };
+        let root = format!("/run/containers/{}", spec["name"].as_str().expect("a name"));
+        let container = Self { node, root, spec, environment: environment(node, spec) };
+        if !node.run(|| std::path::Path::new(&container.root).exists()) {
+            container.make_root(containerfile, pod);
+        }
+        container
+    }
+
+    fn make_root(&self, containerfile: &str, pod: &Value) {
+        let root = &self.root;
+        let mut script = format!(
+            "mkdir -p {root}\n\
+             mount -t tmpfs tmpfs {root}\n\
+             cd {root}\n\
+             mkdir -p proc sys dev tmp {ACCOUNT}\n\
+             for name in usr/bin usr/sbin usr/lib usr/lib64 bin sbin lib lib64; do\n\
+                 if [ -L /$name ]; then cp -P /$name $name\n\
+                 elif [ -d /$name ]; then\n\
+                     mkdir -p $name; mount --bind /$name $name; mount -o remount,bind,ro $name\n\
+                 fi\n\
+             done\n\
+             mount --rbind /dev dev\n\
+             mount -t sysfs -o ro sysfs sys\n\
+             mount -t proc proc proc\n\
+             mount --bind proc/sys proc/sys\n\
+             mount -o remount,bind,ro proc/sys\n"
+        );
+        script += &steps(containerfile, root);
+        let volumes = pod["volumes"].as_array().expect("volumes");
+        for mount in self.spec["volumeMounts"].as_array().expect("mounts") {
+            let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("a volume");
+            let path = volume["hostPath"]["path"].as_str().expect("a path");
+            let path = ELSEWHERE.iter().find(|(there, _)| *there == path).map_or(path, |(_, here)| *here);
+            if volume["hostPath"]["type"] == "DirectoryOrCreate" {
+                script += &format!("mkdir -p {path}\n");
+            }
+            let inside = mount["mountPath"].as_str().expect("a path").trim_start_matches('/');
+            script += &format!("mkdir -p {inside}\nmount --bind {path} {inside}\n");
+            if mount["readOnly"] == true {
+                script += &format!("mount -o remount,bind,ro {inside}\n");
+            }
+        }
+        assert_eq!(self.spec["securityContext"]["readOnlyRootFilesystem"], true);
+        script += &format!("mount --bind {ACCOUNT} {ACCOUNT}\nmount -o remount,bind,ro {root}\n");
+        self.node.cmd_input("sh -e", &script);
+    }
+
+    /// Gives the container the files of a service account, and the API server's address.
+    pub(crate) fn account(mut self, server: (&str, &str), token: &str, certificate: &str) -> Self {
+        for (name, content) in [("token", token), ("ca.crt", certificate), ("namespace", "kube-system")] {
+            let path = format!("{}/{ACCOUNT}/{name}", self.root);
+            self.node.run(|| std::fs::write(path, content)).expect("write the service account");
+        }
+        let (host, port) = server;
+        self.environment.insert("KUBERNETES_SERVICE_HOST".to_owned(), host.to_owned());
+        self.environment.insert("KUBERNETES_SERVICE_PORT".to_owned(), port.to_owned());
+        self
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&self, log: &str) -> Daemon {
+        let words = self.words(&capabilities(self.spec));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.node.daemon("chroot", &words, log)
+    }
+
+    /// Runs it to its end, without one of its capabilities if that is given.
+    pub(crate) fn run(&self, without: Option<&str>) -> CommandOutput {
+        let mut kept = capabilities(self.spec);
+        if let Some(without) = without {
+            assert!(kept.iter().any(|name| name == without), "{kept:?}");
+            kept.retain(|name| name != without);
+        }
+        let mut command = std::process::Command::new("chroot");
+        command.args(self.words(&kept));
+        self.node.exec(command, b"")
+    }
+
+    fn words(&self, capabilities: &[String]) -> Vec<String> {
+        let security = &self.spec["securityContext"];
+        assert!(security["runAsUser"] == 0 && security["runAsGroup"] == 0, "{security}");
+        assert_eq!(security["allowPrivilegeEscalation"], false);
+        let mut words = vec![self.root.clone()];
+        words.extend(confined(capabilities));
+        words.extend(["env".to_owned(), "-i".to_owned()]);
+        words.extend(self.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        for part in ["command", "args"] {
+            let all = self.spec[part].as_array().expect("words").iter();
+            words.extend(all.map(|word| word.as_str().expect("a word").to_owned()));
+        }
+        words
+    }
+}
+
+/// The capabilities of a container, which has no others.
+pub(crate) fn capabilities(container: &Value) -> Vec<String> {
+    let of = &container["securityContext"]["capabilities"];
+    assert_eq!(of["drop"], serde_json::json!(["ALL"]));
+    let names = of["add"].as_array().expect("capabilities").iter();
+    names.map(|name| name.as_str().expect("a name").to_owned()).collect()
+}
+
+/// The words before a command that take all other capabilities and new privileges away.
+pub(crate) fn confined(capabilities: &[String]) -> Vec<String> {
+    let kept: String = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase())).collect();
+    let words = ["setpriv", "--bounding-set", &format!("-all{kept}"), "--inh-caps=-all", "--no-new-privs"];
+    words.map(str::to_owned).into()
+}
+
+/// The variables of a container; of the downward API there is the node's name only.
+fn environment(node: &ClusterNode, container: &Value) -> BTreeMap<String, String> {
+    let variables = container["env"].as_array().into_iter().flatten();
+    variables
+        .map(|variable| {
+            assert_eq!(variable["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName", "{variable}");
+            let name = variable["name"].as_str().expect("a name").to_owned();
+            (name, format!("node-{}", node.number))
+        })
+        .collect()
+}
+
+/// The container file's commands, for a shell in the root. Files are bound instead of copied.
+fn steps(containerfile: &str, root: &str) -> String {
+    let mut script = String::new();
+    for line in containerfile.lines().filter(|line| !line.starts_with('#')) {
+        let (word, rest) = line.split_once(' ').expect("a command");
+        match word {
+            "FROM" | "LABEL" | "ENTRYPOINT" => {}
+            "COPY" => {
+                let words: Vec<&str> = rest.split(' ').filter(|word| !word.starts_with("--")).collect();
+                let (into, files) = words.split_last().expect("a directory");
+                let into = into.trim_start_matches('/');
+                script += &format!("mkdir -p {into}\n");
+                for name in files {
+                    let program = match *name {
+                        "slipway" => slipway(),
+                        "slipwayd" => slipwayd(),
+                        other => panic!("{other} is no program"),
+                    };
+                    let file = format!("{into}{name}");
+                    script += &format!(": > {file}\nmount --bind {} {file}\n", program.display());
+                }
+            }
+            "RUN" => {
+                let words: Vec<String> = serde_json::from_str(rest).expect("a list of words");
+                script += &format!("chroot {root} {}\n", words.join(" "));
+            }
+            other => panic!("{other} is not tried"),
+        }
+    }
+    script
+}
+
+/// A process in the node's mount namespace that has all capabilities, as process 1 of a node has.
+pub(crate) fn first_process(space: &Space) -> (Daemon, u32) {
+    let daemon = space.daemon("sh", &["-c", "echo $$; exec sleep infinity"], "/run/first.log");
+    let begun = std::time::Instant::now();
+    loop {
+        let log = space.run(|| std::fs::read_to_string("/run/first.log")).unwrap_or_default();
+        if let Ok(pid) = log.trim().parse() {
+            return (daemon, pid);
+        }
+        assert!(begun.elapsed() < slipway_tests::patience(), "no process");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
