@@ -15,17 +15,21 @@ use slipwayd::cluster::agent::{self, AgentError};
 use slipwayd::cluster::announce::{self, Announcement, Unavailable};
 use slipwayd::cluster::conflist;
 use slipwayd::cluster::desired::{self, TunnelMode};
+use slipwayd::cluster::events;
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
+use slipwayd::cluster::taint::StartupTaint;
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
-use slipwayd::cluster::taint::StartupTaint;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// The largest VNI (RFC 7348, section 5).
 const LARGEST_VNI: u32 = (1 << 24) - 1;
 /// The port of VXLAN (RFC 7348, section 8).
 const VXLAN_PORT: u16 = 4789;
+
+/// Notices that wait to be sent as Events.
+const NOTICES: usize = 32;
 
 /// The arguments of `slipwayd run`.
 #[derive(Debug)]
@@ -135,12 +139,20 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
     }
     let (snapshots, _counters, follow) = source::follow(access.clone());
     let (announce, announcements) = watch::channel(Announcement::default());
+    let (notices, noticed) = mpsc::channel(NOTICES);
+    let mut known = BTreeSet::new();
     let log = RefCell::new(Log::default());
     let done = |snapshot: &Snapshot, report: Result<Report, Failure>| {
         log.borrow_mut().report(snapshot.synced(), &report);
         if let Ok(report) = report
             && snapshot.synced()
         {
+            let now = events::notices(&report, snapshot.nodes(), &settings.node);
+            for notice in now.difference(&known) {
+                // A full queue has more than may be sent.
+                let _dropped = notices.try_send(notice.clone());
+            }
+            known = now;
             let own = snapshot.nodes().get(&settings.node);
             let seen = own.map(|node| node.annotations.clone()).unwrap_or_default();
             let new = Announcement {
@@ -168,6 +180,7 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
         // They end with the agent.
         ended = repair::run(program, std::future::pending(), repaired) => ended.map_err(RunError::from),
         () = follow => Ok(()),
+        () = events::follow(access.clone(), settings.node.clone(), noticed) => Ok(()),
         () = announce::follow(access, settings.node.clone(), announcements, startup_taints) => Ok(()),
     };
     if removes_conflist {

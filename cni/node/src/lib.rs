@@ -6,5 +6,5 @@ mod bridge;
 pub mod cluster;
 pub mod kubelet_command;
 pub mod kubenet;
-pub mod repair;
 pub mod render;
+pub mod repair;

@@ -165,7 +165,10 @@ impl Pods<'_> {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
             "spec": {
                 "user": "system:serviceaccount:kube-system:slipwayd",
-                "resourceAttributes": { "verb": verb, "resource": resource, "subresource": subresource },
+                "resourceAttributes": {
+                    "verb": verb, "resource": resource, "subresource": subresource,
+                    "namespace": if resource == "events" { "default" } else { "" },
+                },
             },
         });
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -193,6 +196,7 @@ fn the_rendered_objects_make_the_network_and_need_each_of_their_rights() {
         token,
     };
     the_pods_make_the_network(&pods);
+    a_trouble_is_an_event(&pods);
     each_right_is_needed(&pods);
 }
 
@@ -231,6 +235,28 @@ fn the_pods_make_the_network(pods: &Pods<'_>) {
     assert!(agents.iter().all(Daemon::runs));
 }
 
+/// A Node with the pod CIDR of an older one is reported by the oldest one's agent.
+fn a_trouble_is_an_event(pods: &Pods<'_>) {
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-7" },
+        "spec": { "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"] },
+        "status": { "addresses": [{ "type": "InternalIP", "address": "192.168.50.77" }] },
+    });
+    pods.server.create(NODES, &node);
+    let _agents = [1, 2].map(|number| pods.start(number));
+    let events = || {
+        let all = pods.server.get("/api/v1/namespaces/default/events")["items"].clone();
+        let all = all.as_array().expect("a list").clone();
+        all.into_iter().filter(|event| event["source"]["component"] == "slipwayd").collect::<Vec<Value>>()
+    };
+    until("the Event", || !events().is_empty());
+    let seen = events();
+    let [event] = seen.as_slice() else { panic!("{seen:?}") };
+    assert_eq!((&event["reason"], &event["involvedObject"]["name"]), (&json!("Overlap"), &json!("node-7")));
+    let expected = "node node-7: pod CIDR 10.244.1.0/24 overlaps pod CIDR 10.244.1.0/24 of node node-1";
+    assert_eq!((&event["message"], &event["source"]["host"]), (&json!(expected), &json!("node-1")));
+}
+
 fn each_right_is_needed(pods: &Pods<'_>) {
     let rules = pods.server.get(ROLE)["rules"].clone();
     let mut tried = Vec::new();
@@ -263,7 +289,9 @@ fn each_right_is_needed(pods: &Pods<'_>) {
         }
     }
     tried.sort();
-    assert_eq!(tried, ["get nodes", "list nodes", "patch nodes", "patch nodes/status", "watch nodes"]);
+    let all =
+        ["create events", "get nodes", "list nodes", "patch nodes", "patch nodes/status", "watch nodes"];
+    assert_eq!(tried, all);
 }
 
 /// The init container installs the plugins where an archive left the directory to a user, and keeps what it replaces.

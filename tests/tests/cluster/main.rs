@@ -3,10 +3,10 @@
 //! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
 
 mod api;
-mod damage;
-mod forward;
 mod container;
+mod damage;
 mod deployment;
+mod forward;
 mod repairs;
 mod routes;
 

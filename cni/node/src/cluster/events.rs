@@ -8,8 +8,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::PostParams;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -18,6 +21,8 @@ use super::nodes::{NodeName, Nodes};
 use super::problem::{What, bounded};
 use super::reconcile::Report;
 
+/// The namespace of Events about Nodes, which are in none.
+const NAMESPACE: &str = "default";
 /// The name of the reporter.
 const CONTROLLER: &str = "slipwayd";
 /// The number of Events that may be sent at once, and the time after which one more may be.
@@ -69,42 +74,41 @@ fn capitals(word: &str) -> String {
 /// Sends Events until the sender is gone. Those beyond the limit are dropped: logs and metrics have all.
 pub async fn follow(access: Access, own: NodeName, mut notices: mpsc::Receiver<Notice>) {
     let mut limit = Limit::new(Instant::now());
-    let mut recorder = None;
     while let Some(notice) = notices.recv().await {
         if !limit.take(Instant::now()) {
             log::debug!("no Event, as there were many: {}", notice.text);
             continue;
         }
-        if recorder.is_none() {
-            recorder = match access.client().await {
-                Ok(client) => Some(Recorder::new(client, reporter(&own))),
-                Err(error) => {
-                    log::warn!("send an Event: {error}");
-                    sleep(WAIT).await;
-                    continue;
-                }
-            };
-        }
-        let Some(sender) = &recorder else { continue };
-        if let Err(error) = sender.publish(&event(&notice), &reference(&notice.node)).await {
+        if let Err(error) = send(&access, &event(&notice, &own, Timestamp::now())).await {
             log::warn!("send an Event: {}", bounded(&error.to_string(), TEXT));
-            recorder = None;
             sleep(WAIT).await;
         }
     }
 }
 
-fn reporter(own: &NodeName) -> Reporter {
-    Reporter { controller: CONTROLLER.to_owned(), instance: Some(own.to_string()) }
+async fn send(access: &Access, event: &Event) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let api = Api::namespaced(access.client().await?, NAMESPACE);
+    api.create(&PostParams::default(), event).await?;
+    Ok(())
 }
 
-fn event(notice: &Notice) -> Event {
+fn event(notice: &Notice, own: &NodeName, now: Timestamp) -> Event {
     Event {
-        type_: EventType::Warning,
-        reason: notice.reason.clone(),
-        note: Some(notice.text[..notice.text.floor_char_boundary(TEXT)].to_owned()),
-        action: "CompareNetwork".to_owned(),
-        secondary: None,
+        metadata: ObjectMeta {
+            // As client-go names them: of two with one name the second would be refused.
+            name: Some(format!("{}.{:x}", notice.node, now.as_nanosecond())),
+            namespace: Some(NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        first_timestamp: Some(Time(now)),
+        last_timestamp: Some(Time(now)),
+        count: Some(1),
+        type_: Some("Warning".to_owned()),
+        reason: Some(notice.reason.clone()),
+        message: Some(notice.text[..notice.text.floor_char_boundary(TEXT)].to_owned()),
+        involved_object: reference(&notice.node),
+        source: Some(EventSource { component: Some(CONTROLLER.to_owned()), host: Some(own.to_string()) }),
+        ..Event::default()
     }
 }
 
@@ -164,8 +168,11 @@ mod tests {
     #[test]
     fn an_event_is_within_the_limits_of_the_api() {
         let node: NodeName = "node-1".parse().unwrap();
-        let event = event(&Notice { node, reason: capitals("own_node_missing"), text: "é\n".repeat(2000) });
-        assert_eq!(event.reason, "OwnNodeMissing");
-        assert!((TEXT - 1..=TEXT).contains(&event.note.unwrap().len()));
+        let notice =
+            Notice { node: node.clone(), reason: capitals("own_node_missing"), text: "é\n".repeat(2000) };
+        let event = event(&notice, &node, Timestamp::UNIX_EPOCH);
+        assert_eq!(event.reason.as_deref(), Some("OwnNodeMissing"));
+        assert_eq!(event.metadata.name.as_deref(), Some("node-1.0"));
+        assert!((TEXT - 1..=TEXT).contains(&event.message.unwrap().len()));
     }
 }

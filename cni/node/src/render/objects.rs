@@ -70,7 +70,11 @@ impl Deployment {
         };
         ClusterRole {
             metadata: metadata(),
-            rules: Some(vec![rule("nodes", &verbs), rule("nodes/status", &["patch"])]),
+            rules: Some(vec![
+                rule("nodes", &verbs),
+                rule("nodes/status", &["patch"]),
+                rule("events", &["create"]),
+            ]),
             ..ClusterRole::default()
         }
     }

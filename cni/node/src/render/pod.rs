@@ -145,7 +145,7 @@ fn agent(deployment: &Deployment) -> Container {
         name: NAME.to_owned(),
         image: Some(deployment.image.clone()),
         command: Some(vec![format!("{PROGRAMS}/slipwayd")]),
-        args: Some(deployment.arguments(&[&format!("--sysctl-dir={SYSCTL_DIR}")])),
+        args: Some(deployment.arguments(&["--host-mounts", &format!("--sysctl-dir={SYSCTL_DIR}")])),
         env: Some(vec![EnvVar {
             name: NODE_NAME.to_owned(),
             value_from: Some(EnvVarSource {
