@@ -24,6 +24,7 @@ pub mod network;
 pub mod pods;
 #[cfg(feature = "tokio")]
 pub mod quantity;
+pub mod report;
 pub mod runtime;
 mod store;
 pub mod subnet_env;

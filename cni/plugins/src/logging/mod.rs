@@ -66,6 +66,11 @@ pub(crate) fn set_network(network: &str) {
     network.clone_into(&mut CONTEXT.lock().unwrap_or_else(PoisonError::into_inner).network);
 }
 
+/// The network of the running call; empty until [`set_network`].
+pub(crate) fn network() -> String {
+    CONTEXT.lock().unwrap_or_else(PoisonError::into_inner).network.clone()
+}
+
 /// Starts logging. Lines of the level `default` go to standard error unless `SLIPWAY_LOG` names others
 /// (`debug`, or `cni_dataplane=trace,info`).
 pub fn start(default: &str) {

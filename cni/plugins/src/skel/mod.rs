@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use cni_runtime::report::{Report, Verb};
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
@@ -82,11 +83,16 @@ pub struct Output {
     pub code: u8,
 }
 
-/// Answers as `callee` to the environment and standard input of this process.
+/// Answers as `callee` to the environment and standard input of this process, and reports the call to the node's
+/// agent. Calls of other plugins in this process are part of it.
 pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
     panic::report_as_error();
     let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
-    run(callee, &|name| std::env::var_os(name), &is_own_netns, io)
+    let (code, report) = run_and_report(callee, &|name| std::env::var_os(name), &is_own_netns, io);
+    if let Some(report) = report {
+        report.send();
+    }
+    code
 }
 
 /// Compares namespaces by device and inode: namespaces(7).
@@ -98,14 +104,28 @@ fn is_own_netns(path: &Path) -> bool {
 
 /// Answers one call. Returns the exit code: 0, or 1 with an error on `io.stdout`.
 pub fn run(callee: &Callee<'_>, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io: Io<'_>) -> u8 {
+    run_and_report(callee, vars, is_own_netns, io).0
+}
+
+/// Answers one call. Returns the exit code, and the report of a call with a verb and a valid environment.
+fn run_and_report(
+    callee: &Callee<'_>,
+    vars: Vars<'_>,
+    is_own_netns: IsOwnNetns<'_>,
+    io: Io<'_>,
+) -> (u8, Option<Report>) {
     let Io { stdin, stdout, stderr } = io;
+    let mut report = None;
     let output = match env::read(vars, callee.plugins) {
         // A person, not a runtime.
         _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
-            return exit_code(stderr.write_all(about(callee.plugin).as_bytes()));
+            return (exit_code(stderr.write_all(about(callee.plugin).as_bytes())), None);
         }
         Ok(env) if env.command == "VERSION" => Ok(version(callee, &env).into()),
-        Ok(env) => logged(callee.plugin, &env, |call| answer(callee, &env, call, is_own_netns, stdin)),
+        Ok(env) => {
+            let run = |call: &_| answer(callee, &env, call, is_own_netns, stdin);
+            logged(callee.plugin, &env, run, &mut report)
+        }
         Err(error) => Err(error),
     };
     let output =
@@ -113,14 +133,15 @@ pub fn run(callee: &Callee<'_>, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io
     // In one write: a result is complete or missing.
     let to_stdout = stdout.write_all(output.stdout.as_bytes()).and_then(|()| stdout.flush());
     let to_stderr = stderr.write_all(output.stderr.as_bytes());
-    exit_code(to_stdout.and(to_stderr)).max(output.code)
+    (exit_code(to_stdout.and(to_stderr)).max(output.code), report)
 }
 
-/// Runs a call and logs its begin and its end.
+/// Runs a call, logs its begin and its end, and makes its report.
 fn logged(
     plugin: &dyn Plugin,
     env: &Env,
     run: impl FnOnce(&logging::Call) -> Result<Output, CniError>,
+    report: &mut Option<Report>,
 ) -> Result<Output, CniError> {
     let call = logging::Call::begin(plugin.name(), env);
     let begin = Instant::now();
@@ -132,7 +153,15 @@ fn logged(
         env.args.len()
     );
     let output = run(&call);
-    let took = begin.elapsed().as_secs_f64() * 1e3;
+    let duration = begin.elapsed();
+    *report = Verb::of(&env.command).map(|verb| Report {
+        plugin: plugin.name().to_owned(),
+        verb,
+        network: logging::network(),
+        took: duration,
+        code: output.as_ref().err().map(|error| error.code.number()),
+    });
+    let took = duration.as_secs_f64() * 1e3;
     match &output {
         Ok(_) => log::info!("{} {} succeeded in {took:.1} ms", plugin.name(), env.command),
         Err(error) => {

@@ -446,6 +446,26 @@ fn an_output_that_cannot_be_written_is_a_failure() {
 }
 
 #[test]
+fn each_verb_is_reported_with_its_code() {
+    let reported = |command: &str, config: &str| {
+        let mut call = Call::new(command, config);
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let io = Io { stdin: &mut call.stdin, stdout: &mut out, stderr: &mut err };
+        let vars = |name: &str| call.vars.get(name).cloned();
+        let (_, report) = run_and_report(&callee(&Fake::new()), &vars, &|_| false, io);
+        report.map(|report| (report.plugin, report.verb.as_str(), report.code))
+    };
+    for (command, code) in [("ADD", None), ("DEL", None), ("CHECK", None), ("GC", None), ("STATUS", Some(50))]
+    {
+        assert_eq!(reported(command, CONFIG), Some(("fake".to_owned(), command, code)));
+    }
+    assert_eq!(reported("ADD", "{"), Some(("fake".to_owned(), "ADD", Some(6))));
+    for command in ["VERSION", "", "NONSENSE"] {
+        assert_eq!(reported(command, CONFIG), None, "{command}");
+    }
+}
+
+#[test]
 fn the_own_namespace_is_found_by_its_inode() {
     assert!(is_own_netns(Path::new("/proc/self/ns/net")));
     assert!(!is_own_netns(Path::new("/proc/self/ns/mnt")));

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Reports of plugins to the node's agent: a datagram for each call of a plugin, to the Unix socket [`SOCKET`].
+//!
+//! ```json
+//! {
+//!   "schema": 1,
+//!   "plugin": "bridge",
+//!   "verb": "ADD",
+//!   "network": "pods",
+//!   "microseconds": 2150,
+//!   "code": 11
+//! }
+//! ```
+//!
+//! `code` is the error's code in the specification; it is missing after a success. Unknown keys are ignored.
+//!
+//! A report is lost if no agent listens or the queue is full: it never fails or delays a call.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The socket of the node's agent.
+pub const SOCKET: &str = "/run/slipway/reports.sock";
+
+/// The largest datagram that is read, in bytes.
+pub const LIMIT: usize = 1024;
+
+/// The version of the format.
+const SCHEMA: u64 = 1;
+/// The most bytes of a plugin's or a network's name.
+const NAME: usize = 128;
+/// The longest call that is read: a day.
+const LONGEST: u64 = 86_400_000_000;
+
+/// A verb of the specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Verb {
+    /// Attaches a container.
+    Add,
+    /// Detaches a container.
+    Del,
+    /// Compares an attachment with what is there.
+    Check,
+    /// Removes what belongs to no valid attachment.
+    Gc,
+    /// Reports if the next ADD can succeed.
+    Status,
+}
+
+impl Verb {
+    /// All verbs.
+    pub const ALL: [Self; 5] = [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status];
+
+    /// The text of `CNI_COMMAND`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        }
+    }
+
+    /// The verb of a `CNI_COMMAND`; none for VERSION and unknown ones.
+    #[must_use]
+    pub fn of(command: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|verb| verb.as_str() == command)
+    }
+}
+
+/// The end of a plugin's call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The plugin's `type`.
+    pub plugin: String,
+    /// The verb.
+    pub verb: Verb,
+    /// The network's name; empty if the configuration could not be read.
+    pub network: String,
+    /// The time that the call took, without the start of the process; sent in microseconds.
+    pub took: Duration,
+    /// The error's code; none after a success.
+    pub code: Option<u32>,
+}
+
+/// A datagram that is no report.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidReport {
+    /// It is longer than [`LIMIT`].
+    #[error("longer than {LIMIT} bytes")]
+    TooLong,
+    /// It is not JSON, or a key is missing or has a value of another type.
+    #[error("not a report: {0}")]
+    Form(String),
+    /// It is from a later version.
+    #[error("unknown schema {0}, this version reads {SCHEMA}")]
+    Schema(u64),
+    /// A key's value is out of its range.
+    #[error("key {0:?}: invalid value")]
+    Value(&'static str),
+}
+
+/// The datagram's content.
+#[derive(Serialize, Deserialize)]
+struct Content<'a> {
+    schema: u64,
+    #[serde(borrow)]
+    plugin: std::borrow::Cow<'a, str>,
+    verb: Verb,
+    #[serde(borrow)]
+    network: std::borrow::Cow<'a, str>,
+    microseconds: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<u32>,
+}
+
+impl Report {
+    /// Sends the report to [`SOCKET`], without waiting.
+    pub fn send(&self) {
+        self.send_to(Path::new(SOCKET));
+    }
+
+    /// Sends the report to a socket, without waiting. It is lost if that is impossible.
+    pub fn send_to(&self, socket: &Path) {
+        let Ok(own) = UnixDatagram::unbound() else { return };
+        // ENOENT and ECONNREFUSED: no agent. EAGAIN: its queue is full.
+        let _lost = own.set_nonblocking(true).and_then(|()| own.send_to(&self.to_json(), socket));
+    }
+
+    /// The datagram's content. Long names are cut.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        let cut = |name: &str| name[..name.floor_char_boundary(NAME)].to_owned();
+        let content = Content {
+            schema: SCHEMA,
+            plugin: cut(&self.plugin).into(),
+            verb: self.verb,
+            network: cut(&self.network).into(),
+            microseconds: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX).min(LONGEST),
+            code: self.code,
+        };
+        // Numbers and texts can always be written.
+        serde_json::to_vec(&content).unwrap_or_default()
+    }
+
+    /// Reads a datagram's content. Any process with access to the socket may have sent it.
+    ///
+    /// # Errors
+    /// [`InvalidReport`] if it is too long, no report, or has a value out of its range.
+    pub fn parse(bytes: &[u8]) -> Result<Self, InvalidReport> {
+        if bytes.len() > LIMIT {
+            return Err(InvalidReport::TooLong);
+        }
+        let content: Content<'_> =
+            serde_json::from_slice(bytes).map_err(|error| InvalidReport::Form(error.to_string()))?;
+        if content.schema != SCHEMA {
+            return Err(InvalidReport::Schema(content.schema));
+        }
+        let invalid = |key| Err(InvalidReport::Value(key));
+        if content.plugin.is_empty() || !is_name(&content.plugin) {
+            return invalid("plugin");
+        }
+        if !is_name(&content.network) {
+            return invalid("network");
+        }
+        if content.microseconds > LONGEST {
+            return invalid("microseconds");
+        }
+        if content.code == Some(0) {
+            return invalid("code");
+        }
+        Ok(Self {
+            plugin: content.plugin.into_owned(),
+            verb: content.verb,
+            network: content.network.into_owned(),
+            took: Duration::from_micros(content.microseconds),
+            code: content.code,
+        })
+    }
+}
+
+/// True for a name by the specification, or none: letters, digits, `_`, `.` and `-`.
+fn is_name(text: &str) -> bool {
+    text.len() <= NAME && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn report() -> Report {
+        let (plugin, network) = ("host-local".to_owned(), "pods".to_owned());
+        Report { plugin, verb: Verb::Add, network, took: Duration::from_micros(2150), code: Some(11) }
+    }
+
+    fn parse(document: &Value) -> Result<Report, String> {
+        Report::parse(document.to_string().as_bytes()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_format_is_this() {
+        let document: Value = serde_json::from_slice(&report().to_json()).unwrap();
+        let expected = json!({
+            "schema": 1, "plugin": "host-local", "verb": "ADD", "network": "pods", "microseconds": 2150, "code": 11,
+        });
+        assert_eq!(document, expected);
+        let least = json!({
+            "schema": 1, "plugin": "p", "verb": "GC", "network": "", "microseconds": 0, "later": {"key": [1]},
+        });
+        let (verb, took) = (Verb::Gc, Duration::ZERO);
+        let expected = Report { plugin: "p".to_owned(), verb, network: String::new(), took, code: None };
+        assert_eq!(parse(&least).unwrap(), expected);
+        for verb in Verb::ALL {
+            assert_eq!(Verb::of(verb.as_str()), Some(verb));
+            assert_eq!(Report::parse(&Report { verb, ..report() }.to_json()).unwrap().verb, verb);
+        }
+        assert_eq!(Verb::of("VERSION"), None);
+    }
+
+    #[test]
+    fn invalid_reports_are_refused_by_name() {
+        let with = |key: &str, value: Value| {
+            let mut document: Value = serde_json::from_slice(&report().to_json()).unwrap();
+            document[key] = value;
+            document
+        };
+        for (document, expected) in [
+            (with("schema", json!(2)), "unknown schema 2, this version reads 1"),
+            (with("plugin", json!("")), "key \"plugin\": invalid value"),
+            (with("plugin", json!("a\nb")), "key \"plugin\": invalid value"),
+            (with("plugin", json!("p".repeat(129))), "key \"plugin\": invalid value"),
+            (with("network", json!("ä")), "key \"network\": invalid value"),
+            (with("microseconds", json!(86_400_000_001_u64)), "key \"microseconds\": invalid value"),
+            (with("code", json!(0)), "key \"code\": invalid value"),
+            (with("later", json!("x".repeat(LIMIT))), "longer than 1024 bytes"),
+        ] {
+            assert_eq!(parse(&document).unwrap_err(), expected, "{document}");
+        }
+        for document in [with("verb", json!("VERSION")), with("code", json!(-1)), json!([]), json!({})] {
+            assert!(parse(&document).unwrap_err().starts_with("not a report: "), "{document}");
+        }
+    }
+
+    #[test]
+    fn a_report_arrives_or_is_lost_at_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("reports.sock");
+        report().send_to(&path);
+        assert!(!path.exists(), "nothing is created");
+        let agent = UnixDatagram::bind(&path).unwrap();
+        agent.set_nonblocking(true).unwrap();
+        let mut buffer = [0; LIMIT];
+        report().send_to(&path);
+        let length = agent.recv(&mut buffer).unwrap();
+        assert_eq!(Report::parse(&buffer[..length]).unwrap(), report());
+        // More than the queue of a socket holds, which nothing empties. The test ends: none waits.
+        let queue: usize =
+            std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
+        (0..queue + 100).for_each(|_| report().send_to(&path));
+        let received = std::iter::from_fn(|| agent.recv(&mut buffer).ok()).count();
+        assert!((1..queue + 100).contains(&received), "{received} of {queue}");
+        assert_eq!(agent.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        // The file of an agent that was killed.
+        drop(agent);
+        report().send_to(&path);
+    }
+
+    /// One change of a datagram's bytes.
+    #[derive(Debug, Clone)]
+    enum Edit {
+        Set(Index, u8),
+        Insert(Index, &'static str),
+        Remove(Index, usize),
+        Repeat(Index, usize),
+    }
+
+    fn edit() -> impl Strategy<Value = Edit> {
+        let texts = [
+            "\"",
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ":",
+            "0",
+            "-1",
+            "1e9",
+            "null",
+            "\\u0000",
+            "\\ud800",
+            "\u{0}",
+            "\u{e9}",
+            "18446744073709551616",
+            "\"DEL\"",
+            "\"code\":",
+            "\"schema\":1,",
+        ];
+        prop_oneof![
+            (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Edit::Set(at, byte)),
+            (any::<Index>(), proptest::sample::select(texts.to_vec()))
+                .prop_map(|(at, it)| Edit::Insert(at, it)),
+            (any::<Index>(), 1..20_usize).prop_map(|(at, length)| Edit::Remove(at, length)),
+            (any::<Index>(), 1..600_usize).prop_map(|(at, length)| Edit::Repeat(at, length)),
+        ]
+    }
+
+    fn apply(bytes: &mut Vec<u8>, edit: &Edit) {
+        let at = |index: &Index, bytes: &[u8]| index.index(bytes.len() + 1);
+        match edit {
+            Edit::Set(index, byte) => {
+                let at = at(index, bytes);
+                bytes.splice(at..bytes.len().min(at + 1), [*byte]);
+            }
+            Edit::Insert(index, text) => {
+                let at = at(index, bytes);
+                bytes.splice(at..at, text.bytes());
+            }
+            Edit::Remove(index, length) => {
+                let at = at(index, bytes);
+                bytes.drain(at..bytes.len().min(at + length));
+            }
+            Edit::Repeat(index, length) => {
+                let at = at(index, bytes);
+                let part = bytes[at..bytes.len().min(at + length)].to_vec();
+                bytes.splice(at..at, part);
+            }
+        }
+    }
+
+    /// The variable with the number of mutated reports.
+    const CASES: &str = "SLIPWAY_MUTATED_REPORTS";
+
+    /// An accepted report, however it was changed, has names that a metric may have, and is itself when written
+    /// again.
+    #[test]
+    fn mutated_reports_never_panic() {
+        let cases = std::env::var(CASES).map_or(20_000, |text| text.parse().unwrap());
+        let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+        let mut runner = proptest::test_runner::TestRunner::new(config);
+        let outcome = runner.run(&proptest::collection::vec(edit(), 1..5), |edits| {
+            let mut bytes = report().to_json();
+            edits.iter().for_each(|edit| apply(&mut bytes, edit));
+            if let Ok(report) = Report::parse(&bytes) {
+                prop_assert!(is_name(&report.plugin) && is_name(&report.network));
+                prop_assert_eq!(Report::parse(&report.to_json()), Ok(report));
+            }
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            panic!("{error}");
+        }
+    }
+}
