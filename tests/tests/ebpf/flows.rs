@@ -94,6 +94,14 @@ fn masqueraded_flows_and_flows_left_to_nftables_are_distinguished() {
         flow["original"]["translated_source"].as_str().expect("an end").parse().expect("an end");
     assert_eq!(from.ip(), stage.client.node_v4);
     assert!(from.port() >= 61000, "{from}");
+    let programs = stage.node.programs();
+    let maps = programs["maps"].as_array().expect("a list");
+    let fill = |name: &str| {
+        let map = maps.iter().find(|map| map["name"] == name).expect("the map");
+        assert!(map["elements"].as_u64() <= map["max_elements"].as_u64(), "{map}");
+        map["elements"].clone()
+    };
+    assert_eq!(["pods", "ports4", "flows4", "flows6"].map(fill), [1, 1, 2, 0], "{programs}");
     // If the container's MTU is smaller than the uplink's, its UDP flows are left to nftables: the kernel can
     // then report the MTU to senders.
     pod.cmd("ip link set dev eth0 mtu 1400");

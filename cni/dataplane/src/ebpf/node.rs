@@ -13,6 +13,7 @@ use super::config::{
     configure, configured, is_set_up, knows_addresses, masquerade_ports, programs, programs_of_this_binary,
     refuse_abroad, refuse_another, without_masquerade,
 };
+use super::fill::{self, Fill};
 use super::links::{self, Without, detach_index, is_ethernet};
 use super::load::{Sizes, Wanted};
 use super::other_versions::give_up_others;
@@ -72,6 +73,8 @@ pub struct Status {
     pub dropped: Vec<(Counter, u64)>,
     /// Numbers of flows, and of packets without a flow, left to the kernel's stack by reason, if not zero.
     pub left: Vec<(Reason, u64)>,
+    /// The elements of the maps that grow with containers, ports and flows.
+    pub maps: Vec<Fill>,
 }
 
 /// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its
@@ -344,6 +347,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         counters,
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
+        maps: fill::all(&pins),
     })
 }
 

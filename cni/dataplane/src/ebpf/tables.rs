@@ -100,6 +100,12 @@ impl<K: Plain, V: Plain> Table<K, V> {
         read.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
     }
 
+    /// Counts the elements, `most` at most, as [`Self::some`] does.
+    pub(super) fn count(&self, most: u32) -> Result<u32, Error> {
+        let counted = self.map.keys().take(most as usize).try_fold(0, |count, key| key.map(|_| count + 1));
+        counted.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
+    }
+
     /// Removes matching elements; re-checks each one under the lock.
     fn remove_where(
         &mut self,

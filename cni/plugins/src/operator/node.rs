@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Sockets, Status};
+use cni_dataplane::ebpf::{self, Fill, Sockets, Status};
 use cni_spec::CniError;
 use serde_json::{Map, Value, json};
 
@@ -81,6 +81,9 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         let server = if status.ports_left { ", served by nftables" } else { "" };
         writeln!(out, "ports       {}{server}", status.ports)?;
     }
+    for Fill { map, elements, max_elements } in status.maps.iter().filter(|fill| fill.elements > 0) {
+        writeln!(out, "map         {map}: {elements} of {max_elements} elements")?;
+    }
     for (counter, count) in &status.counters {
         writeln!(out, "counter     {}: {count}", names::of_counter(*counter))?;
     }
@@ -111,6 +114,11 @@ fn document(status: &Status) -> Value {
     };
     let uplinks_left: Vec<Value> =
         status.uplinks_without.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect();
+    let maps: Vec<Value> = status
+        .maps
+        .iter()
+        .map(|fill| json!({ "name": fill.map, "elements": fill.elements, "max_elements": fill.max_elements }))
+        .collect();
     json!({
         "built_in": ebpf::object().is_some(),
         "loaded": status.is_set_up,
@@ -130,6 +138,7 @@ fn document(status: &Status) -> Value {
         "counters": by_counter(&status.counters),
         "dropped": by_counter(&status.dropped),
         "left_to_netfilter": left,
+        "maps": maps,
     })
 }
 
@@ -158,6 +167,9 @@ mod tests {
             counters: vec![(Counter::Published, 7)],
             dropped: vec![(Counter::DropWrite, 1)],
             left: vec![(Reason::Ttl, 2)],
+            maps: [("pods", 2), ("flows4", 0)]
+                .map(|(map, elements)| Fill { map, elements, max_elements: 64 })
+                .into(),
         };
         let mut text = Vec::new();
         print_text(&status, &mut text).unwrap();
@@ -165,6 +177,7 @@ mod tests {
         assert!(
             text.ends_with(
                 "uplinks     eth0, eth1\nwithout     eth2: no such interface\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3, served by nftables\n\
+                 map         pods: 2 of 64 elements\n\
                  counter     published_flows: 7\n\
                  dropped     write_failed: 1 (the kernel refused to change the packet)\n\
                  netfilter   ttl: 2 (the time to live ends here: the kernel answers with an ICMP error)\n"
