@@ -5,10 +5,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use cni_dataplane::iptables::forward;
 use cni_kernel::sysctl;
+use cni_runtime::report;
 use ipnet::IpNet;
 use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
@@ -19,8 +22,11 @@ use slipwayd::cluster::events;
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
 use slipwayd::cluster::taint::StartupTaint;
+use slipwayd::observe::{Observer, SLIPWAY, server};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
+use slipwayd::run_dir::{RunDir, RunDirError, bind};
+use tokio::net::UnixDatagram;
 use tokio::sync::{mpsc, watch};
 
 /// The largest VNI (RFC 7348, section 5).
@@ -39,6 +45,19 @@ pub(crate) struct Given {
     program: Program,
     removes_conflist: bool,
     startup_taints: Vec<StartupTaint>,
+    /// None: no address.
+    listen: Option<SocketAddr>,
+}
+
+impl Given {
+    /// Locks the agent's directory: that of the file of subnets.
+    ///
+    /// # Errors
+    /// [`RunDirError`] if another agent runs, or the directory cannot be made.
+    pub(crate) fn lock(&self) -> Result<RunDir, RunDirError> {
+        let dir = self.settings.subnet_file.parent().filter(|dir| !dir.as_os_str().is_empty());
+        RunDir::lock(dir.unwrap_or(Path::new(".")))
+    }
 }
 
 /// Reads the options.
@@ -92,7 +111,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
     }
     let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };
     let program = Program {
-        path: text("--slipway", "/opt/cni/bin/slipway").into(),
+        path: text("--slipway", SLIPWAY).into(),
         in_host_mounts: words.has("--host-mounts"),
         loads_programs: words.has("--node-setup"),
         cache: None,
@@ -101,8 +120,14 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         text.parse().map_err(|error| format!("--remove-taint {text:?}: {error}"))
     };
     let startup_taints = words.values("--remove-taint").map(taint).collect::<Result<_, _>>()?;
+    let listen = match text("--listen", server::ADDRESS).as_str() {
+        "none" => None,
+        address => {
+            Some(address.parse().map_err(|_| format!("--listen {address:?} is not ADDRESS:PORT or none"))?)
+        }
+    };
     let removes_conflist = words.has("--remove-conflist");
-    Ok(Given { settings, access, program, removes_conflist, startup_taints })
+    Ok(Given { settings, access, program, removes_conflist, startup_taints, listen })
 }
 
 /// Why the agent ended early.
@@ -122,12 +147,16 @@ fn cidr(text: &str) -> Result<IpNet, String> {
     if net.trunc() == net { Ok(net) } else { Err(format!("it has host bits: {}", net.trunc())) }
 }
 
-/// Runs the agent until `stop` is ready.
+/// Runs the agent in its directory until `stop` is ready.
 ///
 /// # Errors
 /// [`RunError`].
-pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<(), RunError> {
-    let Given { settings, access, program, removes_conflist, startup_taints } = given;
+pub(crate) async fn run(
+    given: Given,
+    run_dir: &RunDir,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let Given { settings, access, program, removes_conflist, startup_taints, listen } = given;
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
     if !settings.accepts_forwarded {
@@ -137,12 +166,14 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
             Err(error) => log::warn!("delete the rules for {} in FORWARD: {error}", settings.bridge),
         }
     }
-    let (snapshots, _counters, follow) = source::follow(access.clone());
+    let (snapshots, counters, follow) = source::follow(access.clone());
+    let observer = Arc::new(Observer::new(Arc::clone(&settings), counters, &program.path));
     let (announce, announcements) = watch::channel(Announcement::default());
     let (notices, noticed) = mpsc::channel(NOTICES);
     let mut known = BTreeSet::new();
     let log = RefCell::new(Log::default());
     let done = |snapshot: &Snapshot, report: Result<Report, Failure>| {
+        observer.compared(snapshot, &report);
         log.borrow_mut().report(snapshot.synced(), &report);
         if let Ok(report) = report
             && snapshot.synced()
@@ -156,7 +187,7 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
             let own = snapshot.nodes().get(&settings.node);
             let seen = own.map(|node| node.annotations.clone()).unwrap_or_default();
             let new = Announcement {
-                unavailable: Some(unavailable(&report)),
+                unavailable: Some(report.reason().map_or(Unavailable::No, Unavailable::Because)),
                 // Nothing can be written into a Node that is not there.
                 wanted: if own.is_some() { report.announce } else { seen.clone() },
                 seen,
@@ -171,6 +202,7 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
     let mut repairs = Troubles::default();
     let repaired = |repair: &Repair| {
         repair.damages.iter().for_each(|damage| log::warn!("{damage}"));
+        observer.repaired(repair);
         let restored = repair.restored.iter().flat_map(|done| &done.restored);
         restored.for_each(|line| log::info!("restored {line}"));
         repairs.report(repair.failures().map(|failure| format!("repair: {failure}")).collect());
@@ -182,6 +214,7 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
         () = follow => Ok(()),
         () = events::follow(access.clone(), settings.node.clone(), noticed) => Ok(()),
         () = announce::follow(access, settings.node.clone(), announcements, startup_taints) => Ok(()),
+        () = observe(&observer, run_dir, listen) => Ok(()),
     };
     if removes_conflist {
         match conflist::remove(&settings.conflist) {
@@ -192,15 +225,21 @@ pub(crate) async fn run(given: Given, stop: impl Future<Output = ()>) -> Result<
     ended
 }
 
-fn unavailable(report: &Report) -> Unavailable {
-    if report.is_ready {
-        return Unavailable::No;
-    }
-    let first = report.errors.first().map(Failure::to_string);
-    Unavailable::Because(first.unwrap_or_else(|| match &report.desired.own {
-        None => "this node has no pod CIDR".to_owned(),
-        Some(_) => "the network is not complete".to_owned(),
-    }))
+/// Receives reports of plugins and replies to requests, without end.
+async fn observe(observer: &Arc<Observer>, run_dir: &RunDir, listen: Option<SocketAddr>) {
+    let receive = async {
+        match bind(Path::new(report::SOCKET), |path| UnixDatagram::bind(path)) {
+            Ok(socket) => observer.receive(socket).await,
+            Err(error) => log::warn!("calls of plugins are not counted: bind {}: {error}", report::SOCKET),
+        }
+    };
+    let socket = run_dir.socket();
+    let address = async {
+        if let Some(address) = listen {
+            server::serve_address(Arc::clone(observer), address).await;
+        }
+    };
+    tokio::join!(receive, address, server::serve_socket(Arc::clone(observer), &socket));
 }
 
 /// Logs each trouble once until it is gone.
@@ -236,5 +275,36 @@ impl Log {
             }
             Err(failure) => [failure.to_string()].into(),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::PROGRAM;
+
+    fn given(words: &str) -> Result<Given, String> {
+        let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        let words = slipway_cli::parse(PROGRAM.find(crate::RUN).unwrap(), &args);
+        read(&words.map_err(|stop| format!("{stop:?}"))?)
+    }
+
+    #[test]
+    fn the_server_listens_where_it_is_asked_to() {
+        let listen = |words: &str| given(words).map(|given| given.listen.map(|address| address.to_string()));
+        assert_eq!(listen("--node-name a"), Ok(Some("127.0.0.1:9254".to_owned())));
+        assert_eq!(listen("--node-name a --listen none"), Ok(None));
+        assert_eq!(listen("--node-name a --listen [::]:80"), Ok(Some("[::]:80".to_owned())));
+        let error = "--listen \"localhost:80\" is not ADDRESS:PORT or none";
+        assert_eq!(listen("--node-name a --listen localhost:80"), Err(error.to_owned()));
+    }
+
+    #[test]
+    fn the_lock_is_next_to_the_file_of_subnets() {
+        let temp = tempfile::tempdir().unwrap();
+        let given = || given(&format!("--node-name a --subnet-file {}/run/a.json", temp.path().display()));
+        let held = given().unwrap().lock().unwrap();
+        assert_eq!(held.socket(), temp.path().join("run/slipwayd.sock"));
+        assert!(matches!(given().unwrap().lock(), Err(RunDirError::Running(_))));
     }
 }

@@ -36,6 +36,10 @@ pub(crate) enum Failure {
     Plugin(BoxError),
     #[error(transparent)]
     Agent(#[from] crate::cluster_command::RunError),
+    #[error(transparent)]
+    RunDir(#[from] slipwayd::run_dir::RunDirError),
+    #[error(transparent)]
+    AgentStatus(#[from] crate::status_command::StatusError),
     #[error("cancelled")]
     Cancelled,
 }

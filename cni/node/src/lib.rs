@@ -6,5 +6,7 @@ mod bridge;
 pub mod cluster;
 pub mod kubelet_command;
 pub mod kubenet;
+pub mod observe;
 pub mod render;
 pub mod repair;
+pub mod run_dir;

@@ -4,8 +4,8 @@
 //!
 //! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
-//! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`], [`render_command`] prints the files of
-//! its deployment ([`slipwayd::render`]).
+//! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`], [`status_command`] prints its state,
+//! [`render_command`] the files of its deployment ([`slipwayd::render`]).
 
 mod cli;
 mod cluster_command;
@@ -14,6 +14,7 @@ mod kubelet;
 mod netns;
 mod output;
 mod render_command;
+mod status_command;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ use slipway_cli::{Code, Failure, USAGE_ERROR};
 const RUN: &str = "run";
 /// The name of the command that prints the files of a deployment.
 const RENDER: &str = "render";
+/// The name of the command that asks the running agent.
+const STATUS: &str = "status";
 
 fn main() -> ExitCode {
     let args: Result<Vec<String>, _> =
@@ -52,6 +55,9 @@ fn code(name: &str) -> Option<Code> {
     if name == RENDER {
         return Some(|words, out, _| render_command::run(words, out));
     }
+    if name == STATUS {
+        return Some(|words, out, _| status(words, out));
+    }
     let (command, _) = COMMANDS.into_iter().find(|(_, known)| *known == name)?;
     Some(match command {
         Command::Up => |words, _, _| run(Command::Up, words),
@@ -66,16 +72,28 @@ fn code(name: &str) -> Option<Code> {
 /// Runs the agent until a signal.
 fn serve(words: &slipway_cli::Given) -> Result<u8, Failure> {
     let given = cluster_command::read(words).map_err(Failure::Usage)?;
+    // Before anything is read or changed: two agents would undo each other's changes.
+    let run_dir = given.lock().map_err(Failure::failed)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime.map_err(commands::Failure::Runtime).and_then(|runtime| {
         let done = runtime.block_on(async {
             let mut ends = commands::Ends::new().map_err(commands::Failure::Signals)?;
-            cluster_command::run(given, ends.next()).await.map_err(commands::Failure::Agent)
+            cluster_command::run(given, &run_dir, ends.next()).await.map_err(commands::Failure::Agent)
         });
         runtime.shutdown_background();
         done
     });
     done.map(|()| 0).map_err(Failure::failed)
+}
+
+/// Prints the state of the running agent.
+fn status(words: &slipway_cli::Given, out: &mut dyn std::io::Write) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let document = runtime
+        .map_err(commands::Failure::Runtime)
+        .and_then(|runtime| Ok(runtime.block_on(status_command::read(words.value("--socket")))?));
+    status_command::print(document.map_err(Failure::failed)?, words.json(), out)?;
+    Ok(0)
 }
 
 /// Runs a command to its end. It writes to standard output itself.

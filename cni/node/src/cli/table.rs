@@ -141,10 +141,15 @@ const FLANNEL_FILE: Opt = Opt::value(
     Value::File,
     "also write the node's subnets for the plugin flannel, usually /run/flannel/subnet.env",
 );
+const LISTEN: Opt = Opt::value(
+    "--listen",
+    Value::Text("ADDRESS:PORT|none"),
+    "where /metrics, /healthz and /readyz are served (127.0.0.1:9254)",
+);
 const SLIPWAY: Opt = Opt::value(
     "--slipway",
     Value::File,
-    "the program that repairs rules and BPF programs (/opt/cni/bin/slipway)",
+    "the program that repairs rules and BPF programs, and counts ports and flows (/opt/cni/bin/slipway)",
 );
 const HOST_MOUNTS: Opt = Opt::switch(
     "--host-mounts",
@@ -160,6 +165,8 @@ const REMOVE_TAINT: Opt = Opt::value(
     "a taint of this node's Node that is removed when the network stands, once",
 )
 .many();
+const SOCKET: Opt =
+    Opt::value("--socket", Value::File, "the socket of the agent (/run/slipway/slipwayd.sock)");
 const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
 
 /// All commands, in the order of the help text.
@@ -192,6 +199,7 @@ static COMMANDS: &[Command] = &[
             NODE_SETUP,
             SYSCTL_DIR,
             REMOVE_TAINT,
+            LISTEN,
             REMOVE,
         ],
         exit_codes: &[],
@@ -209,7 +217,11 @@ static COMMANDS: &[Command] = &[
             ),
             (
                 "slipwayd run --cluster-cidr 10.244.0.0/16 --flannel-file /run/flannel/subnet.env",
-                "with a network of the plugin flannel beside",
+                "with a network of the plugin flannel as well",
+            ),
+            (
+                "slipwayd run --node-name node-1 --listen 192.168.50.11:9254 --slipway /usr/lib/cni/slipway",
+                "for a Prometheus on another host, with the plugins in another directory",
             ),
             (
                 "slipwayd run --pod-cidr 10.244.3.0/24 --bridge pods0 --network-name pods --conflist \
@@ -221,6 +233,23 @@ static COMMANDS: &[Command] = &[
         reader: Reader::Table,
     },
     RENDER,
+    Command {
+        name: "status",
+        summary: "print the state of the agent that runs on this node",
+        about: "Prints whether the node's network is ready, else the reason; its subnets with used and free addresses, \
+                its routes and tunnel, and the troubles of the last comparison.",
+        arguments: &[],
+        options: &[SOCKET, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd status", "a table"),
+            (
+                "slipwayd status --socket /run/pods/slipwayd.sock --output json",
+                "of an agent with another directory",
+            ),
+        ],
+        reader: Reader::Table,
+    },
     Command {
         name: "pod up",
         summary: "attach a pod to its networks",
@@ -472,6 +501,9 @@ pub(crate) static PROGRAM: Program = Program {
         ("/etc/cni/net.d", "the networks"),
         ("/var/lib/cni", "the cache of attachments, and the locks of sandboxes"),
         ("/run/slipway/subnet.json", "the subnets of this node's pods, of `slipwayd run`"),
+        ("/run/slipway/slipwayd.lock", "locked by `slipwayd run`: one agent per node"),
+        ("/run/slipway/slipwayd.sock", "the socket that `slipwayd status` reads from"),
+        ("/run/slipway/reports.sock", "the socket to which plugins report their calls"),
         ("/run/netns", "the namespaces of --create-netns, as slipwayd-SANDBOX"),
     ],
     words: |name| if name == "NETWORK-PLUGIN" { vec!["cni", "kubenet"] } else { Vec::new() },

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use cni_dataplane::iptables::forward;
 use cni_dataplane::node::forward_chains;
@@ -73,9 +74,24 @@ pub struct Report {
     pub is_ready: bool,
     /// The indexes of the uplinks, and of the bridge and the tunnel's device if they stand.
     pub links: BTreeSet<u32>,
+    /// The time that the comparison took, with its changes.
+    pub took: Duration,
 }
 
 impl Report {
+    /// The reason why the node's network is not ready; none if it is.
+    #[must_use]
+    pub fn reason(&self) -> Option<String> {
+        if self.is_ready {
+            return None;
+        }
+        let first = self.errors.first().map(Failure::to_string);
+        Some(first.unwrap_or_else(|| match &self.desired.own {
+            None => "this node has no pod CIDR".to_owned(),
+            Some(_) => "the network is not complete".to_owned(),
+        }))
+    }
+
     /// All troubles, a line each: unusable Nodes, routes of other programs, failed changes.
     pub fn troubles(&self) -> impl Iterator<Item = String> {
         let problems = self.desired.problems.iter().map(Problem::to_string);
@@ -122,6 +138,7 @@ pub enum Failure {
 /// # Errors
 /// The kernel's links, addresses or routes cannot be read: nothing was changed.
 pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Result<Report, Failure> {
+    let begin = Instant::now();
     let socket = RouteSocket::open()?;
     let here = here(&socket, &settings.bridge)?;
     let desired = desired(nodes, &settings.node, &here, &settings.paths);
@@ -139,6 +156,7 @@ pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Resul
     let mut report = run.report;
     report.is_ready &= desired.tunnel.is_none() || device.is_some();
     report.desired = desired;
+    report.took = begin.elapsed();
     Ok(report)
 }
 

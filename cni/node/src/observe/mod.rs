@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The agent's state for people and monitoring: [`metrics`], `/healthz` and `/readyz`, and the document of
+//! `slipwayd status`.
+//!
+//! [`Observer`] takes over each comparison and each plugin's report, and replies to the requests that [`server`] reads.
+//! `scraped` has values that are read at a request: addresses (`addresses`), ports and flows (`dataplane`).
+
+mod addresses;
+mod dataplane;
+pub mod metrics;
+mod scraped;
+pub mod server;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cni_runtime::report;
+use ipnet::IpNet;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+use tokio::net::UnixDatagram;
+
+use crate::cluster::reconcile::{Failure, Report, Settings};
+use crate::cluster::source::{Counters, Snapshot};
+use crate::repair::Repair;
+use addresses::Range;
+use dataplane::Dataplane;
+use metrics::{Metrics, Outcome};
+use scraped::Scraped;
+use status::Compared;
+
+pub use dataplane::SLIPWAY;
+
+/// The time without a comparison after which the agent counts as stuck: three of its regular ones.
+const STUCK: Duration = Duration::from_secs(90);
+/// The wait after the socket of reports failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The agent's state.
+#[derive(Debug)]
+pub struct Observer {
+    settings: Arc<Settings>,
+    source: Arc<Counters>,
+    metrics: Metrics,
+    dataplane: Dataplane,
+    reservations: PathBuf,
+    since: Timestamp,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    list_complete: bool,
+    nodes: usize,
+    /// The agent's start, or the end of its last comparison.
+    progress: Instant,
+    /// The last comparison; the error of one that failed.
+    compared: Option<Result<Compared, String>>,
+}
+
+impl Observer {
+    /// The state of an agent that starts now. `slipway` is the path of the installed program.
+    #[must_use]
+    pub fn new(settings: Arc<Settings>, source: Arc<Counters>, slipway: &Path) -> Self {
+        let since = Timestamp::now();
+        let state = State { list_complete: false, nodes: 0, progress: Instant::now(), compared: None };
+        Self {
+            settings,
+            source,
+            metrics: Metrics::new(seconds(since)),
+            dataplane: Dataplane::new(slipway),
+            reservations: addresses::RESERVATIONS.into(),
+            since,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The metrics, for parts of the agent that count.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Counts a repair's objects.
+    pub fn repaired(&self, repair: &Repair) {
+        let done = repair.restored.as_ref().map_or(0, |done| done.restored.len());
+        (0..done).for_each(|_| self.metrics.repaired("rules", Outcome::Done));
+        let failed = repair.restored.as_ref().map_or(1, |done| done.failed.len());
+        (0..failed).for_each(|_| self.metrics.repaired("rules", Outcome::Failed));
+        if repair.programs.is_err() {
+            self.metrics.repaired("programs", Outcome::Failed);
+        }
+    }
+
+    /// Takes over a comparison.
+    pub fn compared(&self, snapshot: &Snapshot, report: &Result<Report, Failure>) {
+        let now = Timestamp::now();
+        self.metrics.compared(snapshot, report, seconds(now));
+        let compared = report.as_ref().map(|report| Compared::new(report, now)).map_err(ToString::to_string);
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State {
+            list_complete: snapshot.synced(),
+            nodes: snapshot.nodes().len(),
+            progress: Instant::now(),
+            compared: Some(compared),
+        };
+    }
+
+    /// Counts the reports of plugins that arrive at a socket, without end.
+    pub async fn receive(&self, socket: UnixDatagram) {
+        // One byte more than a report may have, so that a cut one is noticed.
+        let mut buffer = vec![0; report::LIMIT + 1];
+        loop {
+            match socket.recv(&mut buffer).await {
+                Ok(length) => self.metrics.called(&report::Report::parse(&buffer[..length])),
+                Err(error) => {
+                    log::warn!("receive reports of plugins: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Checks that the agent's loop makes progress.
+    ///
+    /// # Errors
+    /// The time since its last comparison, in words.
+    fn healthy(&self) -> Result<(), String> {
+        self.with(|state| match state.progress.elapsed() {
+            elapsed if elapsed < STUCK => Ok(()),
+            elapsed => Err(format!("no comparison for {} s", elapsed.as_secs())),
+        })
+    }
+
+    /// Checks that the node's network stands.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    fn ready(&self) -> Result<(), String> {
+        self.with(State::ready)
+    }
+
+    /// All metrics, in the text format of OpenMetrics.
+    async fn print_metrics(&self) -> Result<String, std::fmt::Error> {
+        let (addresses, dataplane) = tokio::join!(self.addresses(), self.dataplane.view());
+        self.metrics.print(Scraped { source: Arc::clone(&self.source), addresses, dataplane })
+    }
+
+    /// The document of `slipwayd status`.
+    async fn status(&self) -> Value {
+        let addresses = self.addresses().await;
+        self.with(|state| status::document(&self.settings, self.since, state, &addresses))
+    }
+
+    /// The node's subnets with their addresses; none if these cannot be counted.
+    async fn addresses(&self) -> Vec<Range> {
+        let subnets: Vec<IpNet> = self.with(|state| match &state.compared {
+            Some(Ok(compared)) => compared.subnets.clone(),
+            _ => Vec::new(),
+        });
+        let (reservations, network) = (self.reservations.clone(), self.settings.network.clone());
+        let count = move || addresses::count(&reservations, &network, &subnets);
+        match tokio::task::spawn_blocking(count).await {
+            Ok(Ok(ranges)) => ranges,
+            Ok(Err(error)) => {
+                log::warn!("count the reservations of addresses: {error}");
+                Vec::new()
+            }
+            // The runtime is ending.
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn with<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    fn ready(&self) -> Result<(), String> {
+        match &self.compared {
+            _ if !self.list_complete => Err("the list of Nodes is not complete".to_owned()),
+            None => Err("no comparison yet".to_owned()),
+            Some(Err(error)) => Err(error.clone()),
+            Some(Ok(compared)) => compared.reason.clone().map_or(Ok(()), Err),
+        }
+    }
+}
+
+/// Seconds since 1970.
+fn seconds(time: Timestamp) -> f64 {
+    time.as_duration().as_secs_f64()
+}

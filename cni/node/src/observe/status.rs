@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The document of `slipwayd status`. `docs/json.md` has each field, and a test compares it with what is printed.
+
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::State;
+use super::addresses::Range;
+use crate::cluster::desired::Tunnel;
+use crate::cluster::reconcile::{Report, Settings};
+use crate::cluster::tunnel::DEVICE;
+
+/// The most troubles in a document.
+const TROUBLES: usize = 100;
+
+/// A comparison, as it is shown.
+#[derive(Debug)]
+pub(super) struct Compared {
+    pub(super) subnets: Vec<IpNet>,
+    /// The reason why the network is not ready; none if it is.
+    pub(super) reason: Option<String>,
+    at: Timestamp,
+    took: Duration,
+    changes: usize,
+    mtu: Option<u32>,
+    routes: usize,
+    tunnel: Option<Tunnel>,
+    /// The first [`TROUBLES`].
+    troubles: Vec<String>,
+    trouble_count: usize,
+}
+
+impl Compared {
+    pub(super) fn new(report: &Report, at: Timestamp) -> Self {
+        let desired = &report.desired;
+        Self {
+            subnets: desired.own.as_ref().map(|own| own.prefixes.clone()).unwrap_or_default(),
+            reason: report.reason(),
+            at,
+            took: report.took,
+            changes: report.changes.len(),
+            mtu: desired.mtu,
+            routes: desired.routes.len(),
+            tunnel: desired.tunnel.clone(),
+            troubles: report.troubles().take(TROUBLES).collect(),
+            trouble_count: report.troubles().count(),
+        }
+    }
+
+    fn document(&self) -> Value {
+        json!({ "time": text(self.at), "seconds": self.took.as_secs_f64(), "changes": self.changes })
+    }
+}
+
+/// The document, without the number of its form.
+pub(super) fn document(settings: &Settings, since: Timestamp, state: &State, addresses: &[Range]) -> Value {
+    let compared = state.compared.as_ref().and_then(|compared| compared.as_ref().ok());
+    let error = state.compared.as_ref().and_then(|compared| compared.as_ref().err());
+    let ready = state.ready();
+    let addresses = addresses.iter().map(|range| {
+        let Range { subnet, used, free } = range;
+        json!({ "range": subnet, "used": used, "free": free })
+    });
+    // A comparison that failed has one trouble: its error.
+    let troubles = compared.map(|one| one.troubles.clone()).or_else(|| Some(vec![error?.clone()]));
+    let troubles = troubles.unwrap_or_default();
+    json!({
+        "node": settings.node.as_str(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "since": text(since),
+        "node_list_complete": state.list_complete,
+        "ready": ready.is_ok(),
+        "reason": ready.err(),
+        "subnets": compared.map(|one| one.subnets.clone()).unwrap_or_default(),
+        "mtu": compared.and_then(|one| one.mtu),
+        "nodes": state.nodes,
+        "routes": compared.map_or(0, |one| one.routes),
+        "tunnel": compared.and_then(|one| one.tunnel.as_ref()).map(tunnel),
+        "trouble_count": compared.map_or(troubles.len(), |one| one.trouble_count),
+        "troubles": troubles,
+        "addresses": addresses.collect::<Vec<_>>(),
+        "last_comparison": compared.map(Compared::document),
+    })
+}
+
+fn tunnel(tunnel: &Tunnel) -> Value {
+    json!({
+        "device": DEVICE,
+        "vni": tunnel.vni,
+        "port": tunnel.port,
+        "local": tunnel.local,
+        "peers": tunnel.peers.len(),
+    })
+}
+
+/// The time by RFC 3339, to the second.
+fn text(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
