@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, skip, slipwayd,
+    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, skip, slipway, slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -15,10 +15,10 @@ use crate::{CONFLIST, Lab, SUBNET_FILE, all_reach_each_other};
 
 const NODES: &str = "/api/v1/nodes";
 const KUBECONFIG: &str = "/run/kube/config";
-const LOG: &str = "/run/slipwayd.log";
+pub(crate) const LOG: &str = "/run/slipwayd.log";
 
 /// The Node as a kubelet registers it, with its pod CIDR.
-fn register(server: &ApiServer<'_>, node: &ClusterNode) {
+pub(crate) fn register(server: &ApiServer<'_>, node: &ClusterNode) {
     let (name, cidr) = (format!("node-{}", node.number), format!("10.244.{}.0/24", node.number));
     server.create(
         NODES,
@@ -30,10 +30,16 @@ fn register(server: &ApiServer<'_>, node: &ClusterNode) {
     );
 }
 
-fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) -> Daemon {
+pub(crate) fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) -> Daemon {
     node.cmd("mkdir -p /run/kube");
     node.write(KUBECONFIG, server.kubeconfig());
-    let name = format!("node-{}", node.number);
+    let words = words(node, tunnel);
+    node.daemon(slipwayd(), &words.iter().map(String::as_str).collect::<Vec<_>>(), LOG)
+}
+
+/// The arguments of a node's agent.
+pub(crate) fn words(node: &ClusterNode, tunnel: &str) -> Vec<String> {
+    let (name, slipway) = (format!("node-{}", node.number), slipway().display().to_string());
     let words = [
         "run",
         "--node-name",
@@ -50,8 +56,10 @@ fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) -> Daemon {
         "pods",
         "--tunnel",
         tunnel,
+        "--slipway",
+        &slipway,
     ];
-    node.daemon(slipwayd(), &words, LOG)
+    words.map(str::to_owned).into()
 }
 
 fn condition(server: &ApiServer<'_>, node: u8) -> Option<Value> {

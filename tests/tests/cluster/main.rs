@@ -7,6 +7,7 @@ mod container;
 mod damage;
 mod deployment;
 mod forward;
+mod observe;
 mod repairs;
 mod routes;
 
