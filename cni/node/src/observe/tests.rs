@@ -235,7 +235,7 @@ fn values_are_those_of_the_reports() {
     assert!(!text.contains("bpf_"), "{text}");
 }
 
-/// Whatever reports name, the number of time series is bounded.
+/// The number of time series is bounded, for any names in reports.
 #[test]
 fn calls_beyond_a_number_of_names_are_counted_together() {
     let observer = observer();
