@@ -100,10 +100,11 @@ fn is_reading(line: &str) -> bool {
         "openat" | "open" => !["O_CREAT", "O_WRONLY", "O_RDWR", "O_TMPFILE", "O_TRUNC"]
             .iter()
             .any(|flag| arguments.contains(flag)),
-        "ioctl" => arguments.contains(", NS_GET_"),
+        // FIONBIO: the socket of the report never waits.
+        "ioctl" => arguments.contains(", NS_GET_") || arguments.contains(", FIONBIO, "),
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
-        "sendto" | "sendmsg" => is_request_to_read(arguments),
+        "sendto" | "sendmsg" => is_request_to_read(arguments) || is_report(arguments),
         // Standard output, which a DEL leaves empty, and the log.
         "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
         _ => READING.contains(&name) || THREAD.contains(&name),
@@ -123,6 +124,11 @@ fn is_request_to_read(arguments: &str) -> bool {
     types.peek().is_some() && types.all(is_get)
 }
 
+/// True for the datagram to the node's agent, which each call sends at its end.
+fn is_report(arguments: &str) -> bool {
+    arguments.contains(r#"{sa_family=AF_UNIX, sun_path="/run/slipway/reports.sock"}"#)
+}
+
 #[test]
 fn reads_and_writes_are_distinguished() {
     for (reading, line) in [
@@ -140,6 +146,14 @@ fn reads_and_writes_are_distinguished() {
         (true, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x12 /* NLMSG_??? */}, x], 20, 0) = 20"),
         (false, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x11 /* NLMSG_??? */}, x], 20, 0) = 20"),
         (true, "1 ioctl(5</run/netns/pod>, NS_GET_NSTYPE) = 0x40000000"),
+        (
+            true,
+            r#"1 sendto(3<socket:[1]>, "{}", 2, 0, {sa_family=AF_UNIX, sun_path="/run/slipway/reports.sock"}, 28) = 2"#,
+        ),
+        (
+            false,
+            r#"1 sendto(3<socket:[1]>, "{}", 2, 0, {sa_family=AF_UNIX, sun_path="/run/other.sock"}, 28) = 2"#,
+        ),
         (false, "1 flock(3</run/lock>, LOCK_EX) = 0"),
         (false, "1 nanosleep({tv_sec=0, tv_nsec=1}, NULL) = 0"),
         (false, "1 unlinkat(3</run>, \"x\", 0) = 0"),

@@ -54,7 +54,7 @@ pub enum ProgramError {
     /// It could not be run.
     #[error("run {0}: {1}")]
     Run(String, io::Error),
-    /// It took longer than [`LIMIT`] and was killed.
+    /// It took longer than two minutes and was killed.
     #[error("{0}: no result after {limit} s: killed", limit = LIMIT.as_secs())]
     TimedOut(String),
     /// It failed.
@@ -136,10 +136,11 @@ impl Program {
         let node: Node = serde_json::from_slice(&output.stdout)
             .map_err(|error| ProgramError::Output(self.name(&words), error.to_string()))?;
         self.check(&words, node.schema)?;
-        if !node.loaded && !(self.loads_programs && node.built_in) {
-            return Ok(false);
+        let is_wanted = node.loaded || self.loads_programs && node.built_in;
+        if is_wanted {
+            self.successful(&["node", "setup"].map(OsString::from)).await?;
         }
-        self.successful(&["node", "setup"].map(OsString::from)).await.map(|_| true)
+        Ok(is_wanted)
     }
 
     async fn successful(&self, words: &[OsString]) -> Result<Output, ProgramError> {
