@@ -50,7 +50,7 @@ pub enum RepairError {
 pub struct Repair {
     /// The damages that were reported before it; none for a repair without a reason.
     pub damages: BTreeSet<Damage>,
-    /// What `slipway restore` did.
+    /// The result of `slipway restore`.
     pub restored: Result<Restoration, ProgramError>,
     /// True if the BPF programs were set up again; false if the node has none, or they needed no look.
     pub programs: Result<bool, ProgramError>,
