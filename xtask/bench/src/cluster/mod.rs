@@ -117,7 +117,8 @@ pub(super) fn run(args: &ClusterArgs) -> Result<()> {
 fn make_uplink() -> Result<()> {
     for line in [
         "link set lo up".to_owned(),
-        "link add eth0 type dummy".to_owned(),
+        "link add eth0 type veth peer name lan".to_owned(),
+        "link set lan up".to_owned(),
         format!("address add {ADDRESS}/16 dev eth0"),
         "link set eth0 up".to_owned(),
         "route add default dev eth0".to_owned(),
