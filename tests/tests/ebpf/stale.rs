@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience, slipway};
+use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience, slipway, within};
 
 use crate::{PORT, Stage, address, attach, list};
 
@@ -267,12 +267,13 @@ fn a_container_added_during_a_teardown_is_served() {
     network.add(&attach(&pod)).expect("ADD");
     let _far = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
     // Teardown waits for packets in transit (membarrier) before it exports the flows.
-    let inject = "inject=membarrier:delay_enter=4000000:when=1";
+    let delay = within(Duration::from_secs(4)).as_micros();
+    let inject = format!("inject=membarrier:delay_enter={delay}:when=1");
     let slipway = slipway();
     let line = format!("strace -f -qq -o /dev/null -e trace=membarrier -e {inject} {}", slipway.display());
     let result = thread::scope(|scope| {
         let teardown = scope.spawn(|| stage.node.cmd(&format!("{line} node teardown")));
-        thread::sleep(Duration::from_secs(2));
+        thread::sleep(within(Duration::from_secs(2)));
         let result = network.add(&Attach::new(&next).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
         assert_eq!(stage.node.programs()["containers"], 2);
         teardown.join().expect("teardown");
