@@ -68,7 +68,7 @@ impl Repair {
 }
 
 /// Repairs at the start, after each damage and every five minutes, until `stop` is ready. `done` gets each outcome.
-/// What fails is tried again, after waits that grow.
+/// A failed repair is tried again, after waits that grow.
 ///
 /// # Errors
 /// [`RepairError`].
