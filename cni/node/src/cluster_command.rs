@@ -105,6 +105,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         cluster_cidrs: cidrs("--cluster-cidr")?,
         without_masquerade,
         accepts_forwarded: words.value("--forward-rules") != Some("never"),
+        in_host_mounts: words.has("--host-mounts"),
     };
     if settings.flannel_file.is_some() && settings.cluster_cidrs.is_empty() {
         return Err("--flannel-file needs --cluster-cidr: the file names the cluster's network".to_owned());
@@ -112,7 +113,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
     let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };
     let program = Program {
         path: text("--slipway", SLIPWAY).into(),
-        in_host_mounts: words.has("--host-mounts"),
+        in_host_mounts: settings.in_host_mounts,
         loads_programs: words.has("--node-setup"),
         cache: None,
     };
@@ -160,7 +161,7 @@ pub(crate) async fn run(
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
     if !settings.accepts_forwarded {
-        match forward::withdraw(&settings.bridge) {
+        match settings.with_iptables(|| forward::withdraw(&settings.bridge)) {
             Ok(places) if places.is_empty() => {}
             Ok(_) => log::info!("deleted the rules for {} in FORWARD", settings.bridge),
             Err(error) => log::warn!("delete the rules for {} in FORWARD: {error}", settings.bridge),

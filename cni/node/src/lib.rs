@@ -4,6 +4,7 @@
 
 mod bridge;
 pub mod cluster;
+pub mod host_mounts;
 pub mod kubelet_command;
 pub mod kubenet;
 pub mod observe;

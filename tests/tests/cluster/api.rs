@@ -109,3 +109,40 @@ fn the_agents_make_the_network_of_a_cluster() {
         "without its own Node nothing is deleted"
     );
 }
+
+/// An agent in a container, whose image has no iptables, runs the node's.
+#[test]
+fn the_nodes_iptables_accepts_forwarded_packets() {
+    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
+        skip!(API_SERVER)
+    };
+    let lab = Lab::new(1, TunnelMode::Never);
+    let node = lab.node(1);
+    let server = ApiServer::start(&programs, &lab.cluster.control);
+    server.wait();
+    register(&server, node);
+    node.cmd("iptables-nft -P FORWARD DROP");
+    node.cmd("mkdir -p /run/kube");
+    node.write(KUBECONFIG, server.kubeconfig());
+    let start = |more: &str| {
+        // In a PID namespace, whose process 1 has the node's mounts.
+        let hide = "mount --bind /dev/null $(realpath $(command -v iptables-nft))";
+        let words = words(node, "never").join(" ");
+        let agent = format!("{hide} && exec {} {words} {more}", slipwayd().display());
+        let script = format!("unshare --mount sh -c '{agent}' & wait");
+        let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
+        node.daemon("unshare", &words, LOG)
+    };
+    let rules = || node.cmd("iptables-nft -S FORWARD").matches("made by slipway").count();
+    let log = || node.read(LOG).unwrap_or_default();
+    // The control.
+    let agent = start("");
+    until("a report", || log().contains("chain FORWARD: "));
+    assert_eq!(rules(), 0, "{}", log());
+    drop(agent);
+    let agent = start("--host-mounts");
+    until("the rules", || rules() == 2);
+    drop(agent);
+    let _agent = start("--host-mounts --forward-rules never");
+    until("no rules", || rules() == 0);
+}

@@ -65,6 +65,7 @@ impl Lab {
             cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().expect("a prefix")).into(),
             without_masquerade: Vec::new(),
             accepts_forwarded: true,
+            in_host_mounts: false,
         }
     }
 

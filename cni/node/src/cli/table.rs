@@ -153,7 +153,7 @@ const SLIPWAY: Opt = Opt::value(
 );
 const HOST_MOUNTS: Opt = Opt::switch(
     "--host-mounts",
-    "run it in the mount namespace of process 1: for a container with the host's PIDs",
+    "run it and iptables in the mount namespace of process 1: for a container with the host's PIDs",
 );
 const NODE_SETUP: Opt =
     Opt::switch("--node-setup", "load the BPF programs, as `slipway node setup` does, and keep them");

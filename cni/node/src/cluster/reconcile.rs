@@ -8,6 +8,7 @@
 //! back only what depends on it.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ use super::problem::Problem;
 use super::routes::{self, Change, Conflict};
 use super::tunnel::{self, DEVICE, TunnelError};
 use crate::bridge::{self, BridgeError, Others, Wanted};
+use crate::host_mounts;
 
 /// Names, paths and addresses of a node's agent.
 #[derive(Debug, Clone)]
@@ -55,6 +57,22 @@ pub struct Settings {
     pub without_masquerade: Vec<IpNet>,
     /// True to accept the pods' packets where iptables' chain FORWARD drops by default.
     pub accepts_forwarded: bool,
+    /// True to run iptables in the mount namespace of process 1: the agent is in a container, whose image has none.
+    pub in_host_mounts: bool,
+}
+
+impl Settings {
+    /// Does work that may run the node's iptables.
+    ///
+    /// # Errors
+    /// [`Failure::Mounts`] if the node's mount namespace cannot be entered; the work's own as [`Failure::Accept`].
+    pub fn with_iptables<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, cni_dataplane::Error> + Send,
+    ) -> Result<T, Failure> {
+        let done = if self.in_host_mounts { host_mounts::run(work).map_err(Failure::Mounts)? } else { work() };
+        Ok(done?)
+    }
 }
 
 /// The result of a comparison.
@@ -115,6 +133,9 @@ pub enum Failure {
     /// Forwarding could not be switched on.
     #[error("forwarding: {0}")]
     Forwarding(#[from] SysctlError),
+    /// The node's iptables cannot be run.
+    #[error("chain FORWARD: enter the mount namespace of process 1: {0}")]
+    Mounts(io::Error),
     /// Forwarded packets could not be accepted.
     #[error("chain FORWARD: {0}")]
     Accept(#[from] cni_dataplane::Error),
@@ -268,15 +289,15 @@ impl Run<'_> {
         if self.settings.accepts_forwarded
             && let Err(error) = self.accept_forwarded(&Vec::from_iter(families))
         {
-            self.failed(error);
+            self.report.errors.push(error);
         }
         true
     }
 
     /// Accepts the pods' packets where the chain FORWARD of Docker or ufw drops them, and reports other chains that drop.
-    fn accept_forwarded(&mut self, families: &[AddressFamily]) -> Result<(), cni_dataplane::Error> {
+    fn accept_forwarded(&mut self, families: &[AddressFamily]) -> Result<(), Failure> {
         let bridge = &self.settings.bridge;
-        for place in forward::accept(bridge, families)? {
+        for place in self.settings.with_iptables(|| forward::accept(bridge, families))? {
             let change = format!(
                 "accepted packets of {bridge} in FORWARD, {}, iptables-{}",
                 place.family, place.variant

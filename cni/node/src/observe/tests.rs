@@ -37,6 +37,7 @@ pub(super) fn observer() -> Observer {
         cluster_cidrs: Vec::new(),
         without_masquerade: Vec::new(),
         accepts_forwarded: true,
+        in_host_mounts: false,
     };
     let mut observer = Observer::new(Arc::new(settings), Arc::default(), Path::new("/nonexistent/slipway"));
     observer.reservations = "/nonexistent".into();

@@ -3,26 +3,22 @@
 //! The installed `slipway`, called as a program.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, setns, unshare};
 use serde::Deserialize;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::cluster::problem::bounded;
+use crate::host_mounts;
 
 /// The time limit of a call. A restoration of 1,000 containers takes seconds.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The mount namespace of the host, as a container with the host's PIDs sees it.
-const HOST_MOUNTS: &str = "/proc/1/ns/mnt";
 /// The form of the documents that are understood.
 const SCHEMA: u32 = 1;
 /// The most bytes of an error message that are reported.
@@ -168,7 +164,7 @@ impl Program {
 
     fn run(&self, name: String, words: &[OsString]) -> Result<Output, ProgramError> {
         if self.in_host_mounts
-            && let Err(error) = enter(Path::new(HOST_MOUNTS))
+            && let Err(error) = host_mounts::enter()
         {
             return Err(ProgramError::Mounts(name, error));
         }
@@ -209,13 +205,6 @@ impl Program {
     }
 }
 
-/// Enters a mount namespace with the calling thread, which shares its root and working directory with others before.
-fn enter(path: &Path) -> io::Result<()> {
-    let namespace = File::open(path)?;
-    let entered = unshare(CloneFlags::CLONE_FS).and_then(|()| setns(namespace, CloneFlags::CLONE_NEWNS));
-    entered.map_err(|errno: Errno| errno.into())
-}
-
 fn report(items: Vec<Item>) -> Restoration {
     let mut report = Restoration::default();
     for item in items {
@@ -235,6 +224,7 @@ fn report(items: Vec<Item>) -> Restoration {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use super::*;
 
