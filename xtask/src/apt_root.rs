@@ -23,7 +23,7 @@ const MIRROR: &str = "SLIPWAY_DEBIAN_MIRROR";
 const UPDATED: &str = "updated";
 
 /// Debian's archive keys; package debian-archive-keyring, which Ubuntu has too.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A private apt root for one or more suites.
 #[derive(Debug)]
@@ -336,7 +336,10 @@ pub(crate) fn debian_architecture() -> &'static str {
 }
 
 /// The Debian mirror of the environment or of the machine's apt; for a security suite, the security archive.
-fn debian_mirror(suite: &str) -> Result<Option<String>> {
+///
+/// # Errors
+/// apt-get fails.
+pub(crate) fn debian_mirror(suite: &str) -> Result<Option<String>> {
     if let Ok(named) = std::env::var(MIRROR) {
         return Ok(Some(mirror_named(&named, suite)));
     }

@@ -10,6 +10,7 @@ mod bench;
 pub mod build;
 pub mod cni;
 mod demo;
+mod debian_root;
 mod deny;
 mod dist;
 mod docs_check;

@@ -4,13 +4,14 @@
 //! root file system. Nothing is installed. cnitool, which no package has, is built from its source package.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::apt_root::{self, AptRoot};
+use crate::debian_root;
 use crate::error::{Error, Result};
 use crate::progress::Log;
 use crate::run::{self, tool};
@@ -31,6 +32,10 @@ const CNI_SOURCE: &str = "golang-github-appc-cni";
 /// Go's path for cnitool's source in the suite's root, and its import path.
 const GO_PATH: &str = "usr/src/cnitool";
 const CNI_IMPORT: &str = "github.com/containernetworking/cni";
+
+/// The suite of our image, and the end of the tests' skips without it.
+const IMAGE_SUITE: &str = "trixie";
+const DEBOOTSTRAP: &str = "a system of debootstrap";
 
 /// The program that is built.
 const CNITOOL: &str = "usr/local/bin/cnitool";
@@ -80,6 +85,9 @@ impl Runtimes {
                 }
                 Err(e) => all.missing.push((format!("of Debian {}", wanted.suite), e)),
             }
+        }
+        if let Err(e) = image(&dir, log) {
+            all.missing.push((DEBOOTSTRAP.to_owned(), e));
         }
         if all.versions.is_empty() {
             let reasons: Vec<String> = all.missing().map(|reason| format!("\n    {reason}")).collect();
@@ -197,6 +205,14 @@ fn version<'a>(plan: &'a str, package: &str) -> Option<&'a str> {
 
 fn layout() -> String {
     format!("layout {LAYOUT}\n")
+}
+
+/// The system that our container file begins with, as a folder next to those of the suites.
+fn image(dir: &Path, log: &Log) -> Result<()> {
+    let root = debian_root::minimal(IMAGE_SUITE, log)?;
+    let link = dir.join("image");
+    workspace::remove(&link)?;
+    symlink(&root, &link).map_err(|e| Error::file("link", &link, e))
 }
 
 /// The text that changes when a root must be made again.

@@ -373,6 +373,7 @@ fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Static.cargo_build()?, log)?;
+        quiet(Flavour::Static.cargo_build_agent()?, log)?;
         bin_dir = plugin_dir(Flavour::Static, log)?;
         build::size(&Flavour::Static.binary())
     })?;
@@ -506,14 +507,10 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     let dir = workspace::scratch("test")?.join(name);
     let mut install = Command::new(flavour.binary());
     run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
-    // Another flavour's tests do not need it.
-    let (agent, copy) = (flavour.agent(), dir.join("slipwayd"));
-    if flavour == Flavour::Debug {
-        // Not over a program that another run executes.
-        let new = dir.join(".slipwayd");
-        fs::copy(&agent, &new).map_err(|e| Error::file("copy", &agent, e))?;
-        fs::rename(&new, &copy).map_err(|e| Error::file("rename", &new, e))?;
-    }
+    // Not over a program that another run executes.
+    let (agent, new) = (flavour.agent(), dir.join(".slipwayd"));
+    fs::copy(&agent, &new).map_err(|e| Error::file("copy", &agent, e))?;
+    fs::rename(&new, dir.join("slipwayd")).map_err(|e| Error::file("rename", &new, e))?;
     Ok(dir)
 }
 

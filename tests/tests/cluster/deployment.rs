@@ -3,14 +3,15 @@
 //! `slipwayd render`: the API server takes the objects as they are, and their pods have all rights that they need and no
 //! others.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, Attach, BridgeNetfilter, ClusterNode, Daemon, Node, Proto, at, has_api_server,
-    kube_programs, skip, slipway, slipwayd,
+    API_SERVER, ApiServer, Attach, BridgeNetfilter, ClusterNode, Container, Daemon, Node, Proto, at, capabilities,
+    confined, daemon_set, first_process, has_api_server, kube_programs, pod_of, render, skip, slipway,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
-use crate::container::{Container, capabilities, confined, first_process};
 use crate::repairs::until;
 use crate::{CONFLIST, Lab, all_reach_each_other};
 
@@ -21,24 +22,12 @@ const TAINT: &str = "node.example/starting";
 /// Fields that the tested API server, version 1.20, does not know. The pod's annotation is for such versions.
 const UNKNOWN: [&str; 1] = ["spec.template.spec.containers.0.securityContext.appArmorProfile"];
 
-/// The output of `slipwayd render`.
-fn render(more: &str) -> String {
-    let mut command = std::process::Command::new(slipwayd());
-    command.args(["render"]).args(more.split_whitespace());
-    command.args(["--image", "registry.example/slipway:1", "--cluster-cidr", "10.244.0.0/16"]);
-    command.args(["--tunnel", "always", "--startup-taint", &format!("{TAINT}:NoSchedule")]);
-    let output = command.output().expect("run slipwayd");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn daemon_set() -> Value {
-    let all: Vec<Value> = serde_saphyr::from_multiple(&render("manifests")).expect("YAML");
-    all.into_iter().find(|object| object["kind"] == "DaemonSet").expect("a DaemonSet")
-}
-
-fn pod_of(daemon_set: &Value) -> &Value {
-    &daemon_set["spec"]["template"]["spec"]
+/// A rendered file.
+fn rendered(file: &str) -> String {
+    let taint = format!("{TAINT}:NoSchedule");
+    let more = ["--tunnel", "always", "--startup-taint", &taint];
+    let image = ["--image", "registry.example/slipway:1", "--cluster-cidr", "10.244.0.0/16"];
+    render(file, &[&image[..], &more].concat())
 }
 
 /// The path of the API to create an object with.
@@ -150,7 +139,7 @@ struct Pods<'a> {
 impl Pods<'_> {
     fn start(&self, number: u8) -> Daemon {
         let node = self.lab.node(number);
-        let container = Container::new(node, &self.containerfile, self.pod, false);
+        let container = Container::new(node, Path::new("/"), &self.containerfile, self.pod, false);
         let (host, port) = self.server.url.trim_start_matches("https://").rsplit_once(':').expect("a port");
         container.account((host, port), &self.token, &self.server.certificate()).start(LOG)
     }
@@ -185,14 +174,15 @@ fn the_rendered_objects_make_the_network_and_need_each_of_their_rights() {
     let server = ApiServer::start_with_roles(&programs, &lab.cluster.control);
     server.wait();
     until("the namespace", || server.has("/api/v1/namespaces/kube-system"));
-    create(&server, &render("manifests"));
-    let daemon_set = daemon_set();
+    let manifests = rendered("manifests");
+    create(&server, &manifests);
+    let daemon_set = daemon_set(&manifests);
     let token = server.token("kube-system", "slipwayd");
     let pods = Pods {
         lab: &lab,
         server: &server,
         pod: pod_of(&daemon_set),
-        containerfile: render("containerfile"),
+        containerfile: rendered("containerfile"),
         token,
     };
     the_pods_make_the_network(&pods);
@@ -302,8 +292,8 @@ fn the_init_container_installs_the_plugins() {
     node.cmd("mkdir -p /run/bin");
     node.write("/run/bin/bridge", "#!/bin/sh\n");
     node.cmd("chown -R 1001:1001 /run/bin");
-    let daemon_set = daemon_set();
-    let install = Container::new(node, &render("containerfile"), pod_of(&daemon_set), true);
+    let daemon_set = daemon_set(&rendered("manifests"));
+    let install = Container::new(node, Path::new("/"), &rendered("containerfile"), pod_of(&daemon_set), true);
     let refused = install.run(Some("DAC_OVERRIDE"));
     assert!(refused.code != Some(0) && refused.stderr.contains("Permission denied"), "{refused}");
     assert_eq!(node.list("/run/bin"), ["bridge"]);
@@ -317,7 +307,7 @@ fn the_init_container_installs_the_plugins() {
 /// Repairs run `slipway restore` in the mount namespace of process 1, with tables or with legacy iptables.
 #[test]
 fn each_capability_of_the_agent_is_needed() {
-    let daemon_set = daemon_set();
+    let daemon_set = daemon_set(&rendered("manifests"));
     let all = capabilities(&pod_of(&daemon_set)["containers"][0]);
     for variant in ["nft", "legacy"] {
         let node = Node::new();

@@ -3,7 +3,6 @@
 //! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
 
 mod api;
-mod container;
 mod damage;
 mod deployment;
 mod forward;

@@ -9,6 +9,7 @@
 mod cnitool;
 mod containerd;
 mod cri;
+mod deployment;
 mod image;
 mod podman;
 mod system;

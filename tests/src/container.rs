@@ -1,21 +1,55 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers of a rendered pod, without a container runtime: a root that the container file makes upon the machine's /usr,
-//! the pod's mounts, `/proc/sys` read-only, its capabilities and no new privileges. Profiles of seccomp, AppArmor and SELinux
+//! Containers of a pod that `slipwayd render` prints, without a container runtime: a root that the container file makes
+//! upon a Debian system's programs, the pod's mounts, `/proc/sys` read-only, its capabilities and no new privileges. Profiles of seccomp, AppArmor and SELinux
 //! are the runtime's, and not applied.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
-use slipway_tests::{ClusterNode, CommandOutput, Daemon, Space, slipway, slipwayd};
+
+use crate::cluster::ClusterNode;
+use crate::daemon::Daemon;
+use crate::plugin::{slipway, slipwayd};
+use crate::space::{CommandOutput, Space};
 
 /// Directories of the node in the test: those below /run are the node's own, others would be the machine's.
 const ELSEWHERE: [(&str, &str); 2] = [("/opt/cni/bin", "/run/bin"), ("/etc/cni/net.d", "/run/net.d")];
 /// The files of a service account in a pod.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
+/// The output of `slipwayd render` for a file, with these options.
+///
+/// # Panics
+/// When it fails.
+#[must_use]
+pub fn render(file: &str, options: &[&str]) -> String {
+    let output = Command::new(slipwayd()).args(["render", file]).args(options).output().expect("run slipwayd");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The DaemonSet among rendered objects.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn daemon_set(manifests: &str) -> Value {
+    let all: Vec<Value> = serde_saphyr::from_multiple(manifests).expect("YAML");
+    all.into_iter().find(|object| object["kind"] == "DaemonSet").expect("a DaemonSet")
+}
+
+/// The pod of a DaemonSet.
+#[must_use]
+pub fn pod_of(daemon_set: &Value) -> &Value {
+    &daemon_set["spec"]["template"]["spec"]
+}
+
 /// A container of a pod on a node, whose root is made.
-pub(crate) struct Container<'a> {
+#[derive(Debug)]
+pub struct Container<'a> {
     node: &'a ClusterNode,
     root: String,
     spec: &'a Value,
@@ -23,30 +57,36 @@ pub(crate) struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Makes the root of a container: that of `init` or of the agent.
-    pub(crate) fn new(node: &'a ClusterNode, containerfile: &str, pod: &'a Value, init: bool) -> Self {
+    /// Makes the root of a container, that of `init` or of the agent, with the programs of the system in `base`.
+    ///
+    /// # Panics
+    /// When a step of the container file fails.
+    #[must_use]
+    pub fn new(node: &'a ClusterNode, base: &Path, containerfile: &str, pod: &'a Value, init: bool) -> Self {
         let kind = if init { "initContainers" } else { "containers" };
         let all = pod[kind].as_array().expect("containers");
         let [spec] = all.as_slice() else { panic!("{kind}: {all:?}") };
         let root = format!("/run/containers/{}", spec["name"].as_str().expect("a name"));
         let container = Self { node, root, spec, environment: environment(node, spec) };
-        if !node.run(|| std::path::Path::new(&container.root).exists()) {
-            container.make_root(containerfile, pod);
+        if !node.run(|| Path::new(&container.root).exists()) {
+            container.make_root(base, containerfile, pod);
         }
         container
     }
 
-    fn make_root(&self, containerfile: &str, pod: &Value) {
+    fn make_root(&self, base: &Path, containerfile: &str, pod: &Value) {
         let root = &self.root;
+        let base = base.display().to_string();
+        let base = base.trim_end_matches('/');
         let mut script = format!(
             "mkdir -p {root}\n\
              mount -t tmpfs tmpfs {root}\n\
              cd {root}\n\
              mkdir -p proc sys dev tmp {ACCOUNT}\n\
              for name in usr/bin usr/sbin usr/lib usr/lib64 bin sbin lib lib64; do\n\
-                 if [ -L /$name ]; then cp -P /$name $name\n\
-                 elif [ -d /$name ]; then\n\
-                     mkdir -p $name; mount --bind /$name $name; mount -o remount,bind,ro $name\n\
+                 if [ -L {base}/$name ]; then cp -P {base}/$name $name\n\
+                 elif [ -d {base}/$name ]; then\n\
+                     mkdir -p $name; mount --bind {base}/$name $name; mount -o remount,bind,ro $name\n\
                  fi\n\
              done\n\
              mount --rbind /dev dev\n\
@@ -76,7 +116,11 @@ impl<'a> Container<'a> {
     }
 
     /// Gives the container the files of a service account, and the API server's address.
-    pub(crate) fn account(mut self, server: (&str, &str), token: &str, certificate: &str) -> Self {
+    ///
+    /// # Panics
+    /// When they cannot be written.
+    #[must_use]
+    pub fn account(mut self, server: (&str, &str), token: &str, certificate: &str) -> Self {
         for (name, content) in [("token", token), ("ca.crt", certificate), ("namespace", "kube-system")] {
             let path = format!("{}/{ACCOUNT}/{name}", self.root);
             self.node.run(|| std::fs::write(path, content)).expect("write the service account");
@@ -88,20 +132,28 @@ impl<'a> Container<'a> {
     }
 
     /// Starts it.
-    pub(crate) fn start(&self, log: &str) -> Daemon {
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(&self, log: &str) -> Daemon {
         let words = self.words(&capabilities(self.spec));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.node.daemon("chroot", &words, log)
     }
 
     /// Runs it to its end, without one of its capabilities if that is given.
-    pub(crate) fn run(&self, without: Option<&str>) -> CommandOutput {
+    ///
+    /// # Panics
+    /// When it does not have that capability.
+    #[must_use]
+    pub fn run(&self, without: Option<&str>) -> CommandOutput {
         let mut kept = capabilities(self.spec);
         if let Some(without) = without {
             assert!(kept.iter().any(|name| name == without), "{kept:?}");
             kept.retain(|name| name != without);
         }
-        let mut command = std::process::Command::new("chroot");
+        let mut command = Command::new("chroot");
         command.args(self.words(&kept));
         self.node.exec(command, b"")
     }
@@ -125,7 +177,11 @@ impl<'a> Container<'a> {
 }
 
 /// The capabilities of a container, which has no others.
-pub(crate) fn capabilities(container: &Value) -> Vec<String> {
+///
+/// # Panics
+/// When it keeps others.
+#[must_use]
+pub fn capabilities(container: &Value) -> Vec<String> {
     let of = &container["securityContext"]["capabilities"];
     assert_eq!(of["drop"], serde_json::json!(["ALL"]));
     let names = of["add"].as_array().expect("capabilities").iter();
@@ -133,7 +189,8 @@ pub(crate) fn capabilities(container: &Value) -> Vec<String> {
 }
 
 /// The words before a command that take all other capabilities and new privileges away.
-pub(crate) fn confined(capabilities: &[String]) -> Vec<String> {
+#[must_use]
+pub fn confined(capabilities: &[String]) -> Vec<String> {
     let kept: String = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase())).collect();
     let words = ["setpriv", "--bounding-set", &format!("-all{kept}"), "--inh-caps=-all", "--no-new-privs"];
     words.map(str::to_owned).into()
@@ -184,7 +241,11 @@ fn steps(containerfile: &str, root: &str) -> String {
 }
 
 /// A process in the node's mount namespace that has all capabilities, as process 1 of a node has.
-pub(crate) fn first_process(space: &Space) -> (Daemon, u32) {
+///
+/// # Panics
+/// When it does not start.
+#[must_use]
+pub fn first_process(space: &Space) -> (Daemon, u32) {
     let daemon = space.daemon("sh", &["-c", "echo $$; exec sleep infinity"], "/run/first.log");
     let begun = std::time::Instant::now();
     loop {
@@ -192,7 +253,7 @@ pub(crate) fn first_process(space: &Space) -> (Daemon, u32) {
         if let Ok(pid) = log.trim().parse() {
             return (daemon, pid);
         }
-        assert!(begun.elapsed() < slipway_tests::patience(), "no process");
+        assert!(begun.elapsed() < crate::pace::patience(), "no process");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! A Debian system in a folder, made by debootstrap(8): the image that a container file begins with, and the system that
+//! packages are installed on.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::apt_root::{self, AptRoot, KEYRING};
+use crate::error::{Error, Result};
+use crate::progress::Log;
+use crate::run::{self, tool};
+use crate::workspace::{self, Lock};
+
+/// Changed to make the systems again.
+const LAYOUT: &str = "layout 1\n";
+
+/// The suite whose debootstrap is used: it knows the names of all that are made.
+const NEWEST: &str = "unstable";
+
+/// The smallest system of a suite that has apt, made once. It is for reading: what runs in it gets a writable
+/// layer above.
+///
+/// # Errors
+/// This user is not root, there is no mirror or no wget, or debootstrap fails.
+pub(crate) fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
+    let root = workspace::scratch("debian")?.join(suite);
+    let _lock = Lock::take(&root.with_extension("lock"))?;
+    let stamp = root.with_extension("from");
+    if fs::read_to_string(&stamp).is_ok_and(|from| from == LAYOUT) {
+        return Ok(root);
+    }
+    if run::which("wget").is_none() {
+        return Err(Error::Failed("debootstrap needs wget: install it".to_owned()));
+    }
+    let mirror = apt_root::debian_mirror(suite)?
+        .ok_or_else(|| Error::Failed(format!("no mirror of Debian {suite} is known to apt")))?;
+    let unpacked = AptRoot::open(NEWEST)?.fetch("debootstrap")?;
+    let fresh = root.with_extension("new");
+    for old in [&stamp, &root, &fresh] {
+        workspace::remove(old)?;
+    }
+    // Its mounts end with the namespace.
+    let mut command = tool("unshare", &["--mount"]);
+    command.arg(unpacked.join("usr/sbin/debootstrap"));
+    command.args(["--variant=minbase", &format!("--keyring={KEYRING}"), suite]);
+    command.arg(&fresh).arg(&mirror).env("DEBOOTSTRAP_DIR", unpacked.join("usr/share/debootstrap"));
+    for scheme in ["http", "https"] {
+        if let Some(proxy) = proxy(scheme)? {
+            command.env(format!("{scheme}_proxy"), proxy);
+        }
+    }
+    run::log(&mut command, &log.file)?;
+    workspace::remove(&fresh.join("var/cache/apt/archives"))?;
+    fs::rename(&fresh, &root).map_err(|e| Error::file("rename", &fresh, e))?;
+    fs::write(&stamp, LAYOUT).map_err(|e| Error::file("write", &stamp, e))?;
+    Ok(root)
+}
+
+/// The proxy of the machine's apt, which wget does not know.
+fn proxy(scheme: &str) -> Result<Option<String>> {
+    let printed = run::capture(&mut tool("apt-config", &["dump", &format!("Acquire::{scheme}::Proxy")]))?;
+    Ok(value(&printed))
+}
+
+/// The value in a line `Name "value";`.
+fn value(line: &str) -> Option<String> {
+    let value = line.lines().next()?.split('"').nth(1)?;
+    (!value.is_empty() && value != "DIRECT").then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_is_that_of_apt() {
+        let dump = "Acquire::http::Proxy \"http://proxy.example:3142\";\n";
+        assert_eq!(value(dump).as_deref(), Some("http://proxy.example:3142"));
+        for none in ["", "Acquire::http::Proxy \"\";\n", "Acquire::http::Proxy \"DIRECT\";\n"] {
+            assert_eq!(value(none), None);
+        }
+    }
+}
