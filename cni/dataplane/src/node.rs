@@ -16,6 +16,13 @@ use crate::nftables::{addresses, owner_entry as record, schema, spare_ports_of};
 use crate::owned_table::Patience;
 use crate::{ContainerNetns, Error};
 
+/// The engine on this node that translates destinations in netfilter, such as kube-proxy, in words. Next to it the BPF
+/// programs leave flows to nftables, from the next set-up on.
+#[must_use]
+pub fn service_engine() -> Option<String> {
+    crate::ebpf::engine()
+}
+
 /// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {

@@ -168,15 +168,20 @@ fn filters(node: &ClusterNode) -> String {
     node.try_cmd("tc filter show dev eth0 ingress").stdout
 }
 
+/// The network that the agent configured, with the eBPF backend.
+fn ebpf_network(node: &ClusterNode) -> Network<'_> {
+    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
+    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
+    list["plugins"][1]["backend"] = "ebpf".into();
+    node.network(list)
+}
+
 #[test]
 fn detached_bpf_programs_come_back() {
     needs!(has_programs(), PROGRAMS);
     let lab = lab();
     let node = lab.node(1);
-    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
-    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
-    list["plugins"][1]["backend"] = "ebpf".into();
-    let network = node.network(list);
+    let network = ebpf_network(node);
     with_repairs(&lab, Program { loads_programs: true, ..program() }, |repairs| {
         until("programs at the uplink", || filters(node).contains("uplink_ingress"));
         let _web = web_of(&lab, &network, "web", PORT);
@@ -192,6 +197,29 @@ fn detached_bpf_programs_come_back() {
         assert!(answers(&lab, PORT) && carried() > before, "the BPF programs serve the port again");
         let repairs = repairs.lock().unwrap();
         assert!(repairs.iter().any(|one| matches!(one.programs, Ok(true))), "{repairs:?}");
+    });
+}
+
+/// The BPF programs leave new flows to nftables next to kube-proxy, and serve them again without it.
+#[test]
+fn an_engine_of_services_is_noticed() {
+    needs!(has_programs(), PROGRAMS);
+    let lab = lab();
+    let node = lab.node(1);
+    let network = ebpf_network(node);
+    with_repairs(&lab, Program { loads_programs: true, ..program() }, |_| {
+        until("programs at the uplink", || filters(node).contains("uplink_ingress"));
+        let _web = web_of(&lab, &network, "web", PORT);
+        let is_carried = || {
+            let before = node.counted("published_flows");
+            assert!(answers(&lab, PORT));
+            node.counted("published_flows") > before
+        };
+        assert!(is_carried());
+        node.cmd("nft add table ip kube-proxy");
+        until("nftables", || !is_carried());
+        node.cmd("nft delete table ip kube-proxy");
+        until("the BPF programs", is_carried);
     });
 }
 

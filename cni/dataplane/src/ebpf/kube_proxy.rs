@@ -42,7 +42,7 @@ pub(super) fn kube_proxy() -> Option<String> {
 }
 
 /// Looks for any such engine: reads all chains of nf_tables.
-pub(super) fn engine() -> Option<String> {
+pub(crate) fn engine() -> Option<String> {
     kube_proxy().or_else(|| {
         let chains = nftables::socket().ok().flatten()?.all_chains().ok()?;
         let chain = chains.into_iter().find(translates)?;

@@ -45,6 +45,7 @@ pub(crate) use entries::{Programs, name_served};
 pub use entries::{leave_addresses, leave_link};
 pub use fill::Fill;
 pub(crate) use flows::add_traffic;
+pub(crate) use kube_proxy::engine;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use links::Without;
 pub use load::{Sizes, try_object};
