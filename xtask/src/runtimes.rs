@@ -36,6 +36,8 @@ const CNI_IMPORT: &str = "github.com/containernetworking/cni";
 /// The suite of our image, and the end of the tests' skips without it.
 const IMAGE_SUITE: &str = "trixie";
 const DEBOOTSTRAP: &str = "a system of debootstrap";
+/// The same without Prometheus.
+const PROMTOOL: &str = "promtool";
 
 /// The program that is built.
 const CNITOOL: &str = "usr/local/bin/cnitool";
@@ -86,8 +88,8 @@ impl Runtimes {
                 Err(e) => all.missing.push((format!("of Debian {}", wanted.suite), e)),
             }
         }
-        if let Err(e) = image(&dir, log) {
-            all.missing.push((DEBOOTSTRAP.to_owned(), e));
+        for (made, what) in [(image(&dir, log), DEBOOTSTRAP), (promtool(&dir), PROMTOOL)] {
+            all.missing.extend(made.err().map(|e| (what.to_owned(), e)));
         }
         if all.versions.is_empty() {
             let reasons: Vec<String> = all.missing().map(|reason| format!("\n    {reason}")).collect();
@@ -209,10 +211,17 @@ fn layout() -> String {
 
 /// The system that our container file begins with, as a folder next to those of the suites.
 fn image(dir: &Path, log: &Log) -> Result<()> {
-    let root = debian_root::minimal(IMAGE_SUITE, log)?;
-    let link = dir.join("image");
-    workspace::remove(&link)?;
-    symlink(&root, &link).map_err(|e| Error::file("link", &link, e))
+    link(&dir.join("image"), &debian_root::minimal(IMAGE_SUITE, log)?)
+}
+
+/// Prometheus' package, of which the tests use promtool.
+fn promtool(dir: &Path) -> Result<()> {
+    link(&dir.join("prometheus"), &AptRoot::open(IMAGE_SUITE)?.fetch("prometheus")?)
+}
+
+fn link(path: &Path, to: &Path) -> Result<()> {
+    workspace::remove(path)?;
+    symlink(to, path).map_err(|e| Error::file("link", path, e))
 }
 
 /// The text that changes when a root must be made again.
