@@ -82,6 +82,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         vni: vni.ok_or_else(|| bad("--vxlan-vni"))?,
         port: text("--vxlan-port", &VXLAN_PORT.to_string()).parse().map_err(|_| bad("--vxlan-port"))?,
         pod_cidrs: cidrs("--pod-cidr")?,
+        cluster_cidrs: cidrs("--cluster-cidr")?,
     };
     let mut without_masquerade = cidrs("--service-cidr")?;
     without_masquerade.extend(cidrs("--node-cidr")?);
@@ -102,12 +103,11 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         subnet_file: text("--subnet-file", "/run/slipway/subnet.json").into(),
         flannel_file: words.value("--flannel-file").map(Into::into),
         sysctl_dir: text("--sysctl-dir", sysctl::DIRECTORY).into(),
-        cluster_cidrs: cidrs("--cluster-cidr")?,
         without_masquerade,
         accepts_forwarded: words.value("--forward-rules") != Some("never"),
         in_host_mounts: words.has("--host-mounts"),
     };
-    if settings.flannel_file.is_some() && settings.cluster_cidrs.is_empty() {
+    if settings.flannel_file.is_some() && settings.paths.cluster_cidrs.is_empty() {
         return Err("--flannel-file needs --cluster-cidr: the file names the cluster's network".to_owned());
     }
     let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };

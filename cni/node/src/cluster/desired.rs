@@ -80,6 +80,18 @@ pub struct Settings {
     pub port: NonZeroU16,
     /// This node's pod CIDRs in place of those of its Node, where nothing allocates them. Empty: those of its Node.
     pub pod_cidrs: Vec<IpNet>,
+    /// The prefixes of all pods. Without one of a family, those of that family may be anywhere.
+    pub cluster_cidrs: Vec<IpNet>,
+}
+
+impl Settings {
+    /// True if pods may have this prefix. A Node is written by its kubelet: one that is taken over must not draw the
+    /// packets to other networks.
+    fn is_in_cluster(&self, prefix: &IpNet) -> bool {
+        let same = |net: &&IpNet| net.addr().is_ipv4() == prefix.addr().is_ipv4();
+        let mut nets = self.cluster_cidrs.iter().filter(same).peekable();
+        nets.peek().is_none() || nets.any(|net| net.contains(prefix))
+    }
 }
 
 /// The desired state of this node.
@@ -244,8 +256,8 @@ impl<'a> Plan<'a> {
         self.problems.push(Problem { node: node.clone(), what });
     }
 
-    /// Takes this node's pod CIDRs, but for those that overlap an uplink's prefix: a bridge with such a prefix would
-    /// cut the node off.
+    /// Takes this node's pod CIDRs, but for those that no node may have: a bridge with an uplink's prefix would cut the
+    /// node off.
     fn claim_own(&mut self) {
         let own = self.own;
         let mut prefixes = &self.settings.pod_cidrs;
@@ -262,7 +274,7 @@ impl<'a> Plan<'a> {
             self.report(own, What::NoPodCidr);
         }
         for prefix in prefixes {
-            match self.refused_by_links(prefix) {
+            match self.refused_everywhere(prefix) {
                 Some(what) => self.report(own, what),
                 None => self.own_prefixes.push(*prefix),
             }
@@ -270,7 +282,10 @@ impl<'a> Plan<'a> {
     }
 
     /// The reason for which no node's pods can have this prefix, as seen from this node.
-    fn refused_by_links(&self, prefix: &IpNet) -> Option<What> {
+    fn refused_everywhere(&self, prefix: &IpNet) -> Option<What> {
+        if !self.settings.is_in_cluster(prefix) {
+            return Some(What::OutsideCluster { prefix: *prefix });
+        }
         if let Some(net) = self.nets.iter().find(|net| overlap(net, prefix)) {
             return Some(What::OverlapsUplink { prefix: *prefix, with: *net });
         }
@@ -335,7 +350,7 @@ impl<'a> Plan<'a> {
         if let Some(with) = self.own_prefixes.iter().find(|own| overlap(own, &prefix)) {
             return Some(What::Overlap { prefix, with: *with, of: self.own.clone() });
         }
-        if let Some(what) = self.refused_by_links(&prefix) {
+        if let Some(what) = self.refused_everywhere(&prefix) {
             return Some(what);
         }
         // Claimed prefixes are disjoint: if one overlaps, the last that begins within or before it does.

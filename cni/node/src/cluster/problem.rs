@@ -129,6 +129,11 @@ pub enum What {
         /// The Node with the other prefix.
         of: NodeName,
     },
+    /// A pod CIDR that is not within those of the cluster, which are set for its family.
+    OutsideCluster {
+        /// The prefix that is left out.
+        prefix: IpNet,
+    },
     /// A pod CIDR that overlaps the prefix of an uplink of this node.
     OverlapsUplink {
         /// The prefix that is left out.
@@ -187,6 +192,7 @@ impl What {
             Self::OwnAddress { .. } => "own_address",
             Self::AddressOfPods { .. } => "address_of_pods",
             Self::Overlap { .. } => "overlap",
+            Self::OutsideCluster { .. } => "outside_cluster",
             Self::OverlapsUplink { .. } => "overlaps_uplink",
             Self::ContainsAddress { .. } => "contains_address",
             Self::OffLink { .. } => "off_link",
@@ -219,6 +225,9 @@ impl fmt::Display for What {
             }
             Self::Overlap { prefix, with, of } => {
                 write!(f, "pod CIDR {prefix} overlaps pod CIDR {with} of node {of}")
+            }
+            Self::OutsideCluster { prefix } => {
+                write!(f, "pod CIDR {prefix} is not within --cluster-cidr")
             }
             Self::OverlapsUplink { prefix, with } => {
                 write!(f, "pod CIDR {prefix} overlaps prefix {with} of an uplink of this node")

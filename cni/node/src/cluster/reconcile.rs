@@ -51,8 +51,6 @@ pub struct Settings {
     pub flannel_file: Option<PathBuf>,
     /// The directory of the kernel's settings: `/proc/sys`, or the host's in a container.
     pub sysctl_dir: PathBuf,
-    /// The subnets of all pods.
-    pub cluster_cidrs: Vec<IpNet>,
     /// Other destinations to which pods keep their addresses: nodes, Services.
     pub without_masquerade: Vec<IpNet>,
     /// True to accept the pods' packets where iptables' chain FORWARD drops by default.
@@ -316,7 +314,7 @@ impl Run<'_> {
     fn files(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let settings = self.settings;
         let file =
-            SubnetFile { subnets: own.prefixes.clone(), cluster_cidrs: settings.cluster_cidrs.clone(), mtu };
+            SubnetFile { subnets: own.prefixes.clone(), cluster_cidrs: settings.paths.cluster_cidrs.clone(), mtu };
         // An unreadable one is replaced, too.
         if SubnetFile::read(&settings.subnet_file).ok().as_ref() != Some(&file) {
             if let Err(error) = file.write(&settings.subnet_file) {
@@ -331,7 +329,7 @@ impl Run<'_> {
             self.failed(error);
             return false;
         }
-        let without_masquerade = settings.cluster_cidrs.iter().chain(&settings.without_masquerade);
+        let without_masquerade = settings.paths.cluster_cidrs.iter().chain(&settings.without_masquerade);
         let network = Network {
             name: settings.network.clone(),
             bridge: settings.bridge.clone(),

@@ -39,6 +39,27 @@ fn a_bad_node_is_left_out_and_the_others_stand() {
     assert_eq!((reasons(&empty), empty.routes.len()), (vec!["bad no_pod_cidr".to_owned()], 1));
 }
 
+#[test]
+fn pods_are_within_the_clusters_prefixes() {
+    let nodes = all([
+        own_node(),
+        good(),
+        node("stranger", 2, &["8.8.8.0/24", "fd55::/64"], &["192.168.50.12", "fd50::12"]),
+        node("wide", 3, &["10.0.0.0/8"], &["192.168.50.13"]),
+    ]);
+    // IPv6 is not limited.
+    let settings = Settings { cluster_cidrs: vec![net("10.244.0.0/16")], ..settings(TunnelMode::Never) };
+    let found = desired(&nodes, &name(OWN), &here(), &settings);
+    assert_eq!(
+        routes(&found),
+        ["10.244.1.0/24 good via 192.168.50.11 dev 2", "fd55::/64 stranger via fd50::12 dev 2"]
+    );
+    assert_eq!(reasons(&found), ["stranger outside_cluster", "wide overlap"]);
+    let settings = Settings { cluster_cidrs: vec![net("10.0.0.0/16")], ..settings };
+    let found = desired(&nodes, &name(OWN), &here(), &settings);
+    assert_eq!(found.own.map(|own| own.prefixes), Some(vec![net("fd44::/64")]));
+}
+
 /// The name and the order of the list do not decide, nor does this node's memory.
 #[test]
 fn of_two_nodes_with_one_prefix_the_older_one_keeps_it() {
