@@ -18,7 +18,7 @@ use slipwayd::cluster::agent::{self, AgentError};
 use slipwayd::cluster::announce::{self, Announcement, Unavailable};
 use slipwayd::cluster::conflist;
 use slipwayd::cluster::desired::{self, TunnelMode};
-use slipwayd::cluster::events;
+use slipwayd::cluster::events::{self, Notice};
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
 use slipwayd::cluster::taint::StartupTaint;
@@ -201,12 +201,15 @@ pub(crate) async fn run(
         }
     };
     let mut repairs = Troubles::default();
+    let (own, failed) = (settings.node.clone(), notices.clone());
     let repaired = |repair: &Repair| {
         repair.damages.iter().for_each(|damage| log::warn!("{damage}"));
         observer.repaired(repair);
         let restored = repair.restored.iter().flat_map(|done| &done.restored);
         restored.for_each(|line| log::info!("restored {line}"));
-        repairs.report(repair.failures().map(|failure| format!("repair: {failure}")).collect());
+        for text in repairs.report(repair.failures().map(|failure| format!("repair: {failure}")).collect()) {
+            let _dropped = failed.try_send(Notice { node: own.clone(), reason: "RepairFailed".to_owned(), text });
+        }
     };
     let ended = tokio::select! {
         ended = agent::run(Arc::clone(&settings), snapshots, stop, done) => ended.map_err(RunError::from),
@@ -248,10 +251,13 @@ async fn observe(observer: &Arc<Observer>, run_dir: &RunDir, listen: Option<Sock
 struct Troubles(BTreeSet<String>);
 
 impl Troubles {
-    fn report(&mut self, now: BTreeSet<String>) {
-        now.difference(&self.0).for_each(|trouble| log::warn!("{trouble}"));
+    /// Takes the present troubles, and returns the new ones.
+    fn report(&mut self, now: BTreeSet<String>) -> Vec<String> {
+        let new: Vec<String> = now.difference(&self.0).cloned().collect();
+        new.iter().for_each(|trouble| log::warn!("{trouble}"));
         self.0.difference(&now).for_each(|trouble| log::info!("no longer: {trouble}"));
         self.0 = now;
+        new
     }
 }
 
@@ -268,7 +274,7 @@ impl Log {
             log::info!("the list of Nodes is complete");
         }
         self.is_synced = synced;
-        self.troubles.report(match report {
+        let _new = self.troubles.report(match report {
             Ok(report) => {
                 report.changes.iter().for_each(|change| log::info!("{change}"));
                 // An incomplete list is no reason to complain.
