@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid};
 
@@ -97,6 +97,15 @@ pub fn add_netns(name: &str) -> Result<PathBuf> {
             .map_err(|e| Error::file("mount the namespace on", &target, e))
     })?;
     Ok(path)
+}
+
+/// Deletes a named network namespace. It ends with the last process and socket in it.
+///
+/// # Errors
+/// A system call fails.
+pub fn remove_netns(path: &Path) -> Result<()> {
+    umount2(path, MntFlags::MNT_DETACH).map_err(|e| Error::file("unmount", path, e))?;
+    fs::remove_file(path).map_err(|e| Error::file("remove", path, e))
 }
 
 /// Moves the calling thread, and processes that it starts, into a named namespace.

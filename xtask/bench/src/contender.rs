@@ -89,6 +89,8 @@ pub(super) struct Contender {
     path: String,
     node: PathBuf,
     chains: Vec<Chain>,
+    /// Published ports per pod.
+    ports: u32,
     present: u32,
     next: u32,
 }
@@ -120,7 +122,31 @@ impl Contender {
     pub(super) fn new(name: &str, dir: &Path, backend: Backend, iptables: &str) -> Result<Self> {
         let node = make_node(name)?;
         let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path(iptables)?);
-        Ok(Self { name, dir, backend, path, node, chains: Vec::new(), present: 0, next: 0 })
+        Ok(Self { name, dir, backend, path, node, chains: Vec::new(), ports: PORTS, present: 0, next: 0 })
+    }
+
+    /// Publishes one TCP port for each pod instead of three ports.
+    pub(super) fn publish_one_port(&mut self) {
+        self.ports = 1;
+    }
+
+    /// Its node's network namespace.
+    pub(super) fn node(&self) -> &Path {
+        &self.node
+    }
+
+    /// The list of its first bridge.
+    pub(super) fn first_chain(&mut self) -> &Chain {
+        self.chain(0)
+    }
+
+    /// Pods with port mappings for a burst, with namespaces of their own.
+    ///
+    /// # Errors
+    /// A namespace cannot be made.
+    pub(super) fn burst(&mut self, count: u32) -> Result<Vec<(Pod, Value)>> {
+        let pod = |number: u32| Ok((self.pod()?, ports(MEASURED_PORT + number, 1)));
+        (0..count).map(pod).collect()
     }
 
     /// True if the plugin set has its ports in nftables: versions without that backend ignore the key.
@@ -140,7 +166,7 @@ impl Contender {
     /// An ADD fails.
     pub(super) fn fill(&mut self, count: u32, mut each: impl FnMut(u32)) -> Result<()> {
         while self.present < count {
-            self.attach_untimed(FIRST_PORT + self.present * PORTS)?;
+            self.attach_untimed(FIRST_PORT + self.present * self.ports)?;
             self.present += 1;
             each(self.present);
         }
@@ -183,7 +209,7 @@ impl Contender {
     /// # Errors
     /// A plugin fails or cannot be traced.
     pub(super) fn trace(&mut self) -> Result<(Trace, Trace)> {
-        let (pod, ports) = (self.pod()?, ports(MEASURED_PORT));
+        let (pod, ports) = (self.pod()?, ports(MEASURED_PORT, self.ports));
         sandbox::switch_to(&self.node)?;
         let chain = self.chain(0);
         let (mut add, mut del, mut result) = (Trace::default(), Trace::default(), Value::Null);
@@ -199,7 +225,7 @@ impl Contender {
     }
 
     fn attach(&mut self, pod: Pod, bridge: u32, first_port: u32) -> Result<(Vec<Cost>, Attached)> {
-        let ports = ports(first_port);
+        let ports = ports(first_port, self.ports);
         sandbox::switch_to(&self.node)?;
         let chain = self.chain(bridge);
         let (mut cost, mut result) = (Vec::new(), Value::Null);
@@ -291,9 +317,9 @@ pub(super) fn make_node(name: &str) -> Result<PathBuf> {
     Ok(node)
 }
 
-fn ports(first: u32) -> Value {
+fn ports(first: u32, count: u32) -> Value {
     let mapping = |n| json!({ "hostPort": first + n, "containerPort": 80 + n, "protocol": if n == 2 { "udp" } else { "tcp" } });
-    Value::Array((0..PORTS).map(mapping).collect())
+    Value::Array((0..count).map(mapping).collect())
 }
 
 fn decode(output: &str) -> Result<Value> {

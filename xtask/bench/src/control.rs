@@ -28,6 +28,9 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Warm-up operations, which load files into memory and make tables.
 const WARM_UP: u32 = 2;
 
+/// Repetitions, if their number is not given.
+const REPETITIONS: u32 = 20;
+
 /// A measurement.
 struct Run {
     contenders: Vec<Contender>,
@@ -46,7 +49,7 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let mut conditions = conditions(args, &peer)?;
     let out = workspace::target().join("bench");
-    let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
+    let save = save_dir(args);
     let state = fresh_state()?;
     let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Folder(&state))?;
@@ -80,43 +83,63 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     Ok(())
 }
 
+/// The plugin sets, each with its own node.
+///
+/// # Errors
+/// A node cannot be made.
+pub(super) fn contenders(args: &ControlArgs, own: &Path, peer: &Path) -> Result<Vec<Contender>> {
+    let mut contenders = vec![
+        (OWN, own, Backend::Default),
+        ("slipway-iptables", own, Backend::Iptables),
+        ("peer-nftables", peer, Backend::Nftables),
+        ("peer-iptables", peer, Backend::Iptables),
+    ];
+    if args.ebpf {
+        contenders.insert(1, ("slipway-ebpf", own, Backend::Ebpf));
+    }
+    if let Some(older) = &args.older_peer {
+        contenders.push(("older-iptables", older, Backend::Iptables));
+    }
+    let make = |(name, dir, backend)| Contender::new(name, dir, backend, &args.iptables);
+    contenders.into_iter().map(make).collect()
+}
+
+/// The directory to which figures are written as well.
+pub(super) fn save_dir(args: &ControlArgs) -> Option<PathBuf> {
+    args.save.as_deref().map(|dir| workspace::root().join(dir))
+}
+
+/// Warms up, and drops a contender that does not support its backend, which a condition names.
+///
+/// # Errors
+/// An ADD or DEL fails.
+pub(super) fn warm_up(contenders: &mut Vec<Contender>, conditions: &mut Vec<String>) -> Result<String> {
+    for mut contender in std::mem::take(contenders) {
+        if !contender.knows_its_backend()? {
+            conditions.push(format!("{}: these plugins have no such backend, left out", contender.name));
+            continue;
+        }
+        for _ in 0..WARM_UP {
+            contender.sample(|| ())?;
+        }
+        contenders.push(contender);
+    }
+    Ok(format!("{} contenders", contenders.len()))
+}
+
 impl Run {
     fn new(own: &Path, peer: &Path, args: &ControlArgs) -> Result<Self> {
-        let mut contenders = vec![
-            (OWN, own, Backend::Default),
-            ("slipway-iptables", own, Backend::Iptables),
-            ("peer-nftables", peer, Backend::Nftables),
-            ("peer-iptables", peer, Backend::Iptables),
-        ];
-        if args.ebpf {
-            contenders.insert(1, ("slipway-ebpf", own, Backend::Ebpf));
-        }
-        if let Some(older) = &args.older_peer {
-            contenders.push(("older-iptables", older, Backend::Iptables));
-        }
-        let make = |(name, dir, backend)| Contender::new(name, dir, backend, &args.iptables);
-        let contenders = contenders.into_iter().map(make).collect::<Result<_>>()?;
-        let reps = args.reps;
+        let contenders = contenders(args, own, peer)?;
+        let reps = args.reps.unwrap_or(REPETITIONS);
         Ok(Self { contenders, floor: Floor::new()?, reps, series: Vec::new(), floors: Vec::new(), number: 0 })
     }
 
     /// Warms up, drops a contender that does not support its backend, and takes the figures that are no
     /// times.
     fn profiles(&mut self, conditions: &mut Vec<String>) -> Result<Vec<Profile>> {
-        let mut kept = Vec::new();
-        for mut contender in self.contenders.drain(..) {
-            if contender.knows_its_backend()? {
-                kept.push(contender);
-            } else {
-                conditions.push(format!("{}: these plugins have no such backend, left out", contender.name));
-            }
-        }
-        self.contenders = kept;
+        warm_up(&mut self.contenders, conditions)?;
         let mut profiles = Vec::new();
         for contender in &mut self.contenders {
-            for _ in 0..WARM_UP {
-                contender.sample(|| ())?;
-            }
             let (add, del) = contender.trace()?;
             let size = directory_size(&contender.dir)?;
             profiles.push(Profile::new(&contender.name, version(&contender.dir), size, &add, &del));
@@ -235,7 +258,7 @@ fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
     Ok(vec![
         format!(
             "bridge + host-local + portmap, 3 ports, ipMasq, IPv4; {} repetitions, interleaved",
-            args.reps
+            args.reps.unwrap_or(REPETITIONS)
         ),
         machine()?,
         format!("peer: {}", version(peer)),

@@ -3,6 +3,7 @@
 //! `cargo xtask bench`: plugin sets measured side by side in one run.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod burst;
 mod cluster;
 mod contender;
 mod control;
@@ -72,10 +73,22 @@ pub(crate) struct ControlArgs {
     /// The nodes' variant of iptables, also for those rules
     #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
     iptables: String,
-    /// ADDs and DELs of each contender at each number of pods
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    reps: u32,
-    /// Also write the figures to this directory, as control.json and control.csv
+    /// ADDs and DELs of each contender at each number of pods (20), or its bursts (5)
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: Option<u32>,
+    /// Measure bursts: so many pods at once, with one port each
+    #[arg(long, value_name = "N", conflicts_with_all = ["foreign_rules", "older_peer"],
+          value_parser = clap::value_parser!(u32).range(1..=500))]
+    burst: Option<u32>,
+    /// Callers of a burst at a time
+    #[arg(long, requires = "burst", default_value_t = 32, value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=512))]
+    callers: u16,
+    /// Flows that each node's conntrack has before the bursts
+    #[arg(long, requires = "burst", default_value_t = 0, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(0..=260_000))]
+    conntrack: u32,
+    /// Also write the figures to this directory, as control.json and control.csv, or burst.json
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
 }
@@ -92,7 +105,10 @@ fn main() -> ExitCode {
 
 fn run(bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Control(args) => control::run(args),
+        Bench::Control(args) => match args.burst {
+            Some(pods) => burst::run(args, pods),
+            None => control::run(args),
+        },
         Bench::Traffic(args) => traffic::run(args),
         Bench::Runtime(args) => runtime::run(args),
         Bench::Cluster(args) => cluster::run(args),
