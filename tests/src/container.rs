@@ -26,7 +26,8 @@ const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 /// When it fails.
 #[must_use]
 pub fn render(file: &str, options: &[&str]) -> String {
-    let output = Command::new(slipwayd()).args(["render", file]).args(options).output().expect("run slipwayd");
+    let output =
+        Command::new(slipwayd()).args(["render", file]).args(options).output().expect("run slipwayd");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8")
 }

@@ -208,7 +208,8 @@ pub(crate) async fn run(
         let restored = repair.restored.iter().flat_map(|done| &done.restored);
         restored.for_each(|line| log::info!("restored {line}"));
         for text in repairs.report(repair.failures().map(|failure| format!("repair: {failure}")).collect()) {
-            let _dropped = failed.try_send(Notice { node: own.clone(), reason: "RepairFailed".to_owned(), text });
+            let _dropped =
+                failed.try_send(Notice { node: own.clone(), reason: "RepairFailed".to_owned(), text });
         }
     };
     let ended = tokio::select! {

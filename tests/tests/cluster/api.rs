@@ -135,14 +135,21 @@ fn the_nodes_iptables_accepts_forwarded_packets() {
     };
     let rules = || node.cmd("iptables-nft -S FORWARD").matches("made by slipway").count();
     let log = || node.read(LOG).unwrap_or_default();
+    // A killed agent's process ends after the one that is known here.
+    let stop = |agent: Daemon| {
+        drop(agent);
+        until("no agent", || {
+            node.try_cmd("flock --nonblock /run/slipway/slipwayd.lock true").code == Some(0)
+        });
+    };
     // The control.
     let agent = start("");
     until("a report", || log().contains("chain FORWARD: "));
     assert_eq!(rules(), 0, "{}", log());
-    drop(agent);
+    stop(agent);
     let agent = start("--host-mounts");
     until("the rules", || rules() == 2);
-    drop(agent);
+    stop(agent);
     let _agent = start("--host-mounts --forward-rules never");
     until("no rules", || rules() == 0);
 }

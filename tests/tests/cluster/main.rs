@@ -54,7 +54,9 @@ impl Lab {
                 vni: 1,
                 port: (self.port)(number).try_into().expect("not 0"),
                 pod_cidrs: Vec::new(),
-                cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().expect("a prefix")).into(),
+                cluster_cidrs: ["10.244.0.0/16", "fd44::/32"]
+                    .map(|net| net.parse().expect("a prefix"))
+                    .into(),
             },
             network: "pods".to_owned(),
             bridge: "slipway0".to_owned(),

@@ -68,7 +68,8 @@ impl Settings {
         &self,
         work: impl FnOnce() -> Result<T, cni_dataplane::Error> + Send,
     ) -> Result<T, Failure> {
-        let done = if self.in_host_mounts { host_mounts::run(work).map_err(Failure::Mounts)? } else { work() };
+        let done =
+            if self.in_host_mounts { host_mounts::run(work).map_err(Failure::Mounts)? } else { work() };
         Ok(done?)
     }
 }
@@ -313,8 +314,11 @@ impl Run<'_> {
     /// The files. True if they stand.
     fn files(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let settings = self.settings;
-        let file =
-            SubnetFile { subnets: own.prefixes.clone(), cluster_cidrs: settings.paths.cluster_cidrs.clone(), mtu };
+        let file = SubnetFile {
+            subnets: own.prefixes.clone(),
+            cluster_cidrs: settings.paths.cluster_cidrs.clone(),
+            mtu,
+        };
         // An unreadable one is replaced, too.
         if SubnetFile::read(&settings.subnet_file).ok().as_ref() != Some(&file) {
             if let Err(error) = file.write(&settings.subnet_file) {

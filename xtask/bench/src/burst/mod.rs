@@ -18,7 +18,7 @@ use super::ControlArgs;
 use super::contender::Contender;
 use super::control::{self, fresh_state, idle_rate};
 use super::measure;
-use report::{Report, Row, Rounds};
+use report::{Report, Rounds, Row};
 use xtask::cni::Pod;
 use xtask::error::{Error, Result};
 use xtask::progress::Stages;
@@ -130,8 +130,7 @@ fn burst(contender: &mut Contender, shape: Shape, idle: f64) -> Result<(Side, Si
     let pods = contender.burst(shape.pods)?;
     let (node, chain) = (contender.node().to_owned(), contender.first_chain().clone());
     thread::sleep(SETTLE);
-    let (add, results) =
-        at_once(&node, &pods, shape.callers, idle, |(pod, ports)| chain.add(pod, ports))?;
+    let (add, results) = at_once(&node, &pods, shape.callers, idle, |(pod, ports)| chain.add(pod, ports))?;
     thread::sleep(SETTLE);
     let attached: Vec<(&(Pod, Value), Value)> = pods.iter().zip(results).collect();
     let (del, _) = at_once(&node, &attached, shape.callers, idle, |((pod, ports), result)| {
@@ -212,7 +211,5 @@ fn fill_conntrack(contender: &Contender, count: u32) -> Result<u32> {
         }
         Ok(present)
     };
-    thread::scope(|scope| {
-        scope.spawn(fill).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    thread::scope(|scope| scope.spawn(fill).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }

@@ -172,6 +172,9 @@ impl Report {
     }
 }
 
+/// A figure of a row.
+type Value = fn(&Row) -> f64;
+
 fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     let mut add = |what: String, value: f64, goal: Goal| {
@@ -179,12 +182,11 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
     };
     for row in rows.iter().filter(|row| row.contender == "slipway") {
         let pods = row.pods;
-        let named =
-            |name: &str| rows.iter().find(|other| other.pods == pods && other.contender == name);
+        let named = |name: &str| rows.iter().find(|other| other.pods == pods && other.contender == name);
         let is_peer = |other: &&Row| other.pods == pods && !other.contender.starts_with("slipway");
-        let best = |of: fn(&Row) -> f64| rows.iter().filter(is_peer).map(of).fold(f64::NAN, f64::max);
-        let (adds, dels): (fn(&Row) -> f64, fn(&Row) -> f64) =
-            (|row| row.add.pods_per_second, |row| row.del.pods_per_second);
+        let best = |of: Value| rows.iter().filter(is_peer).map(of).fold(f64::NAN, f64::max);
+        let adds: Value = |row| row.add.pods_per_second;
+        let dels: Value = |row| row.del.pods_per_second;
         add(format!("ADDs to the faster peer's, {pods} pods"), adds(row) / best(adds), Goal::AtLeast(20.0));
         add(format!("DELs to the faster peer's, {pods} pods"), dels(row) / best(dels), Goal::AtLeast(12.0));
         let slowest = row.del.slowest_ms / row.del.p50_ms;

@@ -84,7 +84,13 @@ fn here() -> Here {
 }
 
 fn settings(tunnel: TunnelMode) -> Settings {
-    Settings { tunnel, vni: 1, port: NonZeroU16::new(8472).unwrap(), pod_cidrs: Vec::new(), cluster_cidrs: Vec::new() }
+    Settings {
+        tunnel,
+        vni: 1,
+        port: NonZeroU16::new(8472).unwrap(),
+        pod_cidrs: Vec::new(),
+        cluster_cidrs: Vec::new(),
+    }
 }
 
 /// The desired state with this node's own Node and these.
