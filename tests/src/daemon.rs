@@ -53,6 +53,14 @@ impl Daemon {
     pub fn runs(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
+
+    /// Suspends the program with SIGSTOP.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn suspend(&self) {
+        kill(self.pid, Signal::SIGSTOP).expect("the program runs");
+    }
 }
 
 impl Drop for Daemon {

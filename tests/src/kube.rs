@@ -27,6 +27,8 @@ pub const KUBE_TOKEN: &str = "matrix";
 const ETCD_LOG: &str = "/run/kube/etcd.log";
 /// The API server's log, likewise.
 const SERVER_LOG: &str = "/run/kube/apiserver.log";
+/// The key that tokens of service accounts are signed with, likewise.
+pub(crate) const KEY: &str = "/run/kube/key";
 /// The API server's certificate with that of its own authority, likewise.
 const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
 
@@ -83,7 +85,7 @@ impl<'a> ApiServer<'a> {
             std::fs::create_dir("/run/kube").expect("create /run/kube");
             let tokens = format!("{KUBE_TOKEN},admin,1,system:masters\n");
             std::fs::write("/run/kube/tokens", tokens).expect("write the tokens");
-            std::fs::write("/run/kube/key", key()).expect("write the key");
+            std::fs::write(KEY, key()).expect("write the key");
         });
         let etcd = control.daemon(
             programs.join("etcd"),
@@ -130,8 +132,8 @@ impl<'a> ApiServer<'a> {
                 // A load balancer with TCP and UDP ports is an alpha feature in this version.
                 "--feature-gates=IPv6DualStack=true,MixedProtocolLBService=true",
                 "--service-account-issuer=https://kubernetes.default.svc",
-                "--service-account-key-file=/run/kube/key",
-                "--service-account-signing-key-file=/run/kube/key",
+                &format!("--service-account-key-file={KEY}"),
+                &format!("--service-account-signing-key-file={KEY}"),
             ],
             SERVER_LOG,
         ));
@@ -153,6 +155,15 @@ impl<'a> ApiServer<'a> {
     /// When the server has made no certificate yet.
     #[must_use]
     pub fn kubeconfig(&self) -> String {
+        self.kubeconfig_of(&json!({"token": KUBE_TOKEN}))
+    }
+
+    /// As [`ApiServer::kubeconfig`], with a user's credentials: `{"tokenFile": "/run/token"}`.
+    ///
+    /// # Panics
+    /// As [`ApiServer::kubeconfig`].
+    #[must_use]
+    pub fn kubeconfig_of(&self, user: &Value) -> String {
         use base64::Engine as _;
         let authority = base64::engine::general_purpose::STANDARD.encode(self.certificate());
         json!({
@@ -160,10 +171,21 @@ impl<'a> ApiServer<'a> {
             "clusters": [
                 {"name": "test", "cluster": {"server": self.url, "certificate-authority-data": authority}},
             ],
-            "users": [{"name": "test", "user": {"token": KUBE_TOKEN}}],
+            "users": [{"name": "test", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         })
         .to_string()
+    }
+
+    /// The control plane's namespace.
+    pub(crate) fn control(&self) -> &Space {
+        self.control
+    }
+
+    /// True if the server accepts a token.
+    #[must_use]
+    pub fn accepts(&self, token: &str) -> bool {
+        self.request(token, "GET", "application/json", "/api/v1/nodes", "").0 == Some(0)
     }
 
     /// Its certificate with that of its authority.
@@ -268,10 +290,21 @@ impl<'a> ApiServer<'a> {
 
     /// The exit code of curl, and the server's reply.
     fn curl(&self, method: &str, kind: &str, path: &str, body: &str) -> (Option<i32>, String) {
+        self.request(KUBE_TOKEN, method, kind, path, body)
+    }
+
+    fn request(
+        &self,
+        token: &str,
+        method: &str,
+        kind: &str,
+        path: &str,
+        body: &str,
+    ) -> (Option<i32>, String) {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--insecure"]);
         command.args(["--max-time", &within(Duration::from_secs(20)).as_secs().to_string()]);
-        command.args(["--oauth2-bearer", KUBE_TOKEN, "--request", method]);
+        command.args(["--oauth2-bearer", token, "--request", method]);
         command.args(["--header", &format!("Content-Type: {kind}"), "--data-binary", "@-"]);
         command.arg(format!("{}{path}", self.url));
         let output = self.control.exec(command, body.as_bytes());

@@ -49,6 +49,7 @@ mod cgroup;
 mod chain;
 mod cluster;
 mod container;
+mod counters;
 mod daemon;
 mod ethtool;
 mod feature;
@@ -59,11 +60,14 @@ mod kube;
 mod node;
 mod pace;
 mod plugin;
+mod random;
 mod reference;
 mod sample;
 mod skip;
 mod snapshot;
 mod space;
+mod steady;
+mod token;
 mod traffic;
 mod tun;
 
@@ -71,6 +75,7 @@ pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges};
 pub use container::{Container, capabilities, confined, daemon_set, first_process, pod_of, render};
+pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
 pub use feature::{FLOWTABLE, IPVS, NFT_RANGES, has_flowtable, has_ipvs, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
@@ -84,10 +89,12 @@ pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
     slipway, slipwayd,
 };
+pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};
+pub use steady::{Deliveries, SteadyFlow, Stop};
 pub use traffic::{Answer, Flow, Proto, QUICK, Server, at};
 pub use tun::TunWire;

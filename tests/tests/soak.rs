@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Random, Snapshot};
 
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
@@ -33,18 +33,6 @@ fn list(interface: &str) -> Value {
 
 fn number(key: &str, default: u64) -> u64 {
     std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
-}
-
-struct Random(u64);
-
-impl Random {
-    /// SplitMix64.
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % limit
-    }
 }
 
 /// A worker's knowledge of one of its pods.
@@ -163,7 +151,7 @@ fn soak(interface: &str) {
             network: node.network(list(interface)),
             pods,
             known: vec![Known::default(); PODS],
-            random: Random(seed.wrapping_mul(1000) + number),
+            random: Random::new(seed.wrapping_mul(1000) + number),
             number,
             calls: 0,
         })

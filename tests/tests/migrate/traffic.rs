@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Network, Proto, Space, at, is_slow, patience};
+use slipway_tests::{Network, Proto, Space, at, dropped_by_processors, is_slow, patience};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
 
@@ -156,22 +156,7 @@ fn serve_long(listener: &TcpListener, traffic: &Traffic) {
 /// The number of retransmitted SYNs, which would hide a lost packet. A port without a server does not cause
 /// them: it refuses the connection.
 fn sent_again(space: &Space) -> u64 {
-    let text = space.cmd("cat /proc/net/netstat");
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
-    pairs
-        .find(|(name, _)| *name == "TCPSynRetrans")
-        .and_then(|(_, value)| value.parse().ok())
-        .expect("a count")
-}
-
-/// The packets that processors dropped for want of room in their queues, for all namespaces: the second column of
-/// softnet_stat.
-fn dropped_by_processors() -> u64 {
-    let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
-    let columns = text.lines().filter_map(|line| line.split_whitespace().nth(1));
-    columns.filter_map(|column| u64::from_str_radix(column, 16).ok()).sum()
+    space.counter("TcpExt", "TCPSynRetrans")
 }
 
 /// Does `work` under load, and returns the failures of the connections.
