@@ -8,6 +8,7 @@ mod concurrent;
 mod killed;
 mod moves;
 mod programs;
+mod restored;
 mod traffic;
 
 use std::net::IpAddr;

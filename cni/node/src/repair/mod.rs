@@ -3,8 +3,8 @@
 //! Repairs what other programs break in the dataplane: flushed or changed tables, detached BPF programs.
 //!
 //! [`damage`] reports changes as the kernel does. The installed `slipway` ([`program`]) compares and repairs, one process
-//! per repair, so that one version owns the schema and the BPF programs. `slipway restore` may run next to any ADD, DEL
-//! and migration.
+//! per repair, so that one version owns the schema and the BPF programs. `slipway restore` may run next to any ADD and
+//! DEL, and puts nothing back while a migration runs.
 //!
 //! Legacy iptables and elements that expire unseen send no notification: there is a repair every five minutes, too.
 

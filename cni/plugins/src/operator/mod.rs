@@ -16,6 +16,7 @@ mod check_node;
 mod explain;
 mod flows;
 mod migrate;
+mod migration_lock;
 mod node;
 mod ports;
 mod restore;

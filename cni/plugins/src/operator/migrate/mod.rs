@@ -7,24 +7,22 @@ mod records;
 mod report;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_dataplane::migrate::{Order, Place, Plan, Row, State, migrate};
 use cni_dataplane::{BackendName, Error as DataplaneError};
-use cni_kernel::dir::{DirError, DurableDir};
-use cni_kernel::lock::{FileLock, LockError};
+use cni_kernel::dir::DirError;
 use cni_spec::CniError;
 
+use super::migration_lock::{self, MigrationLockError};
 use super::restore::liveness::LivenessError;
 use crate::meta::portmap;
 use crate::node_defaults::NodeDefaults;
 use slipway_cli::json;
 use slipway_cli::{Failure, Given};
 
-/// The directory of the lock that excludes a second call.
-const LOCK_DIRECTORY: &str = "/run/slipway";
-/// The time limit for that lock.
+/// The time limit for the lock that excludes a second call and `slipway restore`.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The exit code of a dry run that found something to move.
 const SOMETHING_TO_MOVE: u8 = 3;
@@ -46,10 +44,8 @@ struct Options {
 /// A migration cannot begin, or ends early.
 #[derive(Debug, thiserror::Error)]
 enum MigrateError {
-    #[error("another `slipway migrate` is running")]
-    Running,
     #[error(transparent)]
-    Lock(LockError),
+    Lock(#[from] MigrationLockError),
     #[error(transparent)]
     Directory(#[from] DirError),
     #[error(transparent)]
@@ -106,7 +102,7 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
     let Options { to, from, networks, plan, .. } = options.clone();
     let _lock = match plan {
         Plan::Only => None,
-        Plan::AndDo => Some(lock()?),
+        Plan::AndDo => Some(migration_lock::acquire(PATIENCE)?),
     };
     let clues = hints::read(&options.cache_dirs, &options.data_dirs)?;
     let settings = NodeDefaults::read()?.ebpf;
@@ -125,12 +121,6 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
         }
     }
     Ok(rows)
-}
-
-fn lock() -> Result<FileLock, MigrateError> {
-    let folder = DurableDir::create(Path::new(LOCK_DIRECTORY), 0o755)?;
-    FileLock::acquire(&folder, "migrate.lock", 0o600, PATIENCE)
-        .map_err(|error| if error.is_timeout() { MigrateError::Running } else { MigrateError::Lock(error) })
 }
 
 /// Makes moved ports reachable from the node's loopback, as an ADD does. The reference does this in part.

@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::dir::DirError;
+use cni_kernel::lock::FileLock;
 use cni_runtime::{Cache, Cached, cache};
 use cni_spec::{Attachment, CniError, NetConf};
 
+use super::migration_lock::{self, MigrationLockError};
 use crate::plugin::{Env, Request, Restorable};
 use crate::registry;
 use liveness::{Liveness, LivenessError, Node};
@@ -29,6 +31,8 @@ use slipway_cli::{Failure, Given};
 /// each in its own process: a container that is still attached after this time was not being deleted when
 /// its ports were restored.
 const GRACE: Duration = Duration::from_secs(1);
+/// The time limit for the end of a migration, or of another restoration.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a dry run that found something missing.
 const SOMETHING_MISSING: u8 = 3;
 
@@ -79,6 +83,15 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
     })
 }
 
+/// The exclusion of migrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Exclusion {
+    /// For this object.
+    New,
+    /// Since an earlier object.
+    Held,
+}
+
 /// A restored object, to be checked again.
 struct Restored {
     /// The index of its row.
@@ -97,6 +110,10 @@ struct Restoration {
     containers: Vec<(usize, Cached)>,
     rows: Vec<Row>,
     restored: Vec<Restored>,
+    /// Excludes migrations from the first missing object to the last container.
+    lock: Option<FileLock>,
+    /// The time limit for the lock: all objects together wait once.
+    patience: Duration,
 }
 
 impl Restoration {
@@ -128,7 +145,8 @@ impl Restoration {
                 Row::new(None, file, State::Skipped, fault.error.to_string())
             }));
         }
-        Ok(Self { mode, node, caches, containers: newest(containers), rows, restored: Vec::new() })
+        let (containers, restored) = (newest(containers), Vec::new());
+        Ok(Self { mode, node, caches, containers, rows, restored, lock: None, patience: PATIENCE })
     }
 
     fn run(&mut self) -> Result<(), LivenessError> {
@@ -137,6 +155,7 @@ impl Restoration {
         for number in 0..self.containers.len() {
             self.container(number);
         }
+        self.lock = None;
         if !self.restored.is_empty() {
             let since = Instant::now();
             self.withdraw_deleted();
@@ -199,16 +218,35 @@ impl Restoration {
         }
     }
 
-    fn restore(&self, owner: Attachment, object: &dyn Restorable) -> Row {
+    fn restore(&mut self, owner: Attachment, object: &dyn Restorable) -> Row {
         let row = |state, reason| Row::new(Some(owner), object.name(), state, reason);
-        let Err(difference) = object.check() else { return row(State::Present, String::new()) };
+        let Err(mut difference) = object.check() else { return row(State::Present, String::new()) };
         if self.mode == Mode::DryRun {
             return row(State::Missing, difference.to_string());
+        }
+        match self.exclude_migrations() {
+            Err(error) => return row(State::Failed, format!("{difference}; {error}")),
+            Ok(Exclusion::Held) => {}
+            // A migration may have moved it since the check.
+            Ok(Exclusion::New) => match object.check() {
+                Ok(()) => return row(State::Present, String::new()),
+                Err(now) => difference = now,
+            },
         }
         match object.put_back() {
             Ok(()) => row(State::Restored, difference.to_string()),
             Err(error) => row(State::Failed, error.to_string()),
         }
+    }
+
+    /// Waits for the end of a migration, and keeps others from beginning.
+    fn exclude_migrations(&mut self) -> Result<Exclusion, MigrationLockError> {
+        if self.lock.is_some() {
+            return Ok(Exclusion::Held);
+        }
+        let patience = std::mem::take(&mut self.patience);
+        self.lock = Some(migration_lock::acquire(patience)?);
+        Ok(Exclusion::New)
     }
 
     /// Removes the restored objects of containers that were deleted concurrently.
