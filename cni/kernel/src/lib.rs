@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod boot;
 pub mod bpf;
+pub mod bpf_elements;
 pub mod dir;
 mod family;
 pub mod grace;

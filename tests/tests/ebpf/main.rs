@@ -3,6 +3,7 @@
 //! The eBPF backend on a node: loading, attaching, replacing and removing the BPF programs, and their maps.
 //! The suite `contract_ebpf` tests packets.
 
+mod fill;
 mod flows;
 mod frames;
 mod moved;

@@ -343,7 +343,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         ports_left: !knows_addresses(&pins)?,
         containers: pods.len(),
         containers_left: pods.iter().filter(|(_, pod)| pod.flags & LEFT != 0).count(),
-        ports: tables.ports()?,
+        ports: fill::ports(&pins, &tables)?,
         counters,
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
