@@ -13,8 +13,8 @@ use slipwayd::cluster::desired::TunnelMode;
 use crate::repairs::until;
 use crate::{CONFLIST, Lab, SUBNET_FILE, all_reach_each_other};
 
-const NODES: &str = "/api/v1/nodes";
-const KUBECONFIG: &str = "/run/kube/config";
+pub(crate) const NODES: &str = "/api/v1/nodes";
+pub(crate) const KUBECONFIG: &str = "/run/kube/config";
 pub(crate) const LOG: &str = "/run/slipwayd.log";
 
 /// The Node as a kubelet registers it, with its pod CIDR.

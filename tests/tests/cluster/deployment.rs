@@ -17,14 +17,14 @@ use crate::repairs::until;
 use crate::{CONFLIST, Lab, all_reach_each_other};
 
 const NODES: &str = "/api/v1/nodes";
-const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/slipwayd";
+pub(crate) const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/slipwayd";
 const LOG: &str = "/run/slipwayd.log";
 const TAINT: &str = "node.example/starting";
 /// Fields that the tested API server, version 1.20, does not know. The pod's annotation is for such versions.
 const UNKNOWN: [&str; 1] = ["spec.template.spec.containers.0.securityContext.appArmorProfile"];
 
 /// A rendered file.
-fn rendered(file: &str) -> String {
+pub(crate) fn rendered(file: &str) -> String {
     let taint = format!("{TAINT}:NoSchedule");
     let more = ["--tunnel", "always", "--startup-taint", &taint];
     let image = ["--image", "registry.example/slipway:1", "--cluster-cidr", "10.244.0.0/16"];
@@ -86,7 +86,7 @@ fn a_lost_field_is_found() {
 }
 
 /// Creates each object and compares it with what the server stored.
-fn create(server: &ApiServer<'_>, manifests: &str) {
+pub(crate) fn create(server: &ApiServer<'_>, manifests: &str) {
     let mut all_lost = Vec::new();
     for text in manifests.split("---\n") {
         let object: Value = serde_saphyr::from_str(text).expect("YAML");

@@ -2,13 +2,18 @@
 
 //! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
 
+mod agents;
 mod api;
+mod changes;
 mod damage;
 mod deployment;
 mod forward;
+mod kills;
 mod observe;
+mod outages;
 mod repairs;
 mod routes;
+mod token;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -58,10 +58,15 @@ fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
 }
 
 /// Waits until something is so; returns how long it took.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) -> Duration {
+    until_within(Duration::from_secs(60), what, is_so)
+}
+
+/// As [`until`], with another time limit.
+pub(crate) fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < within(Duration::from_secs(60)), "{what}: not so");
+        assert!(begun.elapsed() < within(limit), "{what}: not so");
         thread::sleep(Duration::from_millis(10));
     }
     begun.elapsed()

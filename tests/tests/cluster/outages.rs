@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The time for which packets are lost when another program removes something of the network: under a steady flow of small
+//! datagrams, and for a client that begins while it is missing.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use slipway_tests::{ApiServer, PROGRAMS, Space, SteadyFlow, at, has_programs, needs, skip, within};
+use slipwayd::cluster::desired::TunnelMode;
+
+use crate::agents::{Agents, SERVED, Web, programs};
+use crate::repairs::until;
+use crate::{CONFLIST, Lab};
+
+/// The longest time on a usual machine.
+const LIMIT: Duration = Duration::from_secs(1);
+/// The time after a damage in which flows are watched.
+const WATCHED: Duration = Duration::from_millis(1500);
+/// The time between two datagrams of a flow: the resolution of what is measured.
+const INTERVAL: Duration = Duration::from_millis(2);
+/// The published port.
+const PORT: u16 = 8080;
+/// The rounds of a measurement.
+const ROUNDS: usize = 20;
+
+/// A damage to the first node, and a flow that needs what it removes.
+struct Case<'a> {
+    name: &'static str,
+    command: &'static str,
+    from: &'a Space,
+    to: SocketAddr,
+    who: &'a str,
+    /// True if all stands again.
+    stands: &'a dyn Fn() -> bool,
+}
+
+/// The outages of a flow from before a damage and of one that begins after it.
+fn outages(lab: &Lab, case: &Case<'_>) -> [Duration; 2] {
+    until("the network stands", case.stands);
+    let steady = || case.from.steady(case.to, case.who, INTERVAL);
+    let kept = steady();
+    thread::sleep(Duration::from_millis(300));
+    lab.node(1).cmd(case.command);
+    let new = steady();
+    thread::sleep(within(WATCHED));
+    [kept, new].map(SteadyFlow::stop).map(|ended| ended.outage())
+}
+
+/// Measures all cases and prints the median and the longest outage of each. Fails if one is too long.
+fn measure(lab: &Lab, cases: &[Case<'_>], rounds: usize) {
+    for case in cases {
+        let all: Vec<[Duration; 2]> = (0..rounds).map(|_| outages(lab, case)).collect();
+        let of = |index: usize| {
+            let mut times: Vec<Duration> = all.iter().map(|both| both[index]).collect();
+            times.sort();
+            (times[times.len() / 2].as_millis(), times[times.len() - 1].as_millis())
+        };
+        let ((kept, longest), (new, longest_new)) = (of(0), of(1));
+        eprintln!("| {} | {kept} | {longest} | {new} | {longest_new} |", case.name);
+        let limit = within(LIMIT).as_millis();
+        assert!(longest <= limit && longest_new <= limit, "{}: more than {limit} ms: {all:?}", case.name);
+    }
+}
+
+/// True if each line prints its text on the first node, and `slipway restore` finds nothing missing there.
+fn stands(lab: &Lab, lines: &[(&str, &str)]) -> bool {
+    let node = lab.node(1);
+    lines.iter().all(|(line, text)| node.try_cmd(line).stdout.contains(text))
+        && node.try_slipway("restore --dry-run").code == Some(0)
+}
+
+/// The routes of another node's pods and of the own ones, with what they need.
+const ROUTES: [(&str, &str); 2] =
+    [("ip route show", "10.244.2.0/24"), ("ip address show dev slipway0", "10.244.1.1/24")];
+
+/// Routes, the bridge's address, the tunnel and the ruleset.
+fn of_network(tunnel: &str, rounds: usize) {
+    let Some(programs) = programs() else { skip!(slipway_tests::API_SERVER) };
+    let lab = Lab::new(2, TunnelMode::Auto);
+    let server = ApiServer::start(&programs, &lab.cluster.control);
+    server.wait();
+    let agents = Agents::start(&lab, &server, &server.kubeconfig(), tunnel, &[]);
+    let webs =
+        [1, 2].map(|number| Web::new(lab.node(number), &lab.network(number), &format!("web{number}"), PORT));
+    let [own, other] = webs.each_ref();
+    let stands = || stands(&lab, &ROUTES);
+    let between_pods = |name, command| Case {
+        name,
+        command,
+        from: &own.pod,
+        to: at(other.addresses[0], SERVED),
+        who: &other.name,
+        stands: &stands,
+    };
+    let published = |name, command| Case {
+        from: &lab.cluster.outside,
+        to: at(lab.node(1).addresses[0], PORT),
+        who: &own.name,
+        ..between_pods(name, command)
+    };
+    let mut cases = vec![
+        between_pods("route deleted", "ip route del 10.244.2.0/24"),
+        between_pods("address of the bridge deleted", "ip address del 10.244.1.1/24 dev slipway0"),
+    ];
+    if tunnel == "always" {
+        cases.push(between_pods("VXLAN device deleted", "ip link del slipway-vxlan"));
+        cases.push(published("ruleset flushed", "nft flush ruleset"));
+    }
+    measure(&lab, &cases, rounds);
+    agents.assert_running();
+}
+
+/// The BPF programs at the uplink.
+fn of_programs(rounds: usize) {
+    needs!(has_programs(), PROGRAMS);
+    let Some(programs) = programs() else { skip!(slipway_tests::API_SERVER) };
+    let lab = Lab::new(2, TunnelMode::Auto);
+    let server = ApiServer::start(&programs, &lab.cluster.control);
+    server.wait();
+    let agents = Agents::start(&lab, &server, &server.kubeconfig(), "never", &["--node-setup"]);
+    let node = lab.node(1);
+    let filter = ("tc filter show dev eth0 ingress", "uplink_ingress");
+    until("programs at the uplink", || node.try_cmd(filter.0).stdout.contains(filter.1));
+    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
+    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
+    list["plugins"][1]["backend"] = "ebpf".into();
+    let web = Web::new(node, &node.network(list), "web1", PORT);
+    let stands = || stands(&lab, &[filter]);
+    let case = |name, command| Case {
+        name,
+        command,
+        from: &lab.cluster.outside,
+        to: at(node.addresses[0], PORT),
+        who: &web.name,
+        stands: &stands,
+    };
+    let cases = [
+        case("filter of the uplink deleted", "tc filter del dev eth0 ingress"),
+        case("clsact of the uplink deleted", "tc qdisc del dev eth0 clsact"),
+        case("ruleset flushed, with BPF programs", "nft flush ruleset"),
+    ];
+    let before = node.counted("published_flows");
+    measure(&lab, &cases, rounds);
+    assert!(node.counted("published_flows") > before, "the BPF programs served no flow");
+    agents.assert_running();
+}
+
+#[test]
+fn outages_over_plain_routes_are_short() {
+    of_network("never", 1);
+}
+
+#[test]
+fn outages_over_vxlan_and_of_rules_are_short() {
+    of_network("always", 1);
+}
+
+#[test]
+fn outages_of_bpf_programs_are_short() {
+    of_programs(1);
+}
+
+/// Prints the rows of a table: milliseconds, median and longest of [`ROUNDS`], for a flow from before and for one that
+/// begins after the damage: `cargo xtask test --suite cluster` builds it, and `cargo test -p slipway-tests --test cluster
+/// -- --ignored --nocapture length_of_outages` runs it, with `SLIPWAY_KUBE_DIR` set.
+#[test]
+#[ignore = "a measurement"]
+fn length_of_outages() {
+    eprintln!("plain routes:");
+    of_network("never", ROUNDS);
+    eprintln!("VXLAN:");
+    of_network("always", ROUNDS);
+    eprintln!("BPF programs:");
+    of_programs(ROUNDS);
+}
