@@ -83,6 +83,7 @@ fn kernels(list: &Kernels) -> String {
     };
     format!(
         "The suites {} run on Linux {}, a plain run's on one of these\n\
+         Mutated Nodes and reports of plugins: a million of each; a plain run tries thousands\n\
          Not in --full: other suites on these kernels, and Linux {} (`cargo xtask vm-test`); podman, containerd and \
          cnitool (`cargo xtask test --runtimes`)\n",
         list.smoke.join(", "),

@@ -47,6 +47,10 @@ const SILENCE: Duration = Duration::from_secs(600);
 /// The plain run tries one in this many of the points at which a call can be killed or fail.
 const SAMPLE: u64 = 5;
 
+/// The variables with the number of inputs that the tests with mutated input try, and that number with `--full`.
+const MUTATED: [&str; 2] = ["SLIPWAY_MUTATED_NODES", "SLIPWAY_MUTATED_REPORTS"];
+const MILLION: &str = "1000000";
+
 /// Seeds of runs that are given none are below this number, so that they are short to type.
 const SEEDS: u64 = 1000;
 
@@ -226,7 +230,11 @@ fn unit_tests(args: &Args, stages: &Stages) -> Result<usize> {
     }
     stages.run("unit tests", |log| {
         let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
-        passed = tests(with_filter(cargo(&unit), args), log)?;
+        let mut unit = with_filter(cargo(&unit), args);
+        if args.full {
+            unit.envs(MUTATED.map(|variable| (variable, MILLION)));
+        }
+        passed = tests(unit, log)?;
         Ok(some(passed))
     })?;
     Ok(passed)

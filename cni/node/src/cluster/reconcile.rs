@@ -17,14 +17,14 @@ use cni_dataplane::iptables::forward;
 use cni_dataplane::node::forward_chains;
 use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
-use cni_kernel::route::{Link, LinkKind, Route, RouteError, RouteSocket};
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
 use cni_runtime::subnet_env::{EnvError, SubnetEnv};
 use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 
 use super::conflist::{ConflistError, Network};
-use super::desired::{self, Desired, Here, OwnSubnets, Uplink, Via, desired};
+use super::desired::{self, Desired, Here, OwnSubnets, Uplink, desired};
 use super::nodes::{Annotations, NodeName, Nodes};
 use super::problem::Problem;
 use super::routes::{self, Change, Conflict};
@@ -242,18 +242,7 @@ impl Run<'_> {
     }
 
     fn routes(&mut self, desired: &Desired, device: Option<&Link>) -> Result<(), RouteError> {
-        let wanted: Vec<Route> = desired
-            .routes
-            .iter()
-            .filter_map(|peer| {
-                let (gateway, link, onlink) = match peer.via {
-                    Via::Link { gateway, link } => (gateway, link, false),
-                    Via::Tunnel { gateway } => (gateway, device?.index, true),
-                };
-                let (gateway, link) = (Some(gateway), Some(link));
-                Some(Route { gateway, link, onlink, ..routes::route(peer.prefix) })
-            })
-            .collect();
+        let wanted = routes::wanted(desired, device.map(|device| device.index));
         // A route whose tunnel could not be made stays: the next comparison may make it.
         let keep_others = !self.may_delete || wanted.len() != desired.routes.len();
         let plan = routes::plan(&wanted, &routes::shown(&self.socket)?, keep_others);

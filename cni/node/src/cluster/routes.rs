@@ -12,6 +12,8 @@ use cni_kernel::AddressFamily;
 use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteError, RouteKind, RouteScope, RouteSocket};
 use ipnet::IpNet;
 
+use super::desired::{Desired, Via};
+
 /// The origin of our routes (`rtm_protocol`). Numbers from 5 on are for programs; neither the kernel's
 /// `linux/rtnetlink.h` nor iproute2's `rt_protos` gives this one a name.
 pub const PROTOCOL: u8 = 83;
@@ -126,6 +128,20 @@ fn leads_alike(wanted: &Route, shown: &Route) -> bool {
 #[must_use]
 pub fn route(dst: IpNet) -> Route {
     Route { metric: METRIC, protocol: PROTOCOL, scope: Some(RouteScope::UNIVERSE), ..Route::to(dst.trunc()) }
+}
+
+/// The routes of a desired state; without those through the tunnel, if it has no device.
+#[must_use]
+pub fn wanted(desired: &Desired, tunnel: Option<u32>) -> Vec<Route> {
+    let routes = desired.routes.iter().filter_map(|peer| {
+        let (gateway, link, onlink) = match peer.via {
+            Via::Link { gateway, link } => (gateway, link, false),
+            Via::Tunnel { gateway } => (gateway, tunnel?, true),
+        };
+        let (gateway, link) = (Some(gateway), Some(link));
+        Some(Route { gateway, link, onlink, ..route(peer.prefix) })
+    });
+    routes.collect()
 }
 
 /// The routes of the main table, of both families.

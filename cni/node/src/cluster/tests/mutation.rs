@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Mutated Nodes: nonsense in any field harms no other Node, and nothing panics.
+//! Mutated Nodes: nonsense in any field harms no other Node, no route of another program is touched, and nothing panics.
 
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, Route};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::sample::select;
+use proptest::test_runner::{RngAlgorithm, TestCaseResult, TestRng, TestRunner};
 
+use super::super::routes::{self, Change as RouteChange, METRIC, PROTOCOL, plan};
 use super::*;
 
 /// The variable with the number of mutated Nodes.
 const CASES: &str = "SLIPWAY_MUTATED_NODES";
+/// The variable with the seed; the time of day if it is not set.
+const SEED: &str = "SLIPWAY_SEED";
+/// Nodes for which a thread of its own is worth its start.
+const SHARE: u32 = 10_000;
 
 /// A change of a JSON text or value. Numbers choose the place, modulo what there is.
 #[derive(Debug, Clone)]
@@ -25,6 +35,19 @@ enum Change {
     /// Repeats a piece of the text at another place.
     Repeat(usize, usize, usize),
 }
+
+/// Names of other Nodes, and others that are no file names or texts for a terminal.
+const NAMES: [&str; 8] = [OWN, "good", "far", "a", "..", "../../etc/passwd", "\u{1b}[2J", "\u{202e}node"];
+
+/// Points in time.
+const TIMES: [&str; 6] = [
+    "0001-01-01T00:00:00Z",
+    "9999-12-31T23:59:60Z",
+    "-262144-01-01T00:00:00Z",
+    "2026-13-41T25:61:61Z",
+    "2026-01-01T00:00:00.9999999999999+99:99",
+    "2026-01-01",
+];
 
 fn changes() -> impl Strategy<Value = Change> {
     let place = any::<usize>;
@@ -46,6 +69,10 @@ fn changes() -> impl Strategy<Value = Change> {
         Just(json!("10.244.1.0/24")),
         Just(json!("192.168.50.11")),
         Just(json!("192.168.50.10")),
+        select(vec![json!(u64::MAX), json!(i64::MIN), json!(f64::MAX), json!(-0.0)]),
+        select(vec![253, 254, 70_000]).prop_map(|length| "a".repeat(length).into()),
+        select(NAMES.to_vec()).prop_map(Value::from),
+        select(TIMES.to_vec()).prop_map(Value::from),
     ];
     prop_oneof![
         6 => (place(), value).prop_map(|(at, value)| Change::Value(at, value)),
@@ -84,6 +111,10 @@ fn mutated(changes: &[Change]) -> Vec<u8> {
     let mut value =
         object("mutated", 50, &["10.244.2.0/24", "fd44:0:0:2::/64"], &["192.168.50.12", "fd60::2"]);
     value["metadata"]["annotations"] = json!({VXLAN_MAC: "02:00:00:00:00:0c", VXLAN_PORT: "4789"});
+    value["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
+    value["spec"]["unschedulable"] = json!(true);
+    value["spec"]["taints"] = json!([{"key": "a", "effect": "NoSchedule"}]);
+    value["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     for change in changes {
         let paths = paths(&value);
         let path = |at: &usize| paths.get(at % paths.len().max(1)).map_or("", String::as_str);
@@ -121,39 +152,180 @@ fn mutated(changes: &[Change]) -> Vec<u8> {
     text
 }
 
-#[test]
-fn mutated_nodes_harm_no_other() {
-    let cases = std::env::var(CASES).map_or(5_000, |text| text.parse().unwrap());
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let good = || {
-        [
+/// Destinations of routes: those of Nodes, and others.
+const DESTINATIONS: [&str; 10] = [
+    "10.244.1.0/24",
+    "10.244.2.0/24",
+    "10.244.3.0/24",
+    "10.244.9.0/24",
+    "192.168.50.0/24",
+    "0.0.0.0/0",
+    "fd44:0:0:1::/64",
+    "fd44:0:0:2::/64",
+    "fd44:0:0:9::/64",
+    "::/0",
+];
+/// Origins: `boot`, `static`, `bird`, `dhcp`, `bgp` of FRR, others; and ours, as often as all of them.
+const PROTOCOLS: [u8; 12] =
+    [0, 2, 4, 12, 16, 186, PROTOCOL, PROTOCOL, PROTOCOL, PROTOCOL, PROTOCOL, PROTOCOL];
+const METRICS: [u32; 6] = [0, 1, METRIC, METRIC, 1024, u32::MAX];
+const TABLES: [u32; 4] = [MAIN_TABLE, MAIN_TABLE, LOCAL_TABLE, 100];
+const GATEWAYS: [&str; 4] = ["192.168.50.11", "192.168.50.12", "192.168.50.99", "fd50::11"];
+
+/// Routes that the kernel may have, of all origins.
+fn kernels() -> impl Strategy<Value = Vec<Route>> {
+    vec(any::<[u8; 6]>(), 0..10).prop_map(|all| {
+        let mut routes: Vec<Route> = Vec::new();
+        for [dst, protocol, metric, table, gateway, link] in all {
+            let choose = |list: &[&'static str], at: u8| list[usize::from(at) % list.len()];
+            let route = Route {
+                protocol: PROTOCOLS[usize::from(protocol) % PROTOCOLS.len()],
+                metric: METRICS[usize::from(metric) % METRICS.len()],
+                table: TABLES[usize::from(table) % TABLES.len()],
+                gateway: Some(ip(choose(&GATEWAYS, gateway))),
+                link: Some(u32::from(link % 4)),
+                ..Route::to(net(choose(&DESTINATIONS, dst)))
+            };
+            // IPv6 routes of one subnet and metric are next hops of one, with an origin each.
+            let excludes = |other: &Route| {
+                has_key_of(other, &route) && (route.dst.addr().is_ipv4() || is_own(other) == is_own(&route))
+            };
+            if !routes.iter().any(excludes) {
+                routes.push(route);
+            }
+        }
+        routes
+    })
+}
+
+fn is_own(route: &Route) -> bool {
+    (route.table, route.protocol) == (MAIN_TABLE, PROTOCOL)
+}
+
+/// True if two routes have the same key in the kernel.
+fn has_key_of(one: &Route, other: &Route) -> bool {
+    (one.table, one.dst, one.metric) == (other.table, other.dst, other.metric)
+}
+
+/// The routes after the changes, as the kernel makes them: it refuses to add one with the key of another, replaces one
+/// whatever its origin, and deletes one of the origin that is given.
+fn changed(shown: &[Route], changes: &[RouteChange]) -> Vec<Route> {
+    let mut routes = shown.to_vec();
+    for change in changes {
+        match change {
+            RouteChange::Add(new) => {
+                if !routes.iter().any(|one| has_key_of(one, new)) {
+                    routes.push(new.clone());
+                }
+            }
+            RouteChange::Replace(new) => match routes.iter_mut().find(|one| has_key_of(one, new)) {
+                Some(one) => *one = new.clone(),
+                None => routes.push(new.clone()),
+            },
+            RouteChange::Delete(old) => {
+                routes.retain(|one| !has_key_of(one, old) || one.protocol != old.protocol);
+            }
+        }
+    }
+    routes
+}
+
+/// Plans the routes of a desired state: none of another program changes, ours become the wanted ones, and a second
+/// comparison has nothing to do.
+fn assert_foreign_routes_stay(desired: &Desired, shown: &[Route], keep_others: bool) -> TestCaseResult {
+    let wanted = routes::wanted(desired, Some(7));
+    let changes = plan(&wanted, shown, keep_others).changes;
+    let after = changed(shown, &changes);
+    let foreign =
+        |routes: &[Route]| -> Vec<Route> { routes.iter().filter(|route| !is_own(route)).cloned().collect() };
+    prop_assert_eq!(foreign(shown), foreign(&after), "{:?}", changes);
+    let again = plan(&wanted, &after, keep_others).changes;
+    prop_assert!(again.is_empty(), "{:?} after {:?}", again, changes);
+    let is_wanted = |route: &Route| wanted.iter().any(|wanted| wanted.dst == route.dst);
+    prop_assert!(keep_others || after.iter().filter(|route| is_own(route)).all(is_wanted), "{:?}", after);
+    Ok(())
+}
+
+/// The Nodes that a mutated one must not harm, and their routes in each mode.
+struct Others {
+    nodes: Nodes,
+    routes: [Vec<String>; 3],
+}
+
+const MODES: [TunnelMode; 3] = [TunnelMode::Auto, TunnelMode::Always, TunnelMode::Never];
+
+fn in_modes(nodes: &Nodes) -> [Desired; 3] {
+    MODES.map(|mode| desired(nodes, &name(OWN), &here(), &settings(mode)))
+}
+
+impl Others {
+    fn new() -> Self {
+        let nodes = all([
             node("good", 1, &["10.244.1.0/24", "fd44:0:0:1::/64"], &["192.168.50.11", "fd50::11"]),
             announcing(node("far", 2, &["10.244.3.0/24"], &["192.168.60.3"]), "02:00:00:00:00:0b", None),
             own_node(),
-        ]
-    };
-    let names = [OWN, "good", "far"];
-    let modes = [TunnelMode::Auto, TunnelMode::Always, TunnelMode::Never];
-    let run = |nodes: &Nodes| modes.map(|mode| desired(nodes, &name(OWN), &here(), &settings(mode)));
-    let before = run(&all(good())).map(|desired| routes(&desired));
-    assert_eq!(before.each_ref().map(Vec::len), [3, 1, 2]);
-    let mut runner = TestRunner::new(config);
-    let outcome = runner.run(&vec(changes(), 1..6), |changes| {
-        let Ok(object) = serde_json::from_slice::<NodeObject>(&mutated(&changes)) else { return Ok(()) };
+        ]);
+        let routes = in_modes(&nodes).map(|desired| routes(&desired));
+        assert_eq!(routes.each_ref().map(Vec::len), [3, 1, 2]);
+        Self { nodes, routes }
+    }
+
+    fn check(&self, changes: &[Change], kernel: &[Route], keep_others: bool) -> TestCaseResult {
+        let Ok(object) = serde_json::from_slice::<NodeObject>(&mutated(changes)) else { return Ok(()) };
         let Ok(mut node) = Node::read(&object) else { return Ok(()) };
-        // A Node cannot have another one's name, and its age is the API server's.
-        if names.contains(&node.name.as_str()) {
+        let with = |node: Node| {
+            let mut nodes = self.nodes.clone();
+            nodes.insert(node.name.clone(), Arc::new(node));
+            nodes
+        };
+        // With another Node's name or age, which only the API server gives, all that is left is soundness.
+        let nodes = with(node.clone());
+        let any = desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
+        assert_sound(&nodes, &here(), &any);
+        assert_foreign_routes_stay(&any, kernel, keep_others)?;
+        if self.nodes.contains_key(&node.name) {
             return Ok(());
         }
         node.created = Some(1_767_225_600 + 50);
-        let nodes = all(good().into_iter().chain([node.clone()]));
-        for (desired, before) in run(&nodes).iter().zip(&before) {
+        let nodes = with(node.clone());
+        for (desired, before) in in_modes(&nodes).iter().zip(&self.routes) {
             assert_sound(&nodes, &here(), desired);
             prop_assert_eq!(&routes_without(desired, &node.name), before);
+            assert_foreign_routes_stay(desired, kernel, keep_others)?;
         }
         Ok(())
-    });
-    if let Err(error) = outcome {
-        panic!("{error}");
     }
+
+    /// Checks so many mutated Nodes, which the seed determines.
+    fn run(&self, seed: u64, cases: u32) {
+        let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        let inputs = (vec(changes(), 1..6), kernels(), any::<bool>());
+        let outcome = TestRunner::new_with_rng(config, rng)
+            .run(&inputs, |(changes, kernel, keep)| self.check(&changes, &kernel, keep));
+        if let Err(error) = outcome {
+            panic!("{SEED}={seed} {CASES}={cases}: {error}");
+        }
+    }
+}
+
+#[test]
+fn mutated_nodes_harm_no_other() {
+    let cases: u32 = std::env::var(CASES).map_or(5_000, |text| text.parse().unwrap());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seed: u64 = std::env::var(SEED).map_or(now, |text| text.parse().unwrap());
+    println!("{SEED}={seed} {CASES}={cases}");
+    let others = Others::new();
+    let processors =
+        thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1));
+    let threads = processors.min(cases / SHARE).max(1);
+    thread::scope(|scope| {
+        for number in 0..threads {
+            let others = &others;
+            let share = cases / threads + u32::from(number < cases % threads);
+            scope.spawn(move || others.run(seed.wrapping_add(number.into()), share));
+        }
+    });
 }
