@@ -2,6 +2,8 @@
 
 //! Mutated Nodes: nonsense in any field harms no other Node, no route of another program is touched, and nothing panics.
 
+use std::cell::Cell;
+use std::io::Write as _;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +20,7 @@ use super::*;
 const CASES: &str = "SLIPWAY_MUTATED_NODES";
 /// The variable with the seed; the time of day if it is not set.
 const SEED: &str = "SLIPWAY_SEED";
-/// Nodes for which a thread of its own is worth its start.
+/// Nodes for which a thread of its own is worth its start, and after which a long run reports its progress.
 const SHARE: u32 = 10_000;
 
 /// A change of a JSON text or value. Numbers choose the place, modulo what there is.
@@ -303,8 +305,15 @@ impl Others {
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
         let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
         let inputs = (vec(changes(), 1..6), kernels(), any::<bool>());
-        let outcome = TestRunner::new_with_rng(config, rng)
-            .run(&inputs, |(changes, kernel, keep)| self.check(&changes, &kernel, keep));
+        let done = Cell::new(0_u32);
+        let outcome = TestRunner::new_with_rng(config, rng).run(&inputs, |(changes, kernel, keep)| {
+            done.set(done.get() + 1);
+            if done.get().is_multiple_of(SHARE) {
+                // The macros' output is captured: a run that prints nothing for minutes counts as stuck.
+                let _ = writeln!(std::io::stderr(), "{} of {cases} mutated Nodes", done.get());
+            }
+            self.check(&changes, &kernel, keep)
+        });
         if let Err(error) = outcome {
             panic!("{SEED}={seed} {CASES}={cases}: {error}");
         }
