@@ -13,7 +13,7 @@ use slipwayd::cluster::desired::TunnelMode;
 use crate::Lab;
 use crate::agents::{Agents, Flows, Web, object, of, programs};
 use crate::api::NODES;
-use crate::deployment::{ROLE, create, render};
+use crate::deployment::{ROLE, create, rendered};
 use crate::repairs::{until, until_within};
 
 /// The published port.
@@ -87,7 +87,7 @@ fn pods_answer_whatever_happens_to_nodes_and_the_api_server() {
     let server = ApiServer::start_with_roles(&programs, &lab.cluster.control);
     server.wait();
     until("the namespace", || server.has("/api/v1/namespaces/kube-system"));
-    create(&server, &render("manifests"));
+    create(&server, &rendered("manifests"));
     let user = json!({ "token": server.token("kube-system", "slipwayd") });
     let agents = Agents::start(&lab, &server, &server.kubeconfig_of(&user), "auto", &[]);
     let webs =
