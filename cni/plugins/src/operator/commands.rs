@@ -136,6 +136,46 @@ pub static COMMANDS: &[Command] = &[
         reader: Reader::Table,
     },
     Command {
+        name: "detach",
+        summary: "detach a container from a network, in place of its runtime",
+        about: "Calls DEL of the network's plugins with what the runtime's cache has of the attachment, and deletes that. \
+                For a container that its runtime no longer knows: a running one loses its network.",
+        arguments: &[
+            Argument::new(Value::Text("NETWORK"), "the network's name"),
+            Argument::new(Value::Text("CONTAINER"), "the container's ID"),
+            Argument::new(Value::Text("IFNAME"), "the interface in the container"),
+        ],
+        options: &[
+            Opt::value(
+                "--only-if",
+                Value::OneOf(&["gone", "unused"]),
+                "only a pod's sandbox whose namespace is gone, or with unused also one without a process",
+            ),
+            Opt::value(
+                "--conflist",
+                Value::File,
+                "the network's configuration, for an attachment that no cache has",
+            ),
+            CACHE_DIR,
+            Opt::value("--plugin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many(),
+            OUTPUT,
+        ],
+        exit_codes: &[(3, "with --only-if: it was left alone, for the reason that is printed")],
+        examples: &[
+            ("slipway detach pods 3f29 eth0", "remove what a deleted container has left"),
+            (
+                "slipway detach pods 3f29 eth0 --only-if unused --conflist /etc/cni/net.d/10-pods.conflist \
+                 --output json",
+                "unless it runs, for a program",
+            ),
+            (
+                "slipway detach pods 3f29 eth0 --cache-dir /var/lib/containers/cni --plugin-dir /usr/lib/cni",
+                "with other directories",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
         name: "migrate",
         summary: "move running containers from one backend to another",
         about: "Published ports and masquerade move, container by container, while they serve. Connections \
@@ -416,6 +456,7 @@ mod tests {
                 "node",
                 "explain",
                 "restore",
+                "detach",
                 "migrate",
                 "cnitool",
                 "plugins",

@@ -13,6 +13,7 @@ mod names;
 mod plugins;
 
 mod check_node;
+mod detach;
 mod explain;
 mod flows;
 mod migrate;
@@ -38,6 +39,7 @@ fn code(name: &str) -> Option<Code> {
         "node" => node::run,
         "explain" => explain::run,
         "restore" => restore::run,
+        "detach" => detach::run,
         "migrate" => migrate::run,
         "support-bundle" => support_bundle::run,
         "install" => |given, out, _| install::install_command(given, &registry::links(), out),

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipway detach`: DEL of one attachment, in place of a runtime that failed to call it, or no longer knows the container.
+
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::dir::DirError;
+use cni_kernel::netns::{Netns, NetnsError, NetnsId};
+use cni_kernel::route::{RouteError, RouteSocket};
+use cni_runtime::config::LoadError;
+use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
+use cni_spec::Attachment;
+use nix::errno::Errno;
+use serde_json::{Value, json};
+use slipway_cli::{Failure, Given, json};
+
+/// The exit code if the attachment was left alone.
+const KEPT: u8 = 3;
+/// The plugin directory without `--plugin-dir`.
+const PLUGINS: &str = "/opt/cni/bin";
+/// The key of `CNI_ARGS` in which the container runtimes of Kubernetes name a pod's sandbox.
+const SANDBOX: &str = "K8S_POD_INFRA_CONTAINER_ID";
+
+/// The attachment could not be detached.
+#[derive(Debug, thiserror::Error)]
+enum DetachError {
+    #[error(transparent)]
+    Cache(#[from] DirError),
+    #[error("the attachment's cache file in {0:?}: {1}")]
+    Cached(PathBuf, CacheError),
+    #[error("no cache has the attachment: name the network's configuration with --conflist")]
+    NotCached,
+    #[error(transparent)]
+    Conflist(#[from] LoadError),
+    #[error("{0:?} is the configuration of network {1}")]
+    OtherNetwork(PathBuf, String),
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    #[error(transparent)]
+    Links(#[from] RouteError),
+    #[error("look for processes in the container's namespace: {0}")]
+    Processes(io::Error),
+    #[error(transparent)]
+    Del(#[from] NetworkError),
+}
+
+/// The condition of `--only-if`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Only {
+    /// The namespace is gone.
+    Gone,
+    /// The namespace is gone, or has no process.
+    Unused,
+}
+
+/// The result.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Detached,
+    /// It was left alone, for this reason.
+    Kept(String),
+}
+
+/// The options.
+#[derive(Debug)]
+struct Options {
+    only: Option<Only>,
+    conflist: Option<PathBuf>,
+    caches: Vec<PathBuf>,
+    plugins: Vec<PathBuf>,
+}
+
+impl Options {
+    fn new(given: &Given) -> Self {
+        let paths = |name: &str, default: &[&str]| -> Vec<PathBuf> {
+            let paths: Vec<PathBuf> = given.values(name).map(PathBuf::from).collect();
+            if paths.is_empty() { default.iter().map(PathBuf::from).collect() } else { paths }
+        };
+        Self {
+            only: given.value("--only-if").map(|word| if word == "gone" { Only::Gone } else { Only::Unused }),
+            conflist: given.value("--conflist").map(PathBuf::from),
+            caches: paths("--cache-dir", &cache::DIRECTORIES),
+            plugins: paths("--plugin-dir", &[PLUGINS]),
+        }
+    }
+}
+
+/// Detaches, and prints the outcome.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+    let attachment = Attachment::new(given.argument(0), given.argument(1), given.argument(2));
+    let attachment = attachment.map_err(Failure::usage)?;
+    let outcome = detach(&attachment, &Options::new(given)).map_err(Failure::failed)?;
+    if given.json() {
+        json::print(document(&attachment, &outcome), out)?;
+    } else {
+        let owner = format!("{} {} {}", attachment.network(), attachment.container_id(), attachment.ifname());
+        match &outcome {
+            Outcome::Detached => writeln!(out, "detached {owner}")?,
+            Outcome::Kept(reason) => writeln!(out, "kept {owner}: {reason}")?,
+        }
+    }
+    Ok(if outcome == Outcome::Detached { 0 } else { KEPT })
+}
+
+fn document(attachment: &Attachment, outcome: &Outcome) -> Value {
+    let (state, reason) = match outcome {
+        Outcome::Detached => ("detached", None),
+        Outcome::Kept(reason) => ("kept", Some(reason)),
+    };
+    json!({
+        "network": attachment.network(),
+        "container": attachment.container_id(),
+        "interface": attachment.ifname(),
+        "state": state,
+        "reason": reason,
+    })
+}
+
+fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachError> {
+    let mut record = Record::find(attachment, options)?;
+    if let Some(only) = options.only
+        && let Some(reason) = record.reason_to_keep(attachment, only)?
+    {
+        return Ok(Outcome::Kept(reason));
+    }
+    // A path such as /proc/PID/ns/net may lead to another container soon.
+    if Netns::open(Path::new(&record.container.netns)).is_err_and(|error| error.is_gone()) {
+        record.container.netns.clear();
+    }
+    // After a plugin that is missing, the others still remove what is theirs.
+    let runtime = Runtime::builder().plugin_dirs(&options.plugins).cache(&record.cache).keep_deleting();
+    runtime.build().del(&record.network, &record.container)?;
+    Ok(Outcome::Detached)
+}
+
+/// The request of the DEL.
+struct Record {
+    /// The directory of the cache.
+    cache: PathBuf,
+    network: Network,
+    container: Container,
+    is_cached: bool,
+}
+
+impl Record {
+    /// Finds the attachment in a cache, else takes the network of `--conflist`: an ADD that failed has left nothing in the
+    /// cache.
+    fn find(attachment: &Attachment, options: &Options) -> Result<Self, DetachError> {
+        for directory in &options.caches {
+            let Some(cache) = Cache::open(directory)? else { continue };
+            let cached =
+                cache.get(attachment).map_err(|error| DetachError::Cached(directory.clone(), error))?;
+            if let Some(cached) = cached {
+                let (network, container) = (cached.network(), cached.container());
+                return Ok(Self { cache: directory.clone(), network, container, is_cached: true });
+            }
+        }
+        let path = options.conflist.as_ref().ok_or(DetachError::NotCached)?;
+        let network = Network::from_file(path)?;
+        if network.name() != attachment.network() {
+            return Err(DetachError::OtherNetwork(path.clone(), network.name().to_owned()));
+        }
+        let container = Container::new(attachment.container_id(), attachment.ifname());
+        let cache = options.caches.first().cloned().unwrap_or_else(|| cache::DIRECTORIES[0].into());
+        Ok(Self { cache, network, container, is_cached: false })
+    }
+
+    /// The reason why the condition does not hold; none if it does.
+    fn reason_to_keep(&self, attachment: &Attachment, only: Only) -> Result<Option<String>, DetachError> {
+        if !self.is_cached {
+            // The namespace is not known. With it, the kernel deletes the link.
+            return Ok(link_of(attachment)?.map(|name| format!("its link {name} exists")));
+        }
+        let is_sandbox = |(key, value): &(String, String)| key == SANDBOX && value == &self.container.id;
+        if !self.container.args.iter().any(is_sandbox) {
+            return Ok(Some("it is not the sandbox of a pod".to_owned()));
+        }
+        let path = &self.container.netns;
+        if path.is_empty() {
+            return Ok(Some("neither the cache nor its result names the container's namespace".to_owned()));
+        }
+        let netns = match Netns::open(Path::new(path)) {
+            Ok(netns) => netns,
+            Err(error) if error.is_gone() => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if netns.id() == Netns::current()?.id() {
+            return Ok(Some(format!("{path} is the node's own namespace")));
+        }
+        if only == Only::Gone {
+            return Ok(Some(format!("its namespace {path} exists")));
+        }
+        let process = process_in(netns.id()).map_err(DetachError::Processes)?;
+        Ok(process.map(|pid| format!("process {pid} is in its namespace {path}")))
+    }
+}
+
+/// The node's end of the attachment's link, by the owner in its alias.
+fn link_of(attachment: &Attachment) -> Result<Option<String>, RouteError> {
+    let hash = AttachmentHash::of(attachment);
+    let links = RouteSocket::open()?.links()?;
+    let is_its = |alias: &str| Owner::from_comment(alias).is_some_and(|owner| owner.attachment_hash == hash);
+    Ok(links.into_iter().find(|link| is_its(&link.alias)).map(|link| link.name))
+}
+
+/// A process with a thread in the namespace. Process 1 is the node's own, and may have more rights than are needed to look
+/// at it.
+fn process_in(id: NetnsId) -> io::Result<Option<u32>> {
+    for pid in numbers(Path::new("/proc"))?.into_iter().filter(|pid| *pid != 1) {
+        let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+        for tid in numbers(&tasks)? {
+            match std::fs::metadata(tasks.join(format!("{tid}/ns/net"))) {
+                Ok(data) if (data.dev(), data.ino()) == (id.dev, id.ino) => return Ok(Some(pid)),
+                Ok(_) => {}
+                Err(error) if has_ended(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The names in a directory of /proc that are numbers; none if its process has ended.
+fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if has_ended(&error) => return Ok(numbers),
+        entries => entries?,
+    };
+    for entry in entries {
+        match entry {
+            Ok(entry) => numbers.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())),
+            Err(error) if has_ended(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(numbers)
+}
+
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use cni_spec::{AddResult, Version};
+    use slipway_cli::checks;
+
+    use super::*;
+
+    const ID: &str = "2f1c1cbe6d4cd08a3cdb1e5fa1e7c2a9ff84a1f6ce0e7b0ab52cf6ab2a5b3f04";
+    const LIST: &str =
+        r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "one"}, {"type": "two"}]}"#;
+
+    /// A directory with a cache and plugins that write their calls into files.
+    struct Host(tempfile::TempDir);
+
+    impl Host {
+        fn new() -> Self {
+            let host = Self(tempfile::tempdir().unwrap());
+            for plugin in ["one", "two"] {
+                let path = host.0.path().join(plugin);
+                let script = "#!/bin/sh\ncat > \"$0.input\"\necho \"$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS]\" > \"$0.call\"\n";
+                fs::write(&path, script).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            fs::write(host.0.path().join("pods.conflist"), LIST).unwrap();
+            host
+        }
+
+        fn cache(&self, netns: &str, sandbox: &str) {
+            let container = Container::new(ID, "eth0").netns(netns).arg(SANDBOX, sandbox);
+            let result = AddResult::from_output(
+                Version::V1_0_0,
+                br#"{"cniVersion": "1.0.0", "ips": [{"address": "10.22.0.2/24"}]}"#,
+            );
+            let cache = Cache::create(self.0.path()).unwrap();
+            cache.remember(&attachment(), LIST.as_bytes(), &container, &result.unwrap(), "1.0.0").unwrap();
+        }
+
+        fn is_cached(&self) -> bool {
+            let cache = Cache::open(self.0.path()).unwrap();
+            cache.is_some_and(|cache| cache.remembers(&attachment()).unwrap())
+        }
+
+        fn options(&self, only: Option<Only>, conflist: bool) -> Options {
+            let here = self.0.path();
+            Options {
+                only,
+                conflist: conflist.then(|| here.join("pods.conflist")),
+                caches: vec![here.to_owned()],
+                plugins: vec![here.to_owned()],
+            }
+        }
+
+        fn detach(&self, only: Option<Only>, conflist: bool) -> Result<Outcome, String> {
+            detach(&attachment(), &self.options(only, conflist)).map_err(|error| error.to_string())
+        }
+
+        fn call(&self, plugin: &str) -> Option<String> {
+            fs::read_to_string(self.0.path().join(format!("{plugin}.call"))).ok()
+        }
+    }
+
+    fn attachment() -> Attachment {
+        Attachment::new("pods", ID, "eth0").unwrap()
+    }
+
+    #[test]
+    fn a_cached_attachment_is_deleted_with_its_result() {
+        let host = Host::new();
+        host.cache("/nonexistent/netns", ID);
+        assert_eq!(host.detach(Some(Only::Gone), false), Ok(Outcome::Detached));
+        for plugin in ["one", "two"] {
+            // The namespace is gone: its path may lead to another one soon.
+            assert_eq!(host.call(plugin), Some(format!("DEL {ID} eth0 []\n")));
+            let input = fs::read_to_string(host.0.path().join(format!("{plugin}.input"))).unwrap();
+            assert!(input.contains("10.22.0.2/24"), "{input}");
+        }
+        assert!(!host.is_cached());
+        let error = host.detach(None, false).unwrap_err();
+        assert_eq!(error, "no cache has the attachment: name the network's configuration with --conflist");
+    }
+
+    #[test]
+    fn an_attachment_without_a_cache_file_is_deleted_by_the_configuration() {
+        let host = Host::new();
+        assert_eq!(host.detach(None, true), Ok(Outcome::Detached));
+        assert_eq!(host.call("two"), Some(format!("DEL {ID} eth0 []\n")));
+        let other = LIST.replace("pods", "other");
+        fs::write(host.0.path().join("pods.conflist"), other).unwrap();
+        assert!(host.detach(None, true).unwrap_err().ends_with("is the configuration of network other"));
+    }
+
+    #[test]
+    fn a_missing_plugin_keeps_the_attachment_for_another_try() {
+        let host = Host::new();
+        host.cache("/nonexistent/netns", ID);
+        let (two, away) = (host.0.path().join("two"), host.0.path().join("away"));
+        fs::rename(&two, &away).unwrap();
+        let error = host.detach(Some(Only::Gone), false).unwrap_err();
+        assert!(error.contains("failed to find plugin \"two\""), "{error}");
+        assert!(host.call("one").is_some() && host.is_cached());
+        fs::rename(&away, &two).unwrap();
+        assert_eq!(host.detach(Some(Only::Gone), false), Ok(Outcome::Detached));
+        assert!(!host.is_cached());
+    }
+
+    #[test]
+    fn the_condition_keeps_what_is_not_a_leftover() {
+        let host = Host::new();
+        for (netns, sandbox, only, reason) in [
+            ("/proc/self/ns/net", ID, Only::Unused, "/proc/self/ns/net is the node's own namespace"),
+            ("/nonexistent/netns", "other", Only::Unused, "it is not the sandbox of a pod"),
+            ("", ID, Only::Gone, "neither the cache nor its result names the container's namespace"),
+        ] {
+            host.cache(netns, sandbox);
+            assert_eq!(host.detach(Some(only), false), Ok(Outcome::Kept(reason.to_owned())));
+            assert!(host.is_cached() && host.call("one").is_none(), "{reason}");
+        }
+        // Without a condition the operator decides.
+        assert_eq!(host.detach(None, false), Ok(Outcome::Detached));
+    }
+
+    #[test]
+    fn processes_are_found_by_their_namespace() {
+        let own = Netns::current().unwrap().id();
+        assert!(process_in(own).unwrap().is_some());
+        assert_eq!(process_in(NetnsId { ino: u64::MAX, ..own }).unwrap(), None);
+    }
+
+    #[test]
+    fn the_document_is_as_documented() {
+        let kept = Outcome::Kept("process 7 is in its namespace /run/netns/web".to_owned());
+        let documents = [document(&attachment(), &Outcome::Detached), document(&attachment(), &kept)];
+        assert_eq!(documents[1]["state"], "kept");
+        checks::assert_documented("slipway detach", &documents);
+    }
+}
