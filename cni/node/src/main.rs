@@ -5,12 +5,13 @@
 //! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
 //! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`], [`status_command`] prints its state,
-//! [`render_command`] the files of its deployment ([`slipwayd::render`]).
+//! [`render_command`] the files of its deployment ([`slipwayd::render`]). [`logging`] writes the log.
 
 mod cli;
 mod cluster_command;
 mod commands;
 mod kubelet;
+mod logging;
 mod netns;
 mod output;
 mod render_command;
@@ -34,8 +35,7 @@ fn main() -> ExitCode {
     // A service logs its changes, a command logs troubles only.
     let is_service = args.as_ref().is_ok_and(|args| args.first().is_some_and(|word| word == RUN));
     let level = if is_service { "warn,slipwayd=info" } else { "warn" };
-    let default = env_logger::Env::new().filter_or("SLIPWAY_LOG", level);
-    env_logger::Builder::from_env(default).target(env_logger::Target::Stderr).init();
+    logging::start(level, args.as_deref().unwrap_or_default());
     let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
     let args = match args {
         Ok(args) => args,

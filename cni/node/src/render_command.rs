@@ -14,8 +14,15 @@ use crate::cli::PROGRAM;
 use crate::{RUN, cluster_command};
 
 /// The options of `slipwayd run` that a deployment has, too.
-const OPTIONS: [&str; 6] =
-    ["--cluster-cidr", "--service-cidr", "--node-cidr", "--tunnel", "--vxlan-vni", "--vxlan-port"];
+const OPTIONS: [&str; 7] = [
+    "--cluster-cidr",
+    "--service-cidr",
+    "--node-cidr",
+    "--tunnel",
+    "--vxlan-vni",
+    "--vxlan-port",
+    "--log-format",
+];
 /// The namespace without `--namespace`.
 const NAMESPACE: &str = "kube-system";
 

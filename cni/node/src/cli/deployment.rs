@@ -4,7 +4,7 @@
 
 use slipway_cli::{Argument, Command, Opt, Reader, Value};
 
-use super::table::{CLUSTER_CIDR, NODE_CIDR, SERVICE_CIDR, TUNNEL, VXLAN_PORT, VXLAN_VNI};
+use super::table::{CLUSTER_CIDR, LOG_FORMAT, NODE_CIDR, SERVICE_CIDR, TUNNEL, VXLAN_PORT, VXLAN_VNI};
 
 const IMAGE: Opt = Opt::value("--image", Value::Text("IMAGE"), "the container image, needed for manifests");
 const NAMESPACE: Opt =
@@ -38,6 +38,7 @@ pub(super) const RENDER: Command = Command {
         VXLAN_VNI,
         VXLAN_PORT,
         STARTUP_TAINT,
+        LOG_FORMAT,
         OUTPUT_DIR,
     ],
     exit_codes: &[],
@@ -53,6 +54,7 @@ pub(super) const RENDER: Command = Command {
              node.example/starting:NoSchedule --output-dir deploy",
             "all files, with a kustomize base",
         ),
+        ("slipwayd render --image registry.example/slipway:1 --log-format json", "with a log for programs"),
         ("slipwayd render kind --cluster-cidr 10.244.0.0/16", "a cluster on this machine, for a trial"),
     ],
     reader: Reader::Table,

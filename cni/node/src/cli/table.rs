@@ -165,6 +165,11 @@ const REMOVE_TAINT: Opt = Opt::value(
     "a taint of this node's Node that is removed when the network stands, once",
 )
 .many();
+pub(super) const LOG_FORMAT: Opt = Opt::value(
+    "--log-format",
+    Value::OneOf(&["text", "json"]),
+    "the form of the log: text (default), or one JSON object per line",
+);
 const SOCKET: Opt =
     Opt::value("--socket", Value::File, "the socket of the agent (/run/slipway/slipwayd.sock)");
 const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
@@ -200,6 +205,7 @@ static COMMANDS: &[Command] = &[
             SYSCTL_DIR,
             REMOVE_TAINT,
             LISTEN,
+            LOG_FORMAT,
             REMOVE,
         ],
         exit_codes: &[],
@@ -220,7 +226,7 @@ static COMMANDS: &[Command] = &[
                 "with a network of the plugin flannel as well",
             ),
             (
-                "slipwayd run --node-name node-1 --listen 192.168.50.11:9254 --slipway /usr/lib/cni/slipway",
+                "slipwayd run --node-name node-1 --listen 192.168.50.11:9254 --slipway /usr/lib/cni/slipway --log-format json",
                 "for a Prometheus on another host, with the plugins in another directory",
             ),
             (
