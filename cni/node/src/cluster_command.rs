@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cni_dataplane::iptables::forward;
 use cni_kernel::sysctl;
 use cni_runtime::report;
+use cni_spec::Attachment;
 use ipnet::IpNet;
 use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
@@ -22,12 +23,15 @@ use slipwayd::cluster::events::{self, Notice};
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
 use slipwayd::cluster::taint::StartupTaint;
-use slipwayd::observe::{Observer, SLIPWAY, server};
+use slipwayd::garbage::{self, Look};
+use slipwayd::observe::{Change, Observer, SLIPWAY, server};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
 use slipwayd::run_dir::{RunDir, RunDirError, bind};
 use tokio::net::UnixDatagram;
 use tokio::sync::{mpsc, watch};
+
+use crate::garbage_options;
 
 /// The largest VNI (RFC 7348, section 5).
 const LARGEST_VNI: u32 = (1 << 24) - 1;
@@ -47,6 +51,8 @@ pub(crate) struct Given {
     startup_taints: Vec<StartupTaint>,
     /// None: no address.
     listen: Option<SocketAddr>,
+    /// None: the container runtime's garbage is left.
+    pub(crate) garbage: Option<garbage::Settings>,
 }
 
 impl Given {
@@ -128,7 +134,8 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         }
     };
     let removes_conflist = words.has("--remove-conflist");
-    Ok(Given { settings, access, program, removes_conflist, startup_taints, listen })
+    let garbage = garbage_options::read(words, &settings)?;
+    Ok(Given { settings, access, program, removes_conflist, startup_taints, listen, garbage })
 }
 
 /// Why the agent ended early.
@@ -157,7 +164,7 @@ pub(crate) async fn run(
     run_dir: &RunDir,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let Given { settings, access, program, removes_conflist, startup_taints, listen } = given;
+    let Given { settings, access, program, removes_conflist, startup_taints, listen, garbage } = given;
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
     if !settings.accepts_forwarded {
@@ -212,14 +219,43 @@ pub(crate) async fn run(
                 failed.try_send(Notice { node: own.clone(), reason: "RepairFailed".to_owned(), text });
         }
     };
+    // A full queue has more Events than may be sent.
+    let notice = |reason: &str, text: String| {
+        let _dropped =
+            notices.try_send(Notice { node: settings.node.clone(), reason: reason.to_owned(), text });
+    };
+    let mut leftovers = Troubles::default();
+    let looked = |look: &Look| {
+        observer.looked(look);
+        for text in look.deleted.iter().map(deleted) {
+            log::warn!("{text}");
+            notice("GarbageDeleted", text);
+        }
+        leftovers.report(look.troubles.clone());
+    };
+    let addresses = |change: &Change| match change {
+        Change::Exhausted(_) => {
+            log::warn!("{change}");
+            notice("AddressesExhausted", change.to_string());
+        }
+        Change::Free(_) | Change::Former(_) => log::info!("{change}"),
+    };
+    let collect = async {
+        match garbage {
+            Some(garbage) => garbage::run(garbage, program.clone(), looked).await,
+            None => std::future::pending().await,
+        }
+    };
     let ended = tokio::select! {
         ended = agent::run(Arc::clone(&settings), snapshots, stop, done) => ended.map_err(RunError::from),
         // They end with the agent.
-        ended = repair::run(program, std::future::pending(), repaired) => ended.map_err(RunError::from),
+        ended = repair::run(program.clone(), std::future::pending(), repaired) => ended.map_err(RunError::from),
         () = follow => Ok(()),
         () = events::follow(access.clone(), settings.node.clone(), noticed) => Ok(()),
         () = announce::follow(access, settings.node.clone(), announcements, startup_taints) => Ok(()),
         () = observe(&observer, run_dir, listen) => Ok(()),
+        () = observer.follow_addresses(addresses) => Ok(()),
+        () = collect => Ok(()),
     };
     if removes_conflist {
         match conflist::remove(&settings.conflist) {
@@ -228,6 +264,14 @@ pub(crate) async fn run(
         }
     }
     ended
+}
+
+/// The message about an attachment that was deleted.
+fn deleted(attachment: &Attachment) -> String {
+    let (network, id, interface) = (attachment.network(), attachment.container_id(), attachment.ifname());
+    format!(
+        "deleted what pod sandbox {id} had in network {network} ({interface}): its runtime no longer lists it"
+    )
 }
 
 /// Receives reports of plugins and replies to requests, without end.
@@ -287,11 +331,11 @@ impl Log {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::cli::PROGRAM;
 
-    fn given(words: &str) -> Result<Given, String> {
+    pub(crate) fn given(words: &str) -> Result<Given, String> {
         let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         let words = slipway_cli::parse(PROGRAM.find(crate::RUN).unwrap(), &args);
         read(&words.map_err(|stop| format!("{stop:?}"))?)

@@ -4,10 +4,12 @@
 
 mod bridge;
 pub mod cluster;
+pub mod garbage;
 pub mod host_mounts;
 pub mod kubelet_command;
 pub mod kubenet;
 pub mod observe;
 pub mod render;
 pub mod repair;
+pub mod reservations;
 pub mod run_dir;

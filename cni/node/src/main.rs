@@ -10,6 +10,7 @@
 mod cli;
 mod cluster_command;
 mod commands;
+mod garbage_options;
 mod kubelet;
 mod logging;
 mod netns;

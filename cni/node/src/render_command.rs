@@ -14,13 +14,15 @@ use crate::cli::PROGRAM;
 use crate::{RUN, cluster_command};
 
 /// The options of `slipwayd run` that a deployment has, too.
-const OPTIONS: [&str; 7] = [
+const OPTIONS: [&str; 9] = [
     "--cluster-cidr",
     "--service-cidr",
     "--node-cidr",
     "--tunnel",
     "--vxlan-vni",
     "--vxlan-port",
+    "--cri-socket",
+    "--gc-grace",
     "--log-format",
 ];
 /// The namespace without `--namespace`.
@@ -131,7 +133,7 @@ mod tests {
         let text = render(
             "--image i:1 --namespace net --cluster-cidr 10.244.0.0/16 --cluster-cidr fd44::/32 --service-cidr \
              10.96.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 --vxlan-port 8472 \
-             --startup-taint a.example/starting",
+             --startup-taint a.example/starting --cri-socket /run/a.sock --gc-grace 20m --log-format json",
         )
         .unwrap();
         for option in [
@@ -144,6 +146,9 @@ mod tests {
             "--vxlan-port=8472",
             "--remove-taint=a.example/starting",
             "--sysctl-dir=/host/proc/sys",
+            "--cri-socket=/run/a.sock",
+            "--gc-grace=20m",
+            "--log-format=json",
         ] {
             let line = text.lines().find(|line| line.contains(option));
             let item = line.and_then(|line| line.trim().strip_prefix("- "));
@@ -156,7 +161,7 @@ mod tests {
     fn text_options_in_another_order() -> String {
         "manifests --startup-taint a.example/starting --cluster-cidr 10.244.0.0/16 --cluster-cidr fd44::/32 \
          --service-cidr 10.96.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 --vxlan-port 8472 \
-         --namespace net --image i:1"
+         --namespace net --image i:1 --cri-socket /run/a.sock --gc-grace 20m --log-format json"
             .to_owned()
     }
 
@@ -171,6 +176,7 @@ mod tests {
             ("systemd --vxlan-vni 0", "--vxlan-vni \"0\" is no such number"),
             ("systemd --startup-taint a:Never", "--startup-taint \"a:Never\": not KEY or KEY:EFFECT"),
             ("--image i --namespace Net", "--namespace \"Net\": not a DNS label"),
+            ("systemd --gc-grace 5", "--gc-grace \"5\" is no time: a number with s, m or h"),
             ("--image i --tunnel perhaps", "Usage(\"--tunnel must be auto, always or never"),
         ] {
             let error = render(line).unwrap_err();

@@ -89,6 +89,9 @@ struct Status {
     troubles: Vec<String>,
     trouble_count: usize,
     addresses: Vec<Range>,
+    former_addresses: Vec<Former>,
+    former_address_count: usize,
+    garbage: Option<Garbage>,
     last_comparison: Option<Comparison>,
 }
 
@@ -106,6 +109,22 @@ struct Range {
     range: String,
     used: u64,
     free: u64,
+}
+
+/// An address of a pod from a former pod CIDR.
+#[derive(Deserialize)]
+struct Former {
+    address: String,
+    container: Option<String>,
+    interface: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Garbage {
+    suspected: u64,
+    deleted: u64,
+    failed: u64,
+    troubles: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -159,6 +178,18 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     for Range { range, used, free } in &status.addresses {
         rows.push(("addresses", format!("{range}: {used} used, {free} free")));
     }
+    for Former { address, container, interface } in &status.former_addresses {
+        let owner = [container, interface].map(|part| part.clone().unwrap_or_else(unknown)).join(" ");
+        rows.push(("former", format!("{address} of {owner}, until it ends")));
+    }
+    let left_out = status.former_address_count.saturating_sub(status.former_addresses.len());
+    if left_out > 0 {
+        rows.push(("former", format!("and {left_out} more")));
+    }
+    if let Some(Garbage { suspected, deleted, failed, troubles }) = &status.garbage {
+        rows.push(("garbage", format!("{suspected} suspected, {deleted} deleted, {failed} failed")));
+        rows.extend(troubles.iter().map(|trouble| ("trouble", trouble.clone())));
+    }
     rows.extend(status.troubles.iter().map(|trouble| ("trouble", trouble.clone())));
     let left_out = status.trouble_count.saturating_sub(status.troubles.len());
     if left_out > 0 {
@@ -188,6 +219,12 @@ mod tests {
             "tunnel": {"device": "slipway-vxlan", "vni": 1, "port": 4789, "local": "192.168.50.11", "peers": 2},
             "troubles": ["node a: no pod CIDR"], "trouble_count": 3,
             "addresses": [{"range": "10.244.1.0/24", "used": 2, "free": 251}],
+            "former_addresses": [
+                {"address": "10.9.0.2", "container": "8f3a", "interface": "eth0"},
+                {"address": "10.9.0.3", "container": null, "interface": null},
+            ],
+            "former_address_count": 5,
+            "garbage": {"suspected": 2, "deleted": 1, "failed": 0, "troubles": ["garbage: 8f3b is not deleted"]},
             "last_comparison": {"time": "2026-11-23T11:50:45Z", "seconds": 0.00314, "changes": 0},
         });
         let expected = "node          node-1\nversion       0.1.0\nsince         2026-11-23T11:50:15Z\n\
@@ -195,11 +232,14 @@ mod tests {
                         MTU           1450\nnodes         3\nroutes        4\n\
                         tunnel        slipway-vxlan, VNI 1, UDP port 4789, from 192.168.50.11, 2 peers\n\
                         compared      2026-11-23T11:50:45Z, 3.1 ms, 0 changes\n\
-                        addresses     10.244.1.0/24: 2 used, 251 free\ntrouble       node a: no pod CIDR\n\
+                        addresses     10.244.1.0/24: 2 used, 251 free\n\
+                        former        10.9.0.2 of 8f3a eth0, until it ends\nformer        10.9.0.3 of - -, until it ends\n\
+                        former        and 3 more\ngarbage       2 suspected, 1 deleted, 0 failed\n\
+                        trouble       garbage: 8f3b is not deleted\ntrouble       node a: no pod CIDR\n\
                         trouble       and 2 more\n";
         assert_eq!(printed(&document), expected);
         document["reason"] = json!("this node has no pod CIDR");
-        for key in ["mtu", "tunnel", "last_comparison"] {
+        for key in ["mtu", "tunnel", "last_comparison", "garbage"] {
             document[key] = Value::Null;
         }
         document["subnets"] = json!([]);

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, peer_fails};
 
 use crate::cri::{Cri, PodConfig, Port};
+use crate::garbage::{a_leak, a_long_add};
 use crate::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
 use crate::state;
 use crate::system::{Daemon, System};
 
-const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
+pub(crate) const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 
 /// Each test on the containerd of each Debian suite, with the newest specification that it supports.
 macro_rules! on {
@@ -34,18 +35,21 @@ macro_rules! on {
 
 // 1.6, 1.7 and 2.1, as this is written.
 on! {
-    bookworm "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run;
-    trixie "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run;
-    unstable "1.1.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run status;
+    bookworm "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
+        a_long_add;
+    trixie "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
+        a_long_add;
+    unstable "1.1.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
+        a_long_add status;
 }
 
-fn node() -> Node {
+pub(crate) fn node() -> Node {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     node
 }
 
-fn list(specification: &str) -> Value {
+pub(crate) fn list(specification: &str) -> Value {
     json!({
         "cniVersion": specification, "name": "pods",
         "plugins": [
@@ -63,7 +67,7 @@ fn list(specification: &str) -> Value {
 }
 
 /// Writes the configuration, starts the daemon and gives it the images.
-fn start(system: &System<'_>, list: &Value) -> Daemon {
+pub(crate) fn start(system: &System<'_>, list: &Value) -> Daemon {
     system.write(LIST, list.to_string());
     // Version 2 of its format, which all of them read.
     system.write(
@@ -89,21 +93,21 @@ fn start(system: &System<'_>, list: &Value) -> Daemon {
     daemon
 }
 
-fn restart(system: &System<'_>) -> Daemon {
+pub(crate) fn restart(system: &System<'_>) -> Daemon {
     let daemon = system.daemon("containerd", &["containerd"]);
     system.wait_for("containerd", || matches!(Cri(system.node()).network_trouble(), Ok(None)));
     daemon
 }
 
-fn pod(system: &System<'_>, name: &str, ports: &[Port]) -> PodConfig {
+pub(crate) fn pod(system: &System<'_>, name: &str, ports: &[Port]) -> PodConfig {
     PodConfig { name: name.to_owned(), attempt: 0, ports: ports.to_vec(), cgroup: system.cgroup().to_owned() }
 }
 
-fn tcp(host: u16) -> Port {
+pub(crate) fn tcp(host: u16) -> Port {
     Port { udp: false, host, container: 80, host_ip: "" }
 }
 
-fn reservations(node: &Node) -> Vec<String> {
+pub(crate) fn reservations(node: &Node) -> Vec<String> {
     let names = node.list("/var/lib/cni/networks/pods");
     names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
 }

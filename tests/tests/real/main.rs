@@ -10,6 +10,7 @@ mod cnitool;
 mod containerd;
 mod cri;
 mod deployment;
+mod garbage;
 mod image;
 mod podman;
 mod system;

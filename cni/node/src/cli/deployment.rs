@@ -4,7 +4,9 @@
 
 use slipway_cli::{Argument, Command, Opt, Reader, Value};
 
-use super::table::{CLUSTER_CIDR, LOG_FORMAT, NODE_CIDR, SERVICE_CIDR, TUNNEL, VXLAN_PORT, VXLAN_VNI};
+use super::table::{
+    CLUSTER_CIDR, CRI_SOCKET, GC_GRACE, LOG_FORMAT, NODE_CIDR, SERVICE_CIDR, TUNNEL, VXLAN_PORT, VXLAN_VNI,
+};
 
 const IMAGE: Opt = Opt::value("--image", Value::Text("IMAGE"), "the container image, needed for manifests");
 const NAMESPACE: Opt =
@@ -38,6 +40,8 @@ pub(super) const RENDER: Command = Command {
         VXLAN_VNI,
         VXLAN_PORT,
         STARTUP_TAINT,
+        CRI_SOCKET,
+        GC_GRACE,
         LOG_FORMAT,
         OUTPUT_DIR,
     ],
@@ -54,7 +58,11 @@ pub(super) const RENDER: Command = Command {
              node.example/starting:NoSchedule --output-dir deploy",
             "all files, with a kustomize base",
         ),
-        ("slipwayd render --image registry.example/slipway:1 --log-format json", "with a log for programs"),
+        (
+            "slipwayd render --image registry.example/slipway:1 --cri-socket /run/k3s/containerd/containerd.sock \
+             --gc-grace 20m --log-format json",
+            "for k3s, with a log for programs",
+        ),
         ("slipwayd render kind --cluster-cidr 10.244.0.0/16", "a cluster on this machine, for a trial"),
     ],
     reader: Reader::Table,

@@ -165,6 +165,17 @@ const REMOVE_TAINT: Opt = Opt::value(
     "a taint of this node's Node that is removed when the network stands, once",
 )
 .many();
+pub(super) const CRI_SOCKET: Opt = Opt::value(
+    "--cri-socket",
+    Value::Text("PATH|none"),
+    "a socket of the container runtime (those of containerd and CRI-O that exist); none: leave its garbage",
+)
+.many();
+pub(super) const GC_GRACE: Opt = Opt::value(
+    "--gc-grace",
+    Value::Text("TIME"),
+    "how long the runtime must not list a pod before its attachment is garbage, as 90s or 10m (10m)",
+);
 pub(super) const LOG_FORMAT: Opt = Opt::value(
     "--log-format",
     Value::OneOf(&["text", "json"]),
@@ -181,7 +192,9 @@ static COMMANDS: &[Command] = &[
         summary: "keep this node in a Kubernetes cluster's network, until a signal",
         about: "Watches the Nodes of the cluster. Keeps routes to the pods of other nodes, by the link or by VXLAN, the \
                 bridge of this node's pods, and the configuration that the container runtime reads. What others change \
-                is restored, with `slipway restore` the rules of published ports and masquerade. Routes of other programs are never touched. A signal ends it and leaves all in place.",
+                is restored, with `slipway restore` the rules of published ports and masquerade. Attachments that the container \
+                runtime has left are deleted. Routes of other programs are never touched. A signal ends it and leaves all in \
+                place.",
         arguments: &[],
         options: &[
             NODE_NAME,
@@ -205,6 +218,8 @@ static COMMANDS: &[Command] = &[
             SYSCTL_DIR,
             REMOVE_TAINT,
             LISTEN,
+            CRI_SOCKET,
+            GC_GRACE,
             LOG_FORMAT,
             REMOVE,
         ],
@@ -226,7 +241,12 @@ static COMMANDS: &[Command] = &[
                 "with a network of the plugin flannel as well",
             ),
             (
-                "slipwayd run --node-name node-1 --listen 192.168.50.11:9254 --slipway /usr/lib/cni/slipway --log-format json",
+                "slipwayd run --node-name node-1 --cri-socket /run/k3s/containerd/containerd.sock --gc-grace 20m \
+                 --log-format json",
+                "on k3s, with a longer grace, and a log for programs",
+            ),
+            (
+                "slipwayd run --node-name node-1 --listen 192.168.50.11:9254 --slipway /usr/lib/cni/slipway",
                 "for a Prometheus on another host, with the plugins in another directory",
             ),
             (

@@ -21,6 +21,7 @@ use super::scraped::Scraped;
 use crate::cluster::desired::Via;
 use crate::cluster::reconcile::{Failure, Report};
 use crate::cluster::source::Snapshot;
+use crate::garbage::Look;
 
 /// The beginning of all names.
 pub(super) const PREFIX: &str = "slipway";
@@ -71,6 +72,9 @@ pub struct Metrics {
     known_calls: Mutex<HashSet<Codes>>,
     invalid_reports: Counter,
     repairs: Family<Two, Counter>,
+    cri_lists: Family<One, Counter>,
+    garbage_suspected: Gauge,
+    garbage: Family<One, Counter>,
 }
 
 /// Registers metrics below [`PREFIX`].
@@ -136,6 +140,12 @@ impl Metrics {
             invalid_reports: names.make("invalid_plugin_reports", "Datagrams that are no report of a plugin"),
             repairs: names
                 .make("repairs", "Objects of the node's ruleset that were missing, by kind and result"),
+            cri_lists: names.make("cri_lists", "Lists of pod sandboxes by the container runtimes, by result"),
+            garbage_suspected: names.make(
+                "garbage_suspected",
+                "Attachments whose pod sandboxes the container runtimes do not list",
+            ),
+            garbage: names.make("garbage_attachments", "Attachments that were garbage, by result"),
             registry: names.0,
         }
     }
@@ -212,6 +222,22 @@ impl Metrics {
             Outcome::Failed => "failed",
         };
         self.repairs.get_or_create(&[("what", what), ("result", result)]).inc();
+    }
+
+    /// Takes over a look for garbage.
+    pub fn looked(&self, look: &Look) {
+        self.garbage_suspected.set(number(look.suspected));
+        let count = |family: &Family<One, Counter>, result, number| {
+            // Without an event there is no time series.
+            if number > 0 {
+                family.get_or_create(&[("result", result)]).inc_by(number);
+            }
+        };
+        count(&self.cri_lists, "done", look.lists);
+        count(&self.cri_lists, "failed", look.failed_lists);
+        count(&self.garbage, "deleted", look.deleted.len() as u64);
+        count(&self.garbage, "kept", look.kept);
+        count(&self.garbage, "failed", look.failed);
     }
 
     /// Prints all metrics in the text format of OpenMetrics 1.0.

@@ -24,22 +24,31 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use tokio::net::UnixDatagram;
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
 use crate::cluster::reconcile::{Failure, Report, Settings};
 use crate::cluster::source::{Counters, Snapshot};
+use crate::garbage::Look;
 use crate::repair::Repair;
-use addresses::Range;
+use crate::reservations;
+use addresses::{Reported, View};
 use dataplane::Dataplane;
 use metrics::{Metrics, Outcome};
 use scraped::Scraped;
-use status::Compared;
+use status::{Compared, Garbage};
 
+pub use addresses::{Change, Former};
 pub use dataplane::SLIPWAY;
 
 /// The time without a comparison after which the agent counts as stuck: three of its regular ones.
 const STUCK: Duration = Duration::from_secs(90);
 /// The wait after the socket of reports failed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The time after which addresses are counted again: plugins need not report.
+const RESYNC: Duration = Duration::from_secs(30);
+/// The time between a plugin's report and the count: one call often comes with others.
+const DEBOUNCE: Duration = Duration::from_secs(1);
 
 /// The agent's state.
 #[derive(Debug)]
@@ -51,6 +60,10 @@ pub struct Observer {
     reservations: PathBuf,
     since: Timestamp,
     state: Mutex<State>,
+    /// The looks for garbage; none before the first.
+    garbage: Mutex<Option<Garbage>>,
+    /// A plugin has reported a call.
+    called: Notify,
 }
 
 #[derive(Debug)]
@@ -74,9 +87,11 @@ impl Observer {
             source,
             metrics: Metrics::new(seconds(since)),
             dataplane: Dataplane::new(slipway),
-            reservations: addresses::RESERVATIONS.into(),
+            reservations: reservations::DIRECTORY.into(),
             since,
             state: Mutex::new(state),
+            garbage: Mutex::default(),
+            called: Notify::new(),
         }
     }
 
@@ -95,6 +110,13 @@ impl Observer {
         if repair.programs.is_err() {
             self.metrics.repaired("programs", Outcome::Failed);
         }
+    }
+
+    /// Takes over a look for garbage.
+    pub fn looked(&self, look: &Look) {
+        self.metrics.looked(look);
+        let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
+        garbage.get_or_insert_default().add(look);
     }
 
     /// Takes over a comparison.
@@ -116,7 +138,10 @@ impl Observer {
         let mut buffer = vec![0; report::LIMIT + 1];
         loop {
             match socket.recv(&mut buffer).await {
-                Ok(length) => self.metrics.called(&report::Report::parse(&buffer[..length])),
+                Ok(length) => {
+                    self.metrics.called(&report::Report::parse(&buffer[..length]));
+                    self.called.notify_one();
+                }
                 Err(error) => {
                     log::warn!("receive reports of plugins: {error}");
                     tokio::time::sleep(PAUSE).await;
@@ -146,32 +171,64 @@ impl Observer {
 
     /// All metrics, in the text format of OpenMetrics.
     async fn print_metrics(&self) -> Result<String, std::fmt::Error> {
-        let (addresses, dataplane) = tokio::join!(self.addresses(), self.dataplane.view());
+        let (addresses, dataplane) = tokio::join!(self.addresses_or_none(), self.dataplane.view());
         self.metrics.print(Scraped { source: Arc::clone(&self.source), addresses, dataplane })
     }
 
     /// The document of `slipwayd status`.
     async fn status(&self) -> Value {
-        let addresses = self.addresses().await;
-        self.with(|state| status::document(&self.settings, self.since, state, &addresses))
+        let addresses = self.addresses_or_none().await;
+        let garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.with(|state| status::document(&self.settings, self.since, state, &addresses, garbage.as_ref()))
     }
 
-    /// The node's subnets with their addresses; none if these cannot be counted.
-    async fn addresses(&self) -> Vec<Range> {
+    /// Reports changes of the node's addresses, without end: subnets without a free one, and addresses outside the node's
+    /// subnets.
+    pub async fn follow_addresses(&self, mut changed: impl FnMut(&Change)) {
+        let (mut reported, mut last_error) = (Reported::default(), String::new());
+        loop {
+            let error = match self.addresses().await {
+                Ok(view) => {
+                    view.iter().flat_map(|view| reported.compare(view)).for_each(|change| changed(&change));
+                    String::new()
+                }
+                Err(error) => error,
+            };
+            if error != last_error && !error.is_empty() {
+                log::warn!("{error}");
+            }
+            last_error = error;
+            tokio::select! {
+                () = sleep(RESYNC) => {}
+                () = self.called.notified() => sleep(DEBOUNCE).await,
+            }
+        }
+    }
+
+    /// As [`Observer::addresses`]; nothing if they cannot be counted, which [`Observer::follow_addresses`] logs.
+    async fn addresses_or_none(&self) -> View {
+        self.addresses().await.ok().flatten().unwrap_or_default()
+    }
+
+    /// The addresses of the node; none before the node's subnets are known.
+    ///
+    /// # Errors
+    /// The reservations cannot be read: the reason in words.
+    async fn addresses(&self) -> Result<Option<View>, String> {
         let subnets: Vec<IpNet> = self.with(|state| match &state.compared {
             Some(Ok(compared)) => compared.subnets.clone(),
             _ => Vec::new(),
         });
+        if subnets.is_empty() {
+            return Ok(None);
+        }
         let (reservations, network) = (self.reservations.clone(), self.settings.network.clone());
-        let count = move || addresses::count(&reservations, &network, &subnets);
-        match tokio::task::spawn_blocking(count).await {
-            Ok(Ok(ranges)) => ranges,
-            Ok(Err(error)) => {
-                log::warn!("count the reservations of addresses: {error}");
-                Vec::new()
-            }
+        let read = move || View::read(&reservations, &network, &subnets);
+        match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(view)) => Ok(Some(view)),
+            Ok(Err(error)) => Err(format!("count the reservations of addresses: {error}")),
             // The runtime is ending.
-            Err(_) => Vec::new(),
+            Err(_) => Ok(None),
         }
     }
 

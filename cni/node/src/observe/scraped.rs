@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::addresses::Range;
+use super::addresses::{Range, View as Addresses};
 use super::dataplane::{Port, View};
 use crate::cluster::source::Counters;
 
@@ -20,7 +20,7 @@ use crate::cluster::source::Counters;
 #[derive(Debug)]
 pub(super) struct Scraped {
     pub(super) source: Arc<Counters>,
-    pub(super) addresses: Vec<Range>,
+    pub(super) addresses: Addresses,
     /// None if the installed program does not report.
     pub(super) dataplane: Option<Arc<View>>,
 }
@@ -43,10 +43,20 @@ impl Collector for Scraped {
             source.failures(),
         )?;
         let range = |range: &Range| vec![("range", range.subnet.to_string())];
-        let used = addresses.iter().map(|one| (range(one), number(one.used)));
+        let Addresses { ranges, former } = addresses;
+        let used = ranges.iter().map(|one| (range(one), number(one.used)));
         gauges(out, "addresses_used", "Addresses of the node's subnets that pods have", used)?;
-        let free = addresses.iter().map(|one| (range(one), number(one.free)));
+        let free = ranges.iter().map(|one| (range(one), number(one.free)));
         gauges(out, "addresses_free", "Addresses of the node's subnets that are free", free)?;
+        if !ranges.is_empty() {
+            let count = number(former.len() as u64);
+            gauges(
+                out,
+                "former_addresses",
+                "Addresses of pods outside the node's subnets",
+                [(vec![], count)],
+            )?;
+        }
         let is_up = number(dataplane.is_some().into());
         gauges(out, "dataplane_up", "1 if the installed slipway reports ports and flows", [(vec![], is_up)])?;
         match dataplane {

@@ -4,18 +4,43 @@
 
 use std::time::Duration;
 
+use cni_spec::Attachment;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::State;
-use super::addresses::Range;
+use super::addresses::{Former, Range, View};
 use crate::cluster::desired::Tunnel;
 use crate::cluster::reconcile::{Report, Settings};
 use crate::cluster::tunnel::DEVICE;
+use crate::garbage::Look;
 
-/// The most troubles in a document.
+/// The most troubles in a document, and the most addresses of former subnets.
 const TROUBLES: usize = 100;
+
+/// The looks for garbage so far.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Garbage {
+    suspected: usize,
+    deleted: u64,
+    failed: u64,
+    troubles: Vec<String>,
+}
+
+impl Garbage {
+    pub(super) fn add(&mut self, look: &Look) {
+        self.suspected = look.suspected;
+        self.deleted += look.deleted.len() as u64;
+        self.failed += look.failed;
+        self.troubles = look.troubles.iter().take(TROUBLES).cloned().collect();
+    }
+
+    fn document(&self) -> Value {
+        let Self { suspected, deleted, failed, troubles } = self;
+        json!({ "suspected": suspected, "deleted": deleted, "failed": failed, "troubles": troubles })
+    }
+}
 
 /// A comparison, as it is shown.
 #[derive(Debug)]
@@ -57,13 +82,25 @@ impl Compared {
 }
 
 /// The document, without the number of its form.
-pub(super) fn document(settings: &Settings, since: Timestamp, state: &State, addresses: &[Range]) -> Value {
+pub(super) fn document(
+    settings: &Settings,
+    since: Timestamp,
+    state: &State,
+    addresses: &View,
+    garbage: Option<&Garbage>,
+) -> Value {
     let compared = state.compared.as_ref().and_then(|compared| compared.as_ref().ok());
     let error = state.compared.as_ref().and_then(|compared| compared.as_ref().err());
     let ready = state.ready();
-    let addresses = addresses.iter().map(|range| {
+    let View { ranges, former } = addresses;
+    let addresses = ranges.iter().map(|range| {
         let Range { subnet, used, free } = range;
         json!({ "range": subnet, "used": used, "free": free })
+    });
+    let named = former.iter().take(TROUBLES).map(|Former { address, owner }| {
+        let (container, interface) =
+            (owner.as_ref().map(Attachment::container_id), owner.as_ref().map(Attachment::ifname));
+        json!({ "address": address, "container": container, "interface": interface })
     });
     // A comparison that failed has one trouble: its error.
     let troubles = compared.map(|one| one.troubles.clone()).or_else(|| Some(vec![error?.clone()]));
@@ -83,6 +120,9 @@ pub(super) fn document(settings: &Settings, since: Timestamp, state: &State, add
         "trouble_count": compared.map_or(troubles.len(), |one| one.trouble_count),
         "troubles": troubles,
         "addresses": addresses.collect::<Vec<_>>(),
+        "former_addresses": named.collect::<Vec<_>>(),
+        "former_address_count": former.len(),
+        "garbage": garbage.map(Garbage::document),
         "last_comparison": compared.map(Compared::document),
     })
 }

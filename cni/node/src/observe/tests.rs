@@ -10,6 +10,7 @@ use cni_runtime::report::{InvalidReport, Report as Call, Verb};
 use serde_json::{Value, json};
 use slipway_cli::checks::assert_documented;
 
+use super::addresses::{Range, View as Addresses};
 use super::dataplane::{Map, Node as DataplaneNode, Port, View};
 use super::metrics::Outcome;
 use super::*;
@@ -17,6 +18,7 @@ use crate::cluster::desired::{self, Desired, OwnSubnets, PeerRoute, Tunnel, Tunn
 use crate::cluster::nodes::Nodes;
 use crate::cluster::problem::{Problem, What};
 use crate::cluster::routes::Conflict;
+use cni_spec::Attachment;
 
 /// An agent that has just started.
 pub(super) fn observer() -> Observer {
@@ -75,6 +77,19 @@ fn report() -> Report {
     }
 }
 
+/// A look that found garbage.
+fn look() -> Look {
+    Look {
+        lists: 2,
+        failed_lists: 1,
+        suspected: 3,
+        deleted: vec![Attachment::new("pods", "8f3a", "eth0").unwrap()],
+        kept: 1,
+        failed: 2,
+        troubles: ["garbage: 8f3b eth0 is not deleted: it runs".to_owned()].into(),
+    }
+}
+
 fn failure() -> Failure {
     crate::cluster::conflist::remove(Path::new("/")).unwrap_err().into()
 }
@@ -122,10 +137,27 @@ async fn the_status_is_as_documented() {
         assert_eq!(ready["addresses"][0], json!({"range": "10.244.1.0/24", "used": 0, "free": 253}));
         assert_eq!((&ready["ready"], &ready["trouble_count"]), (&json!(true), &json!(3)));
         assert_eq!(ready["troubles"][0], "node node-4: no pod CIDR");
+        assert_eq!((&ready["garbage"], &ready["former_addresses"]), (&Value::Null, &json!([])));
+        let reserved = tempfile::tempdir().unwrap();
+        let dir = reserved.path().join("pods");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("10.9.0.2"), "8f3a\r\neth0").unwrap();
+        std::fs::write(dir.join("10.9.0.3"), "").unwrap();
+        let mut observer = observer;
+        observer.reservations = reserved.path().into();
+        observer.looked(&look());
+        observer.looked(&look());
+        let more = observer.status().await;
+        assert_eq!(
+            (&more["former_addresses"][0]["container"], &more["former_address_count"]),
+            (&json!("8f3a"), &json!(2))
+        );
+        let garbage = json!({"suspected": 3, "deleted": 2, "failed": 4, "troubles": ["garbage: 8f3b eth0 is not deleted: it runs"]});
+        assert_eq!(more["garbage"], garbage);
         observer.compared(&snapshot(true), &Err(failure()));
         let failed = observer.status().await;
         assert_eq!(failed["troubles"], json!(["configuration: \"/\" is not the path of a file"]));
-        [first, ready, failed]
+        [first, ready, more, failed]
     };
     assert_documented("slipwayd status", &documents.await);
 }
@@ -140,6 +172,7 @@ fn exposed() -> String {
     metrics.called(&Ok(call));
     metrics.called(&Err(InvalidReport::TooLong));
     metrics.repaired("port", Outcome::Done);
+    metrics.looked(&look());
     let counts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 7)).collect();
     let counters = [
         "published_flows",
@@ -163,7 +196,9 @@ fn exposed() -> String {
     let view = View { node, ports: vec![port(Some(2)), port(None), port(Some(3))] };
     let range = Range { subnet: "10.244.1.0/24".parse().unwrap(), used: 3, free: 250 };
     let (source, dataplane) = (Arc::default(), Some(Arc::new(view)));
-    metrics.print(Scraped { source, addresses: vec![range], dataplane }).unwrap()
+    let former = [Former { address: "10.9.0.2".parse().unwrap(), owner: None }].into();
+    let addresses = Addresses { ranges: vec![range], former };
+    metrics.print(Scraped { source, addresses, dataplane }).unwrap()
 }
 
 /// Types and labels of the metrics in a text, by the names that a query has.
@@ -223,6 +258,11 @@ fn values_are_those_of_the_reports() {
         "slipway_addresses_free{range=\"10.244.1.0/24\"} 250.0",
         "slipway_bpf_left_to_netfilter_total{reason=\"ttl\"} 7",
         "slipway_repairs_total{what=\"port\",result=\"done\"} 1",
+        "slipway_former_addresses 1.0",
+        "slipway_cri_lists_total{result=\"failed\"} 1",
+        "slipway_garbage_suspected 3",
+        "slipway_garbage_attachments_total{result=\"deleted\"} 1",
+        "slipway_garbage_attachments_total{result=\"failed\"} 2",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line}:\n{text}");
     }
@@ -230,7 +270,7 @@ fn values_are_those_of_the_reports() {
     let observer = observer();
     observer.compared(&snapshot(true), &Ok(report()));
     observer.compared(&snapshot(true), &Ok(Report::default()));
-    let scraped = Scraped { source: Arc::default(), addresses: Vec::new(), dataplane: None };
+    let scraped = Scraped { source: Arc::default(), addresses: Addresses::default(), dataplane: None };
     let text = observer.metrics().print(scraped).unwrap();
     assert!(!text.contains("node_problems{") && text.contains("slipway_dataplane_up 0.0\n"), "{text}");
     assert!(!text.contains("bpf_"), "{text}");
@@ -245,7 +285,7 @@ fn calls_beyond_a_number_of_names_are_counted_together() {
         let call = Call { plugin, verb: Verb::Del, network, took: Duration::ZERO, code: Some(number + 1) };
         observer.metrics().called(&Ok(call));
     }
-    let scraped = Scraped { source: Arc::default(), addresses: Vec::new(), dataplane: None };
+    let scraped = Scraped { source: Arc::default(), addresses: Addresses::default(), dataplane: None };
     let text = observer.metrics().print(scraped).unwrap();
     let series = text.lines().filter(|line| line.starts_with("slipway_plugin_calls_total{")).count();
     assert_eq!(series, 1001);

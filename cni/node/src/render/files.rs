@@ -98,6 +98,8 @@ impl Deployment {
              RuntimeDirectory=slipway\n\
              RuntimeDirectoryPreserve=yes\n\
              ConfigurationDirectory=cni/net.d\n\
+             # Plugins that delete garbage write there.\n\
+             StateDirectory=cni\n\
              CapabilityBoundingSet={capabilities}\n\
              NoNewPrivileges=yes\n\
              ProtectSystem=strict\n\

@@ -9,7 +9,9 @@ use std::process::{Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use cni_spec::Attachment;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -87,6 +89,32 @@ struct Item {
     reason: String,
 }
 
+/// The condition of `slipway detach --only-if`: the attachment is that of a pod's sandbox, and its namespace is so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnlyIf {
+    /// It is gone.
+    Gone,
+    /// It is gone, or has no process.
+    Unused,
+}
+
+/// The result of `slipway detach`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detached {
+    /// DEL succeeded.
+    Done,
+    /// The condition does not hold, for this reason.
+    Kept(String),
+}
+
+/// The parts of its document, docs/json.md, that count here.
+#[derive(Debug, Deserialize)]
+struct DetachedDocument {
+    schema: u32,
+    state: String,
+    reason: Option<String>,
+}
+
 /// The part of `slipway node`'s document that counts here.
 #[derive(Debug, Deserialize)]
 struct Node {
@@ -112,14 +140,59 @@ impl Program {
             self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
         );
         let output = self.call(&words).await?;
-        // Exit code 1 has a report, too, if it could begin.
-        let document: Document = match serde_json::from_slice(&output.stdout) {
-            Ok(document) => document,
-            Err(_) if !output.status.success() => return Err(self.failed(&words, &output)),
-            Err(error) => return Err(ProgramError::Output(self.name(&words), error.to_string())),
-        };
+        let document: Document = self.document(&words, &output)?;
         self.check(&words, document.schema)?;
         Ok(report(document.items))
+    }
+
+    /// Detaches a container from its network, if the condition holds. `conflist` is the network's configuration, for an
+    /// attachment that no cache has. The plugins are those next to the program.
+    ///
+    /// # Errors
+    /// [`ProgramError`] if a plugin fails, or the condition cannot be checked.
+    pub async fn detach(
+        &self,
+        attachment: &Attachment,
+        condition: OnlyIf,
+        conflist: &Path,
+    ) -> Result<Detached, ProgramError> {
+        let condition = match condition {
+            OnlyIf::Gone => "gone",
+            OnlyIf::Unused => "unused",
+        };
+        let (network, id, interface) = (attachment.network(), attachment.container_id(), attachment.ifname());
+        let words =
+            ["detach", network, id, interface, "--only-if", condition, "--output", "json", "--conflist"];
+        let mut words: Vec<OsString> = words.map(OsString::from).into();
+        words.push(conflist.into());
+        if let Some(directory) = self.path.parent() {
+            words.extend([OsString::from("--plugin-dir"), directory.into()]);
+        }
+        words.extend(
+            self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
+        );
+        let output = self.call(&words).await?;
+        let document: DetachedDocument = self.document(&words, &output)?;
+        self.check(&words, document.schema)?;
+        let reason = || bounded(document.reason.as_deref().unwrap_or_default(), MESSAGE);
+        match document.state.as_str() {
+            "detached" => Ok(Detached::Done),
+            "kept" => Ok(Detached::Kept(reason())),
+            other => {
+                Err(ProgramError::Output(self.name(&words), format!("state {}", bounded(other, MESSAGE))))
+            }
+        }
+    }
+
+    /// The document of a call, which other exit codes than 0 may have, too.
+    fn document<T: DeserializeOwned>(&self, words: &[OsString], output: &Output) -> Result<T, ProgramError> {
+        serde_json::from_slice(&output.stdout).map_err(|error| {
+            if output.status.success() {
+                ProgramError::Output(self.name(words), error.to_string())
+            } else {
+                self.failed(words, output)
+            }
+        })
     }
 
     /// Attaches the BPF programs where they are missing, if they are loaded or to be. True if it did so.
@@ -268,6 +341,38 @@ mod tests {
         }
         let error = Program::new("/nonexistent").restore().await.unwrap_err().to_string();
         assert!(error.starts_with("run /nonexistent restore"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_attachment_is_detached_kept_or_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let attachment = Attachment::new("pods", "8f3a", "eth0").unwrap();
+        let detach = async |text: &str| {
+            let program = script(directory.path(), text);
+            program.detach(&attachment, OnlyIf::Unused, Path::new("/run/a.conflist")).await
+        };
+        let document = |state: &str, reason: Option<&str>| {
+            let document = serde_json::json!({ "schema": 1, "state": state, "reason": reason });
+            format!("echo '{document}'")
+        };
+        let here = directory.path().display();
+        let called = format!(
+            "[ \"$*\" = 'detach pods 8f3a eth0 --only-if unused --output json --conflist /run/a.conflist --plugin-dir \
+             {here}' ] || exit 1"
+        );
+        let done = detach(&format!("{called}\n{}", document("detached", None))).await;
+        assert_eq!(done.unwrap(), Detached::Done);
+        let kept = detach(&format!("{}; exit 3", document("kept", Some("it runs")))).await;
+        assert_eq!(kept.unwrap(), Detached::Kept("it runs".to_owned()));
+        for (text, expected) in [
+            (document("lost", None), "unexpected output: state lost"),
+            ("echo no plugin >&2; exit 1".to_owned(), "no plugin"),
+            // An earlier version has no such command.
+            ("echo unknown command >&2; exit 2".to_owned(), "unknown command"),
+        ] {
+            let error = detach(&text).await.unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
+        }
     }
 
     #[tokio::test]
