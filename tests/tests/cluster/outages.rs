@@ -37,8 +37,9 @@ struct Case<'a> {
     stands: &'a dyn Fn() -> bool,
 }
 
-/// The outages of a flow from before a damage and of one that begins after it.
-fn outages(lab: &Lab, case: &Case<'_>) -> [Duration; 2] {
+/// The outages of a flow from before a damage and of one that begins after it, and the time by which a sender woke up too
+/// late: on a busy host the agent, too, waits for a processor.
+fn outages(lab: &Lab, case: &Case<'_>) -> ([Duration; 2], Duration) {
     until("the network stands", case.stands);
     let steady = || case.from.steady(case.to, case.who, INTERVAL);
     let kept = steady();
@@ -46,22 +47,27 @@ fn outages(lab: &Lab, case: &Case<'_>) -> [Duration; 2] {
     lab.node(1).cmd(case.command);
     let new = steady();
     thread::sleep(within(WATCHED));
-    [kept, new].map(SteadyFlow::stop).map(|ended| ended.outage())
+    let ended = [kept, new].map(SteadyFlow::stop);
+    let late = ended.iter().map(|flow| flow.late).max().unwrap_or_default();
+    (ended.map(|flow| flow.outage()), late)
 }
 
-/// Measures all cases and prints the median and the longest outage of each. Fails if one is too long.
+/// Measures all cases and prints the median and the longest outage of each. Fails if the outage of a single round is too
+/// long.
 fn measure(lab: &Lab, cases: &[Case<'_>], rounds: usize) {
     for case in cases {
-        let all: Vec<[Duration; 2]> = (0..rounds).map(|_| outages(lab, case)).collect();
+        let all: Vec<([Duration; 2], Duration)> = (0..rounds).map(|_| outages(lab, case)).collect();
         let of = |index: usize| {
-            let mut times: Vec<Duration> = all.iter().map(|both| both[index]).collect();
+            let mut times: Vec<Duration> = all.iter().map(|(both, _)| both[index]).collect();
             times.sort();
             (times[times.len() / 2].as_millis(), times[times.len() - 1].as_millis())
         };
         let ((kept, longest), (new, longest_new)) = (of(0), of(1));
         eprintln!("| {} | {kept} | {longest} | {new} | {longest_new} |", case.name);
-        let limit = within(LIMIT).as_millis();
-        assert!(longest <= limit && longest_new <= limit, "{}: more than {limit} ms: {all:?}", case.name);
+        if let [(both, late)] = all[..] {
+            let limit = within(LIMIT) + late;
+            assert!(both.iter().all(|one| *one <= limit), "{}: {both:?}, late: {late:?}", case.name);
+        }
     }
 }
 
@@ -164,15 +170,22 @@ fn outages_of_bpf_programs_are_short() {
 }
 
 /// Prints the rows of a table: milliseconds, median and longest of [`ROUNDS`], for a flow from before and for one that
-/// begins after the damage: `cargo xtask test --suite cluster` builds it, and `cargo test -p slipway-tests --test cluster
-/// -- --ignored --nocapture length_of_outages` runs it, with `SLIPWAY_KUBE_DIR` set.
+/// begins after the damage: `SLIPWAY_KUBE_DIR=target/xtask/kube cargo test -p slipway-tests --test cluster -- --ignored
+/// --nocapture --test-threads 1 length_of_outages`, with the absolute path of the directory.
 #[test]
 #[ignore = "a measurement"]
-fn length_of_outages() {
-    eprintln!("plain routes:");
+fn length_of_outages_over_plain_routes() {
     of_network("never", ROUNDS);
-    eprintln!("VXLAN:");
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn length_of_outages_over_vxlan_and_of_rules() {
     of_network("always", ROUNDS);
-    eprintln!("BPF programs:");
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn length_of_outages_of_bpf_programs() {
     of_programs(ROUNDS);
 }
