@@ -53,6 +53,8 @@ pub enum NewKind {
     /// Ethernet frames in UDP packets. The link by which these leave is [`Vxlan::underlay`], not
     /// [`NewLink::below`].
     Vxlan(Vxlan),
+    /// Encrypted IP packets in UDP packets; [`super::WireGuardSocket`] sets its keys and peers.
+    WireGuard,
     /// A link that drops all packets sent.
     Dummy,
 }
@@ -87,6 +89,7 @@ impl NewKind {
                 }));
                 vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(data))]
             }
+            Self::WireGuard => vec![LinkInfo::Kind(InfoKind::Wireguard)],
             Self::Dummy => vec![LinkInfo::Kind(InfoKind::Dummy)],
         }
     }
@@ -97,6 +100,7 @@ impl NewKind {
             Self::Ipvlan(_) => "ipvlan",
             Self::Vlan(_) => "vlan",
             Self::Vxlan(_) => "vxlan",
+            Self::WireGuard => "wireguard",
             Self::Dummy => "dummy",
         }
     }

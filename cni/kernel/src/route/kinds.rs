@@ -164,6 +164,8 @@ pub enum LinkKind {
     Vlan(u16),
     /// Ethernet frames in UDP packets.
     Vxlan(Vxlan),
+    /// Encrypted IP packets in UDP packets.
+    WireGuard,
     /// A link that drops all packets sent.
     Dummy,
     /// A link whose packets a process reads and writes.
@@ -194,6 +196,7 @@ pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
         "ipvlan" => LinkKind::Ipvlan(IpvlanMode::from_number(wire::u16_of(find(IFLA_IPVLAN_MODE)))),
         "vlan" => LinkKind::Vlan(wire::u16_of(find(IFLA_VLAN_ID))),
         "vxlan" => LinkKind::Vxlan(Vxlan::decode(data)),
+        "wireguard" => LinkKind::WireGuard,
         "dummy" => LinkKind::Dummy,
         "tun" => LinkKind::Tun,
         other => LinkKind::Other(other.to_owned()),

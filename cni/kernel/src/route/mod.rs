@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Links, addresses, routes and neighbours over routing netlink (rtnetlink(7)).
+//! Links, addresses, routes and neighbours over routing netlink (rtnetlink(7)), and WireGuard's peers over generic
+//! netlink.
 //!
 //! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that
 //! uses it. Creation is exclusive: an object that exists is an error ([`RouteError::already_exists`]).
@@ -25,6 +26,7 @@ mod rule;
 mod traffic;
 mod transport;
 mod wire;
+mod wireguard;
 
 use crate::netns::{Netns, NetnsError};
 
@@ -40,6 +42,7 @@ pub use path::{Existing, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 pub use port::{PortSettings, Switch, VlanFiltering};
 pub use rule::Rule;
 pub use traffic::TokenBucket;
+pub use wireguard::{Peer, PeerChange, PrivateKey, PublicKey, WireGuardDevice, WireGuardSocket};
 
 use transport::Transport;
 

@@ -71,6 +71,12 @@ pub enum RouteKind {
     Other(u8),
 }
 
+impl RouteKind {
+    /// Dropped, and refused by ICMP "destination unreachable" (`RTN_UNREACHABLE`). For IPv6 the kernel lists such a
+    /// route with the loopback as link.
+    pub const UNREACHABLE: Self = Self::Other(7);
+}
+
 /// Scope of a route (`rtm_scope`), by its number in `linux/rtnetlink.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteScope(pub u8);
@@ -189,6 +195,7 @@ impl fmt::Display for Route {
         match self.kind {
             RouteKind::Unicast => {}
             RouteKind::Local => f.write_str("local ")?,
+            RouteKind::UNREACHABLE => f.write_str("unreachable ")?,
             RouteKind::Other(number) => write!(f, "type {number} ")?,
         }
         write!(f, "{}", self.dst)?;

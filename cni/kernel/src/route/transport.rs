@@ -64,12 +64,19 @@ pub(super) enum Verb {
 ///
 /// Requests are encoded at once. rtnetlink's connection formats messages for its log: the `Debug`
 /// implementations of `RouteNetlinkMessage` alone would make the binary 3% larger.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Message {
     /// The message's type.
     pub(super) kind: u16,
     /// The bytes after the header.
     pub(super) payload: Vec<u8>,
+}
+
+impl fmt::Debug for Message {
+    /// Without the payload, which may have a private key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "message {} of {} bytes", self.kind, self.payload.len())
+    }
 }
 
 impl From<RouteNetlinkMessage> for Message {
@@ -190,7 +197,7 @@ impl AsyncSocket for Patient {
     }
 }
 
-/// A connection to routing netlink in the namespace in which it was opened.
+/// A connection to routing or generic netlink in the namespace in which it was opened.
 pub(super) struct Transport {
     connection: RefCell<Connection<Message, Patient>>,
     handle: ConnectionHandle<Message>,
@@ -218,11 +225,16 @@ enum End {
 
 impl Transport {
     pub(super) fn open(place: String) -> Result<Self, RouteError> {
+        Self::open_protocol(NETLINK_ROUTE, "routing netlink", place)
+    }
+
+    /// Opens a connection of another netlink protocol, with its name for errors.
+    pub(super) fn open_protocol(protocol: isize, name: &str, place: String) -> Result<Self, RouteError> {
         let failed = |error: io::Error| RouteError::Socket {
-            action: format!("open routing netlink socket{place}"),
+            action: format!("open {name} socket{place}"),
             errno: errno_of(&error),
         };
-        let opened = new_connection_with_socket::<Message, Patient>(NETLINK_ROUTE);
+        let opened = new_connection_with_socket::<Message, Patient>(protocol);
         let (mut connection, handle, _multicast) = opened.map_err(failed)?;
         // Without them a lost reply would look like success.
         connection.set_forward_ack(true);
