@@ -29,7 +29,7 @@ pub struct Cluster {
     /// A namespace for programs of the control plane.
     pub control: Member,
     /// Owns the bridge. Dropped last.
-    _lan: Node,
+    lan: Node,
 }
 
 /// A node of a [`Cluster`].
@@ -100,7 +100,13 @@ impl Cluster {
                 ClusterNode { node, number, addresses: on_link(NODES + number) }
             })
             .collect();
-        Self { nodes, outside, control, _lan: lan }
+        Self { nodes, outside, control, lan }
+    }
+
+    /// The space through which all frames between the nodes pass.
+    #[must_use]
+    pub fn lan(&self) -> &Space {
+        &self.lan
     }
 }
 
@@ -149,6 +155,21 @@ fn join(lan: &Node, space: &Space, number: u8) {
     lan.wait_up(&port);
     space.wait_up("eth0");
     space.wait_local(v6);
+}
+
+/// Joins two spaces by a veth pair with these names. They may be in mount namespaces of their own.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn wire(one: (&Space, &str), other: (&Space, &str)) {
+    let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.net.as_raw_fd());
+    one.0.cmd(&format!("ip link add {} type veth peer name {} netns {path}", one.1, other.1));
+    for (space, name) in [one, other] {
+        space.cmd(&format!("ip link set {name} up"));
+    }
+    for (space, name) in [one, other] {
+        space.wait_up(name);
+    }
 }
 
 impl Deref for ClusterNode {

@@ -58,6 +58,19 @@ pub fn has_ipvs() -> bool {
     Node::new().try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
 }
 
+/// The feature that [`has_wireguard`] checks, for [`crate::skip!`].
+pub const WIREGUARD: &str = "wireguard";
+
+/// True if the kernel has WireGuard: making a link loads its module.
+///
+/// # Panics
+/// If the kernel cannot be asked.
+#[must_use]
+pub fn has_wireguard() -> bool {
+    let known = || RouteSocket::open().and_then(|route| route.knows_kind("wireguard"));
+    Node::new().run(known).unwrap_or_else(|e| panic!("ask for wireguard: {e}"))
+}
+
 /// The feature that [`has_flowtable`] checks, for [`crate::skip!`].
 pub const FLOWTABLE: &str = "nf_flow_table";
 

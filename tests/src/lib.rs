@@ -65,6 +65,7 @@ mod reference;
 mod sample;
 mod skip;
 mod snapshot;
+mod sniffer;
 mod space;
 mod steady;
 mod token;
@@ -73,11 +74,13 @@ mod tun;
 
 pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
-pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges};
+pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
 pub use container::{Container, capabilities, confined, daemon_set, first_process, pod_of, render};
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
-pub use feature::{FLOWTABLE, IPVS, NFT_RANGES, has_flowtable, has_ipvs, lacks, nft_loads_ranges};
+pub use feature::{
+    FLOWTABLE, IPVS, NFT_RANGES, WIREGUARD, has_flowtable, has_ipvs, has_wireguard, lacks, nft_loads_ranges,
+};
 pub use golden::{golden, normalise};
 pub use interrupt::{
     Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, slowed,
@@ -94,6 +97,7 @@ pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
+pub use sniffer::{Frame, Sniffer};
 pub use space::{CommandOutput, Space};
 pub use steady::{Deliveries, SteadyFlow, Stop};
 pub use traffic::{Answer, Flow, Proto, QUICK, Server, at};

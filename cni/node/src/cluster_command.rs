@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
 use slipwayd::cluster::announce::{self, Announcement, Unavailable};
 use slipwayd::cluster::conflist;
-use slipwayd::cluster::desired::{self, TunnelMode};
+use slipwayd::cluster::desired::{self, Encryption, TunnelMode};
 use slipwayd::cluster::events::{self, Notice};
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
@@ -37,6 +38,10 @@ use crate::garbage_options;
 const LARGEST_VNI: u32 = (1 << 24) - 1;
 /// The port of VXLAN (RFC 7348, section 8).
 const VXLAN_PORT: u16 = 4789;
+/// The port in WireGuard's own documentation, and of flannel's backend for it.
+const WIREGUARD_PORT: u16 = 51820;
+/// The least and the largest packet that IPv4 allows between nodes (RFC 791, section 3.2).
+const PATH_MTU: std::ops::RangeInclusive<u32> = 576..=65535;
 
 /// Notices that wait to be sent as Events.
 const NOTICES: usize = 32;
@@ -79,6 +84,11 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
     };
     let bad = |name: &str| format!("{name} {:?} is no such number", words.value(name).unwrap_or_default());
     let vni = text("--vxlan-vni", "1").parse().ok().filter(|vni| (1..=LARGEST_VNI).contains(vni));
+    let path_mtu = match words.value("--path-mtu") {
+        None => Some(None),
+        Some(text) => text.parse().ok().filter(|mtu| PATH_MTU.contains(mtu)).map(Some),
+    };
+    let cluster_cidrs = cidrs("--cluster-cidr")?;
     let paths = desired::Settings {
         tunnel: match words.value("--tunnel") {
             Some("always") => TunnelMode::Always,
@@ -88,7 +98,9 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
         vni: vni.ok_or_else(|| bad("--vxlan-vni"))?,
         port: text("--vxlan-port", &VXLAN_PORT.to_string()).parse().map_err(|_| bad("--vxlan-port"))?,
         pod_cidrs: cidrs("--pod-cidr")?,
-        cluster_cidrs: cidrs("--cluster-cidr")?,
+        path_mtu: path_mtu.ok_or_else(|| bad("--path-mtu"))?,
+        encryption: encryption(words, &cluster_cidrs)?,
+        cluster_cidrs,
     };
     let mut without_masquerade = cidrs("--service-cidr")?;
     without_masquerade.extend(cidrs("--node-cidr")?);
@@ -136,6 +148,46 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
     let removes_conflist = words.has("--remove-conflist");
     let garbage = garbage_options::read(words, &settings)?;
     Ok(Given { settings, access, program, removes_conflist, startup_taints, listen, garbage })
+}
+
+/// The settings of encryption; none without it.
+fn encryption(words: &slipway_cli::Given, cluster_cidrs: &[IpNet]) -> Result<Option<Encryption>, String> {
+    const PATH: &str = "WireGuard is the path to all nodes";
+    /// Options that have no effect with WireGuard, or that would break the traffic of nodes with pods.
+    const EXCLUDED: [(&str, &str); 4] = [
+        ("--tunnel", PATH),
+        ("--vxlan-vni", PATH),
+        ("--vxlan-port", PATH),
+        (
+            "--node-cidr",
+            "a node's replies to pods come by WireGuard, which accepts the addresses of pods only",
+        ),
+    ];
+    if words.value("--encrypt") != Some("wireguard") {
+        return match words.has("--wireguard-port") {
+            true => Err("--wireguard-port is only for --encrypt wireguard".to_owned()),
+            false => Ok(None),
+        };
+    }
+    if let Some((name, reason)) = EXCLUDED.iter().find(|(name, _)| words.has(name)) {
+        return Err(format!("{name} and --encrypt wireguard exclude each other: {reason}"));
+    }
+    if cluster_cidrs.is_empty() {
+        return Err("--encrypt wireguard needs --cluster-cidr: packets to pods without an encrypted path are refused \
+                    there"
+            .to_owned());
+    }
+    let port = match words.value("--wireguard-port") {
+        None => NonZeroU16::new(WIREGUARD_PORT),
+        Some(text) => text.parse().ok(),
+    };
+    let bad = || {
+        format!(
+            "--wireguard-port {:?} is no such number",
+            words.value("--wireguard-port").unwrap_or_default()
+        )
+    };
+    Ok(Some(Encryption { port: port.ok_or_else(bad)?, cluster_cidrs: cluster_cidrs.to_vec() }))
 }
 
 /// Why the agent ended early.
@@ -349,6 +401,41 @@ pub(crate) mod tests {
         assert_eq!(listen("--node-name a --listen [::]:80"), Ok(Some("[::]:80".to_owned())));
         let error = "--listen \"localhost:80\" is not ADDRESS:PORT or none";
         assert_eq!(listen("--node-name a --listen localhost:80"), Err(error.to_owned()));
+    }
+
+    #[test]
+    fn encryption_has_its_port_and_excludes_other_paths() {
+        let paths = |words: &str| given(&format!("--node-name a {words}")).map(|given| given.settings.paths);
+        let plain = paths("--encrypt none --tunnel always --path-mtu 1400").unwrap();
+        assert_eq!((plain.encryption, plain.path_mtu), (None, Some(1400)));
+        let wireguard =
+            |words: &str| paths(&format!("--encrypt wireguard --cluster-cidr 10.244.0.0/16 {words}"));
+        let encryption = |port: u16| {
+            let cluster_cidrs = vec!["10.244.0.0/16".parse().unwrap()];
+            Some(Encryption { port: port.try_into().unwrap(), cluster_cidrs })
+        };
+        assert_eq!(wireguard("").unwrap().encryption, encryption(51820));
+        assert_eq!(wireguard("--wireguard-port 7").unwrap().encryption, encryption(7));
+        for option in ["--tunnel auto", "--vxlan-vni 1", "--vxlan-port 4789", "--node-cidr 192.168.50.0/24"] {
+            let (name, error) = (option.split(' ').next().unwrap(), wireguard(option).unwrap_err());
+            assert!(
+                error.starts_with(&format!("{name} and --encrypt wireguard exclude each other: ")),
+                "{error}"
+            );
+        }
+        for (words, want) in [
+            ("--encrypt wireguard", "--encrypt wireguard needs --cluster-cidr"),
+            ("--wireguard-port 7", "--wireguard-port is only for --encrypt wireguard"),
+            (
+                "--encrypt wireguard --cluster-cidr 10.0.0.0/8 --wireguard-port 0",
+                "--wireguard-port \"0\" is no",
+            ),
+            ("--path-mtu 575", "--path-mtu \"575\" is no such number"),
+            ("--path-mtu 65536", "--path-mtu \"65536\" is no such number"),
+        ] {
+            let error = paths(words).unwrap_err();
+            assert!(error.starts_with(want), "{words}: {error}");
+        }
     }
 
     #[test]

@@ -24,6 +24,9 @@ const OPTIONS: [&str; 9] = [
     "--cri-socket",
     "--gc-grace",
     "--log-format",
+    "--encrypt",
+    "--wireguard-port",
+    "--path-mtu",
 ];
 /// The namespace without `--namespace`.
 const NAMESPACE: &str = "kube-system";
@@ -158,6 +161,14 @@ mod tests {
         assert_eq!(text, render(&text_options_in_another_order()).unwrap());
     }
 
+    #[test]
+    fn the_options_of_encryption_reach_the_agent() {
+        let options = "--cluster-cidr 10.244.0.0/16 --encrypt wireguard --wireguard-port 7 --path-mtu 1400";
+        let unit = render(&format!("systemd {options}")).unwrap();
+        let arguments = "slipwayd run --cluster-cidr=10.244.0.0/16 --encrypt=wireguard --wireguard-port=7 --path-mtu=1400\n";
+        assert!(unit.contains(arguments), "{unit}");
+    }
+
     fn text_options_in_another_order() -> String {
         "manifests --startup-taint a.example/starting --cluster-cidr 10.244.0.0/16 --cluster-cidr fd44::/32 \
          --service-cidr 10.96.0.0/16 --node-cidr 192.168.50.0/24 --tunnel always --vxlan-vni 7 --vxlan-port 8472 \
@@ -174,6 +185,7 @@ mod tests {
             ("kind --output-dir /tmp/x --image i", "kind and --output-dir exclude each other"),
             ("--image i --cluster-cidr 10.244.0.1/16", "--cluster-cidr \"10.244.0.1/16\": it has host bits"),
             ("systemd --vxlan-vni 0", "--vxlan-vni \"0\" is no such number"),
+            ("systemd --encrypt wireguard", "--encrypt wireguard needs --cluster-cidr"),
             ("systemd --startup-taint a:Never", "--startup-taint \"a:Never\": not KEY or KEY:EFFECT"),
             ("--image i --namespace Net", "--namespace \"Net\": not a DNS label"),
             ("systemd --gc-grace 5", "--gc-grace \"5\" is no time: a number with s, m or h"),

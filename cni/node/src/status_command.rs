@@ -86,6 +86,8 @@ struct Status {
     nodes: u64,
     routes: u64,
     tunnel: Option<Tunnel>,
+    wireguard: Option<WireGuard>,
+    refused: Vec<String>,
     troubles: Vec<String>,
     trouble_count: usize,
     addresses: Vec<Range>,
@@ -101,6 +103,14 @@ struct Tunnel {
     vni: u32,
     port: u16,
     local: String,
+    peers: u64,
+}
+
+#[derive(Deserialize)]
+struct WireGuard {
+    device: String,
+    port: u16,
+    public_key: Option<String>,
     peers: u64,
 }
 
@@ -170,6 +180,13 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         format!("{device}, VNI {vni}, UDP port {port}, from {local}, {peers} peers")
     });
     rows.push(("tunnel", tunnel.unwrap_or_else(unknown)));
+    if let Some(WireGuard { device, port, public_key, peers }) = &status.wireguard {
+        let key = public_key.as_deref().unwrap_or("-");
+        rows.push(("WireGuard", format!("{device}, UDP port {port}, key {key}, {peers} peers")));
+    }
+    if !status.refused.is_empty() {
+        rows.push(("refused", status.refused.join(", ")));
+    }
     let compared = status.last_comparison.as_ref().map(|last| {
         let Comparison { time, seconds, changes } = last;
         format!("{time}, {:.1} ms, {changes} changes", seconds * 1e3)
@@ -217,6 +234,8 @@ mod tests {
             "ready": true, "reason": null, "subnets": ["10.244.1.0/24", "fd44:0:0:1::/64"], "mtu": 1450,
             "nodes": 3, "routes": 4,
             "tunnel": {"device": "slipway-vxlan", "vni": 1, "port": 4789, "local": "192.168.50.11", "peers": 2},
+            "wireguard": {"device": "slipway-wg", "port": 51820, "public_key": "AbC=", "peers": 3},
+            "refused": ["10.244.0.0/16", "10.244.9.0/24"],
             "troubles": ["node a: no pod CIDR"], "trouble_count": 3,
             "addresses": [{"range": "10.244.1.0/24", "used": 2, "free": 251}],
             "former_addresses": [
@@ -231,6 +250,8 @@ mod tests {
                         list of Nodes complete\nready         yes\nsubnets       10.244.1.0/24, fd44:0:0:1::/64\n\
                         MTU           1450\nnodes         3\nroutes        4\n\
                         tunnel        slipway-vxlan, VNI 1, UDP port 4789, from 192.168.50.11, 2 peers\n\
+                        WireGuard     slipway-wg, UDP port 51820, key AbC=, 3 peers\n\
+                        refused       10.244.0.0/16, 10.244.9.0/24\n\
                         compared      2026-11-23T11:50:45Z, 3.1 ms, 0 changes\n\
                         addresses     10.244.1.0/24: 2 used, 251 free\n\
                         former        10.9.0.2 of 8f3a eth0, until it ends\nformer        10.9.0.3 of - -, until it ends\n\
@@ -239,14 +260,16 @@ mod tests {
                         trouble       and 2 more\n";
         assert_eq!(printed(&document), expected);
         document["reason"] = json!("this node has no pod CIDR");
-        for key in ["mtu", "tunnel", "last_comparison", "garbage"] {
+        for key in ["mtu", "tunnel", "wireguard", "last_comparison", "garbage"] {
             document[key] = Value::Null;
         }
+        document["refused"] = json!([]);
         document["subnets"] = json!([]);
         let text = printed(&document);
         for line in ["ready         no: this node has no pod CIDR", "subnets       -", "MTU           -"] {
             assert!(text.lines().any(|shown| shown == line), "{line}: {text}");
         }
+        assert!(!text.contains("WireGuard") && !text.contains("refused"), "{text}");
     }
 
     #[tokio::test(flavor = "current_thread")]

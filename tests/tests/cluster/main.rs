@@ -8,6 +8,7 @@ mod api;
 mod changes;
 mod damage;
 mod deployment;
+mod encryption;
 mod forward;
 mod kills;
 mod observe;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use slipway_tests::{Attach, Cluster, ClusterNode, Network, Pod, Proto, at, pod_ranges};
-use slipwayd::cluster::desired::{self, TunnelMode};
+use slipwayd::cluster::desired::{self, Encryption, TunnelMode};
 use slipwayd::cluster::nodes::{Annotations, Node, NodeName, Nodes};
 use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
 
@@ -30,6 +31,9 @@ use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
 const CONFLIST: &str = "/run/net.d/10-slipway.conflist";
 const SUBNET_FILE: &str = "/run/slipway/subnet.json";
 const FLANNEL_FILE: &str = "/run/flannel/subnet.env";
+/// The subnets of all pods.
+const CLUSTER_CIDRS: [&str; 2] = ["10.244.0.0/16", "fd44::/32"];
+const WIREGUARD_PORT: u16 = 51820;
 
 /// Nodes with their agents' settings, and the Nodes that all agents see.
 struct Lab {
@@ -37,6 +41,9 @@ struct Lab {
     tunnel: TunnelMode,
     /// The VXLAN port of each node.
     port: fn(u8) -> u16,
+    path_mtu: Option<u32>,
+    /// True for WireGuard.
+    encrypts: bool,
     nodes: Nodes,
 }
 
@@ -44,7 +51,12 @@ impl Lab {
     fn new(count: u8, tunnel: TunnelMode) -> Self {
         let cluster = Cluster::without_pod_routes(count, |_| {});
         let nodes = cluster.nodes.iter().map(|node| (name(node.number), Arc::new(object(node)))).collect();
-        Self { cluster, tunnel, port: |_| 4789, nodes }
+        Self { cluster, tunnel, port: |_| 4789, path_mtu: None, encrypts: false, nodes }
+    }
+
+    /// With WireGuard between the nodes.
+    fn encrypted(count: u8) -> Self {
+        Self { encrypts: true, ..Self::new(count, TunnelMode::Auto) }
     }
 
     /// A node, by its number from 1.
@@ -53,6 +65,11 @@ impl Lab {
     }
 
     fn settings(&self, number: u8) -> Settings {
+        let cluster_cidrs = CLUSTER_CIDRS.map(|net| net.parse().expect("a prefix")).to_vec();
+        let encryption = Encryption {
+            port: WIREGUARD_PORT.try_into().expect("not 0"),
+            cluster_cidrs: cluster_cidrs.clone(),
+        };
         Settings {
             node: name(number),
             paths: desired::Settings {
@@ -60,9 +77,9 @@ impl Lab {
                 vni: 1,
                 port: (self.port)(number).try_into().expect("not 0"),
                 pod_cidrs: Vec::new(),
-                cluster_cidrs: ["10.244.0.0/16", "fd44::/32"]
-                    .map(|net| net.parse().expect("a prefix"))
-                    .into(),
+                cluster_cidrs,
+                path_mtu: self.path_mtu,
+                encryption: self.encrypts.then_some(encryption),
             },
             network: "pods".to_owned(),
             bridge: "slipway0".to_owned(),

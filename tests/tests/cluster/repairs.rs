@@ -50,7 +50,7 @@ where
 }
 
 /// Runs the agent of a node during `body`.
-fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
+pub(crate) fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
     let settings = Arc::new(lab.settings(number));
     let (_sender, snapshots) = watch::channel(Arc::new(Snapshot::new(lab.nodes.clone(), true)));
     let run = |stop: Stop| agent::run(settings, snapshots, stop, |_, report| drop(report.expect("a report")));

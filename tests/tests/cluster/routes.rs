@@ -11,8 +11,7 @@ use slipwayd::cluster::routes::PROTOCOL;
 
 use crate::{Lab, all_reach_each_other, name};
 
-fn pods_of_all_nodes_reach_each_other(tunnel: TunnelMode, mtu: &str) {
-    let mut lab = Lab::new(3, tunnel);
+pub(crate) fn pods_of_all_nodes_reach_each_other(mut lab: Lab, mtu: &str) {
     lab.settle();
     let pods = (1..=3).map(|number| (number, lab.pod(number, "web"))).collect();
     all_reach_each_other(&pods);
@@ -36,12 +35,12 @@ fn pods_of_all_nodes_reach_each_other(tunnel: TunnelMode, mtu: &str) {
 
 #[test]
 fn pods_of_all_nodes_reach_each_other_by_the_link() {
-    pods_of_all_nodes_reach_each_other(TunnelMode::Auto, "1500");
+    pods_of_all_nodes_reach_each_other(Lab::new(3, TunnelMode::Auto), "1500");
 }
 
 #[test]
 fn pods_of_all_nodes_reach_each_other_by_vxlan() {
-    pods_of_all_nodes_reach_each_other(TunnelMode::Always, "1450");
+    pods_of_all_nodes_reach_each_other(Lab::new(3, TunnelMode::Always), "1450");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod notifications;
 mod own_routes;
 mod vxlan;
+mod wireguard;
 
 use std::path::Path;
 use std::time::Duration;

@@ -5,7 +5,8 @@
 use slipway_cli::{Argument, Command, Opt, Reader, Value};
 
 use super::table::{
-    CLUSTER_CIDR, CRI_SOCKET, GC_GRACE, LOG_FORMAT, NODE_CIDR, SERVICE_CIDR, TUNNEL, VXLAN_PORT, VXLAN_VNI,
+    CLUSTER_CIDR, CRI_SOCKET, ENCRYPT, GC_GRACE, LOG_FORMAT, NODE_CIDR, PATH_MTU, SERVICE_CIDR, TUNNEL, VXLAN_PORT,
+    VXLAN_VNI, WIREGUARD_PORT,
 };
 
 const IMAGE: Opt = Opt::value("--image", Value::Text("IMAGE"), "the container image, needed for manifests");
@@ -39,6 +40,9 @@ pub(super) const RENDER: Command = Command {
         TUNNEL,
         VXLAN_VNI,
         VXLAN_PORT,
+        ENCRYPT,
+        WIREGUARD_PORT,
+        PATH_MTU,
         STARTUP_TAINT,
         CRI_SOCKET,
         GC_GRACE,
@@ -62,6 +66,11 @@ pub(super) const RENDER: Command = Command {
             "slipwayd render --image registry.example/slipway:1 --cri-socket /run/k3s/containerd/containerd.sock \
              --gc-grace 20m --log-format json",
             "for k3s, with a log for programs",
+        ),
+        (
+            "slipwayd render systemd --cluster-cidr 10.244.0.0/16 --encrypt wireguard --wireguard-port 51821 --path-mtu \
+             1400",
+            "a unit whose agent encrypts",
         ),
         ("slipwayd render kind --cluster-cidr 10.244.0.0/16", "a cluster on this machine, for a trial"),
     ],

@@ -121,6 +121,18 @@ pub(super) const VXLAN_VNI: Opt =
     Opt::value("--vxlan-vni", Value::Text("VNI"), "the VXLAN network identifier (1)");
 pub(super) const VXLAN_PORT: Opt =
     Opt::value("--vxlan-port", Value::Text("PORT"), "the UDP port of VXLAN (4789)");
+pub(super) const ENCRYPT: Opt = Opt::value(
+    "--encrypt",
+    Value::OneOf(&["none", "wireguard"]),
+    "encrypt all traffic between pods of different nodes, and refuse what cannot be encrypted (none)",
+);
+pub(super) const WIREGUARD_PORT: Opt =
+    Opt::value("--wireguard-port", Value::Text("PORT"), "the UDP port of WireGuard (51820)");
+pub(super) const PATH_MTU: Opt = Opt::value(
+    "--path-mtu",
+    Value::Text("BYTES"),
+    "the largest packet between nodes, if a link between them carries less than the nodes' own links",
+);
 const BRIDGE: Opt = Opt::value("--bridge", Value::Text("NAME"), "the bridge of the pods (slipway0)");
 const NETWORK_NAME: Opt =
     Opt::value("--network-name", Value::Text("NAME"), "the name of the pods' network (slipway)");
@@ -190,7 +202,7 @@ static COMMANDS: &[Command] = &[
     Command {
         name: "run",
         summary: "keep this node in a Kubernetes cluster's network, until a signal",
-        about: "Watches the Nodes of the cluster. Keeps routes to the pods of other nodes, by the link or by VXLAN, the \
+        about: "Watches the Nodes of the cluster. Keeps routes to the pods of other nodes, by the link, VXLAN or WireGuard, the \
                 bridge of this node's pods, and the configuration that the container runtime reads. What others change \
                 is restored, with `slipway restore` the rules of published ports and masquerade. Attachments that the container \
                 runtime has left are deleted. Routes of other programs are never touched. A signal ends it and leaves all in \
@@ -206,6 +218,9 @@ static COMMANDS: &[Command] = &[
             TUNNEL,
             VXLAN_VNI,
             VXLAN_PORT,
+            ENCRYPT,
+            WIREGUARD_PORT,
+            PATH_MTU,
             BRIDGE,
             NETWORK_NAME,
             CONFLIST,
@@ -235,6 +250,10 @@ static COMMANDS: &[Command] = &[
                  --vxlan-port 8472 --host-mounts --node-setup --sysctl-dir /host/proc/sys --remove-taint \
                  node.example/starting:NoSchedule",
                 "in a pod, with NODE_NAME in its environment; all traffic between nodes by VXLAN",
+            ),
+            (
+                "slipwayd run --cluster-cidr 10.244.0.0/16 --encrypt wireguard --wireguard-port 51821 --path-mtu 1400",
+                "with encryption, across a link that carries packets of 1400 bytes",
             ),
             (
                 "slipwayd run --cluster-cidr 10.244.0.0/16 --flannel-file /run/flannel/subnet.env",
@@ -527,6 +546,7 @@ pub(crate) static PROGRAM: Program = Program {
         ("/etc/cni/net.d", "the networks"),
         ("/var/lib/cni", "the cache of attachments, and the locks of sandboxes"),
         ("/run/slipway/subnet.json", "the subnets of this node's pods, of `slipwayd run`"),
+        ("/run/slipway/wireguard.key", "this node's private key, of `slipwayd run --encrypt wireguard`"),
         ("/run/slipway/slipwayd.lock", "locked by `slipwayd run`: one agent per node"),
         ("/run/slipway/slipwayd.sock", "the socket that `slipwayd status` reads from"),
         ("/run/slipway/reports.sock", "the socket to which plugins report their calls"),

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::reconcile::{Failure, Report, Settings, reconcile};
 use super::routes::PROTOCOL;
 use super::source::Snapshot;
-use super::tunnel::DEVICE;
+use super::{tunnel, wireguard};
 
 /// The time after which the node is compared without a reason: notifications of the kernel may be lost, files have none.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -139,7 +139,8 @@ struct Kept {
 
 impl Kept {
     fn follow(&mut self, settings: &Settings, report: &Report) {
-        self.names = [settings.bridge.clone(), DEVICE.to_owned()].into();
+        let devices = [tunnel::DEVICE, wireguard::DEVICE].map(str::to_owned);
+        self.names = devices.into_iter().chain([settings.bridge.clone()]).collect();
         self.links.clone_from(&report.links);
     }
 

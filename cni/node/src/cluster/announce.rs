@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Writing into this node's own Node: the annotations of its tunnel, and the condition NetworkUnavailable, which
+//! Writing into this node's own Node: the annotations of its tunnels, and the condition NetworkUnavailable, which
 //! keeps pods away until the network stands. Startup taints are removed then.
 
 use std::time::Duration;
@@ -149,7 +149,7 @@ mod tests {
     fn a_missing_tunnel_deletes_its_annotations() {
         let patch = annotations(&Annotations::default());
         let values = patch["metadata"]["annotations"].as_object().unwrap();
-        assert!(values.len() == 2 && values.values().all(Value::is_null), "{patch}");
+        assert!(values.len() == 4 && values.values().all(Value::is_null), "{patch}");
     }
 
     #[test]

@@ -12,13 +12,21 @@
 //! Direct, by the Node's first InternalIP of the prefix's family, if that address is on an uplink; else by VXLAN, if
 //! the Node announces its device. `Tunnel::Always` and `Tunnel::Never` leave out one of the two.
 //!
+//! # Encrypted paths
+//! With [`Settings::encryption`] there is one path only: WireGuard. A Node without a key gets none, and packets to its
+//! pods are refused.
+//!
 //! # When this node has a tunnel
 //! With [`TunnelMode::Always`]; and with [`TunnelMode::Auto`] if at least one other Node's pods cannot be reached
 //! directly. The other Node's announcement does not matter: each of the two waits for the device of the other one.
 //!
 //! # MTU
-//! That of the uplink with the first InternalIP of this node that is on one, or else the least of all uplinks. With a
-//! tunnel all pods get less, since a pod's MTU is the same for all its peers: 50 bytes over IPv4, 70 over IPv6.
+//! That of the uplink with the first InternalIP of this node that is on one, or else the least of all uplinks; or
+//! [`Settings::path_mtu`] if that is less. With a tunnel all pods get less, since a pod's MTU is the same for all its peers:
+//! with VXLAN 50 bytes over IPv4 and 70 over IPv6, with WireGuard 60 and 80.
+
+mod mtu;
+mod wireguard;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,23 +35,20 @@ use std::sync::Arc;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
+use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
 use super::nodes::{Node, NodeName, Nodes, overlap};
 use super::problem::{Problem, What};
-
-/// The bytes that VXLAN adds to a packet over IPv4: Ethernet 14, IPv4 20, UDP 8, VXLAN 8 (RFC 7348, section 5).
-const OVERHEAD_V4: u32 = 50;
-/// The bytes that VXLAN adds to a packet over IPv6, whose header has 40 bytes.
-const OVERHEAD_V6: u32 = 70;
-/// The least MTU of a link with IPv6 (RFC 8200, section 5).
-const LEAST_MTU_V6: u32 = 1280;
+pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 
 /// The kernel's view of this node's uplinks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Here {
     /// The uplinks, in any order. Links of pods are none.
     pub uplinks: Vec<Uplink>,
+    /// The public key of this node's WireGuard device; none without one.
+    pub wireguard_key: Option<PublicKey>,
 }
 
 /// A link to other nodes.
@@ -82,6 +87,10 @@ pub struct Settings {
     pub pod_cidrs: Vec<IpNet>,
     /// The prefixes of all pods. Without one of a family, those of that family may be anywhere.
     pub cluster_cidrs: Vec<IpNet>,
+    /// The largest packet between nodes in bytes, where that is less than the uplinks' MTU.
+    pub path_mtu: Option<u32>,
+    /// WireGuard for all traffic between nodes' pods, in place of routes by the link and VXLAN; none: no encryption.
+    pub encryption: Option<Encryption>,
 }
 
 impl Settings {
@@ -101,8 +110,13 @@ pub struct Desired {
     pub own: Option<OwnSubnets>,
     /// The routes to other nodes' pods, by prefix.
     pub routes: Vec<PeerRoute>,
+    /// The prefixes to which packets are refused, sorted: with encryption, those that have no encrypted path. None of them
+    /// has a route.
+    pub refused: Vec<IpNet>,
     /// The VXLAN device; none if this node needs none.
     pub tunnel: Option<Tunnel>,
+    /// The WireGuard device; none without encryption.
+    pub wireguard: Option<WireGuard>,
     /// The MTU of pods, in bytes; none without an uplink.
     pub mtu: Option<u32>,
     /// True if routes, neighbours and FDB entries that are not listed here may be deleted. False if this node's own Node
@@ -146,6 +160,8 @@ pub enum Via {
         /// device maps it to the peer's MAC address.
         gateway: IpAddr,
     },
+    /// The WireGuard device, which chooses the peer by the destination.
+    WireGuard,
 }
 
 /// The VXLAN device.
@@ -188,8 +204,20 @@ pub fn desired(nodes: &Nodes, own: &NodeName, here: &Here, settings: &Settings) 
     let mut others: Vec<&Node> = nodes.values().map(Arc::as_ref).filter(|node| node.name != *own).collect();
     others.sort_by_key(|node| node.seniority());
     let peers: Vec<Peer<'_>> = others.iter().filter_map(|node| plan.claim(node)).collect();
-    let (routes, tunnel) = plan.paths(&peers);
-    plan.finish(routes, tunnel)
+    let paths = match &settings.encryption {
+        Some(encryption) => plan.encrypted(&peers, encryption),
+        None => plan.paths(&peers),
+    };
+    plan.finish(paths)
+}
+
+/// The paths to all peers.
+#[derive(Default)]
+struct Paths {
+    routes: Vec<PeerRoute>,
+    refused: Vec<IpNet>,
+    tunnel: Option<Tunnel>,
+    wireguard: Option<WireGuard>,
 }
 
 /// A Node with the parts of it that may be used.
@@ -399,7 +427,7 @@ impl<'a> Plan<'a> {
         Some(Via::Link { gateway, link: self.link_of(gateway)? })
     }
 
-    fn paths(&mut self, peers: &[Peer<'_>]) -> (Vec<PeerRoute>, Option<Tunnel>) {
+    fn paths(&mut self, peers: &[Peer<'_>]) -> Paths {
         let mut routes = Vec::new();
         // Peers with prefixes that have no direct path.
         let mut far: Vec<(&Peer<'_>, Vec<IpNet>)> = Vec::new();
@@ -426,7 +454,7 @@ impl<'a> Plan<'a> {
             TunnelMode::Auto | TunnelMode::Always => self.tunnel(&far, &mut routes),
         };
         routes.sort_by_key(|route| route.prefix);
-        (routes, tunnel)
+        Paths { routes, tunnel, ..Paths::default() }
     }
 
     fn report_off_link(&mut self, far: &[(&Peer<'_>, Vec<IpNet>)]) {
@@ -494,23 +522,8 @@ impl<'a> Plan<'a> {
         Ok(TunnelPeer { node: peer.node.name.clone(), mac, address, port, gateways: Vec::new() })
     }
 
-    /// The MTU of pods.
-    fn mtu(&mut self, tunnel: Option<&Tunnel>) -> Option<u32> {
-        let link = self.underlay().map(|underlay| underlay.link);
-        let counts = |uplink: &&Uplink| link.is_none_or(|link| uplink.index == link);
-        let mtu = self.here.uplinks.iter().filter(counts).map(|uplink| uplink.mtu).min()?;
-        let mtu = mtu.saturating_sub(match tunnel.map(|tunnel| tunnel.local) {
-            Some(IpAddr::V4(_)) => OVERHEAD_V4,
-            Some(IpAddr::V6(_)) => OVERHEAD_V6,
-            None => 0,
-        });
-        if mtu < LEAST_MTU_V6 && self.own_prefixes.iter().any(|prefix| prefix.addr().is_ipv6()) {
-            self.report(self.own, What::SmallMtu { mtu });
-        }
-        Some(mtu)
-    }
-
-    fn finish(mut self, routes: Vec<PeerRoute>, tunnel: Option<Tunnel>) -> Desired {
+    fn finish(mut self, paths: Paths) -> Desired {
+        let Paths { routes, refused, tunnel, wireguard } = paths;
         let mtu = self.mtu(tunnel.as_ref());
         self.problems.sort();
         self.problems.dedup();
@@ -518,7 +531,9 @@ impl<'a> Plan<'a> {
         Desired {
             own: (!prefixes.is_empty()).then_some(OwnSubnets { prefixes }),
             routes,
+            refused,
             tunnel,
+            wireguard,
             mtu,
             prune: self.own_node.is_some(),
             problems: self.problems,

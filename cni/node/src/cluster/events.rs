@@ -57,7 +57,8 @@ pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notic
     let problems = report.desired.problems.iter();
     let problems = problems.filter(|problem| is_oldest || problem.node == *own);
     // Each new Node is without them for a moment.
-    let lasting = problems.filter(|problem| !matches!(problem.what, What::NoPodCidr | What::NoTunnel));
+    let lasting =
+        problems.filter(|problem| !matches!(problem.what, What::NoPodCidr | What::NoTunnel | What::NoKey));
     let of_nodes =
         lasting.map(|problem| notice(&problem.node, &capitals(problem.what.reason()), problem.to_string()));
     let routes = report.conflicts.iter().map(|conflict| notice(own, "ForeignRoute", conflict.to_string()));

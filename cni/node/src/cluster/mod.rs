@@ -6,8 +6,8 @@
 //! [`desired()`] computes the desired state from all Nodes and the node's uplinks, without input or output. [`problem`]
 //! has what is wrong with a Node.
 //!
-//! [`reconcile`] compares the node with the desired state and changes what differs: [`routes`], [`tunnel`], the bridge, the
-//! files ([`conflist`]). [`agent`] does so after each change, and [`announce`] writes into the own Node ([`taint`] removes
+//! [`reconcile`] compares the node with the desired state and changes what differs: [`routes`], [`tunnel`] or [`wireguard`] with
+//! its [`key`], the bridge, the files ([`conflist`]). [`agent`] does so after each change, and [`announce`] writes into the own Node ([`taint`] removes
 //! startup taints).
 
 pub mod access;
@@ -16,6 +16,7 @@ pub mod announce;
 pub mod conflist;
 pub mod desired;
 pub mod events;
+pub mod key;
 pub mod nodes;
 mod object;
 pub mod problem;
@@ -26,6 +27,7 @@ pub mod taint;
 #[cfg(test)]
 mod tests;
 pub mod tunnel;
+pub mod wireguard;
 
 pub use desired::{Desired, Here, Settings, desired};
 pub use nodes::{Node, NodeName, Nodes};

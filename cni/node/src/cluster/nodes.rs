@@ -13,9 +13,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use cni_kernel::mac::Mac;
+use cni_kernel::route::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::jiff::Timestamp;
 
+use super::key;
 use super::object::{Announced, Field, List, NodeObject, Spec, Text};
 use super::problem::{Excerpt, What};
 
@@ -26,6 +28,10 @@ use super::problem::{Excerpt, What};
 pub const VXLAN_MAC: &str = "slipway.internal/vxlan-mac";
 /// The annotation with the UDP port on which the node's VXLAN device receives.
 pub const VXLAN_PORT: &str = "slipway.internal/vxlan-port";
+/// The annotation with the public key of the node's WireGuard device, 32 bytes in base64 (RFC 4648, section 4).
+pub const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
+/// The annotation with the UDP port on which the node's WireGuard device receives.
+pub const WIREGUARD_PORT: &str = "slipway.internal/wireguard-port";
 
 /// `status.addresses[].type` of addresses by which the nodes reach each other.
 const INTERNAL_IP: &str = "InternalIP";
@@ -116,22 +122,28 @@ pub struct Node {
     pub unusable: Vec<What>,
 }
 
-/// A node's announcement of its tunnel.
+/// A node's announcement of its tunnels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Annotations {
     /// The MAC address of its VXLAN device.
     pub vxlan_mac: Option<Mac>,
     /// The port on which its VXLAN device receives.
     pub vxlan_port: Option<NonZeroU16>,
+    /// The public key of its WireGuard device.
+    pub wireguard_key: Option<PublicKey>,
+    /// The port on which its WireGuard device receives.
+    pub wireguard_port: Option<NonZeroU16>,
 }
 
 impl Annotations {
     /// Names and values for the Node. Values that are missing are none: they delete the annotation in a merge patch.
     #[must_use]
-    pub fn values(&self) -> [(&'static str, Option<String>); 2] {
+    pub fn values(&self) -> [(&'static str, Option<String>); 4] {
         [
             (VXLAN_MAC, self.vxlan_mac.map(|mac| mac.to_string())),
             (VXLAN_PORT, self.vxlan_port.map(|port| port.to_string())),
+            (WIREGUARD_KEY, self.wireguard_key.map(|key| key::text(&key))),
+            (WIREGUARD_PORT, self.wireguard_port.map(|port| port.to_string())),
         ]
     }
 }
@@ -189,6 +201,10 @@ fn announced(announced: &Announced, unusable: &mut Vec<What>) -> Annotations {
             text.parse().ok().filter(is_of_link)
         }),
         vxlan_port: annotation(&announced.port, VXLAN_PORT, unusable, |text| text.parse().ok()),
+        wireguard_key: annotation(&announced.wireguard_key, WIREGUARD_KEY, unusable, key::parse),
+        wireguard_port: annotation(&announced.wireguard_port, WIREGUARD_PORT, unusable, |text| {
+            text.parse().ok()
+        }),
     }
 }
 

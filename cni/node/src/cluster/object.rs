@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::nodes::{VXLAN_MAC, VXLAN_PORT};
+use super::nodes::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
 
 /// The most bytes of a text that are kept. No name, address or prefix is as long.
 const TEXT: usize = 256;
@@ -46,6 +46,8 @@ pub(super) struct Metadata {
 pub(super) struct Announced {
     pub(super) mac: Field<Text>,
     pub(super) port: Field<Text>,
+    pub(super) wireguard_key: Field<Text>,
+    pub(super) wireguard_port: Field<Text>,
 }
 
 /// `spec`.
@@ -193,7 +195,8 @@ macro_rules! fields {
 fields!(NodeObject: "metadata" => metadata, "spec" => spec, "status" => status);
 fields!(Metadata: "name" => name, "resourceVersion" => resource_version,
     "creationTimestamp" => creation_timestamp, "annotations" => annotations);
-fields!(Announced: VXLAN_MAC => mac, VXLAN_PORT => port);
+fields!(Announced: VXLAN_MAC => mac, VXLAN_PORT => port, WIREGUARD_KEY => wireguard_key,
+    WIREGUARD_PORT => wireguard_port);
 fields!(Spec: "podCIDR" => pod_cidr, "podCIDRs" => pod_cidrs);
 fields!(Status: "addresses" => addresses);
 fields!(Address: "type" => kind, "address" => address);

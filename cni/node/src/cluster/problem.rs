@@ -7,8 +7,10 @@ use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
+use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
+use super::key;
 use super::nodes::NodeName;
 
 /// The number of characters of an [`Excerpt`], before they are escaped.
@@ -164,6 +166,15 @@ pub enum What {
         /// The Node that keeps it.
         of: NodeName,
     },
+    /// A Node without an annotation with a WireGuard key, where all traffic is to be encrypted.
+    NoKey,
+    /// A WireGuard key that an older Node, or this one, has, too.
+    SameKey {
+        /// The public key.
+        key: PublicKey,
+        /// The Node that keeps it.
+        of: NodeName,
+    },
     /// This node's own Node is missing.
     OwnNodeMissing,
     /// Tunnels are needed, and no InternalIP of this node is on an uplink.
@@ -198,6 +209,8 @@ impl What {
             Self::OffLink { .. } => "off_link",
             Self::NoTunnel => "no_tunnel",
             Self::SameMac { .. } => "same_mac",
+            Self::NoKey => "no_key",
+            Self::SameKey { .. } => "same_key",
             Self::OwnNodeMissing => "own_node_missing",
             Self::NoUnderlay => "no_underlay",
             Self::SmallMtu { .. } => "small_mtu",
@@ -240,6 +253,15 @@ impl fmt::Display for What {
             }
             Self::NoTunnel => write!(f, "does not announce a tunnel"),
             Self::SameMac { mac, of } => write!(f, "tunnel MAC {mac} is announced by node {of}, too"),
+            Self::NoKey => {
+                write!(
+                    f,
+                    "does not announce a WireGuard key: packets to its pods are refused, not sent in clear text"
+                )
+            }
+            Self::SameKey { key, of } => {
+                write!(f, "WireGuard key {} is announced by node {of}, too", key::text(key))
+            }
             Self::OwnNodeMissing => write!(f, "the API server has no Node of this name"),
             Self::NoUnderlay => write!(f, "tunnels are needed, and no InternalIP is on an uplink"),
             Self::SmallMtu { mtu } => write!(f, "MTU {mtu} is below the 1280 bytes that IPv6 needs"),

@@ -3,9 +3,11 @@
 //! One comparison of the node with its desired state, and the changes that follow from it. Nothing is remembered between
 //! two comparisons: kernel and files are read each time.
 //!
-//! The order: the tunnel's device, its peers and the routes; the bridge with its gateways, and forwarding; the file of
-//! subnets; last the configuration for the container runtime, which is ready for pods from then on. A failure keeps
-//! back only what depends on it.
+//! The order: the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with its gateways, and
+//! forwarding; the file of subnets; last the configuration for the container runtime, which is ready for pods from then
+//! on. A failure keeps back only what depends on it.
+
+mod paths;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,12 +25,16 @@ use cni_runtime::subnet_env::{EnvError, SubnetEnv};
 use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 
+use paths::Devices;
+
 use super::conflist::{ConflistError, Network};
 use super::desired::{self, Desired, Here, OwnSubnets, Uplink, desired};
+use super::key;
 use super::nodes::{Annotations, NodeName, Nodes};
 use super::problem::Problem;
-use super::routes::{self, Change, Conflict};
-use super::tunnel::{self, DEVICE, TunnelError};
+use super::routes::Conflict;
+use super::tunnel::{self, TunnelError};
+use super::wireguard::{self, WireGuardError};
 use crate::bridge::{self, BridgeError, Others, Wanted};
 use crate::host_mounts;
 
@@ -89,7 +95,7 @@ pub struct Report {
     pub announce: Annotations,
     /// True if routes, tunnel and configuration stand.
     pub is_ready: bool,
-    /// The indexes of the uplinks, and of the bridge and the tunnel's device if they stand.
+    /// The indexes of the uplinks, and of the bridge and the devices of VXLAN and WireGuard if they stand.
     pub links: BTreeSet<u32>,
     /// The time that the comparison took, with its changes.
     pub took: Duration,
@@ -126,6 +132,9 @@ pub enum Failure {
     /// The tunnel's device could not be made.
     #[error("tunnel: {0}")]
     Tunnel(#[from] TunnelError),
+    /// The WireGuard device could not be made.
+    #[error("WireGuard: {0}")]
+    WireGuard(#[from] WireGuardError),
     /// The bridge could not be made.
     #[error("bridge: {0}")]
     Bridge(#[from] BridgeError),
@@ -160,32 +169,42 @@ pub enum Failure {
 pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Result<Report, Failure> {
     let begin = Instant::now();
     let socket = RouteSocket::open()?;
-    let here = here(&socket, &settings.bridge)?;
+    let mut here = here(&socket, &settings.bridge)?;
+    // Its public key is part of what the desired state depends on.
+    let encrypted = settings
+        .paths
+        .encryption
+        .is_some()
+        .then(|| wireguard::prepare(&socket, &key::directory(&settings.subnet_file)));
+    here.wireguard_key = encrypted.as_ref().and_then(|ready| ready.as_ref().ok()).map(|ready| ready.key);
     let desired = desired(nodes, &settings.node, &here, &settings.paths);
     let mut run =
         Run { socket, settings, may_delete: is_complete && desired.prune, report: Report::default() };
     run.report.links = here.uplinks.iter().map(|uplink| uplink.index).collect();
-    let device = run.tunnel(&desired);
-    run.report.links.extend(device.iter().map(|device| device.index));
-    run.routes(&desired, device.as_ref())?;
+    let devices = Devices { vxlan: run.tunnel(&desired), wireguard: run.wireguard(&desired, encrypted) };
+    run.report.links.extend(devices.all().map(|device| device.index));
+    run.routes(&desired, &devices)?;
     if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
         let has_bridge = run.bridge(own, mtu);
         // Pods of a node that others cannot reach would be no use.
         run.report.is_ready = has_bridge && run.files(own, mtu);
     }
     let mut report = run.report;
-    report.is_ready &= desired.tunnel.is_none() || device.is_some();
+    report.is_ready &= desired.tunnel.is_none() || devices.vxlan.is_some();
+    report.is_ready &= desired.wireguard.is_none() || devices.wireguard.is_some();
     report.desired = desired;
     report.took = begin.elapsed();
     Ok(report)
 }
 
 /// The uplinks: links that are up and have a global address in a subnet that other hosts may be in. The loopback, the
-/// bridge of the pods and the tunnel are none, nor is a link of which a route or address leads to one host only.
+/// bridge of the pods and the devices of VXLAN and WireGuard are none, nor is a link of which a route or address leads to
+/// one host only.
 fn here(socket: &RouteSocket, bridge: &str) -> Result<Here, RouteError> {
     let links = socket.links()?;
     let addresses = socket.all_addresses()?;
-    let is_uplink = |link: &&Link| link.up && link.name != "lo" && link.name != bridge && link.name != DEVICE;
+    let others = ["lo", bridge, tunnel::DEVICE, wireguard::DEVICE];
+    let is_uplink = |link: &&Link| link.up && !others.contains(&link.name.as_str());
     let uplinks = links.iter().filter(is_uplink).filter_map(|link| {
         let own = addresses.iter().filter(|address| address.link == link.index && address.global);
         let nets = own.filter(|address| !address.deprecated && !address.duplicate).map(|address| address.net);
@@ -198,7 +217,7 @@ fn here(socket: &RouteSocket, bridge: &str) -> Result<Here, RouteError> {
             addresses,
         })
     });
-    Ok(Here { uplinks: uplinks.collect() })
+    Ok(Here { uplinks: uplinks.collect(), wireguard_key: None })
 }
 
 struct Run<'a> {
@@ -211,47 +230,6 @@ struct Run<'a> {
 impl Run<'_> {
     fn failed(&mut self, failure: impl Into<Failure>) {
         self.report.errors.push(failure.into());
-    }
-
-    /// The tunnel's device, with its peers. None if there is none, or it could not be made.
-    fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
-        let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
-            if desired.tunnel.is_none() && self.may_delete {
-                match tunnel::remove(&self.socket) {
-                    Ok(true) => self.report.changes.push(format!("removed the tunnel {DEVICE}")),
-                    Ok(false) => {}
-                    Err(error) => self.failed(error),
-                }
-            }
-            return None;
-        };
-        let mac = tunnel::mac_of(&self.settings.node);
-        match tunnel::ensure(&self.socket, tunnel, mac, mtu, &own.prefixes) {
-            Ok(device) => {
-                self.report.announce = Annotations { vxlan_mac: Some(mac), vxlan_port: Some(tunnel.port) };
-                for error in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
-                    self.failed(error);
-                }
-                Some(device)
-            }
-            Err(error) => {
-                self.failed(error);
-                None
-            }
-        }
-    }
-
-    fn routes(&mut self, desired: &Desired, device: Option<&Link>) -> Result<(), RouteError> {
-        let wanted = routes::wanted(desired, device.map(|device| device.index));
-        // A route whose tunnel could not be made stays: the next comparison may make it.
-        let keep_others = !self.may_delete || wanted.len() != desired.routes.len();
-        let plan = routes::plan(&wanted, &routes::shown(&self.socket)?, keep_others);
-        for error in routes::apply(&self.socket, &plan.changes) {
-            self.failed(error);
-        }
-        self.report.changes.extend(plan.changes.iter().map(Change::to_string));
-        self.report.conflicts = plan.conflicts;
-        Ok(())
     }
 
     /// The bridge of the pods, and forwarding. True if they stand.

@@ -5,8 +5,9 @@
 //! Routes of ours are recognised by their origin, [`PROTOCOL`]. No other route is changed, and no state file is
 //! needed to find what an earlier process left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteError, RouteKind, RouteScope, RouteSocket};
@@ -119,9 +120,31 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
 }
 
 fn leads_alike(wanted: &Route, shown: &Route) -> bool {
-    (wanted.gateway, wanted.link, wanted.onlink, wanted.source, wanted.mtu, wanted.metric)
-        == (shown.gateway, shown.link, shown.onlink, shown.source, shown.mtu, shown.metric)
-        && shown.kind == RouteKind::Unicast
+    // Of IPv6 routes that lead nowhere the kernel lists the loopback as link.
+    let same_link = wanted.kind != RouteKind::Unicast || wanted.link == shown.link;
+    (wanted.kind, wanted.gateway, wanted.onlink, wanted.source, wanted.mtu, wanted.metric)
+        == (shown.kind, shown.gateway, shown.onlink, shown.source, shown.mtu, shown.metric)
+        && same_link
+}
+
+/// The deletion of those of our routes that are not wanted and have a gateway: by the link or by VXLAN, in clear text.
+/// With encryption these go also while the list of nodes is not complete.
+#[must_use]
+pub fn without_clear_text(wanted: &[Route], shown: &[Route]) -> Vec<Change> {
+    let wanted: BTreeSet<IpNet> = wanted.iter().map(|route| route.dst).collect();
+    let is_clear = |route: &&Route| {
+        route.table == MAIN_TABLE
+            && route.protocol == PROTOCOL
+            && route.gateway.is_some()
+            && !wanted.contains(&route.dst)
+    };
+    shown.iter().filter(is_clear).cloned().map(Change::Delete).collect()
+}
+
+/// A route of ours that refuses packets.
+#[must_use]
+pub fn refusal(dst: IpNet) -> Route {
+    Route { kind: RouteKind::UNREACHABLE, ..route(dst) }
 }
 
 /// A route of ours.
@@ -130,16 +153,17 @@ pub fn route(dst: IpNet) -> Route {
     Route { metric: METRIC, protocol: PROTOCOL, scope: Some(RouteScope::UNIVERSE), ..Route::to(dst.trunc()) }
 }
 
-/// The routes of a desired state; without those through the tunnel, if it has no device.
+/// The routes of a desired state, by the indexes of the devices of VXLAN and WireGuard. Those by VXLAN are left out without
+/// its device. Without the WireGuard device packets are refused.
 #[must_use]
-pub fn wanted(desired: &Desired, tunnel: Option<u32>) -> Vec<Route> {
+pub fn wanted(desired: &Desired, vxlan: Option<u32>, wireguard: Option<u32>) -> Vec<Route> {
     let routes = desired.routes.iter().filter_map(|peer| {
-        let (gateway, link, onlink) = match peer.via {
-            Via::Link { gateway, link } => (gateway, link, false),
-            Via::Tunnel { gateway } => (gateway, tunnel?, true),
-        };
-        let (gateway, link) = (Some(gateway), Some(link));
-        Some(Route { gateway, link, onlink, ..route(peer.prefix) })
+        let to = |gateway: Option<IpAddr>, link: u32| Route { gateway, link: Some(link), ..route(peer.prefix) };
+        match peer.via {
+            Via::Link { gateway, link } => Some(to(Some(gateway), link)),
+            Via::Tunnel { gateway } => Some(Route { onlink: true, ..to(Some(gateway), vxlan?) }),
+            Via::WireGuard => Some(wireguard.map_or_else(|| refusal(peer.prefix), |link| to(None, link))),
+        }
     });
     routes.collect()
 }
@@ -229,6 +253,29 @@ mod tests {
         // No wanted route, and not ours: nothing to do, in whatever table.
         let other_table = Route { table: 100, ..wanted[0].clone() };
         assert_eq!(plan(&[], &[foreign, other_table], false), Plan::default());
+    }
+
+    #[test]
+    fn a_refusal_takes_the_place_of_a_route() {
+        let lost = own("10.244.1.0/24", "192.0.2.11");
+        let wanted = [refusal(lost.dst), refusal("fd44::/32".parse().unwrap())];
+        // With the loopback as link.
+        let listed = Route { link: Some(1), ..wanted[1].clone() };
+        let found = plan(&wanted, &[lost.clone(), listed.clone()], false);
+        assert_eq!(found.changes, [Change::Replace(wanted[0].clone())]);
+        assert_eq!(plan(&wanted, &[wanted[0].clone(), listed], false), Plan::default());
+        let found = plan(std::slice::from_ref(&lost), &wanted[..1], false);
+        assert_eq!(found.changes, [Change::Replace(lost)], "the other way round");
+    }
+
+    #[test]
+    fn routes_in_clear_text_go_without_a_complete_list() {
+        let (clear, replaced) = (own("10.244.1.0/24", "192.0.2.11"), own("10.244.2.0/24", "192.0.2.12"));
+        let encrypted = Route { link: Some(7), ..route("10.244.3.0/24".parse().unwrap()) };
+        let foreign = Route { protocol: 12, ..clear.clone() };
+        let wanted = [Route { gateway: None, ..replaced.clone() }];
+        let shown = [clear.clone(), replaced, encrypted, refusal("10.244.0.0/16".parse().unwrap()), foreign];
+        assert_eq!(without_clear_text(&wanted, &shown), [Change::Delete(clear)]);
     }
 
     #[test]

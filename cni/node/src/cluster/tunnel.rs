@@ -102,7 +102,12 @@ pub(super) fn ensure(
     Ok(device)
 }
 
-fn set_addresses(socket: &RouteSocket, device: &Link, subnets: &[IpNet]) -> Result<(), RouteError> {
+/// Gives a device the network addresses of the subnets, and no others.
+pub(super) fn set_addresses(
+    socket: &RouteSocket,
+    device: &Link,
+    subnets: &[IpNet],
+) -> Result<(), RouteError> {
     let wanted: BTreeSet<IpNet> = subnets.iter().map(|net| IpNet::from(net.network())).collect();
     let mut present = BTreeSet::new();
     for address in socket.addresses(device)?.into_iter().filter(|address| address.global) {

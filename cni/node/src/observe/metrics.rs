@@ -113,7 +113,7 @@ impl Metrics {
             nodes: names.make("nodes", "Nodes of the cluster, this one included"),
             node_problems: names.make("node_problems", "Parts of Nodes that are left out, by reason"),
             routes: names.make("routes", "Desired routes to other nodes' pods, by path"),
-            tunnel_peers: names.make("tunnel_peers", "Nodes at the other ends of the tunnel"),
+            tunnel_peers: names.make("tunnel_peers", "Nodes at the other ends of VXLAN or WireGuard"),
             route_conflicts: names.make("route_conflicts", "Routes of other programs to pods of nodes"),
             mtu: names.make("mtu_bytes", "MTU of pods; 0 without an uplink"),
             comparisons: names
@@ -174,10 +174,19 @@ impl Metrics {
         for problem in &desired.problems {
             self.node_problems.get_or_create(&[("reason", problem.what.reason())]).inc();
         }
-        let by_link = desired.routes.iter().filter(|route| matches!(route.via, Via::Link { .. })).count();
-        self.routes.get_or_create(&[("via", "link")]).set(number(by_link));
-        self.routes.get_or_create(&[("via", "tunnel")]).set(number(desired.routes.len() - by_link));
-        self.tunnel_peers.set(desired.tunnel.as_ref().map_or(0, |tunnel| number(tunnel.peers.len())));
+        let count =
+            |is: fn(&Via) -> bool| number(desired.routes.iter().filter(|route| is(&route.via)).count());
+        let by_path = [
+            ("link", count(|via| matches!(via, Via::Link { .. }))),
+            ("tunnel", count(|via| matches!(via, Via::Tunnel { .. }))),
+            ("wireguard", count(|via| matches!(via, Via::WireGuard))),
+        ];
+        for (path, routes) in by_path {
+            self.routes.get_or_create(&[("via", path)]).set(routes);
+        }
+        let vxlan = desired.tunnel.as_ref().map_or(0, |tunnel| tunnel.peers.len());
+        let wireguard = desired.wireguard.as_ref().map_or(0, |device| device.peers.len());
+        self.tunnel_peers.set(number(vxlan + wireguard));
         self.mtu.set(desired.mtu.unwrap_or(0).into());
     }
 

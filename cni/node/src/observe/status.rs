@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 use super::State;
 use super::addresses::{Former, Range, View};
 use crate::cluster::desired::Tunnel;
+use crate::cluster::key;
 use crate::cluster::reconcile::{Report, Settings};
-use crate::cluster::tunnel::DEVICE;
+use crate::cluster::{tunnel, wireguard};
 use crate::garbage::Look;
 
 /// The most troubles in a document, and the most addresses of former subnets.
@@ -54,6 +55,8 @@ pub(super) struct Compared {
     mtu: Option<u32>,
     routes: usize,
     tunnel: Option<Tunnel>,
+    wireguard: Option<Value>,
+    refused: Vec<IpNet>,
     /// The first [`TROUBLES`].
     troubles: Vec<String>,
     trouble_count: usize,
@@ -71,6 +74,15 @@ impl Compared {
             mtu: desired.mtu,
             routes: desired.routes.len(),
             tunnel: desired.tunnel.clone(),
+            wireguard: desired.wireguard.as_ref().map(|device| {
+                json!({
+                    "device": wireguard::DEVICE,
+                    "port": device.port,
+                    "public_key": report.announce.wireguard_key.as_ref().map(key::text),
+                    "peers": device.peers.len(),
+                })
+            }),
+            refused: desired.refused.clone(),
             troubles: report.troubles().take(TROUBLES).collect(),
             trouble_count: report.troubles().count(),
         }
@@ -116,7 +128,9 @@ pub(super) fn document(
         "mtu": compared.and_then(|one| one.mtu),
         "nodes": state.nodes,
         "routes": compared.map_or(0, |one| one.routes),
-        "tunnel": compared.and_then(|one| one.tunnel.as_ref()).map(tunnel),
+        "refused": compared.map(|one| one.refused.clone()).unwrap_or_default(),
+        "tunnel": compared.and_then(|one| one.tunnel.as_ref()).map(vxlan),
+        "wireguard": compared.and_then(|one| one.wireguard.clone()),
         "trouble_count": compared.map_or(troubles.len(), |one| one.trouble_count),
         "troubles": troubles,
         "addresses": addresses.collect::<Vec<_>>(),
@@ -127,9 +141,9 @@ pub(super) fn document(
     })
 }
 
-fn tunnel(tunnel: &Tunnel) -> Value {
+fn vxlan(tunnel: &Tunnel) -> Value {
     json!({
-        "device": DEVICE,
+        "device": tunnel::DEVICE,
         "vni": tunnel.vni,
         "port": tunnel.port,
         "local": tunnel.local,

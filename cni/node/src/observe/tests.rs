@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use cni_kernel::route::PublicKey;
 use cni_runtime::report::{InvalidReport, Report as Call, Verb};
 use serde_json::{Value, json};
 use slipway_cli::checks::assert_documented;
@@ -14,8 +15,10 @@ use super::addresses::{Range, View as Addresses};
 use super::dataplane::{Map, Node as DataplaneNode, Port, View};
 use super::metrics::Outcome;
 use super::*;
-use crate::cluster::desired::{self, Desired, OwnSubnets, PeerRoute, Tunnel, TunnelMode, Via};
-use crate::cluster::nodes::Nodes;
+use crate::cluster::desired::{
+    self, Desired, OwnSubnets, PeerRoute, Tunnel, TunnelMode, Via, WireGuard, WireGuardPeer,
+};
+use crate::cluster::nodes::{Annotations, Nodes};
 use crate::cluster::problem::{Problem, What};
 use crate::cluster::routes::Conflict;
 use cni_spec::Attachment;
@@ -30,6 +33,8 @@ pub(super) fn observer() -> Observer {
             port: 4789.try_into().unwrap(),
             pod_cidrs: Vec::new(),
             cluster_cidrs: Vec::new(),
+            path_mtu: None,
+            encryption: None,
         },
         network: "pods".to_owned(),
         bridge: "slipway0".to_owned(),
@@ -49,6 +54,13 @@ pub(super) fn observer() -> Observer {
 /// A comparison of a node that has routes, a tunnel and troubles.
 fn report() -> Report {
     let (link, tunnel) = ("10.244.2.0/24".parse().unwrap(), "10.244.3.0/24".parse().unwrap());
+    let peer = WireGuardPeer {
+        node: "node-5".parse().unwrap(),
+        key: PublicKey([7; 32]),
+        endpoint: "192.168.50.15:51820".parse().unwrap(),
+        addresses: Vec::new(),
+        prefixes: Vec::new(),
+    };
     let route = |prefix, via| PeerRoute { prefix, node: "node-2".parse().unwrap(), via };
     let problem = Problem { node: "node-4".parse().unwrap(), what: What::NoPodCidr };
     Report {
@@ -65,10 +77,14 @@ fn report() -> Report {
                 link: 2,
                 peers: Vec::new(),
             }),
+            // No node has both devices: each part of the document is shown.
+            wireguard: Some(WireGuard { port: 51820.try_into().unwrap(), peers: vec![peer] }),
+            refused: vec!["10.244.0.0/16".parse().unwrap()],
             mtu: Some(1450),
             prune: true,
             problems: vec![problem.clone(), problem],
         },
+        announce: Annotations { wireguard_key: Some(PublicKey([8; 32])), ..Annotations::default() },
         changes: vec!["added route 10.244.2.0/24".to_owned()],
         conflicts: vec![Conflict { net: link, protocol: 12, wins: true }],
         is_ready: true,
@@ -157,7 +173,10 @@ async fn the_status_is_as_documented() {
         observer.compared(&snapshot(true), &Err(failure()));
         let failed = observer.status().await;
         assert_eq!(failed["troubles"], json!(["configuration: \"/\" is not the path of a file"]));
-        [first, ready, more, failed]
+        // A node whose WireGuard device could not be made has no key.
+        observer.compared(&snapshot(true), &Ok(Report { announce: Annotations::default(), ..report() }));
+        let without_key = observer.status().await;
+        [first, ready, more, failed, without_key]
     };
     assert_documented("slipwayd status", &documents.await);
 }
@@ -250,6 +269,8 @@ fn values_are_those_of_the_reports() {
         "slipway_ready 1",
         "slipway_node_problems{reason=\"no_pod_cidr\"} 2",
         "slipway_routes{via=\"link\"} 1",
+        "slipway_routes{via=\"wireguard\"} 0",
+        "slipway_tunnel_peers 1",
         "slipway_comparison_seconds_bucket{le=\"0.005\"} 1",
         "slipway_plugin_calls_total{plugin=\"bridge\",verb=\"ADD\",code=\"11\"} 1",
         "slipway_plugin_call_seconds_bucket{le=\"0.0025\",plugin=\"bridge\",verb=\"ADD\"} 1",

@@ -2,6 +2,7 @@
 
 //! Tests of reading Nodes and of the desired state.
 
+mod encryption;
 mod mutation;
 mod paths;
 mod properties;
@@ -13,11 +14,12 @@ use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::desired::{Desired, Here, Settings, TunnelMode, Uplink, Via, desired};
-use super::nodes::{Node, NodeName, Nodes, VXLAN_MAC, VXLAN_PORT, overlap};
+use super::desired::{Desired, Encryption, Here, Settings, TunnelMode, Uplink, Via, desired};
+use super::nodes::{Node, NodeName, Nodes, VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT, overlap};
 use super::object::NodeObject;
 use super::problem::What;
 
@@ -70,6 +72,12 @@ fn announcing(mut node: Node, mac: &str, port: Option<u16>) -> Node {
     node
 }
 
+/// The Node with a WireGuard key, all bytes of which are this one.
+fn with_key(mut node: Node, key: u8) -> Node {
+    node.annotations.wireguard_key = Some(PublicKey([key; 32]));
+    node
+}
+
 fn all(nodes: impl IntoIterator<Item = Node>) -> Nodes {
     nodes.into_iter().map(|node| (node.name.clone(), Arc::new(node))).collect()
 }
@@ -80,7 +88,7 @@ fn own_node() -> Node {
 
 fn here() -> Here {
     let addresses = vec![net("192.168.50.10/24"), net("fd50::10/64")];
-    Here { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }] }
+    Here { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }], wireguard_key: None }
 }
 
 fn settings(tunnel: TunnelMode) -> Settings {
@@ -90,7 +98,16 @@ fn settings(tunnel: TunnelMode) -> Settings {
         port: NonZeroU16::new(8472).unwrap(),
         pod_cidrs: Vec::new(),
         cluster_cidrs: Vec::new(),
+        path_mtu: None,
+        encryption: None,
     }
+}
+
+/// The settings with encryption.
+fn encrypting() -> Settings {
+    let cluster_cidrs = vec![net("10.244.0.0/16"), net("fd44::/32")];
+    let encryption = Encryption { port: NonZeroU16::new(51820).unwrap(), cluster_cidrs };
+    Settings { encryption: Some(encryption), ..settings(TunnelMode::Auto) }
 }
 
 /// The desired state with this node's own Node and these.
@@ -106,6 +123,7 @@ fn routes(desired: &Desired) -> Vec<String> {
     let text = |via| match via {
         Via::Link { gateway, link } => format!("via {gateway} dev {link}"),
         Via::Tunnel { gateway } => format!("via {gateway} in the tunnel"),
+        Via::WireGuard => "by WireGuard".to_owned(),
     };
     desired
         .routes
@@ -154,6 +172,12 @@ fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
                 assert!(peer.gateways.contains(&gateway));
                 peer.address
             }
+            Via::WireGuard => {
+                let peers = &desired.wireguard.as_ref().unwrap().peers;
+                let peer = peers.iter().find(|peer| peer.node == route.node).unwrap();
+                assert!(peer.prefixes.contains(prefix) && peer.addresses.contains(&peer.endpoint.ip()));
+                peer.endpoint.ip()
+            }
         };
         assert!(node.addresses.contains(&next_hop) && !local.contains(&next_hop), "{route:?}");
         let loops = desired.routes.iter().find(|route| route.prefix.contains(&next_hop));
@@ -162,6 +186,7 @@ fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
     let peers = desired.tunnel.iter().flat_map(|tunnel| &tunnel.peers);
     let macs: BTreeSet<_> = peers.clone().map(|peer| peer.mac).collect();
     assert_eq!(macs.len(), peers.count(), "two peers have one MAC address: {:?}", desired.tunnel);
+    assert_encrypted(nodes, here, desired);
     // Then no tunnel is possible, which is reported once.
     let without_underlay = |what: &What| matches!(what, What::NoUnderlay | What::OwnNodeMissing);
     let is_alone = desired.problems.iter().any(|problem| without_underlay(&problem.what));
@@ -180,6 +205,36 @@ fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
     }
     assert!(desired.problems.is_sorted() && desired.routes.is_sorted_by_key(|route| route.prefix));
     assert_eq!(desired.prune, own.is_some());
+}
+
+/// Checks the part of encryption: no key has two Nodes, no path is in clear text, no prefix of a peer is another Node's, and no
+/// packet is refused that has a path.
+fn assert_encrypted(nodes: &Nodes, here: &Here, desired: &Desired) {
+    let Some(wireguard) = &desired.wireguard else {
+        assert!(desired.refused.is_empty(), "{:?}", desired.refused);
+        return;
+    };
+    assert!(desired.tunnel.is_none() && desired.routes.iter().all(|route| route.via == Via::WireGuard));
+    let keys: BTreeSet<_> = wireguard.peers.iter().map(|peer| peer.key).collect();
+    assert_eq!(keys.len(), wireguard.peers.len(), "two peers have one key: {wireguard:?}");
+    assert!(here.wireguard_key.is_none_or(|own| !keys.contains(&own)), "this node's key is a peer's");
+    let allowed: Vec<IpNet> = wireguard.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
+    let routed: BTreeSet<IpNet> = desired.routes.iter().map(|route| route.prefix).collect();
+    assert_eq!(allowed.len(), routed.len(), "{allowed:?} {routed:?}");
+    for peer in &wireguard.peers {
+        let node = &nodes[&peer.node];
+        assert_eq!(node.annotations.wireguard_key, Some(peer.key));
+        let own = desired.routes.iter().filter(|route| route.node == peer.node);
+        assert!(peer.prefixes.is_sorted() && own.map(|route| route.prefix).eq(peer.prefixes.iter().copied()));
+    }
+    assert!(desired.refused.is_sorted() && desired.refused.iter().all(|net| !routed.contains(net)));
+    for prefix in &desired.refused {
+        let uplinks = here.uplinks.iter().flat_map(|uplink| &uplink.addresses);
+        assert!(uplinks.clone().all(|net| !overlap(net, prefix)), "{prefix} is refused");
+        let inside = |peer: &super::desired::WireGuardPeer| prefix.contains(&peer.endpoint.ip());
+        assert!(!wireguard.peers.iter().any(inside), "{prefix} has the endpoint of a peer");
+    }
+    assert!(desired.problems.iter().all(|problem| !matches!(problem.what, What::NoUnderlay)));
 }
 
 /// The prefix that a problem leaves out.

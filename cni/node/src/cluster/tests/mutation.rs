@@ -112,7 +112,10 @@ fn paths(value: &Value) -> Vec<String> {
 fn mutated(changes: &[Change]) -> Vec<u8> {
     let mut value =
         object("mutated", 50, &["10.244.2.0/24", "fd44:0:0:2::/64"], &["192.168.50.12", "fd60::2"]);
-    value["metadata"]["annotations"] = json!({VXLAN_MAC: "02:00:00:00:00:0c", VXLAN_PORT: "4789"});
+    let key = super::super::key::text(&PublicKey([9; 32]));
+    value["metadata"]["annotations"] = json!({
+        VXLAN_MAC: "02:00:00:00:00:0c", VXLAN_PORT: "4789", WIREGUARD_KEY: key, WIREGUARD_PORT: "51820",
+    });
     value["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
     value["spec"]["unschedulable"] = json!(true);
     value["spec"]["taints"] = json!([{"key": "a", "effect": "NoSchedule"}]);
@@ -235,7 +238,8 @@ fn changed(shown: &[Route], changes: &[RouteChange]) -> Vec<Route> {
 /// Plans the routes of a desired state: none of another program changes, ours become the wanted ones, and a second
 /// comparison has nothing to do.
 fn assert_foreign_routes_stay(desired: &Desired, shown: &[Route], keep_others: bool) -> TestCaseResult {
-    let wanted = routes::wanted(desired, Some(7));
+    let mut wanted = routes::wanted(desired, Some(7), Some(8));
+    wanted.extend(desired.refused.iter().map(|prefix| routes::refusal(*prefix)));
     let changes = plan(&wanted, shown, keep_others).changes;
     let after = changed(shown, &changes);
     let foreign =
@@ -251,24 +255,31 @@ fn assert_foreign_routes_stay(desired: &Desired, shown: &[Route], keep_others: b
 /// The Nodes that a mutated one must not harm, and their routes in each mode.
 struct Others {
     nodes: Nodes,
-    routes: [Vec<String>; 3],
+    routes: [Vec<String>; 4],
 }
 
-const MODES: [TunnelMode; 3] = [TunnelMode::Auto, TunnelMode::Always, TunnelMode::Never];
-
-fn in_modes(nodes: &Nodes) -> [Desired; 3] {
-    MODES.map(|mode| desired(nodes, &name(OWN), &here(), &settings(mode)))
+/// The desired states with each use of VXLAN, and with WireGuard.
+fn in_modes(nodes: &Nodes) -> [Desired; 4] {
+    let modes = [TunnelMode::Auto, TunnelMode::Always, TunnelMode::Never].map(settings);
+    let [auto, always, never] = modes;
+    [auto, always, never, encrypting()].map(|settings| desired(nodes, &name(OWN), &here(), &settings))
 }
 
 impl Others {
     fn new() -> Self {
         let nodes = all([
-            node("good", 1, &["10.244.1.0/24", "fd44:0:0:1::/64"], &["192.168.50.11", "fd50::11"]),
-            announcing(node("far", 2, &["10.244.3.0/24"], &["192.168.60.3"]), "02:00:00:00:00:0b", None),
+            with_key(
+                node("good", 1, &["10.244.1.0/24", "fd44:0:0:1::/64"], &["192.168.50.11", "fd50::11"]),
+                2,
+            ),
+            with_key(
+                announcing(node("far", 2, &["10.244.3.0/24"], &["192.168.60.3"]), "02:00:00:00:00:0b", None),
+                3,
+            ),
             own_node(),
         ]);
         let routes = in_modes(&nodes).map(|desired| routes(&desired));
-        assert_eq!(routes.each_ref().map(Vec::len), [3, 1, 2]);
+        assert_eq!(routes.each_ref().map(Vec::len), [3, 1, 2, 3]);
         Self { nodes, routes }
     }
 

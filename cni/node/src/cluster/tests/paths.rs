@@ -125,6 +125,7 @@ fn the_mtu_is_that_of_the_underlay_less_the_headers() {
     // Without an InternalIP on an uplink: the least of all.
     let two = Here {
         uplinks: [(3, 1400), (4, 1500)].map(|(index, mtu)| Uplink { index, mtu, addresses: vec![] }).to_vec(),
+        wireguard_key: None,
     };
     let apart = desired(&nodes, &name(OWN), &two, &settings(TunnelMode::Auto));
     assert_eq!((apart.mtu, &apart.tunnel), (Some(1400), &None));

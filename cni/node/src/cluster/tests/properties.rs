@@ -50,10 +50,13 @@ fn arbitrary_node(name: String) -> impl Strategy<Value = Node> {
     let cidrs = subsequence(CIDRS.to_vec(), 0..4).prop_shuffle();
     let addresses = subsequence(ADDRESSES.to_vec(), 0..4).prop_shuffle();
     let mac = option::of(select(MACS.to_vec()));
-    (option::weighted(0.9, 0_u8..5), cidrs, addresses, mac).prop_map(
-        move |(created, cidrs, addresses, mac)| {
+    // Key 1 is this node's own.
+    let key = option::weighted(0.8, 1_u8..6);
+    (option::weighted(0.9, 0_u8..5), cidrs, addresses, mac, key).prop_map(
+        move |(created, cidrs, addresses, mac, key)| {
             let mut node = node(&name, created.unwrap_or(0), &cidrs, &addresses);
             node.created = created.map(i64::from);
+            node.annotations.wireguard_key = key.map(|key| PublicKey([key; 32]));
             match mac {
                 Some(mac) => announcing(node, mac, None),
                 None => node,
@@ -76,19 +79,23 @@ fn arbitrary_here() -> impl Strategy<Value = Here> {
         ["192.168.50.10/24", "fd50::10/64", "192.168.60.9/25", "172.16.0.9/32", "10.244.3.1/24"].map(net);
     let uplink = (1_u32..5, 0_u32..9001, subsequence(nets.to_vec(), 0..3))
         .prop_map(|(index, mtu, addresses)| Uplink { index, mtu, addresses });
-    vec(uplink, 0..3).prop_map(|mut uplinks| {
+    (vec(uplink, 0..3), option::of(Just(PublicKey([1; 32])))).prop_map(|(mut uplinks, wireguard_key)| {
         // The kernel gives each link an index of its own.
         uplinks.sort_by_key(|uplink| uplink.index);
         uplinks.dedup_by_key(|uplink| uplink.index);
-        Here { uplinks }
+        Here { uplinks, wireguard_key }
     })
 }
 
 fn arbitrary_settings() -> impl Strategy<Value = Settings> {
     let mode = select(vec![TunnelMode::Auto, TunnelMode::Always, TunnelMode::Never]);
     let given = option::weighted(0.2, select(vec!["10.244.3.0/24", "fd44::/64"]));
-    (mode, given).prop_map(|(mode, given)| Settings {
+    let encryption = option::of(Just(encrypting().encryption.unwrap()));
+    let path_mtu = option::of(576_u32..2000);
+    (mode, given, encryption, path_mtu).prop_map(|(mode, given, encryption, path_mtu)| Settings {
         pod_cidrs: given.map(net).into_iter().collect(),
+        encryption,
+        path_mtu,
         ..settings(mode)
     })
 }

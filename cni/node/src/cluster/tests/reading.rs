@@ -129,6 +129,12 @@ fn values_that_no_node_can_have_are_left_out() {
         (VXLAN_PORT, "65536"),
         (VXLAN_PORT, "-1"),
         (VXLAN_PORT, &long),
+        (WIREGUARD_PORT, "0"),
+        (WIREGUARD_KEY, ""),
+        (WIREGUARD_KEY, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+        (WIREGUARD_KEY, "CQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQk"),
+        (WIREGUARD_KEY, "CQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQl="),
+        (WIREGUARD_KEY, &long),
     ] {
         let mut object = object("a", 1, &[], &[]);
         object["metadata"]["annotations"] = json!({key: value});
@@ -231,7 +237,8 @@ fn names_are_checked() {
 
 #[test]
 fn annotations_are_read_as_they_are_written() {
-    let node = announcing(node("a", 1, &[], &[]), "02:00:00:00:00:01", Some(4789));
+    let mut node = with_key(announcing(node("a", 1, &[], &[]), "02:00:00:00:00:01", Some(4789)), 7);
+    node.annotations.wireguard_port = NonZeroU16::new(51820);
     let mut object = object("a", 1, &[], &[]);
     for (key, value) in node.annotations.values() {
         object["metadata"]["annotations"][key] = json!(value);

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! The paths to other nodes' pods: the devices of VXLAN and WireGuard with their peers, and the routes.
+
+use cni_kernel::route::{Link, RouteError};
+
+use super::Run;
+use crate::cluster::desired::Desired;
+use crate::cluster::key;
+use crate::cluster::routes::{self, Change};
+use crate::cluster::tunnel::{self, DEVICE};
+use crate::cluster::wireguard::{self, Ready, WireGuardError};
+
+/// The devices that stand.
+pub(super) struct Devices {
+    pub(super) vxlan: Option<Link>,
+    pub(super) wireguard: Option<Link>,
+}
+
+impl Devices {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Link> {
+        self.vxlan.iter().chain(&self.wireguard)
+    }
+}
+
+impl Run<'_> {
+    /// The tunnel's device, with its peers. None if there is none, or it could not be made.
+    pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
+        let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
+            if desired.tunnel.is_none() && self.may_delete {
+                match tunnel::remove(&self.socket) {
+                    Ok(true) => self.report.changes.push(format!("removed the tunnel {DEVICE}")),
+                    Ok(false) => {}
+                    Err(error) => self.failed(error),
+                }
+            }
+            return None;
+        };
+        let mac = tunnel::mac_of(&self.settings.node);
+        match tunnel::ensure(&self.socket, tunnel, mac, mtu, &own.prefixes) {
+            Ok(device) => {
+                self.report.announce.vxlan_mac = Some(mac);
+                self.report.announce.vxlan_port = Some(tunnel.port);
+                for error in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
+                    self.failed(error);
+                }
+                Some(device)
+            }
+            Err(error) => {
+                self.failed(error);
+                None
+            }
+        }
+    }
+
+    /// The WireGuard device, with its peers. None if there is none, or it could not be made.
+    pub(super) fn wireguard(
+        &mut self,
+        desired: &Desired,
+        encrypted: Option<Result<Ready, WireGuardError>>,
+    ) -> Option<Link> {
+        let Some(encrypted) = encrypted else {
+            if self.may_delete {
+                let directory = key::directory(&self.settings.subnet_file);
+                match wireguard::remove(&self.socket, &directory) {
+                    Ok(true) => self.report.changes.push(format!("removed {}", wireguard::DEVICE)),
+                    Ok(false) => {}
+                    Err(error) => self.failed(error),
+                }
+            }
+            return None;
+        };
+        let ready = match encrypted {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.failed(error);
+                return None;
+            }
+        };
+        let (Some(wanted), Some(own), Some(mtu)) = (&desired.wireguard, &desired.own, desired.mtu) else {
+            return None;
+        };
+        match wireguard::set_up(&self.socket, &ready, wanted, mtu, &own.prefixes) {
+            Ok(device) => {
+                self.report.announce.wireguard_key = Some(ready.key);
+                self.report.announce.wireguard_port = Some(wanted.port);
+                match wireguard::set_peers(&ready, wanted, self.may_delete) {
+                    Ok((0, 0)) => {}
+                    Ok((set, removed)) => self
+                        .report
+                        .changes
+                        .push(format!("{}: set {set} peers, removed {removed}", wireguard::DEVICE)),
+                    Err(error) => self.failed(error),
+                }
+                Some(device)
+            }
+            Err(error) => {
+                self.failed(error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn routes(&mut self, desired: &Desired, devices: &Devices) -> Result<(), RouteError> {
+        let index = |device: &Option<Link>| device.as_ref().map(|device| device.index);
+        let mut wanted = routes::wanted(desired, index(&devices.vxlan), index(&devices.wireguard));
+        // A route whose tunnel could not be made stays: the next comparison may make it.
+        let keep_others = !self.may_delete || wanted.len() != desired.routes.len();
+        wanted.extend(desired.refused.iter().map(|prefix| routes::refusal(*prefix)));
+        let shown = routes::shown(&self.socket)?;
+        let mut plan = routes::plan(&wanted, &shown, keep_others);
+        if keep_others && desired.wireguard.is_some() {
+            plan.changes.splice(0..0, routes::without_clear_text(&wanted, &shown));
+        }
+        for error in routes::apply(&self.socket, &plan.changes) {
+            self.failed(error);
+        }
+        self.report.changes.extend(plan.changes.iter().map(Change::to_string));
+        self.report.conflicts = plan.conflicts;
+        Ok(())
+    }
+}
