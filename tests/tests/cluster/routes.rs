@@ -44,6 +44,18 @@ fn pods_of_all_nodes_reach_each_other_by_vxlan() {
 }
 
 #[test]
+fn the_path_between_nodes_may_change() {
+    let mut lab = Lab::new(2, TunnelMode::Auto);
+    lab.settle();
+    let pods = [1, 2].map(|number| (number, lab.pod(number, "web"))).into();
+    for tunnel in [TunnelMode::Always, TunnelMode::Auto] {
+        lab.tunnel = tunnel;
+        lab.settle();
+        all_reach_each_other(&pods);
+    }
+}
+
+#[test]
 fn a_node_reaches_the_pods_of_others_and_is_seen_by_an_address_that_they_reach() {
     for tunnel in [TunnelMode::Auto, TunnelMode::Always] {
         let mut lab = Lab::new(2, tunnel);

@@ -101,7 +101,9 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
         let old = present.remove(&dst).unwrap_or_default();
         match old.as_slice() {
             [one] if leads_alike(route, one) => {}
-            [one] if one.metric == METRIC && !shares_key => missing.push(Change::Replace(route.clone())),
+            [one] if one.metric == METRIC && !shares_key && !hides_gateway(one, route) => {
+                missing.push(Change::Replace(route.clone()))
+            }
             _ => {
                 plan.changes.extend(old.iter().map(|one| Change::Delete((*one).clone())));
                 if !shares_key {
@@ -117,6 +119,12 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
     plan.conflicts.sort();
     plan.conflicts.dedup();
     plan
+}
+
+/// True if the kernel refuses a route as long as an old one exists: it looks up an IPv6 gateway with the flag `onlink`, which
+/// must not be on another link (`ip6_route_check_nh_onlink`). The gateway of VXLAN is within the route's own prefix.
+fn hides_gateway(old: &Route, new: &Route) -> bool {
+    new.onlink && new.dst.addr().is_ipv6() && old.link != new.link
 }
 
 fn leads_alike(wanted: &Route, shown: &Route) -> bool {
@@ -253,6 +261,22 @@ mod tests {
         // No wanted route, and not ours: nothing to do, in whatever table.
         let other_table = Route { table: 100, ..wanted[0].clone() };
         assert_eq!(plan(&[], &[foreign, other_table], false), Plan::default());
+    }
+
+    #[test]
+    fn an_ipv6_route_by_vxlan_does_not_replace_one_by_another_link() {
+        for (dst, gateway) in [("10.244.1.0/24", "10.244.1.0"), ("fd44:0:0:1::/64", "fd44:0:0:1::")] {
+            let vxlan = Route { link: Some(7), onlink: true, ..own(dst, gateway) };
+            let direct = own(dst, "192.0.2.11");
+            let found = plan(std::slice::from_ref(&vxlan), std::slice::from_ref(&direct), false);
+            let expected = match vxlan.dst.addr().is_ipv4() {
+                true => vec![Change::Replace(vxlan.clone())],
+                false => vec![Change::Delete(direct.clone()), Change::Add(vxlan.clone())],
+            };
+            assert_eq!(found.changes, expected);
+            let found = plan(std::slice::from_ref(&direct), std::slice::from_ref(&vxlan), false);
+            assert_eq!(found.changes, [Change::Replace(direct)], "the other way round");
+        }
     }
 
     #[test]
