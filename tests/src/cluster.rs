@@ -2,9 +2,12 @@
 
 //! Several nodes on one link, with a host outside that routes between them and the rest of the world.
 
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
+
+use nix::sched::{CloneFlags, unshare};
 
 use crate::node::{BridgeNetfilter, Node, Pod};
 use crate::space::Space;
@@ -93,10 +96,7 @@ impl Cluster {
                 let mut node = Node::new();
                 prepare(&mut node);
                 join(&lan, &node, NODES + number);
-                node.forward();
-                for via in outside.addresses {
-                    node.cmd(&format!("ip route add default via {via}"));
-                }
+                route_by(&node, outside.addresses);
                 ClusterNode { node, number, addresses: on_link(NODES + number) }
             })
             .collect();
@@ -142,7 +142,13 @@ fn join(lan: &Node, space: &Space, number: u8) {
              link set {port} up\n"
         ),
     );
-    let [v4, v6] = on_link(number);
+    configure(space, on_link(number));
+    lan.wait_up(&port);
+}
+
+/// Gives `eth0` its addresses and waits until they are usable.
+fn configure(space: &Space, addresses: [IpAddr; 2]) {
+    let [v4, v6] = addresses;
     space.cmd_input(
         "ip -batch -",
         &format!(
@@ -152,7 +158,6 @@ fn join(lan: &Node, space: &Space, number: u8) {
              link set eth0 up\n"
         ),
     );
-    lan.wait_up(&port);
     space.wait_up("eth0");
     space.wait_local(v6);
 }
@@ -169,6 +174,35 @@ pub fn wire(one: (&Space, &str), other: (&Space, &str)) {
     }
     for (space, name) in [one, other] {
         space.wait_up(name);
+    }
+}
+
+/// Lets a node forward, and gives it default routes.
+fn route_by(node: &Node, routers: [IpAddr; 2]) {
+    node.forward();
+    for via in routers {
+        node.cmd(&format!("ip route add default via {via}"));
+    }
+}
+
+impl ClusterNode {
+    /// Gives the node the network that it has after a reboot: a new namespace with its uplink, which keeps its MAC
+    /// address. No process may be left in the old one.
+    ///
+    /// # Panics
+    /// When the namespace cannot be made, or the uplink not be moved.
+    pub fn renew_network(&mut self, routers: [IpAddr; 2]) {
+        let fresh = self.node.run(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a new network namespace");
+            File::open("/proc/thread-self/ns/net").expect("open the new namespace")
+        });
+        let path = format!("/proc/{}/fd/{}", std::process::id(), fresh.as_raw_fd());
+        self.node.cmd(&format!("ip link set eth0 netns {path}"));
+        self.node.replace_network(fresh);
+        self.node.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        self.node.sysctl("net/ipv6/conf/eth0/accept_dad", "0");
+        configure(&self.node, self.addresses);
+        route_by(&self.node, routers);
     }
 }
 

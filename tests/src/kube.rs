@@ -3,7 +3,7 @@
 //! Kubernetes' control plane: an API server with its etcd.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ impl<'a> ApiServer<'a> {
     /// When they cannot be started.
     #[must_use]
     pub fn start(programs: &Path, control: &'a Member) -> Self {
-        Self::start_with(programs, control, "AlwaysAllow")
+        Self::start_with(programs, control, "AlwaysAllow", "")
     }
 
     /// As [`ApiServer::start`], but users have the rights that roles give them.
@@ -73,17 +73,27 @@ impl<'a> ApiServer<'a> {
     /// As [`ApiServer::start`].
     #[must_use]
     pub fn start_with_roles(programs: &Path, control: &'a Member) -> Self {
-        Self::start_with(programs, control, "RBAC")
+        Self::start_with(programs, control, "RBAC", "")
     }
 
-    fn start_with(programs: &Path, control: &'a Member, authorization: &'static str) -> Self {
+    /// As [`ApiServer::start`], but kubelets have the rights of their nodes, and other users those that roles give them.
+    /// `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them.
+    ///
+    /// # Panics
+    /// As [`ApiServer::start`].
+    #[must_use]
+    pub fn start_for_nodes(programs: &Path, control: &'a Member, tokens: &str) -> Self {
+        Self::start_with(programs, control, "Node,RBAC", tokens)
+    }
+
+    fn start_with(programs: &Path, control: &'a Member, authorization: &'static str, tokens: &str) -> Self {
         // The server looks for the link of its default route.
         control.cmd("ip route add default dev eth0");
         // etcd listens for the API server, and for the tests, on the loopback.
         control.cmd("ip link set lo up");
         control.run(|| {
             std::fs::create_dir("/run/kube").expect("create /run/kube");
-            let tokens = format!("{KUBE_TOKEN},admin,1,system:masters\n");
+            let tokens = format!("{KUBE_TOKEN},admin,1,system:masters\n{tokens}");
             std::fs::write("/run/kube/tokens", tokens).expect("write the tokens");
             std::fs::write(KEY, key()).expect("write the key");
         });
@@ -206,6 +216,17 @@ impl<'a> ApiServer<'a> {
         self.expect("GET", "application/json", path, "")
     }
 
+    /// Reads an object or a list that a test looks at again and again; none if the server does not return it. The report
+    /// of a failure leaves it out.
+    #[must_use]
+    pub fn look(&self, path: &str) -> Option<Value> {
+        let mut command = self.command("GET", "application/json", path);
+        command.stdin(Stdio::null());
+        let output =
+            self.control.run(move || command.output()).ok().filter(|output| output.status.success())?;
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
     /// True if there is an object.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
@@ -301,14 +322,19 @@ impl<'a> ApiServer<'a> {
         path: &str,
         body: &str,
     ) -> (Option<i32>, String) {
+        let output = self.control.exec(self.command(token, method, kind, path), body.as_bytes());
+        (output.code, output.stdout + &output.stderr)
+    }
+
+    /// A request of which curl reads the body from standard input.
+    fn command(&self, token: &str, method: &str, kind: &str, path: &str) -> Command {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--insecure"]);
         command.args(["--max-time", &within(Duration::from_secs(20)).as_secs().to_string()]);
         command.args(["--oauth2-bearer", token, "--request", method]);
         command.args(["--header", &format!("Content-Type: {kind}"), "--data-binary", "@-"]);
         command.arg(format!("{}{path}", self.url));
-        let output = self.control.exec(command, body.as_bytes());
-        (output.code, output.stdout + &output.stderr)
+        command
     }
 }
 

@@ -133,17 +133,6 @@ impl Node {
         Pod { space, path }
     }
 
-    /// A network namespace that another process has made, by its path as the node sees it. Like a server's
-    /// socket, the space keeps the namespace alive.
-    ///
-    /// # Panics
-    /// When there is none.
-    #[must_use]
-    pub fn namespace(&self, name: &str, path: &Path) -> Space {
-        let net = self.run(|| File::open(path)).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
-        Space { name: name.to_owned(), net: Arc::new(net), ..self.space.clone() }
-    }
-
     /// A machine outside, linked to the node. Three at most.
     ///
     /// # Panics
@@ -268,6 +257,14 @@ impl Node {
     #[must_use]
     pub fn ruleset(&self) -> String {
         self.cmd("nft list ruleset")
+    }
+
+    /// Gives the node a new network namespace. The old one ends with its last process and clone.
+    pub(crate) fn replace_network(&mut self, net: File) {
+        self.space.net = Arc::new(net);
+        let mut places = self.places.lock().expect("not poisoned");
+        places.retain(|(name, _)| *name != self.space.name);
+        places.push((self.space.name.clone(), Arc::downgrade(&self.space.net)));
     }
 
     fn remember(&self, space: &Space) {

@@ -113,6 +113,17 @@ impl Space {
         &self.name
     }
 
+    /// A network namespace that another process has made, by its path as the node sees it. Like a server's
+    /// socket, the space keeps the namespace alive.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn namespace(&self, name: &str, path: &Path) -> Self {
+        let net = self.run(|| File::open(path)).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
+        Self { name: name.to_owned(), net: Arc::new(net), ..self.clone() }
+    }
+
     /// Runs a command, given as words separated by blanks, and returns its standard output.
     ///
     /// # Panics

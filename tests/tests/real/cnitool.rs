@@ -19,7 +19,7 @@ const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"pro
 macro_rules! of {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
-            use crate::system::unpacked;
+            use slipway_tests::system::unpacked;
             $(#[test]
             fn $test() {
                 let Some(root) = unpacked(stringify!($module), super::PROGRAM) else {

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
+use slipway_tests::system::{Daemon, System};
 use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, peer_fails};
 
 use crate::cri::{Cri, PodConfig, Port};
 use crate::garbage::{a_leak, a_long_add};
-use crate::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
 use crate::state;
-use crate::system::{Daemon, System};
 
 pub(crate) const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 
@@ -20,7 +20,7 @@ pub(crate) const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 macro_rules! on {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
-            use crate::system::unpacked;
+            use slipway_tests::system::unpacked;
             $(#[test]
             fn $test() {
                 let suite = stringify!($module);
@@ -67,7 +67,7 @@ pub(crate) fn list(specification: &str) -> Value {
 }
 
 /// Writes the configuration, starts the daemon and gives it the images.
-pub(crate) fn start(system: &System<'_>, list: &Value) -> Daemon {
+pub(crate) fn start(system: &System, list: &Value) -> Daemon {
     system.write(LIST, list.to_string());
     // Version 2 of its format, which all of them read.
     system.write(
@@ -89,17 +89,17 @@ pub(crate) fn start(system: &System<'_>, list: &Value) -> Daemon {
     let local: &[&str] = if help.contains("--local") { &["--local"] } else { &[] };
     let import = ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "native"];
     system.run(&[&import, local, &[ARCHIVE]].concat());
-    system.wait_for("the images", || Cri(system.node()).has_images());
+    system.wait_for("the images", || Cri(system.space()).has_images());
     daemon
 }
 
-pub(crate) fn restart(system: &System<'_>) -> Daemon {
+pub(crate) fn restart(system: &System) -> Daemon {
     let daemon = system.daemon("containerd", &["containerd"]);
-    system.wait_for("containerd", || matches!(Cri(system.node()).network_trouble(), Ok(None)));
+    system.wait_for("containerd", || matches!(Cri(system.space()).network_trouble(), Ok(None)));
     daemon
 }
 
-pub(crate) fn pod(system: &System<'_>, name: &str, ports: &[Port]) -> PodConfig {
+pub(crate) fn pod(system: &System, name: &str, ports: &[Port]) -> PodConfig {
     PodConfig { name: name.to_owned(), attempt: 0, ports: ports.to_vec(), cgroup: system.cgroup().to_owned() }
 }
 
@@ -113,8 +113,8 @@ pub(crate) fn reservations(node: &Node) -> Vec<String> {
 }
 
 /// Adds and deletes a pod, so that all shared objects exist.
-fn warm_up(system: &System<'_>) {
-    let cri = Cri(system.node());
+fn warm_up(system: &System) {
+    let cri = Cri(system.space());
     let id = cri.run_pod(&pod(system, "first", &[tcp(8080)])).unwrap();
     cri.stop_pod(&id).unwrap();
     cri.remove_pod(&id).unwrap();

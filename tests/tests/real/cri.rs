@@ -10,9 +10,8 @@
 
 use std::process::Command;
 
-use slipway_tests::Node;
-
-use crate::image::{PAUSE, WEB};
+use slipway_tests::Space;
+use slipway_tests::image::{PAUSE, WEB};
 
 /// containerd's socket, with the same path in the system and on the node.
 pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -174,7 +173,7 @@ pub(crate) struct PodStatus {
 
 /// The client.
 #[derive(Debug)]
-pub(crate) struct Cri<'n>(pub(crate) &'n Node);
+pub(crate) struct Cri<'n>(pub(crate) &'n Space);
 
 impl Cri<'_> {
     /// `RunPodSandbox`; returns the identifier.

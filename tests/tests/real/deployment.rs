@@ -8,9 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use slipway_tests::system::unpacked;
 use slipway_tests::{Cluster, ClusterNode, Container, Daemon, daemon_set, patience, pod_of, render, skip};
-
-use crate::system::unpacked;
 
 const LOG: &str = "/run/slipwayd.log";
 const IMAGE: [&str; 2] = ["--image", "registry.example/slipway:1"];

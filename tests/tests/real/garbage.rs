@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use slipway_tests::image::{expect, expect_closed};
+use slipway_tests::system::{Daemon, System};
 use slipway_tests::{Node, is_peer, slipwayd, within};
 
 use crate::containerd::{LIST, list, node, pod, reservations, restart, start, tcp};
 use crate::cri::{Cri, PodConfig};
-use crate::image::{expect, expect_closed};
-use crate::system::{Daemon, System};
 
 const AGENT: &str = "/opt/cni/bin/slipwayd";
 const KUBECONFIG: &str = "/etc/kubeconfig";
@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(8);
 const IDLE: &str = "#!/bin/busybox sh\nexit 0\n";
 
 /// Starts the agent. Its API server never replies: garbage is deleted without one.
-fn agent(system: &System<'_>) -> Daemon {
+fn agent(system: &System) -> Daemon {
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": "https://192.0.2.200:6443"}}],
@@ -55,7 +55,7 @@ fn agent(system: &System<'_>) -> Daemon {
 }
 
 /// Replaces a plugin during `body`.
-fn with_plugin<T>(system: &System<'_>, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
+fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
     let path = system.path(&format!("/opt/cni/bin/{name}"));
     let away = path.with_extension("away");
     system.node().run(|| {
@@ -79,13 +79,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// The garbage in the agent's status.
-fn garbage(system: &System<'_>) -> Value {
+fn garbage(system: &System) -> Value {
     let output = system.try_run(&[AGENT, "status", "--output", "json"]);
     let document: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
     document["garbage"].clone()
 }
 
-fn log(system: &System<'_>) -> String {
+fn log(system: &System) -> String {
     system.read("/tmp/slipwayd.log")
 }
 

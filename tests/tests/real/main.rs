@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! Real runtimes with the plugins under test: podman, containerd (through its CRI, as kubelet uses it, and
-//! through ctr), and cnitool of the CNI project. Each runs in a system of its own: see [`system`].
+//! through ctr), and cnitool of the CNI project. Each runs in a system of its own: see [`slipway_tests::system`].
 //!
 //! `cargo xtask test --runtimes` fetches them and names the folder in `SLIPWAY_RUNTIMES`; without it,
 //! every test here is skipped.
@@ -11,9 +11,7 @@ mod containerd;
 mod cri;
 mod deployment;
 mod garbage;
-mod image;
 mod podman;
-mod system;
 
 use slipway_tests::{Node, Snapshot};
 

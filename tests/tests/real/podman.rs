@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use serde_json::{Value, json};
+use slipway_tests::image::{self, ARCHIVE, WEB, expect, expect_closed};
+use slipway_tests::system::{System, unpacked};
 use slipway_tests::{BridgeNetfilter, Node, Proto, Space, is_peer, skip};
 
-use crate::image::{self, ARCHIVE, WEB, expect, expect_closed};
 use crate::state;
-use crate::system::{System, unpacked};
 
 const SUITE: &str = "bookworm";
 const PROGRAM: &str = "usr/bin/podman";
@@ -20,7 +20,7 @@ const NEEDED: &str = "podman of Debian bookworm";
 const REFERENCE: &str = "/usr/lib/cni";
 
 /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
-fn configure(system: &System<'_>, plugin_dirs: &[&str]) {
+fn configure(system: &System, plugin_dirs: &[&str]) {
     system.write(
         "/etc/containers/containers.conf",
         format!(
@@ -39,7 +39,7 @@ fn configure(system: &System<'_>, plugin_dirs: &[&str]) {
 }
 
 /// podman's default network, without the plugins that are not under test.
-fn default_network(system: &System<'_>) {
+fn default_network(system: &System) {
     let list = json!({
         "cniVersion": "0.4.0", "name": "podman",
         "plugins": [
@@ -60,20 +60,20 @@ fn default_network(system: &System<'_>) {
 }
 
 /// Starts the web server with `podman run --detach`; it answers with the name `name`.
-fn run_web(system: &System<'_>, name: &str, options: &[&str]) -> String {
+fn run_web(system: &System, name: &str, options: &[&str]) -> String {
     let who = format!("WHO={name}");
     let words =
         ["podman", "run", "--detach", "--name", name, "--env", &who, "--cgroup-parent", system.cgroup()];
     system.run(&[&words[..], options, &[WEB]].concat())
 }
 
-fn inspect(system: &System<'_>, name: &str) -> Value {
+fn inspect(system: &System, name: &str) -> Value {
     let text = system.run(&["podman", "inspect", name]);
     let list: Value = serde_json::from_str(&text).expect("podman inspect prints JSON");
     list[0]["NetworkSettings"].clone()
 }
 
-fn address(system: &System<'_>, name: &str) -> IpAddr {
+fn address(system: &System, name: &str) -> IpAddr {
     let settings = inspect(system, name);
     settings["Networks"]["podman"]["IPAddress"].as_str().and_then(|ip| ip.parse().ok()).expect("an address")
 }
@@ -93,7 +93,7 @@ enum Backend {
 }
 
 impl Backend {
-    fn choose(self, system: &System<'_>) {
+    fn choose(self, system: &System) {
         if self == Self::Iptables {
             system.write("/etc/cni/slipway.json", r#"{"backend": "iptables", "ipMasqBackend": "iptables"}"#);
         }
@@ -118,9 +118,9 @@ fn a_published_port_with_iptables() {
 }
 
 /// The network namespace of the container `web`.
-fn inside(system: &System<'_>) -> Space {
+fn inside(system: &System) -> Space {
     let path = inspect(system, "web")["SandboxKey"].as_str().expect("a namespace").to_owned();
-    system.node().namespace("web", &system.path(&path))
+    system.space().namespace("web", &system.path(&path))
 }
 
 fn from_run_to_removal(packages: &Path, backend: Backend) {

@@ -12,18 +12,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use slipway_tests::{Space, patience};
 
+use crate::pace::patience;
+use crate::space::Space;
 use crate::system::System;
 
 /// The image of a web server, which answers `/cgi-bin/who`: see [`expect`].
-pub(crate) const WEB: &str = "localhost/web:1";
+pub const WEB: &str = "localhost/web:1";
 
 /// The image that holds a pod's namespaces.
-pub(crate) const PAUSE: &str = "localhost/pause:1";
+pub const PAUSE: &str = "localhost/pause:1";
 
 /// The archive with both images in the system.
-pub(crate) const ARCHIVE: &str = "/tmp/images.tar";
+pub const ARCHIVE: &str = "/tmp/images.tar";
 
 /// The page. `WHO` is in the environment of the container.
 const PAGE: &str =
@@ -34,7 +35,7 @@ const REFUSAL: Duration = Duration::from_millis(700);
 
 /// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`], in the format of `docker save` (Docker image
 /// specification 1.2), which podman and containerd read.
-pub(crate) fn make(system: &System<'_>) {
+pub fn make(system: &System) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let layer = folder.path().join("layer");
     for dir in ["bin", "tmp", "www/cgi-bin"] {
@@ -44,7 +45,7 @@ pub(crate) fn make(system: &System<'_>) {
     fs::write(&page, PAGE).expect("write the page");
     fs::set_permissions(&page, fs::Permissions::from_mode(0o755)).expect("make the page a program");
     let busybox = system.path("/bin/busybox");
-    let binary = system.node().run(|| fs::read(&busybox)).expect("read busybox");
+    let binary = system.space().run(|| fs::read(&busybox)).expect("read busybox");
     fs::write(layer.join("bin/busybox"), binary).expect("write busybox");
     fs::set_permissions(layer.join("bin/busybox"), fs::Permissions::from_mode(0o755))
         .expect("busybox's mode");
@@ -97,24 +98,45 @@ fn tar(from: &Path, to: &Path, what: &[&str]) {
 /// # Panics
 /// If no server answers, or another than `who`.
 #[track_caller]
-pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
+pub fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
     let address = address.into();
-    let begin = Instant::now();
-    let body = loop {
-        match get(space, address, patience()) {
-            Ok(body) => break body,
-            Err(e) => assert!(begin.elapsed() < patience(), "{}: ask {address}: {e}", space.name()),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    let (name, peer) = answer(&body);
+    let (name, peer) = ask(space, address);
     assert_eq!(name, who, "{}: ask {address}", space.name());
     peer
 }
 
+/// Requests the page at `address` from `space` until it answers: the container's name, and the client's address as
+/// the server saw it.
+///
+/// # Panics
+/// If no server answers.
+#[track_caller]
+#[must_use]
+pub fn ask(space: &Space, address: impl Into<SocketAddr>) -> (String, IpAddr) {
+    let address = address.into();
+    let begin = Instant::now();
+    loop {
+        match ask_once(space, address, patience()) {
+            Ok(answer) => return answer,
+            Err(e) => assert!(begin.elapsed() < patience(), "{}: ask {address}: {e}", space.name()),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// As [`ask`], once.
+///
+/// # Errors
+/// No server answers within the limit.
+pub fn ask_once(space: &Space, address: SocketAddr, limit: Duration) -> std::io::Result<(String, IpAddr)> {
+    let body = get(space, address, limit)?;
+    let (name, peer) = answer(&body);
+    Ok((name.to_owned(), peer))
+}
+
 /// A command line for the containers' shell that requests the page. (busybox's wget, linked statically,
 /// needs the C library's files.)
-pub(crate) fn request(ip: impl Into<IpAddr>, port: u16) -> String {
+pub fn request(ip: impl Into<IpAddr>, port: u16) -> String {
     format!("printf 'GET /cgi-bin/who HTTP/1.0\\r\\n\\r\\n' | nc -w 4 {} {port}", ip.into())
 }
 
@@ -123,7 +145,7 @@ pub(crate) fn request(ip: impl Into<IpAddr>, port: u16) -> String {
 /// # Panics
 /// If the text is not that page.
 #[track_caller]
-pub(crate) fn answer(text: &str) -> (&str, IpAddr) {
+pub fn answer(text: &str) -> (&str, IpAddr) {
     let fields = text.lines().last().and_then(|line| line.split_once(' '));
     let (name, peer) = fields.unwrap_or_else(|| panic!("invalid page: {text:?}"));
     let peer = peer.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -135,7 +157,7 @@ pub(crate) fn answer(text: &str) -> (&str, IpAddr) {
 /// # Panics
 /// If a server accepts one.
 #[track_caller]
-pub(crate) fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
+pub fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
     let address = address.into();
     let open = space.run(|| std::net::TcpStream::connect_timeout(&address, REFUSAL).is_ok());
     assert!(!open, "{}: {address} still takes connections", space.name());

@@ -16,7 +16,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use slipway_tests::{CommandOutput, Node, is_peer, plugin_dir, slipway};
+
+use crate::node::Node;
+use crate::pace::within;
+use crate::plugin::{is_peer, plugin_dir, slipway};
+use crate::space::{CommandOutput, Space};
 
 /// The folder of the system's parts in the node's mount namespace. Every system has it, without programs.
 const PLACE: &str = "/mnt";
@@ -24,39 +28,58 @@ const PLACE: &str = "/mnt";
 /// The system's root, as the node sees it.
 const ROOT: &str = "/mnt/root";
 
-/// The device nodes that runtimes and programs need: the system's /dev has no other.
-const DEVICES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
+/// The device nodes that runtimes and programs need: the system's /dev has no other. kubelet reads `kmsg`.
+const DEVICES: [&str; 7] = ["full", "kmsg", "null", "random", "tty", "urandom", "zero"];
+
+/// The shell of every system.
+pub const SHELL: [&str; 2] = ["/bin/busybox", "sh"];
+
+/// The name of the control group for daemons below that of the system.
+const DAEMONS: &str = "daemons";
+
+/// The beginning of the names of systems' control groups; the test's process number follows.
+const GROUPS: &str = "slipway-test-";
 
 /// The time limit for a daemon to end, and for the kernel to release control groups.
 const ENDING: Duration = Duration::from_secs(20);
 
 /// The folder of a Debian suite's packages, if `program` (a path in it) is there.
-pub(crate) fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
+#[must_use]
+pub fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("SLIPWAY_RUNTIMES")?).join(suite);
+    root.join(program).is_file().then_some(root)
+}
+
+/// The root file system of a cluster's nodes, if `program` (a path in it) is there: `SLIPWAY_NODE_PACKAGES`, which
+/// `cargo xtask test` sets.
+#[must_use]
+pub fn node_packages(program: &str) -> Option<PathBuf> {
+    let root = PathBuf::from(std::env::var_os("SLIPWAY_NODE_PACKAGES")?);
     root.join(program).is_file().then_some(root)
 }
 
 /// The system. Its processes end when it is dropped.
 #[derive(Debug)]
-pub(crate) struct System<'n> {
-    node: &'n Node,
+pub struct System {
+    space: Space,
     init: Child,
     cgroup: String,
 }
 
 /// A program that runs until [`System::end`].
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub struct Daemon {
     nsenter: Child,
     pid_file: String,
 }
 
-impl<'n> System<'n> {
+impl System {
     /// Starts a system with the packages in `packages` on `node`; one at a time.
     ///
     /// # Panics
     /// When something cannot be mounted, or the first process does not start.
-    pub(crate) fn start(node: &'n Node, packages: &Path) -> Self {
+    #[must_use]
+    pub fn start(node: &Node, packages: &Path) -> Self {
         // Runtimes have to have the system's control groups, which are hidden from nodes.
         node.try_cmd("umount /sys/fs/cgroup");
         node.run(|| make_root(packages));
@@ -66,52 +89,84 @@ impl<'n> System<'n> {
         } else {
             node.cmd(&format!("{} install --to {ROOT}/opt/cni/bin", slipway().display()));
         }
-        let init = node.run(first_process);
-        let system = Self { node, init, cgroup: cgroup_name() };
+        let space = (**node).clone();
+        let init = space.run(first_process);
+        let system = Self { space, init, cgroup: cgroup_name() };
         system.wait_for("the first process", || system.exists("/proc/1/stat"));
         system
     }
 
     /// The node that it runs on.
-    pub(crate) fn node(&self) -> &'n Node {
-        self.node
+    #[must_use]
+    pub fn space(&self) -> &Space {
+        &self.space
     }
 
     /// A path in the system, as the node sees it.
-    pub(crate) fn path(&self, inside: &str) -> PathBuf {
+    pub fn path(&self, inside: &str) -> PathBuf {
         Path::new(ROOT).join(inside.trim_start_matches('/'))
     }
 
     /// The control group for all processes of the system: separate from those of the host's runtimes,
     /// so that it can be removed.
-    pub(crate) fn cgroup(&self) -> &str {
+    pub fn cgroup(&self) -> &str {
         &self.cgroup
+    }
+
+    /// Makes the control group in each hierarchy, as a kubelet needs it.
+    ///
+    /// # Panics
+    /// When one cannot be made.
+    pub fn make_cgroups(&self) {
+        for hierarchy in hierarchies() {
+            remove_left(&hierarchy);
+            let group = hierarchy.join(self.cgroup.trim_start_matches('/'));
+            make_dir(&group);
+            // cpuset(7): a new group has neither processors nor memory nodes, and takes no process without them.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                if let Ok(all) = fs::read_to_string(hierarchy.join(file)) {
+                    write(&group.join(file), all.trim());
+                }
+            }
+            if is_unified(&hierarchy) {
+                make_dir(&group.join(DAEMONS));
+            }
+        }
+    }
+
+    /// The system's control group of version 2, as the system sees it, with a group for its daemons below: inner groups
+    /// may have no processes. None without version 2.
+    #[must_use]
+    pub fn unified_cgroup(&self) -> Option<(PathBuf, PathBuf)> {
+        let root = hierarchies().into_iter().find(|hierarchy| is_unified(hierarchy))?;
+        let group = root.join(self.cgroup.trim_start_matches('/'));
+        Some((group.clone(), group.join(DAEMONS)))
     }
 
     /// Runs a program to its end.
     ///
     /// # Panics
     /// When it fails.
-    pub(crate) fn run(&self, words: &[&str]) -> String {
+    pub fn run(&self, words: &[&str]) -> String {
         let output = self.try_run(words);
         assert!(output.code == Some(0), "{}: {output}", words.join(" "));
         output.stdout.trim_end().to_owned()
     }
 
     /// Runs a program that may fail.
-    pub(crate) fn try_run(&self, words: &[&str]) -> CommandOutput {
-        self.node.exec(self.command(words), b"")
+    pub fn try_run(&self, words: &[&str]) -> CommandOutput {
+        self.space.exec(self.command(words), b"")
     }
 
     /// Starts a program that stays; what it prints goes to /tmp/`name`.log.
-    pub(crate) fn daemon(&self, name: &str, words: &[&str]) -> Daemon {
+    pub fn daemon(&self, name: &str, words: &[&str]) -> Daemon {
         let pid_file = self.path(&format!("/tmp/{name}.pid"));
         // The shell leaves its process number, which is that of the program after exec.
         let script = "echo $$ > \"$0\" && exec \"$@\"";
         let inside = format!("/tmp/{name}.pid");
         let mut command = self.command(&[&["/bin/busybox", "sh", "-c", script, &inside][..], words].concat());
         let log = self.path(&format!("/tmp/{name}.log"));
-        let nsenter = self.node.run(|| {
+        let nsenter = self.space.run(|| {
             let _ = fs::remove_file(&pid_file);
             let log = File::options().create(true).append(true).open(&log).expect("open the log");
             let errors = log.try_clone().expect("duplicate the log's descriptor");
@@ -125,42 +180,49 @@ impl<'n> System<'n> {
     ///
     /// # Panics
     /// When it is not after twenty seconds.
-    pub(crate) fn end(&self, mut daemon: Daemon, signal: &str) {
+    pub fn end(&self, mut daemon: Daemon, signal: &str) {
         let pid = self.read(&daemon.pid_file);
         self.run(&["/bin/busybox", "kill", "-s", signal, pid.trim()]);
         self.wait_for("the daemon's end", || daemon.nsenter.try_wait().expect("wait for nsenter").is_some());
     }
 
     /// Writes a file, with its folders.
-    pub(crate) fn write(&self, inside: &str, content: impl AsRef<[u8]>) {
-        self.node.write(self.path(inside).to_str().expect("a plain path"), content);
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, inside: &str, content: impl AsRef<[u8]>) {
+        let (path, content) = (self.path(inside), content.as_ref());
+        self.space.run(|| {
+            make_dir(path.parent().unwrap_or(Path::new(ROOT)));
+            fs::write(&path, content).unwrap_or_else(|e| panic!("write {inside} in the system: {e}"));
+        });
     }
 
     /// Reads a file.
     ///
     /// # Panics
     /// When it is not there.
-    pub(crate) fn read(&self, inside: &str) -> String {
+    pub fn read(&self, inside: &str) -> String {
         let path = self.path(inside);
-        self.node
+        self.space
             .run(|| fs::read_to_string(&path))
             .unwrap_or_else(|e| panic!("read {inside} in the system: {e}"))
     }
 
     /// True if the file exists.
-    pub(crate) fn exists(&self, inside: &str) -> bool {
+    pub fn exists(&self, inside: &str) -> bool {
         let path = self.path(inside);
-        self.node.run(|| path.exists())
+        self.space.run(|| path.exists())
     }
 
     /// Repeats the question until its answer is true, for at most twenty seconds.
     ///
     /// # Panics
     /// When the answer never is true.
-    pub(crate) fn wait_for(&self, what: &str, mut question: impl FnMut() -> bool) {
+    pub fn wait_for(&self, what: &str, mut question: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !question() {
-            assert!(begin.elapsed() < ENDING, "{what}: waited for in vain");
+            assert!(begin.elapsed() < within(ENDING), "{what}: waited for in vain");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -170,23 +232,40 @@ impl<'n> System<'n> {
     ///
     /// # Panics
     /// When something of it cannot be removed.
-    pub(crate) fn reboot(&mut self) {
-        self.end_all();
-        self.node.run(forget);
-        self.node.cmd("nft flush ruleset");
+    pub fn reboot(&mut self) {
+        self.power_off();
+        self.space.cmd("nft flush ruleset");
         // The links to the hosts outside are the system's hardware. Those to namespaces go with these,
         // soon after their processes.
         self.wait_for("the links' end", || {
-            let links = self.node.cmd("ip -json link");
+            let links = self.space.cmd("ip -json link");
             let links: serde_json::Value = serde_json::from_str(&links).expect("ip prints JSON");
             let names = links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str());
             let left: Vec<_> = names.filter(|name| *name != "lo" && !name.starts_with("out")).collect();
             for name in &left {
-                self.node.try_cmd(&format!("ip link delete {name}"));
+                self.space.try_cmd(&format!("ip link delete {name}"));
             }
             left.is_empty()
         });
-        self.init = self.node.run(first_process);
+        self.power_on(self.space.clone());
+    }
+
+    /// Cuts the power: what is on disk stays; processes, mounts and everything in /run do not.
+    ///
+    /// # Panics
+    /// When something of it cannot be removed.
+    pub fn power_off(&mut self) {
+        self.end_all();
+        self.space.run(forget);
+    }
+
+    /// Starts the system again, in a space with the same mount namespace.
+    ///
+    /// # Panics
+    /// When the first process does not start.
+    pub fn power_on(&mut self, space: Space) {
+        self.space = space;
+        self.init = self.space.run(first_process);
         self.wait_for("the first process", || self.exists("/proc/1/stat"));
     }
 
@@ -194,13 +273,13 @@ impl<'n> System<'n> {
     fn end_all(&mut self) {
         drop(self.init.stdin.take());
         let begin = Instant::now();
-        while begin.elapsed() < ENDING && matches!(self.init.try_wait(), Ok(None)) {
+        while begin.elapsed() < within(ENDING) && matches!(self.init.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(5));
         }
         // With --kill-child nothing of the namespace outlives unshare.
         let _ = self.init.kill();
         let _ = self.init.wait();
-        while begin.elapsed() < ENDING && !remove_cgroups(&self.cgroup) {
+        while begin.elapsed() < within(ENDING) && !remove_cgroups(&self.cgroup) {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -214,10 +293,10 @@ impl<'n> System<'n> {
     }
 }
 
-impl Drop for System<'_> {
+impl Drop for System {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.node.run(show_logs);
+            self.space.run(show_logs);
         }
         self.end_all();
     }
@@ -264,8 +343,12 @@ fn make_root(packages: &Path) {
         symlink("/tmp", root.join("var/tmp")).expect("link /var/tmp");
     }
     // Normally made by the packages' installation, which unpacking is not.
-    for name in ["iptables", "ip6tables"] {
-        symlink(format!("{name}-nft"), root.join("usr/sbin").join(name)).expect("link iptables");
+    for (name, end) in ["iptables", "ip6tables"]
+        .into_iter()
+        .flat_map(|name| ["", "-restore", "-save"].map(|end| (name, end)))
+    {
+        let link = root.join("usr/sbin").join(format!("{name}{end}"));
+        symlink(format!("{name}-nft{end}"), link).expect("link iptables");
     }
     write(&root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n");
     write(&root.join("etc/group"), "root:x:0:\n");
@@ -288,10 +371,12 @@ fn forget() {
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     let volatile = |point: &&str| {
         let inside = point.strip_prefix(ROOT).unwrap_or_default();
-        inside == "/proc" || inside.starts_with("/run/") || inside.starts_with("/var/lib/c")
+        let volatile = ["/proc/", "/run/", "/sys/fs/bpf", "/var/lib/c", "/var/lib/kubelet/"];
+        inside == "/proc" || volatile.iter().any(|place| inside.starts_with(place))
     };
+    let disks = ["/var/lib/cni", "/var/lib/containerd"].map(|disk| format!("{ROOT}{disk}"));
     let points: Vec<&str> =
-        points.filter(volatile).filter(|point| !point.ends_with("/var/lib/cni")).collect();
+        points.filter(volatile).filter(|point| disks.iter().all(|disk| disk != point)).collect();
     for point in points.iter().rev() {
         umount2(*point, MntFlags::MNT_DETACH).unwrap_or_else(|e| panic!("unmount {point}: {e}"));
     }
@@ -314,7 +399,7 @@ fn forget() {
 
 fn devices(dev: &Path) {
     tmpfs(dev, "mode=0755");
-    for name in DEVICES {
+    for name in DEVICES.into_iter().filter(|name| Path::new("/dev").join(name).exists()) {
         write(&dev.join(name), "");
         bind(&Path::new("/dev").join(name), &dev.join(name));
     }
@@ -345,7 +430,35 @@ fn bind(from: &Path, to: &Path) {
 
 fn cgroup_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("/slipway-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    format!("/{GROUPS}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The mount points of the hierarchies: one per controller, the one of version 2 next to them, or that alone.
+fn hierarchies() -> Vec<PathBuf> {
+    let top = Path::new("/sys/fs/cgroup");
+    if top.join("cgroup.procs").exists() {
+        return vec![top.to_owned()];
+    }
+    let below = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
+    below.filter(|dir| dir.join("cgroup.procs").exists()).collect()
+}
+
+/// Removes the groups of tests that were killed.
+fn remove_left(hierarchy: &Path) {
+    for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let process = name.strip_prefix(GROUPS).and_then(|rest| rest.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            // Refused while a process is in it.
+            remove_cgroup(&entry.path());
+        }
+    }
+}
+
+/// True for the hierarchy of version 2.
+fn is_unified(hierarchy: &Path) -> bool {
+    hierarchy.join("cgroup.controllers").exists()
 }
 
 /// Removes the system's control groups in every hierarchy (one per controller, or the one of
