@@ -220,7 +220,7 @@ impl<'a> ApiServer<'a> {
     /// of a failure leaves it out.
     #[must_use]
     pub fn look(&self, path: &str) -> Option<Value> {
-        let mut command = self.command("GET", "application/json", path);
+        let mut command = self.command(KUBE_TOKEN, "GET", "application/json", path);
         command.stdin(Stdio::null());
         let output =
             self.control.run(move || command.output()).ok().filter(|output| output.status.success())?;

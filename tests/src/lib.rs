@@ -58,6 +58,7 @@ mod golden;
 pub mod image;
 mod interrupt;
 mod kube;
+pub mod kubernetes;
 mod node;
 mod pace;
 mod plugin;

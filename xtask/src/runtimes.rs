@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use crate::apt_root::{self, AptRoot};
 use crate::debian_root;
 use crate::error::{Error, Result};
-use crate::progress::Log;
+use crate::progress::{Log, Stages};
 use crate::run::{self, tool};
 use crate::workspace;
 
@@ -60,6 +60,31 @@ const WANTED: [Wanted; 3] = [
     Wanted { suite: "trixie", runtimes: &["containerd", "runc"], cnitool: false },
     Wanted { suite: "unstable", runtimes: &["containerd", "runc"], cnitool: true },
 ];
+
+/// The variable with the root file system of a cluster's nodes, for the tests.
+pub(crate) const NODE_VARIABLE: &str = "SLIPWAY_NODE_PACKAGES";
+
+/// The program without which a folder is no node's root file system.
+const NODE_PROGRAM: &str = "usr/bin/containerd";
+
+/// The root file system of a cluster's nodes: Debian 12's, whose containerd has the interface that kubelet 1.20 knows. None
+/// if it was not fetched before; it is now if `asked`.
+///
+/// # Errors
+/// It cannot be fetched, with `require`.
+pub(crate) fn for_nodes(asked: bool, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
+    let [wanted, ..] = &WANTED;
+    let root = workspace::scratch("runtimes")?.join(wanted.suite);
+    let is_whole = || root.join(NODE_PROGRAM).is_file();
+    if asked && !is_whole() {
+        stages.run("containerd", |log| match wanted.fetch(&root, log) {
+            Ok((versions, _)) => Ok(versions),
+            Err(e) if require => Err(e),
+            Err(e) => Ok(format!("SKIP: the tests with kubelets, for it could not be fetched: {e}")),
+        })?;
+    }
+    Ok(is_whole().then_some(root))
+}
 
 /// The fetched runtimes.
 #[derive(Debug, Default)]

@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     const TWO: [Program; 2] =
-        [Program { name: "kube-proxy", tested: true }, Program { name: "kubelet", tested: false }];
+        [Program { name: "kube-proxy", of_kubelets: false }, Program { name: "kubelet", of_kubelets: true }];
 
     #[test]
     fn the_space_that_is_missing_is_named() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Kubernetes' programs for the tests of its network: kube-proxy and an API server, with Debian's etcd and ipset.
+//! Kubernetes' programs for the tests of its network, with Debian's etcd and ipset.
 
 mod build;
 
@@ -19,24 +19,24 @@ use build::Build;
 pub(crate) const VARIABLE: &str = "SLIPWAY_KUBE_DIR";
 
 /// The suites with tests that need the programs.
-pub(crate) const SUITES: [&str; 3] = ["network_matrix", "cluster_nodes", "cluster"];
+pub(crate) const SUITES: [&str; 4] = ["network_matrix", "cluster_nodes", "cluster", "kubelets"];
 
 /// A program of Debian's source package `kubernetes`, which no binary package has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Program {
     /// The name of its file, and of its folder below `cmd` in the source.
     name: &'static str,
-    /// True if a test needs it.
-    tested: bool,
+    /// True if only nodes with kubelets, and their control plane, need it.
+    of_kubelets: bool,
 }
 
 /// The programs that can be built.
 const PROGRAMS: [Program; 5] = [
-    Program { name: "kube-proxy", tested: true },
-    Program { name: "kube-apiserver", tested: true },
-    Program { name: "kube-controller-manager", tested: false },
-    Program { name: "kube-scheduler", tested: false },
-    Program { name: "kubelet", tested: false },
+    Program { name: "kube-proxy", of_kubelets: false },
+    Program { name: "kube-apiserver", of_kubelets: false },
+    Program { name: "kube-controller-manager", of_kubelets: true },
+    Program { name: "kube-scheduler", of_kubelets: true },
+    Program { name: "kubelet", of_kubelets: true },
 ];
 
 /// The programs that VMs get: an emulated API server would need minutes to start.
@@ -45,27 +45,25 @@ pub(crate) const FOR_VMS: [&str; 3] = ["kube-proxy", "ipset", "libipset.so.13"];
 /// Debian's suite with etcd 3.4.
 const SUITE: &str = "bookworm";
 
-/// The names of all programs that can be built.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    PROGRAMS.iter().map(|program| program.name)
-}
-
 /// The directory with the programs, etcd and ipset for the tests; none if something is missing, which a line reports. With
-/// `asked`, missing programs are built first: those that tests need, and those that it names.
+/// `asked`, missing programs are built first. Without those of kubelets, the other tests run.
 ///
 /// # Errors
 /// A build that fails; with `require`, also a build that this machine cannot begin, or etcd or ipset
 /// that cannot be fetched.
-pub(crate) fn provide(asked: Option<&[String]>, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
-    if let Some(more) = asked {
-        build_missing(more, stages, require)?;
+pub(crate) fn provide(asked: bool, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
+    if asked {
+        build_missing(stages, require)?;
     }
     let mut found = Ok(None);
     stages.run("Kubernetes", |_| {
         found = find();
         Ok(match &found {
-            Ok(Some(dir)) => dir.display().to_string(),
-            Ok(None) if asked.is_none() => {
+            Ok(Some(dir)) => match names(&missing_in(dir)) {
+                none if none.is_empty() => dir.display().to_string(),
+                missing => format!("no {missing}; `cargo xtask test --kube` builds them"),
+            },
+            Ok(None) if !asked => {
                 "no kube-proxy, no kube-apiserver; `cargo xtask test --kube` builds them".to_owned()
             }
             Ok(None) => "no kube-proxy, no kube-apiserver".to_owned(),
@@ -81,21 +79,28 @@ pub(crate) fn provide(asked: Option<&[String]>, stages: &Stages, require: bool) 
     }
 }
 
+/// True if the directory has the programs of a cluster with kubelets.
+pub(crate) fn has_kubelet(dir: &Path) -> bool {
+    missing_in(dir).is_empty()
+}
+
 /// Builds missing programs; prints a line if this machine cannot.
-fn build_missing(more: &[String], stages: &Stages, require: bool) -> Result<()> {
+fn build_missing(stages: &Stages, require: bool) -> Result<()> {
     let dir = directory()?;
-    if missing_in(&dir, more).is_empty() {
+    if missing_in(&dir).is_empty() {
         return Ok(());
     }
     let _lock = Lock::take(&dir.join("build.lock"))?;
     // Another run may have built them.
-    let missing = missing_in(&dir, more);
+    let missing = missing_in(&dir);
     if missing.is_empty() {
         return Ok(());
     }
-    let names: Vec<&str> = missing.iter().map(|program| program.name).collect();
-    let names = names.join(", ");
-    println!("  {names}: built from Debian's source of Kubernetes (an interrupted build continues)");
+    let names = names(&missing);
+    println!(
+        "  {names}: built from Debian's source of Kubernetes (up to half an hour of CPU; an interrupted build \
+              continues)"
+    );
     let mut prepared = None;
     stages.run("Kubernetes' source", |_| {
         let build = prepared.insert(Build::prepare(&missing));
@@ -124,13 +129,13 @@ pub fn programs() -> Result<PathBuf> {
     find()?.ok_or_else(|| Error::Failed("no kube-apiserver: `cargo xtask test --kube` builds it".to_owned()))
 }
 
-/// The directory with the programs; none if one that tests need is missing. etcd and ipset are fetched.
+/// The directory with the programs; none if one is missing that not only kubelets need. etcd and ipset are fetched.
 ///
 /// # Errors
 /// etcd or ipset cannot be fetched.
 fn find() -> Result<Option<PathBuf>> {
     let dir = directory()?;
-    if !missing_in(&dir, &[]).is_empty() {
+    if missing_in(&dir).iter().any(|program| !program.of_kubelets) {
         return Ok(None);
     }
     for (package, file) in fetched() {
@@ -156,9 +161,13 @@ fn directory() -> Result<PathBuf> {
     workspace::scratch("kube")
 }
 
-fn missing_in(dir: &Path, more: &[String]) -> Vec<Program> {
-    let is_wanted = |program: &&Program| program.tested || more.iter().any(|name| name == program.name);
-    PROGRAMS.iter().filter(is_wanted).filter(|program| !dir.join(program.name).is_file()).copied().collect()
+fn missing_in(dir: &Path) -> Vec<Program> {
+    PROGRAMS.iter().filter(|program| !dir.join(program.name).is_file()).copied().collect()
+}
+
+/// The programs' names, for people.
+fn names(programs: &[Program]) -> String {
+    programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ")
 }
 
 /// Copies a program. The file with its name is always a whole one.
@@ -173,23 +182,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tests_need_and_what_is_named_is_built_if_it_is_missing() {
+    fn missing_programs_are_built() {
         let dir = std::env::temp_dir().join(format!("slipway-kube-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let missing = |more: &[&str]| -> Vec<&str> {
-            let more: Vec<String> = more.iter().map(|name| (*name).to_owned()).collect();
-            missing_in(&dir, &more).iter().map(|program| program.name).collect()
-        };
-        assert_eq!(missing(&[]), ["kube-proxy", "kube-apiserver"]);
+        let missing = || names(&missing_in(&dir));
+        let all = "kube-proxy, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet";
+        assert_eq!(missing(), all);
         // The rest of a killed copy is no program.
         fs::write(dir.join("kube-proxy.part"), "half").unwrap();
-        assert_eq!(missing(&["kubelet"]), ["kube-proxy", "kube-apiserver", "kubelet"]);
+        assert_eq!(missing(), all);
         fs::write(dir.join("built"), "whole").unwrap();
         copy(&dir.join("built"), &dir.join("kube-proxy")).unwrap();
         assert_eq!(fs::read(dir.join("kube-proxy")).unwrap(), b"whole");
-        assert_eq!(missing(&["kube-proxy"]), ["kube-apiserver"]);
         fs::write(dir.join("kube-apiserver"), "").unwrap();
-        assert!(missing(&[]).is_empty());
+        assert_eq!(missing(), "kube-controller-manager, kube-scheduler, kubelet");
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -222,7 +222,7 @@ fn run_in_vms<'a>(
     let wanted_suites = if args.smoke { &list.smoke } else { &args.suite };
     let is_wanted = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
     let kubernetes = match list.kubernetes.iter().any(is_wanted) {
-        true => kube::provide(None, stages, args.require)?,
+        true => kube::provide(false, stages, args.require)?,
         false => None,
     };
     let mut built = None;

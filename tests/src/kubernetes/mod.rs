@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A Kubernetes cluster: a control plane, and nodes with kubelet, containerd, kube-proxy and slipwayd.
+//!
+//! Each node is a [`System`](crate::system::System) on a node of a [`Cluster`]; containers are real ones. Nothing is
+//! mocked but six kernel settings that kubelet demands and that are the machine's, not a namespace's.
+//!
+//! Everything is in namespaces, control groups and memory, and goes with the [`Kubernetes`] or its process; the control
+//! groups of a process that is killed stay, empty.
+
+mod control;
+pub mod objects;
+mod report;
+mod state;
+mod worker;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cluster::{Cluster, ClusterNode};
+use crate::daemon::Daemon;
+use crate::kube::{ApiServer, kube_programs};
+use crate::pace::within;
+use crate::space::Space;
+use crate::system::node_packages;
+
+pub use report::{MARK, Report};
+pub use worker::Worker;
+
+/// The ranges of pods, from which each node gets one per family.
+pub const POD_CIDRS: &str = "10.244.0.0/16,fd44::/48";
+/// The ranges of Services.
+pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd96::/112";
+
+/// Kubernetes' programs.
+const KUBE_PROGRAMS: [&str; 6] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubelet"];
+
+/// The pause between two looks at the API server: each starts a program.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The programs of a cluster.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The directory with those of Kubernetes and etcd.
+    pub kube: PathBuf,
+    /// The root file system of nodes, with containerd.
+    pub packages: PathBuf,
+}
+
+/// The backend of the dataplane, chosen in `/etc/cni/slipway.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// The default: without the file.
+    Nftables,
+    /// Chains of iptables.
+    Iptables,
+    /// The BPF programs.
+    Ebpf,
+}
+
+impl Backend {
+    /// As the settings name it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ebpf => "ebpf",
+        }
+    }
+}
+
+/// The network of a cluster's pods.
+#[derive(Debug, Clone)]
+pub enum Network {
+    /// Ours: slipwayd with a value of its option `--tunnel`, and a backend.
+    Slipway(&'static str, Backend),
+    /// The reference plugins of a directory, with static routes.
+    Reference(PathBuf),
+}
+
+impl Network {
+    /// Its name in the configuration.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Slipway(..) => "slipway",
+            Self::Reference(_) => "reference",
+        }
+    }
+}
+
+/// A cluster to be made.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The number of nodes.
+    pub nodes: u8,
+    /// The network of the pods.
+    pub network: Network,
+}
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Kubernetes<'l> {
+    /// The nodes.
+    pub workers: Vec<Worker>,
+    _control: [Daemon; 2],
+    /// The API server.
+    pub server: ApiServer<'l>,
+    /// The link of the nodes, and the host outside.
+    pub lan: &'l Cluster,
+}
+
+/// A pod, as the API server has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodState {
+    /// Its name.
+    pub name: String,
+    /// The index of its node in [`Kubernetes::workers`].
+    pub node: usize,
+    /// Its addresses, IPv4 first.
+    pub ips: Vec<IpAddr>,
+    /// True if all of its containers are ready.
+    pub is_ready: bool,
+    /// True if it is to end.
+    pub is_ending: bool,
+}
+
+impl Programs {
+    /// The programs that `cargo xtask test --kube` provides.
+    ///
+    /// # Errors
+    /// The missing part, for [`crate::skip!`].
+    pub fn find() -> Result<Self, &'static str> {
+        let kube = kube_programs("kubelet").ok_or("kubelet")?;
+        if !KUBE_PROGRAMS.iter().all(|name| kube.join(name).is_file()) {
+            return Err("kubelet");
+        }
+        let packages = node_packages("usr/bin/containerd").ok_or("containerd of Debian bookworm")?;
+        Ok(Self { kube, packages })
+    }
+}
+
+impl Kubernetes<'_> {
+    /// Makes a cluster, runs `body` and removes the cluster.
+    ///
+    /// # Panics
+    /// When it does not become ready, or `body` panics. The ends of the logs are printed then.
+    pub fn run(programs: &Programs, plan: &Plan, report: &Report, body: impl FnOnce(&mut Kubernetes<'_>)) {
+        let mut lan = Cluster::without_pod_routes(plan.nodes, |_| {});
+        let nodes = std::mem::take(&mut lan.nodes);
+        body(&mut Kubernetes::start(programs, plan, &lan, nodes, report));
+    }
+}
+
+impl<'l> Kubernetes<'l> {
+    fn start(
+        programs: &Programs,
+        plan: &Plan,
+        lan: &'l Cluster,
+        nodes: Vec<ClusterNode>,
+        report: &Report,
+    ) -> Self {
+        let tokens = control::tokens(plan.nodes);
+        let server = ApiServer::start_for_nodes(&programs.kube, &lan.control, &tokens);
+        // The systems boot concurrently with the API server.
+        let mut workers: Vec<Worker> = report.step("the nodes boot, containerd has its images", || {
+            thread::scope(|scope| {
+                let boot =
+                    |node| scope.spawn(move || Worker::boot(programs, node, plan, lan.outside.addresses));
+                let booting: Vec<_> = nodes.into_iter().map(boot).collect();
+                let joined = booting.into_iter().map(thread::ScopedJoinHandle::join);
+                joined.map(|worker| worker.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            })
+        });
+        report.step("the API server is ready", || server.wait());
+        let control = control::start(&programs.kube, &server, &lan.control);
+        for worker in &mut workers {
+            worker.join(&server);
+        }
+        let mut cluster = Self { workers, _control: control, server, lan };
+        cluster.make_network(plan, report);
+        cluster
+    }
+
+    /// Waits until the kubelets have registered, and gives the nodes their network.
+    fn make_network(&mut self, plan: &Plan, report: &Report) {
+        report.claim("the kubelets register, and the nodes have no network: they are not ready", || {
+            self.wait("registered nodes without a network", Duration::from_secs(120), |cluster| {
+                cluster.node_objects().is_some_and(|nodes| {
+                    nodes.len() == cluster.workers.len() && nodes.iter().all(waits_for_network)
+                })
+            });
+        });
+        match &plan.network {
+            Network::Slipway(..) => {
+                let token = control::agent_account(&self.server);
+                let claim = "slipwayd alone writes the network configuration, and the nodes become ready";
+                report.claim(claim, || {
+                    for worker in &mut self.workers {
+                        assert_eq!(worker.networks(), [""; 0], "before the agent runs");
+                        worker.start_agent(&self.server, &token);
+                    }
+                    self.wait_ready();
+                    for worker in &self.workers {
+                        assert_eq!(worker.networks(), ["10-slipway.conflist"]);
+                    }
+                });
+            }
+            Network::Reference(_) => {
+                let nodes = self.node_objects().unwrap_or_default();
+                let ranges: Vec<Vec<String>> = self
+                    .workers
+                    .iter()
+                    .map(|worker| {
+                        nodes.iter().filter(|node| name(node) == worker.name()).flat_map(pod_cidrs).collect()
+                    })
+                    .collect();
+                for worker in &self.workers {
+                    worker.static_network(&ranges, &self.workers);
+                }
+                self.wait_ready();
+            }
+        }
+    }
+
+    /// Waits until all nodes are ready.
+    ///
+    /// # Panics
+    /// When they are not within two minutes of a usual machine.
+    pub fn wait_ready(&self) {
+        self.wait("ready nodes", Duration::from_secs(120), |cluster| {
+            let nodes = cluster.node_objects().unwrap_or_default();
+            nodes.len() == cluster.workers.len() && nodes.iter().all(is_ready)
+        });
+    }
+
+    /// Waits until something is so; returns the time that it took.
+    ///
+    /// # Panics
+    /// When it is not within the limit on a usual machine, with the state of nodes and pods.
+    pub fn wait(&self, what: &str, limit: Duration, mut done: impl FnMut(&Self) -> bool) -> Duration {
+        let begin = Instant::now();
+        while !done(self) {
+            assert!(
+                begin.elapsed() < within(limit),
+                "{what}: not after {:?}\n{}",
+                begin.elapsed(),
+                self.describe()
+            );
+            thread::sleep(LOOK);
+        }
+        begin.elapsed()
+    }
+
+    /// Creates an object.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn create(&self, object: &Value) {
+        self.server.create(&objects::collection(object), object);
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub fn delete(&self, object: &Value) {
+        self.server.delete(&objects::path(object));
+    }
+
+    /// The pods with a value of the label `app`, sorted by name; none if the server does not reply.
+    #[must_use]
+    pub fn pods(&self, app: &str) -> Option<Vec<PodState>> {
+        let list = self.server.look(&format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE))?;
+        let items = list["items"].as_array()?;
+        let mut pods: Vec<PodState> = items.iter().filter_map(|pod| self.pod(pod)).collect();
+        pods.sort_by(|one, other| one.name.cmp(&other.name));
+        // One that no node has yet is not ready: none of the list is left out silently.
+        (pods.len() == items.len()).then_some(pods)
+    }
+
+    fn pod(&self, pod: &Value) -> Option<PodState> {
+        let node = pod["spec"]["nodeName"].as_str()?;
+        let ips = pod["status"]["podIPs"].as_array().into_iter().flatten();
+        let mut ips: Vec<IpAddr> = ips.filter_map(|ip| ip["ip"].as_str()?.parse().ok()).collect();
+        ips.sort();
+        Some(PodState {
+            name: name(pod).to_owned(),
+            node: self.workers.iter().position(|worker| worker.name() == node)?,
+            ips,
+            is_ready: is_ready(pod),
+            is_ending: pod["metadata"]["deletionTimestamp"].is_string(),
+        })
+    }
+
+    /// Waits until an app has this number of pods, all ready with addresses of both families, and none that ends.
+    ///
+    /// # Panics
+    /// When it has not within three minutes of a usual machine.
+    pub fn wait_pods(&self, app: &str, count: usize) -> Vec<PodState> {
+        let mut found = Vec::new();
+        self.wait(&format!("{count} pods of {app}"), Duration::from_secs(180), |cluster| {
+            found = cluster.pods(app).unwrap_or_default();
+            found.len() == count
+                && found.iter().all(|pod| pod.is_ready && !pod.is_ending && pod.ips.len() == 2)
+        });
+        found
+    }
+
+    /// Waits until an app has no pod any more.
+    ///
+    /// # Panics
+    /// When it has after three minutes of a usual machine.
+    pub fn wait_no_pods(&self, app: &str) {
+        self.wait(&format!("no pods of {app}"), Duration::from_secs(180), |cluster| {
+            let path = format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE);
+            cluster.server.look(&path).is_some_and(|list| list["items"].as_array().is_some_and(Vec::is_empty))
+        });
+    }
+
+    /// The network namespace of a pod, by the runtime's record of its sandbox.
+    ///
+    /// # Panics
+    /// When there is no such record.
+    #[must_use]
+    pub fn inside(&self, pod: &PodState) -> Space {
+        self.workers[pod.node].inside(pod)
+    }
+
+    /// The host outside of the cluster.
+    #[must_use]
+    pub fn outside(&self) -> &Space {
+        &self.lan.outside
+    }
+
+    fn node_objects(&self) -> Option<Vec<Value>> {
+        self.server.look("/api/v1/nodes")?["items"].as_array().cloned()
+    }
+
+    /// Nodes and pods with their conditions, for the report of a failure.
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for path in ["/api/v1/nodes".to_owned(), format!("{}/pods", objects::NAMESPACE)] {
+            let list = self.server.look(&path).unwrap_or_default();
+            for object in list["items"].as_array().into_iter().flatten() {
+                let (spec, status) = (&object["spec"], &object["status"]);
+                text += &format!(
+                    "{path} {}: {} {} {} {}\n",
+                    name(object),
+                    spec["nodeName"],
+                    spec["podCIDRs"],
+                    status["conditions"],
+                    status["containerStatuses"]
+                );
+            }
+        }
+        for name in control::LOGS {
+            text += &format!(
+                "--- {name} ---\n{}",
+                self.lan.control.try_cmd(&format!("tail -n 15 {name}")).stdout
+            );
+        }
+        text
+    }
+}
+
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+fn pod_cidrs(node: &Value) -> Vec<String> {
+    let all = node["spec"]["podCIDRs"].as_array().into_iter().flatten();
+    all.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+fn ready_condition(object: &Value) -> Option<&Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "Ready")
+}
+
+fn is_ready(object: &Value) -> bool {
+    ready_condition(object).is_some_and(|one| one["status"] == "True")
+}
+
+/// True if the controller manager has given the node its ranges, and its kubelet reports that the network is missing.
+fn waits_for_network(node: &Value) -> bool {
+    let message = ready_condition(node).and_then(|one| one["message"].as_str()).unwrap_or_default();
+    pod_cidrs(node).len() == 2 && message.contains("cni plugin not initialized")
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Objects for the API server: pods with the test's web server, what makes them, and Services.
+
+use serde_json::{Value, json};
+
+use crate::image::WEB;
+
+/// The namespace of all objects of tests.
+pub const NAMESPACE: &str = "/api/v1/namespaces/default";
+
+/// The port of the web server in its container.
+pub const WEB_PORT: u16 = 80;
+
+/// A published port: the protocol (`TCP`, `UDP`), the node's port, the container's.
+pub type HostPort = (&'static str, u16, u16);
+
+/// The path of the collection that an object is created in.
+///
+/// # Panics
+/// For a kind that tests do not use.
+#[must_use]
+pub fn collection(object: &Value) -> String {
+    let apps = "/apis/apps/v1/namespaces/default";
+    match object["kind"].as_str() {
+        Some("Pod") => format!("{NAMESPACE}/pods"),
+        Some("Service") => format!("{NAMESPACE}/services"),
+        Some("Deployment") => format!("{apps}/deployments"),
+        Some("DaemonSet") => format!("{apps}/daemonsets"),
+        other => panic!("objects of kind {other:?} are not used"),
+    }
+}
+
+/// The path of an object.
+#[must_use]
+pub fn path(object: &Value) -> String {
+    format!("{}/{}", collection(object), object["metadata"]["name"].as_str().unwrap_or_default())
+}
+
+/// The specification of a pod with the web server, which answers with the pod's name.
+#[must_use]
+pub fn web(ports: &[HostPort]) -> Value {
+    let ports: Vec<Value> = ports
+        .iter()
+        .map(|(protocol, host, container)| {
+            json!({ "protocol": protocol, "hostPort": host, "containerPort": container })
+        })
+        .collect();
+    json!({
+        // The cluster has no name server.
+        "dnsPolicy": "Default",
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{
+            "name": "web", "image": WEB, "imagePullPolicy": "Never", "ports": ports,
+            "env": [{ "name": "WHO", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }],
+        }],
+    })
+}
+
+/// A pod by itself.
+#[must_use]
+pub fn pod(app: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "labels": { "app": app } }, "spec": spec,
+    })
+}
+
+/// A Deployment. While it is updated, each old pod stays until a new one is ready.
+#[must_use]
+pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
+    let mut spec = spec.clone();
+    spec["containers"][0]["readinessProbe"] =
+        json!({ "httpGet": { "path": "/cgi-bin/who", "port": WEB_PORT }, "periodSeconds": 1 });
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": app },
+        "spec": {
+            "replicas": replicas, "selector": { "matchLabels": { "app": app } },
+            "strategy": { "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 0, "maxSurge": 1 } },
+            "template": { "metadata": { "labels": { "app": app } }, "spec": spec },
+        },
+    })
+}
+
+/// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts.
+#[must_use]
+pub fn daemon_set(app: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": app },
+        "spec": {
+            "selector": { "matchLabels": { "app": app } },
+            "template": { "metadata": { "labels": { "app": app } }, "spec": spec },
+        },
+    })
+}
+
+/// A Service of type NodePort with an address of each family.
+#[must_use]
+pub fn service(app: &str, port: u16, node_port: u16) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": app },
+        "spec": {
+            "type": "NodePort", "ipFamilyPolicy": "PreferDualStack", "selector": { "app": app },
+            "ports": [{ "protocol": "TCP", "port": port, "targetPort": WEB_PORT, "nodePort": node_port }],
+        },
+    })
+}
+
+/// A patch of a Deployment or DaemonSet that replaces all of its pods.
+#[must_use]
+pub fn update(version: &str) -> Value {
+    json!({ "spec": { "template": { "metadata": { "annotations": { "test/version": version } } } } })
+}

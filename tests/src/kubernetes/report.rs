@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The claims of a run: a test needs them all, a demonstration shows each.
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+/// Precedes a record in the output of a demonstration: the record separator of RFC 7464.
+pub const MARK: char = '\u{1e}';
+
+/// The receiver of claims.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    is_shown: bool,
+}
+
+impl Report {
+    /// Claims are lines on standard error, which only a failed test shows.
+    #[must_use]
+    pub fn of_test() -> Self {
+        Self { is_shown: false }
+    }
+
+    /// Claims are records on standard output, a JSON object each after [`MARK`].
+    #[must_use]
+    pub fn of_demo() -> Self {
+        Self { is_shown: true }
+    }
+
+    /// A heading.
+    pub fn title(&self, text: &str) {
+        self.write(&json!({ "title": text }));
+    }
+
+    /// An operation with the time that it takes.
+    pub fn step<T>(&self, text: &str, work: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let result = work();
+        self.write(&json!({ "step": text, "ms": milliseconds(begin) }));
+        result
+    }
+
+    /// A request and its answer.
+    pub fn request(&self, from: &str, to: &str, answer: &str) {
+        if self.is_shown {
+            self.write(&json!({ "from": from, "to": to, "answer": answer }));
+        }
+    }
+
+    /// A claim with its proof, which panics if the claim does not hold.
+    ///
+    /// # Panics
+    /// When the proof does.
+    pub fn claim<T>(&self, text: &str, proof: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let proven = catch_unwind(AssertUnwindSafe(proof));
+        self.write(&json!({ "claim": text, "holds": proven.is_ok(), "ms": milliseconds(begin) }));
+        proven.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn write(&self, record: &Value) {
+        if !self.is_shown {
+            eprintln!("{record}");
+            return;
+        }
+        let mut output = std::io::stdout().lock();
+        // The reader of a demonstration may have ended.
+        let _ = output.write_all(format!("{MARK}{record}\n").as_bytes()).and_then(|()| output.flush());
+    }
+}
+
+fn milliseconds(begin: Instant) -> u64 {
+    u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The state that a node has because of its pods: all of it must go with them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::{Network, Worker};
+use crate::snapshot::Snapshot;
+
+/// The least length of a word of hexadecimal digits that is (the beginning of) a container's ID or an owner's hash.
+const ID: usize = 24;
+
+/// The runtime's own files. The index of reservations follows from these.
+const LEFT_OUT: [&str; 4] = ["/run/containerd", "/run/runc", "networks/.slipway/", "last_reserved_ip"];
+
+impl Worker {
+    /// The addresses that are reserved for pods.
+    #[must_use]
+    pub fn reservations(&self) -> Vec<String> {
+        let dir = format!("/var/lib/cni/networks/{}", self.network().name());
+        self.node.list(&dir).into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+    }
+
+    /// All that names a container: links, reservations, records of attachments, rules and map elements; namespaces and
+    /// published ports.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn attachments(&self) -> BTreeSet<String> {
+        let all = Snapshot::take(&self.node, &[]).without(&LEFT_OUT);
+        let of_pods =
+            |line: &&str| has_id(line) || line.contains("/run/netns/cni-") || line.contains(" veth");
+        let mut found: BTreeSet<String> =
+            all.matching("").into_iter().filter(of_pods).map(str::to_owned).collect();
+        if let Network::Slipway(..) = self.network() {
+            let ports = self.run(&["/opt/cni/bin/slipway", "ports", "--output", "json"]);
+            let ports: serde_json::Value = serde_json::from_str(&ports).expect("slipway prints JSON");
+            let rows = ports["ports"].as_array().into_iter().flatten();
+            found.extend(
+                rows.map(|row| {
+                    format!("port {} {} of {}", row["protocol"], row["host_port"], row["container"])
+                }),
+            );
+        }
+        found
+    }
+}
+
+/// True if a word of the line is as long and of such digits as an ID.
+fn has_id(line: &str) -> bool {
+    line.split(|c: char| !c.is_ascii_hexdigit()).any(|word| word.len() >= ID)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_id;
+
+    #[test]
+    fn lines_of_containers_have_an_id() {
+        assert!(has_id(
+            "file /var/lib/cni/networks/slipway/10.244.0.2 \"0123456789abcdef0123456789abcdef\\neth0\""
+        ));
+        assert!(!has_id("link slipway0 bridge mac 0a:58:0a:f4:00:01 alias made by slipway"));
+    }
+}

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A node: containerd, kubelet, kube-proxy and slipwayd in a system of its own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+
+use super::control::{PROXY_TOKEN, kubelet_token, node_name};
+use super::{Backend, Network, POD_CIDRS, Plan, PodState, Programs, SERVICE_CIDRS};
+use crate::cluster::ClusterNode;
+use crate::image::{self, ARCHIVE, PAUSE};
+use crate::kube::ApiServer;
+use crate::plugin::slipwayd;
+use crate::space::Space;
+use crate::system::{Daemon, SHELL, System};
+
+/// The directory of the system with Kubernetes' programs.
+const KUBE: &str = "/opt/kube";
+/// The directory of the system with the reference plugins.
+const REFERENCE: &str = "/opt/reference";
+/// The directory of the network configuration.
+const NETWORKS: &str = "/etc/cni/net.d";
+/// The plugins' settings.
+const SETTINGS: &str = "/etc/cni/slipway.json";
+/// The directory of kubeconfigs and configurations.
+const CONFIG: &str = "/etc/kubernetes";
+
+/// Settings of the kernel that kubelet demands and else writes, though they are the machine's. It reads these values.
+const KERNEL: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// A cloud's metadata service, which a starting kubelet looks for.
+const METADATA: &str = "169.254.169.254";
+
+/// A node. Its processes end when it is dropped.
+#[derive(Debug)]
+pub struct Worker {
+    daemons: BTreeMap<&'static str, Daemon>,
+    system: System,
+    /// Its network, and what a reboot keeps.
+    pub node: ClusterNode,
+    network: Network,
+    routers: [IpAddr; 2],
+}
+
+impl Worker {
+    /// Boots the system, and starts containerd with the images.
+    pub(super) fn boot(programs: &Programs, node: ClusterNode, plan: &Plan, routers: [IpAddr; 2]) -> Self {
+        let system = System::start(&node, &programs.packages);
+        let mut worker =
+            Self { daemons: BTreeMap::new(), system, node, network: plan.network.clone(), routers };
+        worker.install(programs);
+        worker.prepare();
+        worker.start("containerd");
+        let import =
+            ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "overlayfs", ARCHIVE];
+        worker.system.run(&import);
+        worker
+    }
+
+    /// The name of its Node.
+    #[must_use]
+    pub fn name(&self) -> String {
+        node_name(self.node.number)
+    }
+
+    /// Fills the disk: programs, configurations and images.
+    fn install(&self, programs: &Programs) {
+        let path = |inside: &str| self.system.path(inside);
+        self.node.run(|| {
+            bind(&programs.kube, &path(KUBE));
+            // Layers of overlayfs cannot be on overlayfs, as the root is.
+            let disk = path("/var/lib/containerd");
+            make_dir(&disk);
+            mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("mode=0711"))
+                .expect("mount a disk for containerd");
+            for (name, bin) in [("mount", "usr/bin"), ("umount", "usr/bin")] {
+                let link = path(bin).join(name);
+                if !link.exists() {
+                    symlink("busybox", link).expect("link a program of busybox");
+                }
+            }
+            // podman's package has a network there.
+            fs::remove_dir_all(path(NETWORKS)).expect("remove the networks of packages");
+            make_dir(&path(NETWORKS));
+            fs::copy(slipwayd(), path("/opt/cni/bin/slipwayd")).expect("copy slipwayd");
+        });
+        let bin_dir = match &self.network {
+            Network::Slipway(..) => "/opt/cni/bin",
+            Network::Reference(plugins) => {
+                self.node.run(|| bind(plugins, &path(REFERENCE)));
+                REFERENCE
+            }
+        };
+        self.system.write("/etc/containerd/config.toml", containerd(bin_dir));
+        self.system.write(&format!("{CONFIG}/kubelet.json"), self.kubelet().to_string());
+        self.system.write(&format!("{CONFIG}/proxy.json"), self.proxy().to_string());
+        if let Some(settings) = self.settings() {
+            self.system.write(SETTINGS, settings.to_string());
+        }
+        image::make(&self.system);
+    }
+
+    /// Does what each boot needs.
+    fn prepare(&self) {
+        self.system.make_cgroups();
+        self.node.cmd(&format!("ip route add unreachable {METADATA}"));
+        self.node.run(|| {
+            for (index, (setting, value)) in KERNEL.iter().enumerate() {
+                let file = self.system.path(&format!("/tmp/setting-{index}"));
+                fs::write(&file, format!("{value}\n")).expect("write a kernel setting");
+                bind_file(&file, &self.system.path(&format!("/proc/sys/{setting}")));
+            }
+        });
+    }
+
+    /// Starts kubelet and kube-proxy.
+    pub(super) fn join(&mut self, server: &ApiServer<'_>) {
+        for (program, token) in [("kubelet", &*kubelet_token(&self.name())), ("proxy", PROXY_TOKEN)] {
+            self.system.write(&format!("{CONFIG}/{program}.conf"), server.kubeconfig_of(token));
+        }
+        self.start("kubelet");
+        self.start("kube-proxy");
+    }
+
+    /// Starts slipwayd for the first time.
+    pub(super) fn start_agent(&mut self, server: &ApiServer<'_>, token: &str) {
+        self.system.write(&format!("{CONFIG}/slipwayd.conf"), server.kubeconfig_of(token));
+        self.start("slipwayd");
+    }
+
+    /// Starts a program: `containerd`, `kubelet`, `kube-proxy` or `slipwayd`.
+    ///
+    /// # Panics
+    /// For other programs, and when it does not start.
+    pub fn start(&mut self, program: &'static str) {
+        let words = self.words(program);
+        // Into the node's control group of version 2, as a service manager does. Programs of eBPF look there for the node's
+        // own sockets.
+        let group = self.system.unified_cgroup().map(|(_, daemons)| daemons.join("cgroup.procs"));
+        let group = group.unwrap_or_else(|| PathBuf::from("/dev/null"));
+        let script = format!("echo 0 > {} && exec \"$0\" \"$@\"", group.display());
+        let shell = [SHELL[0], SHELL[1], "-c", &script];
+        let words: Vec<&str> = shell.into_iter().chain(words.iter().map(String::as_str)).collect();
+        let daemon = self.system.daemon(program, &words);
+        self.daemons.insert(program, daemon);
+        if program == "containerd" {
+            self.system.wait_for("containerd", || self.system.try_run(&["ctr", "version"]).code == Some(0));
+        }
+    }
+
+    /// Kills a program with SIGKILL and waits until it is gone.
+    ///
+    /// # Panics
+    /// When it was not started.
+    pub fn kill(&mut self, program: &str) {
+        let daemon = self.daemons.remove(program).expect("a started program");
+        self.system.end(daemon, "KILL");
+    }
+
+    /// Cuts the power, and starts the node again with all of its programs.
+    ///
+    /// # Panics
+    /// When one does not start.
+    pub fn reboot(&mut self) {
+        let programs: Vec<&'static str> = self.daemons.keys().copied().collect();
+        self.daemons.clear();
+        self.system.power_off();
+        self.node.renew_network(self.routers);
+        self.system.power_on((**self.node).clone());
+        self.prepare();
+        // containerd first, which comes first in this order, too.
+        programs.into_iter().for_each(|program| self.start(program));
+    }
+
+    /// The network of its pods.
+    pub(super) fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The names of the network configurations.
+    #[must_use]
+    pub fn networks(&self) -> Vec<String> {
+        self.node.list(&self.system.path(NETWORKS).display().to_string())
+    }
+
+    /// Runs a program of the node to its end.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn run(&self, words: &[&str]) -> String {
+        self.system.run(words)
+    }
+
+    /// The network namespace of a pod: the runtime's record of an attachment names it.
+    pub(super) fn inside(&self, pod: &PodState) -> Space {
+        let records = self.records();
+        let is_of = |record: &&Value| {
+            let args = record["cniArgs"].as_array().into_iter().flatten();
+            let mut names = args.filter(|pair| pair[0] == "K8S_POD_NAME").map(|pair| &pair[1]);
+            names.any(|name| *name == *pod.name) && addresses(record) == pod.ips
+        };
+        let record =
+            records.iter().find(is_of).unwrap_or_else(|| panic!("no record of {pod:?}: {records:?}"));
+        let interfaces = record["result"]["interfaces"].as_array().into_iter().flatten();
+        let sandbox = interfaces.filter_map(|one| one["sandbox"].as_str()).find(|path| !path.is_empty());
+        let sandbox = sandbox.unwrap_or_else(|| panic!("no namespace of {pod:?}: {record}"));
+        self.node.namespace(&pod.name, &self.system.path(&sandbox.replace("/var/run/", "/run/")))
+    }
+
+    /// The runtime's records of attachments: libcni's cache.
+    fn records(&self) -> Vec<Value> {
+        let dir = "/var/lib/cni/results";
+        let text =
+            self.node.list(dir).into_iter().filter_map(|name| self.node.read(&format!("{dir}/{name}")));
+        text.filter_map(|text| serde_json::from_str(&text).ok()).collect()
+    }
+
+    /// Writes the network configuration of the reference plugins, and routes to the pods of other nodes.
+    pub(super) fn static_network(&self, ranges: &[Vec<String>], workers: &[Self]) {
+        for (worker, ranges) in workers.iter().zip(ranges) {
+            if worker.name() == self.name() {
+                self.system
+                    .write(&format!("{NETWORKS}/10-reference.conflist"), reference(ranges).to_string());
+                continue;
+            }
+            for (range, via) in ranges.iter().zip(worker.node.addresses) {
+                self.node.cmd(&format!("ip route add {range} via {via}"));
+            }
+        }
+    }
+
+    /// The plugins' settings; none for the defaults.
+    fn settings(&self) -> Option<Value> {
+        let Network::Slipway(_, backend) = self.network else { return None };
+        match backend {
+            Backend::Nftables => None,
+            Backend::Iptables => Some(json!({ "backend": backend.name() })),
+            Backend::Ebpf => {
+                // The root of the hierarchy has the processes of the other nodes, too.
+                let group = self.system.unified_cgroup().map(|(group, _)| group.display().to_string());
+                Some(json!({ "backend": backend.name(), "cgroup": group.map_or(json!(false), Value::from) }))
+            }
+        }
+    }
+
+    fn words(&self, program: &str) -> Vec<String> {
+        let kube = |name: &str| format!("{KUBE}/{name}");
+        let [v4, v6] = self.node.addresses;
+        match program {
+            "containerd" => vec!["containerd".to_owned()],
+            "kubelet" => vec![
+                kube(program),
+                format!("--config={CONFIG}/kubelet.json"),
+                format!("--kubeconfig={CONFIG}/kubelet.conf"),
+                "--container-runtime=remote".to_owned(),
+                "--container-runtime-endpoint=unix:///run/containerd/containerd.sock".to_owned(),
+                format!("--hostname-override={}", self.name()),
+                format!("--node-ip={v4},{v6}"),
+            ],
+            "kube-proxy" => vec![kube(program), format!("--config={CONFIG}/proxy.json")],
+            "slipwayd" => {
+                let Network::Slipway(tunnel, _) = self.network else { panic!("{:?}", self.network) };
+                let words = ["/bin/busybox", "env", "SLIPWAY_LOG=info", "/opt/cni/bin/slipwayd", "run"];
+                let options = [
+                    format!("--node-name={}", self.name()),
+                    format!("--kubeconfig={CONFIG}/slipwayd.conf"),
+                    format!("--cluster-cidr={POD_CIDRS}"),
+                    format!("--service-cidr={SERVICE_CIDRS}"),
+                    format!("--tunnel={tunnel}"),
+                ];
+                words.into_iter().map(str::to_owned).chain(options).collect()
+            }
+            other => panic!("{other} is no program of a node"),
+        }
+    }
+
+    fn kubelet(&self) -> Value {
+        json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+            "authorization": { "mode": "AlwaysAllow" },
+            "cgroupDriver": "cgroupfs", "cgroupRoot": self.system.cgroup(), "enforceNodeAllocatable": [],
+            "failSwapOn": false, "resolvConf": "", "featureGates": { "IPv6DualStack": true },
+            // The machine's disk and memory are not the test's.
+            "evictionHard": {
+                "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
+            },
+            "imageGCHighThresholdPercent": 100,
+            "kubeAPIQPS": 100, "kubeAPIBurst": 200, "eventRecordQPS": 0,
+            // A node is ready as soon as its status is written, and a pod gone with the next synchronization.
+            "nodeStatusUpdateFrequency": "2s", "syncFrequency": "10s",
+        })
+    }
+
+    fn proxy(&self) -> Value {
+        json!({
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+            "mode": "iptables", "hostnameOverride": self.name(), "clusterCIDR": POD_CIDRS,
+            "clientConnection": { "kubeconfig": format!("{CONFIG}/proxy.conf") },
+            "featureGates": { "IPv6DualStack": true },
+            // Other values are settings of the first network namespace, which a node in a namespace cannot write.
+            "conntrack": {
+                "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+            },
+        })
+    }
+}
+
+/// containerd's configuration, in version 2 of its format.
+fn containerd(bin_dir: &str) -> String {
+    format!(
+        "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
+         disable_apparmor = true\nrestrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"overlayfs\"\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
+         runtime_type = \"io.containerd.runc.v2\"\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"{bin_dir}\"\nconf_dir = \"{NETWORKS}\"\n"
+    )
+}
+
+/// The list that slipwayd would write, for the reference plugins.
+fn reference(ranges: &[String]) -> Value {
+    let ranges: Vec<Value> = ranges.iter().map(|range| json!([{ "subnet": range }])).collect();
+    json!({
+        "cniVersion": "0.4.0", "name": "reference",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local", "ranges": ranges,
+                    "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+                },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    })
+}
+
+/// The addresses of a record, IPv4 first.
+fn addresses(record: &Value) -> Vec<IpAddr> {
+    let ips = record["result"]["ips"].as_array().into_iter().flatten();
+    let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
+    let mut all: Vec<IpAddr> = ips.filter_map(address).collect();
+    all.sort();
+    all
+}
+
+fn make_dir(path: &Path) {
+    fs::create_dir_all(path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
+}
+
+/// Binds a directory to a new one.
+fn bind(from: &Path, to: &Path) {
+    make_dir(to);
+    bind_file(from, to);
+}
+
+fn bind_file(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .unwrap_or_else(|e| panic!("bind {} to {}: {e}", from.display(), to.display()));
+}
