@@ -4,6 +4,7 @@
 //! once with the BPF programs.
 
 mod claims;
+mod cluster;
 mod ebpf;
 mod keep;
 mod leftovers;
@@ -42,6 +43,10 @@ pub(crate) struct Args {
     /// Use the plugins of this directory instead of building ours
     #[arg(long, value_name = "DIR")]
     plugins: Option<PathBuf>,
+    /// Instead, show a Kubernetes cluster of three nodes with kubelet, containerd and kube-proxy: two minutes. Kubernetes'
+    /// programs are built below target if they are missing: half an hour of CPU
+    #[arg(long, conflicts_with_all = ["keep", "remove", "plugins"])]
+    cluster: bool,
 }
 
 /// A running demo.
@@ -69,6 +74,9 @@ enum Act {
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.remove {
         return keep::remove();
+    }
+    if args.cluster {
+        return cluster::run();
     }
     let (dir, mut left_out) = match &args.plugins {
         Some(dir) => (workspace::absolute(dir)?, None),

@@ -47,6 +47,11 @@ impl Screen {
         println!("  {from:>7} $ curl {url:<32} {}", self.paint("36", answer));
     }
 
+    /// A request between hosts, nodes and pods, and its answer.
+    pub(super) fn asked(&self, from: &str, to: &str, answer: &str) {
+        println!("  {from:>22} -> {to:<32} {}", self.paint("36", answer));
+    }
+
     /// A claim and its verdict. Returns 1 if it failed, else 0.
     pub(super) fn verdict(&self, claim: &str, holds: bool) -> u32 {
         let mark = if holds { self.paint("32", "ok  ") } else { self.paint("1;31", "FAIL") };
