@@ -10,7 +10,7 @@ use slipway_tests::kubernetes::{Backend, Kubernetes, Network, Plan, Programs, Re
 use crate::churn::{MANY, MANY_APP, create_many, delete_many};
 
 /// The pods are created and deleted so many times.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// The seconds of one round: until all pods are ready; after the deletion until their networks are gone, and until the
 /// API server has none of them.
