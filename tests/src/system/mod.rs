@@ -7,20 +7,20 @@
 //! sees what the runtime and the plugins leave there. All processes are in a PID namespace whose first
 //! process waits for the end of its standard input: however the test ends, they end.
 
+mod groups;
+mod root;
+
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::node::Node;
 use crate::pace::within;
 use crate::plugin::{is_peer, plugin_dir, slipway};
 use crate::space::{CommandOutput, Space};
+use root::{bind, make_dir};
 
 /// The folder of the system's parts in the node's mount namespace. Every system has it, without programs.
 const PLACE: &str = "/mnt";
@@ -28,17 +28,8 @@ const PLACE: &str = "/mnt";
 /// The system's root, as the node sees it.
 const ROOT: &str = "/mnt/root";
 
-/// The device nodes that runtimes and programs need: the system's /dev has no other. kubelet reads `kmsg`.
-const DEVICES: [&str; 7] = ["full", "kmsg", "null", "random", "tty", "urandom", "zero"];
-
 /// The shell of every system.
 pub const SHELL: [&str; 2] = ["/bin/busybox", "sh"];
-
-/// The name of the control group for daemons below that of the system.
-const DAEMONS: &str = "daemons";
-
-/// The beginning of the names of systems' control groups; the test's process number follows.
-const GROUPS: &str = "slipway-test-";
 
 /// The time limit for a daemon to end, and for the kernel to release control groups.
 const ENDING: Duration = Duration::from_secs(20);
@@ -82,7 +73,7 @@ impl System {
     pub fn start(node: &Node, packages: &Path) -> Self {
         // Runtimes have to have the system's control groups, which are hidden from nodes.
         node.try_cmd("umount /sys/fs/cgroup");
-        node.run(|| make_root(packages));
+        node.run(|| root::make(packages));
         if is_peer() {
             let target = Path::new(ROOT).join("opt/cni/bin");
             node.run(|| bind(plugin_dir(), &target));
@@ -91,7 +82,7 @@ impl System {
         }
         let space = (**node).clone();
         let init = space.run(first_process);
-        let system = Self { space, init, cgroup: cgroup_name() };
+        let system = Self { space, init, cgroup: groups::name() };
         system.wait_for("the first process", || system.exists("/proc/1/stat"));
         system
     }
@@ -118,29 +109,14 @@ impl System {
     /// # Panics
     /// When one cannot be made.
     pub fn make_cgroups(&self) {
-        for hierarchy in hierarchies() {
-            remove_left(&hierarchy);
-            let group = hierarchy.join(self.cgroup.trim_start_matches('/'));
-            make_dir(&group);
-            // cpuset(7): a new group has neither processors nor memory nodes, and takes no process without them.
-            for file in ["cpuset.cpus", "cpuset.mems"] {
-                if let Ok(all) = fs::read_to_string(hierarchy.join(file)) {
-                    write(&group.join(file), all.trim());
-                }
-            }
-            if is_unified(&hierarchy) {
-                make_dir(&group.join(DAEMONS));
-            }
-        }
+        groups::make(&self.cgroup);
     }
 
     /// The system's control group of version 2, as the system sees it, with a group for its daemons below: inner groups
     /// may have no processes. None without version 2.
     #[must_use]
     pub fn unified_cgroup(&self) -> Option<(PathBuf, PathBuf)> {
-        let root = hierarchies().into_iter().find(|hierarchy| is_unified(hierarchy))?;
-        let group = root.join(self.cgroup.trim_start_matches('/'));
-        Some((group.clone(), group.join(DAEMONS)))
+        groups::unified(&self.cgroup)
     }
 
     /// Runs a program to its end.
@@ -256,7 +232,7 @@ impl System {
     /// When something of it cannot be removed.
     pub fn power_off(&mut self) {
         self.end_all();
-        self.space.run(forget);
+        self.space.run(root::forget);
     }
 
     /// Starts the system again, in a space with the same mount namespace.
@@ -279,7 +255,7 @@ impl System {
         // With --kill-child nothing of the namespace outlives unshare.
         let _ = self.init.kill();
         let _ = self.init.wait();
-        while begin.elapsed() < within(ENDING) && !remove_cgroups(&self.cgroup) {
+        while begin.elapsed() < within(ENDING) && !groups::remove(&self.cgroup) {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -317,166 +293,6 @@ fn clean(command: &mut Command) {
     command.env_clear().current_dir("/");
     command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     command.env("HOME", "/root").env("LC_ALL", "C.UTF-8");
-}
-
-/// Runs in the node's mount namespace, which ends with the node, and all of this with it.
-fn make_root(packages: &Path) {
-    let place = Path::new(PLACE);
-    tmpfs(place, "mode=0755");
-    let (upper, work, root) = (place.join("upper"), place.join("work"), Path::new(ROOT));
-    for dir in [&*upper, &*work, root] {
-        make_dir(dir);
-    }
-    // A colon would begin the next lower folder, a comma the next option.
-    let lower = packages.to_str().expect("a plain path").replace('\\', "\\\\").replace(':', "\\:");
-    assert!(!lower.contains(','), "overlayfs takes no comma in {lower}");
-    let options = format!("lowerdir={lower},upperdir={},workdir={}", upper.display(), work.display());
-    mount(Some("overlay"), root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-        .unwrap_or_else(|e| panic!("mount an overlay over {lower}: {e}"));
-    for dir in ["dev", "etc/cni/net.d", "opt/cni/bin", "proc", "root", "run", "sys", "tmp", "var/lib/cni"] {
-        make_dir(&root.join(dir));
-    }
-    if !root.join("var/run").exists() {
-        symlink("/run", root.join("var/run")).expect("link /var/run");
-    }
-    if !root.join("var/tmp").exists() {
-        symlink("/tmp", root.join("var/tmp")).expect("link /var/tmp");
-    }
-    // Normally made by the packages' installation, which unpacking is not.
-    for (name, end) in ["iptables", "ip6tables"]
-        .into_iter()
-        .flat_map(|name| ["", "-restore", "-save"].map(|end| (name, end)))
-    {
-        let link = root.join("usr/sbin").join(format!("{name}{end}"));
-        symlink(format!("{name}-nft{end}"), link).expect("link iptables");
-    }
-    write(&root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n");
-    write(&root.join("etc/group"), "root:x:0:\n");
-    write(&root.join("etc/hosts"), "127.0.0.1 localhost\n");
-    write(&root.join("etc/resolv.conf"), "");
-    make_dir(Path::new("/var/lib/cni"));
-    bind(Path::new("/run"), &root.join("run"));
-    bind(Path::new("/var/lib/cni"), &root.join("var/lib/cni"));
-    tmpfs(&root.join("tmp"), "mode=1777");
-    devices(&root.join("dev"));
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-    mount(Some("/sys"), &root.join("sys"), None::<&str>, flags, None::<&str>).expect("bind /sys");
-}
-
-/// Empties the system's /run, but for the namespaces of the hosts outside. Those that runtimes make have
-/// a mount point there, like much else of theirs; the old /proc goes too.
-fn forget() {
-    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("read the mounts");
-    // The fifth field is the mount point: proc_pid_mountinfo(5). The latest are the innermost.
-    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-    let volatile = |point: &&str| {
-        let inside = point.strip_prefix(ROOT).unwrap_or_default();
-        let volatile = ["/proc/", "/run/", "/sys/fs/bpf", "/var/lib/c", "/var/lib/kubelet/"];
-        inside == "/proc" || volatile.iter().any(|place| inside.starts_with(place))
-    };
-    let disks = ["/var/lib/cni", "/var/lib/containerd"].map(|disk| format!("{ROOT}{disk}"));
-    let points: Vec<&str> =
-        points.filter(volatile).filter(|point| disks.iter().all(|disk| disk != point)).collect();
-    for point in points.iter().rev() {
-        umount2(*point, MntFlags::MNT_DETACH).unwrap_or_else(|e| panic!("unmount {point}: {e}"));
-    }
-    for dir in ["/run", &format!("{ROOT}/dev/shm")] {
-        for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("list {dir}: {e}")).flatten() {
-            let path = entry.path();
-            let removed = match path.is_dir() {
-                true if path.ends_with("netns") => Ok(()),
-                true => fs::remove_dir_all(&path),
-                false => fs::remove_file(&path),
-            };
-            removed.unwrap_or_else(|e| panic!("remove {}: {e}", path.display()));
-        }
-    }
-    for entry in fs::read_dir("/run/netns").expect("list /run/netns").flatten() {
-        // Refused for the hosts': they are mount points.
-        let _ = fs::remove_file(entry.path());
-    }
-}
-
-fn devices(dev: &Path) {
-    tmpfs(dev, "mode=0755");
-    for name in DEVICES.into_iter().filter(|name| Path::new("/dev").join(name).exists()) {
-        write(&dev.join(name), "");
-        bind(&Path::new("/dev").join(name), &dev.join(name));
-    }
-    make_dir(&dev.join("shm"));
-    tmpfs(&dev.join("shm"), "mode=1777");
-    for (name, target) in [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")] {
-        symlink(format!("/proc/self/fd{target}"), dev.join(name)).expect("link in /dev");
-    }
-}
-
-fn make_dir(path: &Path) {
-    fs::create_dir_all(path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
-}
-
-fn write(path: &Path, content: &str) {
-    fs::write(path, content).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
-}
-
-fn tmpfs(path: &Path, options: &str) {
-    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options))
-        .unwrap_or_else(|e| panic!("mount a tmpfs on {}: {e}", path.display()));
-}
-
-fn bind(from: &Path, to: &Path) {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .unwrap_or_else(|e| panic!("bind {} to {}: {e}", from.display(), to.display()));
-}
-
-fn cgroup_name() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("/{GROUPS}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// The mount points of the hierarchies: one per controller, the one of version 2 next to them, or that alone.
-fn hierarchies() -> Vec<PathBuf> {
-    let top = Path::new("/sys/fs/cgroup");
-    if top.join("cgroup.procs").exists() {
-        return vec![top.to_owned()];
-    }
-    let below = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
-    below.filter(|dir| dir.join("cgroup.procs").exists()).collect()
-}
-
-/// Removes the groups of tests that were killed.
-fn remove_left(hierarchy: &Path) {
-    for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let process = name.strip_prefix(GROUPS).and_then(|rest| rest.split('-').next());
-        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            // Refused while a process is in it.
-            remove_cgroup(&entry.path());
-        }
-    }
-}
-
-/// True for the hierarchy of version 2.
-fn is_unified(hierarchy: &Path) -> bool {
-    hierarchy.join("cgroup.controllers").exists()
-}
-
-/// Removes the system's control groups in every hierarchy (one per controller, or the one of
-/// version 2); true when nothing is left.
-fn remove_cgroups(name: &str) -> bool {
-    let top = Path::new("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
-    let groups = hierarchies.chain([top.to_owned()]).map(|dir| dir.join(name.trim_start_matches('/')));
-    groups.filter(|group| group.is_dir() && !remove_cgroup(group)).count() == 0
-}
-
-fn remove_cgroup(group: &Path) -> bool {
-    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_cgroup(&entry.path());
-        }
-    }
-    fs::remove_dir(group).is_ok()
 }
 
 fn show_logs() {

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The control groups of a system: one in each hierarchy.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::root::{make_dir, write};
+
+/// The name of the control group for daemons below that of the system.
+const DAEMONS: &str = "daemons";
+
+/// The beginning of the names of systems' control groups; the test's process number follows.
+const GROUPS: &str = "slipway-test-";
+
+/// Makes a control group in each hierarchy.
+pub(super) fn make(name: &str) {
+    for hierarchy in hierarchies() {
+        remove_left(&hierarchy);
+        let group = hierarchy.join(name.trim_start_matches('/'));
+        make_dir(&group);
+        // cpuset(7): a new group has neither processors nor memory nodes, and takes no process without them.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(all) = fs::read_to_string(hierarchy.join(file)) {
+                write(&group.join(file), all.trim());
+            }
+        }
+        if is_unified(&hierarchy) {
+            make_dir(&group.join(DAEMONS));
+        }
+    }
+}
+
+/// The control group of version 2, and the group for daemons below it.
+pub(super) fn unified(name: &str) -> Option<(PathBuf, PathBuf)> {
+    let root = hierarchies().into_iter().find(|hierarchy| is_unified(hierarchy))?;
+    let group = root.join(name.trim_start_matches('/'));
+    Some((group.clone(), group.join(DAEMONS)))
+}
+
+/// A name for the control groups of a system.
+pub(super) fn name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("/{GROUPS}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The mount points of the hierarchies: one per controller, the one of version 2 next to them, or that alone.
+fn hierarchies() -> Vec<PathBuf> {
+    let top = Path::new("/sys/fs/cgroup");
+    if top.join("cgroup.procs").exists() {
+        return vec![top.to_owned()];
+    }
+    let below = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
+    below.filter(|dir| dir.join("cgroup.procs").exists()).collect()
+}
+
+/// Removes the groups of tests that were killed.
+fn remove_left(hierarchy: &Path) {
+    for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let process = name.strip_prefix(GROUPS).and_then(|rest| rest.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            // Refused while a process is in it.
+            remove_cgroup(&entry.path());
+        }
+    }
+}
+
+/// True for the hierarchy of version 2.
+fn is_unified(hierarchy: &Path) -> bool {
+    hierarchy.join("cgroup.controllers").exists()
+}
+
+/// Removes the system's control groups in every hierarchy (one per controller, or the one of
+/// version 2); true when nothing is left.
+pub(super) fn remove(name: &str) -> bool {
+    let top = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = hierarchies.chain([top.to_owned()]).map(|dir| dir.join(name.trim_start_matches('/')));
+    groups.filter(|group| group.is_dir() && !remove_cgroup(group)).count() == 0
+}
+
+fn remove_cgroup(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    fs::remove_dir(group).is_ok()
+}
