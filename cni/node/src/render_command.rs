@@ -14,7 +14,7 @@ use crate::cli::PROGRAM;
 use crate::{RUN, cluster_command};
 
 /// The options of `slipwayd run` that a deployment has, too.
-const OPTIONS: [&str; 9] = [
+const OPTIONS: [&str; 12] = [
     "--cluster-cidr",
     "--service-cidr",
     "--node-cidr",

@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::json;
+
 use super::{POD_CIDRS, SERVICE_CIDRS};
 use crate::cluster::Member;
 use crate::daemon::Daemon;
@@ -48,7 +50,7 @@ pub(super) fn tokens(nodes: u8) -> String {
 pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -> [Daemon; 2] {
     let config = |token: &str| {
         let path = format!("/run/kube/{token}.conf");
-        let content = server.kubeconfig_of(token);
+        let content = server.kubeconfig_of(&json!({ "token": token }));
         control.run(|| std::fs::write(&path, content)).expect("write a kubeconfig");
         format!("--kubeconfig={path}")
     };

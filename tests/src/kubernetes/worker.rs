@@ -129,7 +129,8 @@ impl Worker {
     /// Starts kubelet and kube-proxy.
     pub(super) fn join(&mut self, server: &ApiServer<'_>) {
         for (program, token) in [("kubelet", &*kubelet_token(&self.name())), ("proxy", PROXY_TOKEN)] {
-            self.system.write(&format!("{CONFIG}/{program}.conf"), server.kubeconfig_of(token));
+            self.system
+                .write(&format!("{CONFIG}/{program}.conf"), server.kubeconfig_of(&json!({ "token": token })));
         }
         self.start("kubelet");
         self.start("kube-proxy");
@@ -137,7 +138,8 @@ impl Worker {
 
     /// Starts slipwayd for the first time.
     pub(super) fn start_agent(&mut self, server: &ApiServer<'_>, token: &str) {
-        self.system.write(&format!("{CONFIG}/slipwayd.conf"), server.kubeconfig_of(token));
+        self.system
+            .write(&format!("{CONFIG}/slipwayd.conf"), server.kubeconfig_of(&json!({ "token": token })));
         self.start("slipwayd");
     }
 

@@ -33,7 +33,7 @@ fn agent(system: &System) -> Daemon {
     });
     system.write(KUBECONFIG, config.to_string());
     let into = system.path(AGENT);
-    system.node().run(|| fs::copy(slipwayd(), &into)).expect("copy the agent");
+    system.space().run(|| fs::copy(slipwayd(), &into)).expect("copy the agent");
     let grace = format!("{}s", GRACE.as_secs());
     let words = [
         AGENT,
@@ -58,7 +58,7 @@ fn agent(system: &System) -> Daemon {
 fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
     let path = system.path(&format!("/opt/cni/bin/{name}"));
     let away = path.with_extension("away");
-    system.node().run(|| {
+    system.space().run(|| {
         fs::rename(&path, &away).expect("move the plugin away");
         if !script.is_empty() {
             fs::write(&path, script).expect("write a plugin");
@@ -66,7 +66,7 @@ fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce()
         }
     });
     let done = body();
-    system.node().run(|| fs::rename(&away, &path)).expect("move the plugin back");
+    system.space().run(|| fs::rename(&away, &path)).expect("move the plugin back");
     done
 }
 

@@ -5,8 +5,8 @@
 use slipway_cli::{Argument, Command, Opt, Reader, Value};
 
 use super::table::{
-    CLUSTER_CIDR, CRI_SOCKET, ENCRYPT, GC_GRACE, LOG_FORMAT, NODE_CIDR, PATH_MTU, SERVICE_CIDR, TUNNEL, VXLAN_PORT,
-    VXLAN_VNI, WIREGUARD_PORT,
+    CLUSTER_CIDR, CRI_SOCKET, ENCRYPT, GC_GRACE, LOG_FORMAT, NODE_CIDR, PATH_MTU, SERVICE_CIDR, TUNNEL,
+    VXLAN_PORT, VXLAN_VNI, WIREGUARD_PORT,
 };
 
 const IMAGE: Opt = Opt::value("--image", Value::Text("IMAGE"), "the container image, needed for manifests");

@@ -102,7 +102,7 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
         match old.as_slice() {
             [one] if leads_alike(route, one) => {}
             [one] if one.metric == METRIC && !shares_key && !hides_gateway(one, route) => {
-                missing.push(Change::Replace(route.clone()))
+                missing.push(Change::Replace(route.clone()));
             }
             _ => {
                 plan.changes.extend(old.iter().map(|one| Change::Delete((*one).clone())));
@@ -166,7 +166,8 @@ pub fn route(dst: IpNet) -> Route {
 #[must_use]
 pub fn wanted(desired: &Desired, vxlan: Option<u32>, wireguard: Option<u32>) -> Vec<Route> {
     let routes = desired.routes.iter().filter_map(|peer| {
-        let to = |gateway: Option<IpAddr>, link: u32| Route { gateway, link: Some(link), ..route(peer.prefix) };
+        let to =
+            |gateway: Option<IpAddr>, link: u32| Route { gateway, link: Some(link), ..route(peer.prefix) };
         match peer.via {
             Via::Link { gateway, link } => Some(to(Some(gateway), link)),
             Via::Tunnel { gateway } => Some(Route { onlink: true, ..to(Some(gateway), vxlan?) }),
