@@ -26,7 +26,7 @@ use crate::test_programs::{TestProgram, passed};
 use crate::workspace;
 
 /// Tests at a time, per processor.
-const PER_PROCESSOR: usize = 3;
+const PER_PROCESSOR: usize = 2;
 
 /// The longest that one test may take. The harness ends each command after a minute.
 const LIMIT: Duration = Duration::from_secs(900);
