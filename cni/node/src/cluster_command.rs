@@ -187,7 +187,7 @@ fn encryption(words: &slipway_cli::Given, cluster_cidrs: &[IpNet]) -> Result<Opt
             words.value("--wireguard-port").unwrap_or_default()
         )
     };
-    Ok(Some(Encryption { port: port.ok_or_else(bad)?, cluster_cidrs: cluster_cidrs.to_vec() }))
+    Ok(Some(Encryption { port: port.ok_or_else(bad)? }))
 }
 
 /// Why the agent ended early.
@@ -410,10 +410,7 @@ pub(crate) mod tests {
         assert_eq!((plain.encryption, plain.path_mtu), (None, Some(1400)));
         let wireguard =
             |words: &str| paths(&format!("--encrypt wireguard --cluster-cidr 10.244.0.0/16 {words}"));
-        let encryption = |port: u16| {
-            let cluster_cidrs = vec!["10.244.0.0/16".parse().unwrap()];
-            Some(Encryption { port: port.try_into().unwrap(), cluster_cidrs })
-        };
+        let encryption = |port: u16| Some(Encryption { port: port.try_into().unwrap() });
         assert_eq!(wireguard("").unwrap().encryption, encryption(51820));
         assert_eq!(wireguard("--wireguard-port 7").unwrap().encryption, encryption(7));
         for option in ["--tunnel auto", "--vxlan-vni 1", "--vxlan-port 4789", "--node-cidr 192.168.50.0/24"] {

@@ -68,10 +68,7 @@ impl Lab {
 
     fn settings(&self, number: u8) -> Settings {
         let cluster_cidrs = CLUSTER_CIDRS.map(|net| net.parse().expect("a prefix")).to_vec();
-        let encryption = Encryption {
-            port: WIREGUARD_PORT.try_into().expect("not 0"),
-            cluster_cidrs: cluster_cidrs.clone(),
-        };
+        let encryption = Encryption { port: WIREGUARD_PORT.try_into().expect("not 0") };
         Settings {
             node: name(number),
             paths: desired::Settings {

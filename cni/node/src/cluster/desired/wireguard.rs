@@ -19,9 +19,6 @@ use crate::cluster::problem::What;
 pub struct Encryption {
     /// The UDP port on which this node receives, and on which Nodes without an annotation do.
     pub port: NonZeroU16,
-    /// The subnets of all pods. Packets to a part of them that has no path are refused: by the default route they would
-    /// leave the node in clear text.
-    pub cluster_cidrs: Vec<IpNet>,
 }
 
 /// The WireGuard device.
@@ -79,7 +76,8 @@ impl Plan<'_> {
         }
         routes.sort_by_key(|route| route.prefix);
         ends.sort_by(|one, other| one.node.cmp(&other.node));
-        refused.extend(settings.cluster_cidrs.iter().filter(|net| self.may_refuse(net, &routes)));
+        // By the default route, packets to a part of the cluster without a path would leave the node in clear text.
+        refused.extend(self.settings.cluster_cidrs.iter().filter(|net| self.may_refuse(net, &routes)));
         refused.sort();
         refused.dedup();
         let wireguard = Some(WireGuard { port: settings.port, peers: ends });

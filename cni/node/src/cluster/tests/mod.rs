@@ -106,8 +106,8 @@ fn settings(tunnel: TunnelMode) -> Settings {
 /// The settings with encryption.
 fn encrypting() -> Settings {
     let cluster_cidrs = vec![net("10.244.0.0/16"), net("fd44::/32")];
-    let encryption = Encryption { port: NonZeroU16::new(51820).unwrap(), cluster_cidrs };
-    Settings { encryption: Some(encryption), ..settings(TunnelMode::Auto) }
+    let encryption = Encryption { port: NonZeroU16::new(51820).unwrap() };
+    Settings { encryption: Some(encryption), cluster_cidrs, ..settings(TunnelMode::Auto) }
 }
 
 /// The desired state with this node's own Node and these.
