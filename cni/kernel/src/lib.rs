@@ -20,6 +20,7 @@ pub mod process;
 pub mod route;
 pub mod sysctl;
 pub mod tap;
+pub mod unix;
 pub mod xtables;
 
 pub use family::AddressFamily;
