@@ -16,11 +16,15 @@ use crate::space::Space;
 /// /run and /var/lib.
 ///
 /// Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
-/// by themselves.
+/// by themselves; and without what any call may leave in /run/slipway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
 }
+
+/// Files that any call may leave on a node until it boots again: the lock of commits, and the socket of the process that closes
+/// sockets, with their directory.
+const PASSING: [&str; 3] = ["/run/slipway", "/run/slipway/closing.sock", "/run/slipway/commits.lock"];
 
 impl Snapshot {
     /// The state of the node and of `spaces` (its pods, for instance) now.
@@ -210,11 +214,16 @@ fn iptables(space: &Space, found: &mut Vec<String>) {
 fn files(path: &Path, lines: &mut BTreeSet<String>) {
     let Ok(meta) = path.symlink_metadata() else { return };
     let shown = path.display();
+    let is_passing = PASSING.iter().any(|passing| path == Path::new(passing));
     if meta.is_dir() {
-        lines.insert(format!("folder {shown}"));
+        if !is_passing {
+            lines.insert(format!("folder {shown}"));
+        }
         for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
             files(&entry.path(), lines);
         }
+    } else if is_passing {
+        // Whatever its kind.
     } else if path.starts_with("/run/netns") {
         lines.insert(format!("netns {shown}"));
     } else if !meta.is_file() {

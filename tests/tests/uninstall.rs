@@ -90,7 +90,8 @@ fn uninstall_leaves_nothing() {
         "remove  /var/lib/cni/networks/bridged",
         "remove  /var/lib/cni/networks/routed",
         "remove  /var/lib/cni/networks/.slipway",
-        "this node: 6 of 6 things removed",
+        "remove  /run/slipway",
+        "this node: 7 of 7 things removed",
     ] {
         assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
     }
@@ -142,7 +143,7 @@ fn objects_in_use_stay_and_are_named() {
         "leave   link cni0 (it has a port)",
         "leave   /var/lib/cni/networks/bridged (reserved addresses: 2)",
         "remove  /var/lib/cni/networks/.slipway",
-        "this node: 2 of 4 things removed",
+        "this node: 3 of 5 things removed",
     ] {
         assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
     }

@@ -47,6 +47,7 @@ pub use backend::{
     Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
 };
 pub use chain_name::ChainName;
+pub use cni_nftables::later;
 pub use dispatch::Dataplane;
 pub use error::Error;
 pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};

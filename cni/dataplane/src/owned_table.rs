@@ -5,11 +5,16 @@
 
 use std::time::{Duration, Instant};
 
+use cni_kernel::lock::FileLock;
 use cni_nftables::{
     ChainInfo, ElementId, ElementInfo, Error as NftError, Family, Socket, TableId, TableInfo, Transaction,
 };
 
 use crate::Error;
+use crate::lock::{self, Mode};
+
+/// The lock of the process whose commit was stale and that repeats it.
+const QUEUE: &str = "commits.lock";
 
 /// Time limit for repeating an operation while other processes change the ruleset.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -162,7 +167,7 @@ pub(crate) fn transact<T>(
         }
         match socket.commit(&batch, Some(generation)) {
             Ok(()) => return Ok(value),
-            Err(failure) => patience.wait(operation, failure)?,
+            Err(failure) => patience.queue(operation, failure)?,
         }
     }
 }
@@ -197,11 +202,35 @@ pub(crate) fn unless_no_nf_tables<T: Default>(result: Result<T, Error>) -> Resul
 pub(crate) struct Patience {
     since: Instant,
     attempts: u32,
+    /// The lock [`QUEUE`].
+    turn: Option<FileLock>,
 }
 
 impl Patience {
     pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), attempts: 0 }
+        Self { since: Instant::now(), attempts: 0, turn: None }
+    }
+
+    /// Waits before another attempt of a commit: after the first until no other process repeats one, later not at all.
+    /// With pauses instead, luck would decide, and the unlucky would wait for seconds.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    fn queue(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
+        if !failure.is_stale_generation() {
+            return self.wait(operation, failure);
+        }
+        let passed = self.count(operation)?;
+        if self.turn.is_none() {
+            match lock::take(QUEUE, Mode::Exclusive, PATIENCE.saturating_sub(passed)) {
+                Ok(turn) => self.turn = Some(turn),
+                Err(error) => {
+                    log::debug!("{error}");
+                    self.sleep();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sleeps before another attempt.
@@ -221,12 +250,23 @@ impl Patience {
     /// # Errors
     /// [`Error::Busy`] if the time is over.
     pub(crate) fn pause(&mut self, operation: &str) -> Result<(), Error> {
+        self.count(operation)?;
+        self.sleep();
+        Ok(())
+    }
+
+    /// Counts an attempt, and returns the time since the first one began.
+    fn count(&mut self, operation: &str) -> Result<Duration, Error> {
         self.attempts += 1;
         let passed = self.since.elapsed();
         if passed > PATIENCE {
             let operation = operation.to_owned();
             return Err(Error::Busy { operation, attempts: self.attempts, millis: passed.as_millis() });
         }
+        Ok(passed)
+    }
+
+    fn sleep(&self) {
         // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID are random
         // enough to spread processes that began together.
         let window = 1u64 << self.attempts.min(6);
@@ -234,6 +274,5 @@ impl Patience {
             ^ u64::from(std::process::id());
         let micros = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         std::thread::sleep(Duration::from_micros(micros % (window * 1000)));
-        Ok(())
     }
 }

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::later;
 use crate::wire::{self, Header, Message};
 
 /// The time limit of a reply. The kernel replies within the system call that sends; this only ends what would
@@ -78,6 +79,12 @@ impl std::fmt::Debug for Channel {
     }
 }
 
+impl Drop for Channel {
+    fn drop(&mut self) {
+        later::keep(self.fd());
+    }
+}
+
 fn errno(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
@@ -132,6 +139,7 @@ impl Channel {
                 .or_else(|_| setsockopt(&self.fd(), sockopt::SndBuf, &size))?;
         }
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
+        later::committed();
         self.send(bytes)?;
         self.read_acks(buffer.bytes())
     }

@@ -19,6 +19,7 @@ mod error;
 mod expr;
 mod intervals;
 mod invalid;
+pub mod later;
 mod lower;
 mod message;
 pub mod notify;

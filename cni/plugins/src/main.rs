@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use cni_spec::{CniError, ErrorCode};
 use slipway::ipam::dhcp::daemon;
+use slipway::skel::closing;
 use slipway::{logging, operator, registry};
 
 fn main() -> ExitCode {
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
     // The reference's systemd units call it so.
     if name == "dhcp" && is_daemon {
         return daemon::dhcp_command(&args, &mut stdout, &mut stderr).into();
+    }
+    if name == closing::NAME {
+        return u8::from(closing::close_sockets().is_err()).into();
     }
     if let Some(plugin) = registry::find(name) {
         return registry::serve(plugin, &mut stdout, &mut stderr).into();

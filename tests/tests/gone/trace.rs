@@ -104,7 +104,7 @@ fn is_reading(line: &str) -> bool {
         "ioctl" => arguments.contains(", NS_GET_") || arguments.contains(", FIONBIO, "),
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
-        "sendto" | "sendmsg" => is_request_to_read(arguments) || is_report(arguments),
+        "sendto" | "sendmsg" => is_request_to_read(arguments) || is_last(arguments),
         // Standard output, which a DEL leaves empty, and the log.
         "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
         _ => READING.contains(&name) || THREAD.contains(&name),
@@ -124,9 +124,11 @@ fn is_request_to_read(arguments: &str) -> bool {
     types.peek().is_some() && types.all(is_get)
 }
 
-/// True for the datagram to the node's agent, which each call sends at its end.
-fn is_report(arguments: &str) -> bool {
-    arguments.contains(r#"{sa_family=AF_UNIX, sun_path="/run/slipway/reports.sock"}"#)
+/// True for a datagram that each call sends at its end: to the node's agent, and to the process that closes sockets.
+fn is_last(arguments: &str) -> bool {
+    let is_to =
+        |name| arguments.contains(&format!(r#"{{sa_family=AF_UNIX, sun_path="/run/slipway/{name}.sock"}}"#));
+    is_to("reports") || is_to("closing")
 }
 
 #[test]

@@ -104,20 +104,9 @@ impl Nftables {
             Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
             _ => BTreeSet::new(),
         };
-        let end_flows = || {
-            flush(&ports);
-            offload::cut(&offloaded);
-        };
-        std::thread::scope(|scope| {
-            // A socket that deleted something closes only when no packet can see it any more, some 10 ms
-            // later (`nf_tables_rcv_nl_event`). The flows are read in that time.
-            let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
-            drop(session);
-            if let Err(error) = flushing {
-                log::debug!("start a thread for the flows: {error}");
-                end_flows();
-            }
-        });
+        drop(session);
+        flush(&ports);
+        offload::cut(&offloaded);
         Ok(None)
     }
 

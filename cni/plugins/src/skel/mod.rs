@@ -7,6 +7,7 @@
 //! order of the checks, their codes and their messages are the reference's, with one exception: the
 //! check that the namespace is not the plugin's own comes before the plugin runs, not after.
 
+pub mod closing;
 pub mod delegate;
 mod env;
 mod panic;
@@ -15,6 +16,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use cni_dataplane::later;
 use cni_runtime::report::{Report, Verb};
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
@@ -87,10 +89,12 @@ pub struct Output {
 /// agent. Calls of other plugins in this process are part of it.
 pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
     panic::report_as_error();
+    later::keep_open();
     let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
     let (code, report) = run_and_report(callee, &|name| std::env::var_os(name), &is_own_netns, io);
     if let Some(report) = report {
         report.send();
+        closing::hand_over(report.verb == Verb::Del);
     }
     code
 }
