@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cni_dataplane::ebpf::{ControlGroup, PortRange, Sizes};
+use cni_dataplane::ebpf::{ControlGroup, FlowSource, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_spec::{CniError, ErrorCode};
@@ -30,6 +30,7 @@ struct Keys {
     uplinks: Vec<String>,
     cgroup: Option<Cgroup>,
     masquerade_ports: Option<String>,
+    ebpf_flows: Option<EbpfFlows>,
     maps: MapKeys,
     log: LogKeys,
 }
@@ -40,6 +41,14 @@ struct Keys {
 enum Flowtable {
     Wanted(bool),
     At(FlowtableKeys),
+}
+
+/// The key `ebpfFlows`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EbpfFlows {
+    Programs,
+    Netfilter,
 }
 
 /// The sizes of BPF maps, in elements.
@@ -122,7 +131,11 @@ impl NodeDefaults {
         };
         let _log = keys.log.check()?;
         let sizes = sizes(&keys.maps)?;
-        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes };
+        let flows = match keys.ebpf_flows {
+            Some(EbpfFlows::Netfilter) => FlowSource::Netfilter,
+            Some(EbpfFlows::Programs) | None => FlowSource::Programs,
+        };
+        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes, flows };
         Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, ebpf })
     }
 }

@@ -12,6 +12,7 @@
 #![no_std]
 
 mod address;
+pub mod carried;
 mod config;
 mod counters;
 mod flow;

@@ -2,6 +2,7 @@
 
 //! Lets aya read and write the types as bytes.
 
+use crate::carried::{Carried, CarriedKey, Way};
 use crate::{
     Addr4, Addr6, Config, ExemptKey, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port,
     PortKey, PortTarget, Router, SocketKey, SocketOrigin, Uplink,
@@ -23,4 +24,4 @@ macro_rules! plain {
 }
 
 plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Router, Uplink);
-plain!(both families: ExemptKey, Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);
+plain!(both families: Carried, CarriedKey, Way, ExemptKey, Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);

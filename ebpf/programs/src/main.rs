@@ -22,6 +22,7 @@
 )]
 
 mod admit;
+mod carried;
 mod config;
 mod csum;
 mod family;
@@ -43,6 +44,7 @@ mod v6;
 
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
+use slipway_ebpf_abi::carried::{HAS_ETHERNET, TO_PEER};
 
 use crate::skb::{Act, Skb};
 use crate::v4::V4;
@@ -71,6 +73,67 @@ pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
         skb::IPV4 => pod::ingress::<V4>(skb),
         skb::IPV6 => pod::ingress::<V6>(skb),
         _ => Act::STACK,
+    }
+}
+
+/// tc, ingress of an uplink: carries flows that netfilter has checked.
+#[classifier]
+pub(crate) fn flow_ingress(ctx: TcContext) -> i32 {
+    let skb = Skb(ctx.skb.skb);
+    if skb.is_to_host() { flow(skb, false) } else { Act::NEXT }
+}
+
+/// tc, ingress of the host's end of a pod's veth: likewise.
+#[classifier]
+pub(crate) fn flow_ingress_pod(ctx: TcContext) -> i32 {
+    let skb = Skb(ctx.skb.skb);
+    if skb.is_unicast() { flow(skb, true) } else { Act::NEXT }
+}
+
+/// tc, egress of an uplink, or of the host's end of a pod's veth whose queueing discipline must see all
+/// packets: records the way of checked packets.
+#[classifier]
+pub(crate) fn flow_egress(ctx: TcContext) -> i32 {
+    checked(Skb(ctx.skb.skb), HAS_ETHERNET)
+}
+
+/// tc, egress of the host's end of a pod's veth: likewise.
+#[classifier]
+pub(crate) fn flow_egress_pod(ctx: TcContext) -> i32 {
+    checked(Skb(ctx.skb.skb), HAS_ETHERNET | TO_PEER)
+}
+
+#[inline(always)]
+fn flow(skb: Skb, from_pod: bool) -> i32 {
+    // A pod may set the index of a record.
+    let index = skb.record();
+    if index != 0 {
+        skb.set_record(0);
+    }
+    if skb.has_tag() {
+        return Act::NEXT;
+    }
+    match skb.protocol() {
+        skb::IPV4 => carried::ingress::<V4>(skb, skb::ETHERNET, index, from_pod),
+        skb::IPV6 => carried::ingress::<V6>(skb, skb::ETHERNET, index, from_pod),
+        _ => Act::NEXT,
+    }
+}
+
+#[inline(always)]
+fn checked(skb: Skb, flags: u32) -> i32 {
+    let index = skb.record();
+    if index == 0 {
+        return Act::NEXT;
+    }
+    skb.set_record(0);
+    if skb.has_tag() {
+        return Act::NEXT;
+    }
+    match skb.protocol() {
+        skb::IPV4 => carried::egress::<V4>(skb, index, skb::ETHERNET, flags),
+        skb::IPV6 => carried::egress::<V6>(skb, index, skb::ETHERNET, flags),
+        _ => Act::NEXT,
     }
 }
 

@@ -35,9 +35,15 @@ pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     differing == 0
 }
 
-/// A hash of a value whose size is a multiple of 4 bytes.
+/// A hash of 16 bits of a value whose size is a multiple of 4 bytes.
 #[inline(always)]
 pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
+    hash(value) >> 16
+}
+
+/// A hash of a value whose size is a multiple of 4 bytes. The upper bits depend on all bits of the value.
+#[inline(always)]
+pub(crate) fn hash<T: Copy>(value: *const T) -> u32 {
     let mut mixed = 0_u32;
     // SAFETY: as in `copy`.
     unsafe {
@@ -46,7 +52,7 @@ pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
                 mixed.wrapping_mul(0x9e37_79b1).wrapping_add(value.cast::<u32>().add(word).read_volatile());
         }
     }
-    mixed.wrapping_mul(0x9e37_79b1) >> 16
+    mixed.wrapping_mul(0x9e37_79b1)
 }
 
 /// Clears a value that consists of integers.

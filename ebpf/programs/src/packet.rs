@@ -42,6 +42,8 @@ pub(crate) struct Packet<F: Family> {
     pub(crate) l4: u32,
     /// Length from the IP header on; of a packet merged by GRO, that of its segments.
     pub(crate) length: u32,
+    /// Length from the IP header on, by that header.
+    pub(crate) total: u32,
     /// The 32-bit word of the IP header with the hop limit, in network byte order. It is next to the
     /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,

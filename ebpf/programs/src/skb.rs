@@ -4,10 +4,10 @@
 
 use core::mem::MaybeUninit;
 
-use aya_ebpf::bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT};
+use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::{
-    bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect_peer, bpf_skb_change_head, bpf_skb_load_bytes,
-    bpf_skb_store_bytes, bpf_skb_vlan_pop,
+    bpf_clone_redirect, bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_peer,
+    bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use slipway_ebpf_abi::TICK_SHIFT;
 
@@ -23,6 +23,8 @@ const VLAN_NUMBER: u32 = 0x0fff;
 
 /// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this host.
 const PACKET_HOST: u32 = 0;
+/// `PACKET_OTHERHOST`: addressed to another host, as frames of a pod to the bridge that its link belongs to.
+const PACKET_OTHERHOST: u32 = 3;
 
 /// Return values of tc programs.
 pub(crate) struct Act;
@@ -32,6 +34,9 @@ impl Act {
     pub(crate) const STACK: i32 = TC_ACT_OK as i32;
     /// Drops the packet.
     pub(crate) const DROP: i32 = TC_ACT_SHOT as i32;
+    /// Leaves the packet to the filters that follow, and to the kernel's stack. Not a final verdict, after
+    /// which the kernel would set `tc_index` to the class.
+    pub(crate) const NEXT: i32 = TC_ACT_UNSPEC;
 }
 
 /// The packet buffer.
@@ -47,7 +52,77 @@ macro_rules! field {
     };
 }
 
+/// Writes a field of the context; volatile as [`field`].
+macro_rules! set_field {
+    ($skb:expr, $field:ident, $value:expr) => {
+        // SAFETY: the kernel passes a valid context; the field is writable at tc.
+        unsafe { core::ptr::write_volatile(&raw mut (*$skb.0).$field, $value) }
+    };
+}
+
 impl Skb {
+    /// The index of the packet's record; 0: none. It is `tc_index`, which the kernel's stack keeps.
+    #[inline(always)]
+    pub(crate) fn record(self) -> u32 {
+        field!(self, tc_index) & 0xffff
+    }
+
+    /// Sets the index of the packet's record.
+    #[inline(always)]
+    pub(crate) fn set_record(self, index: u32) {
+        set_field!(self, tc_index, index);
+    }
+
+    /// The firewall mark.
+    #[inline(always)]
+    pub(crate) fn mark(self) -> u32 {
+        field!(self, mark)
+    }
+
+    /// The priority for queueing disciplines.
+    #[inline(always)]
+    pub(crate) fn priority(self) -> u32 {
+        field!(self, priority)
+    }
+
+    /// Sets mark and priority.
+    #[inline(always)]
+    pub(crate) fn set_mark(self, mark: u32, priority: u32) {
+        set_field!(self, mark, mark);
+        set_field!(self, priority, priority);
+    }
+
+    /// True if the frame is addressed to a single host, which may be another one.
+    #[inline(always)]
+    pub(crate) fn is_unicast(self) -> bool {
+        let kind = field!(self, pkt_type);
+        kind == PACKET_HOST || kind == PACKET_OTHERHOST
+    }
+
+    /// Sends the packet into a pod, whatever host its frame was addressed to.
+    #[inline(always)]
+    pub(crate) fn into_pod_as_host(self, interface: u32) -> i32 {
+        if !self.is_to_host() {
+            // SAFETY: the context is valid. Fails for other kinds of frames, which are not carried.
+            let _ = unsafe { bpf_skb_change_type(self.0, PACKET_HOST) };
+        }
+        self.into_pod(interface)
+    }
+
+    /// Has a clone of the packet arrive at its interface again.
+    #[inline(always)]
+    pub(crate) fn clone_to_ingress(self) -> bool {
+        // SAFETY: the context is valid.
+        unsafe { bpf_clone_redirect(self.0, self.interface(), u64::from(BPF_F_INGRESS)) == 0 }
+    }
+
+    /// Sends the packet, with its link-layer header, by an interface.
+    #[inline(always)]
+    pub(crate) fn send_by(self, interface: u32) -> i32 {
+        // SAFETY: the helper checks the interface after the program has returned.
+        unsafe { bpf_redirect(interface, 0) as i32 }
+    }
+
     /// True if the frame has a VLAN tag, which the device has removed from the data.
     #[inline(always)]
     pub(crate) fn has_tag(self) -> bool {

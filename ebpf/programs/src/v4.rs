@@ -121,6 +121,7 @@ impl Family for V4 {
         }
         packet.key.source = header.source;
         packet.key.destination = header.destination;
+        packet.total = u32::from(u16::from_be(header.length));
         let [first, second] = header.checksum.to_ne_bytes();
         packet.hops = u32::from_ne_bytes([header.ttl, header.protocol, first, second]);
         packet.ttl = header.ttl;

@@ -186,6 +186,7 @@ impl Family for V6 {
         }
         packet.key.source = header.source;
         packet.key.destination = header.destination;
+        packet.total = size_of::<Header>() as u32 + u32::from(u16::from_be(header.length));
         let [high, low] = header.length.to_ne_bytes();
         packet.hops = u32::from_ne_bytes([high, low, header.next, header.hops]);
         packet.ttl = header.hops;

@@ -6,6 +6,7 @@
 mod fill;
 mod flows;
 mod frames;
+mod list;
 mod moved;
 mod others;
 mod paths;
@@ -26,24 +27,9 @@ use slipway_tests::{
     Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, TunWire, at, has_programs, needs,
 };
 
-const PORT: u16 = 8080;
+use list::list;
 
-fn list(backend: &str) -> Value {
-    json!({
-        "name": "fast",
-        "plugins": [
-            {
-                "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.1.0/24"}], [{"subnet": "fd00:88:1::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
-            },
-            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
-        ],
-    })
-}
+const PORT: u16 = 8080;
 
 struct Stage {
     node: Node,

@@ -289,6 +289,33 @@ fn a_container_added_during_a_teardown_is_served() {
     stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "next");
 }
 
+/// Teardown deletes the maps one after the other.
+#[test]
+fn the_status_during_a_teardown_is_no_error() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    network.add(&attach(&pod)).expect("ADD");
+    let folder = format!("/sys/fs/bpf/slipway/{}", slipway_ebpf_abi::VERSION);
+    let maps = stage.node.list(&folder).len();
+    let delay = within(Duration::from_millis(100)).as_micros();
+    let inject = format!("inject=unlinkat:delay_enter={delay}");
+    let slipway = slipway();
+    let line = format!("strace -f -qq -o /dev/null -e trace=unlinkat -e {inject} {}", slipway.display());
+    thread::scope(|scope| {
+        let teardown = scope.spawn(|| stage.node.cmd(&format!("{line} node teardown")));
+        let begun = Instant::now();
+        let left = || stage.node.list(&folder).len();
+        while !(1..maps).contains(&left()) {
+            assert!(begun.elapsed() < within(Duration::from_secs(30)), "{maps} maps, {} left", left());
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(stage.node.programs()["loaded"], false);
+        teardown.join().expect("teardown");
+    });
+}
+
 /// Set-up reserves the ports of other backends. It must not reserve a port whose ADD has concurrently written
 /// its map entry.
 #[test]

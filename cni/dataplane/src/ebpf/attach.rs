@@ -26,7 +26,7 @@ use crate::Error;
 /// Priority of the filter.
 pub(super) const PRIORITY: u16 = 0x534c;
 /// Handle of the filter at that priority: one for each interface.
-const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
+pub(super) const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
 const NUMBER: u16 = 1;
 
 /// The state of an interface before an attachment.
@@ -76,12 +76,20 @@ pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Befor
             Err(e) => log::debug!("attach to {interface} by tcx: {e}"),
         }
     }
-    match tc::qdisc_add_clsact(interface) {
-        Ok(()) => {}
-        Err(TcError::NetlinkError(e)) if e.raw_os_error() == Some(Errno::EEXIST as i32) => {}
-        Err(e) => return Err(Error::kernel(format!("add clsact to {interface}"), e)),
-    }
+    add_clsact(interface)?;
     attach_to_clsact(&mut classifier, interface).map_err(failed)
+}
+
+/// Adds clsact to an interface, unless it has it.
+///
+/// # Errors
+/// [`Error::Kernel`] if the interface is gone, or has another discipline in its place.
+pub(super) fn add_clsact(interface: &str) -> Result<(), Error> {
+    match tc::qdisc_add_clsact(interface) {
+        Ok(()) => Ok(()),
+        Err(TcError::NetlinkError(e)) if e.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
+        Err(e) => Err(Error::kernel(format!("add clsact to {interface}"), e)),
+    }
 }
 
 /// Our program that is attached to an interface by tcx, with the interface's index.
@@ -95,15 +103,26 @@ fn in_tcx(interface: &str) -> Option<(u32, ProgramInfo)> {
 }
 
 fn attach_to_clsact(classifier: &mut SchedClassifier, interface: &str) -> Result<Before, ProgramError> {
-    let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
-    let attached =
-        classifier.attach_with_options(interface, TcAttachType::Ingress, TcAttachOptions::Netlink(options));
+    attach_filter(classifier, interface, TcAttachType::Ingress, PRIORITY)
+}
+
+/// Attaches a program as the filter of a priority at clsact.
+///
+/// # Errors
+/// The kernel refuses: the interface has no clsact, for instance.
+pub(super) fn attach_filter(
+    classifier: &mut SchedClassifier,
+    interface: &str,
+    side: TcAttachType,
+    priority: u16,
+) -> Result<Before, ProgramError> {
+    let options = NlOptions { priority, handle: HANDLE, classid: None };
+    let attached = classifier.attach_with_options(interface, side, TcAttachOptions::Netlink(options));
     let (link, before) = match attached {
         Ok(link) => (link, Before::None),
         Err(e) if errno(&e) == Some(Errno::EEXIST) => {
-            let there =
-                SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)
-                    .map_err(TcError::IoError)?;
+            let there = SchedClassifierLink::attached(interface, side, priority, HANDLE, None)
+                .map_err(TcError::IoError)?;
             (classifier.attach_to_link(there)?, Before::Replaced)
         }
         Err(e) => return Err(e),

@@ -11,7 +11,7 @@ use aya::pin::PinError;
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use slipway_ebpf_abi::maps;
+use slipway_ebpf_abi::{carried, maps};
 
 use super::error;
 use super::pins::{self, Pins};
@@ -79,14 +79,14 @@ pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) 
     let folder = pins.programs(object);
     let (is_whole, for_l3) = (is_whole(&folder), folder.join(maps::programs::UPLINK_L3));
     let is_missing = |name: &str| match name {
+        name if carried::PROGRAMS.contains(&name) => false,
         maps::programs::UPLINK_L3 => wanted == Wanted::All && !for_l3.exists(),
         _ => !is_whole,
     };
     if is_whole && !is_missing(maps::programs::UPLINK_L3) {
         return Ok(folder);
     }
-    // Before Linux 5.11, memory of BPF counts against this limit. If this fails, making the maps fails.
-    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    lift_memory_limit();
     let mut attempt = 0;
     let mut ebpf = loop {
         attempt += 1;
@@ -118,13 +118,18 @@ pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) 
     Ok(folder)
 }
 
+/// Lifts the limit against which memory of BPF counts before Linux 5.11. If this fails, making the maps fails.
+pub(super) fn lift_memory_limit() {
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+}
+
 /// Checks that this kernel takes an object's programs, with small maps of their own. Nothing stays loaded.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
 pub fn try_object(object: &[u8]) -> Result<(), Error> {
     const SMALL: u32 = 64;
-    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    lift_memory_limit();
     let mut loader = EbpfLoader::new();
     loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
     let kinds = Sizes { flows: SMALL, half_open: SMALL, ports: SMALL, fragments: SMALL, sockets: SMALL };
@@ -157,6 +162,8 @@ fn load(pins: &Pins, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
             loader.map_max_entries(name, size);
         }
     }
+    // The maps of other programs.
+    loader.map_max_entries(carried::CARRIED4, 1).map_max_entries(carried::CARRIED6, 1);
     loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
     for name in maps::ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -164,7 +171,7 @@ fn load(pins: &Pins, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
     loader.load(object)
 }
 
-fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     for _ in 1..ATTEMPTS {
         match try_load(program) {
             // The verifier stops if a signal is pending.
@@ -201,7 +208,7 @@ fn is_in_the_way(error: &EbpfError) -> bool {
     }
 }
 
-fn pin_exists(error: &PinError) -> bool {
+pub(super) fn pin_exists(error: &PinError) -> bool {
     matches!(error, PinError::SyscallError(e) if e.io_error.kind() == ErrorKind::AlreadyExists)
 }
 
@@ -214,7 +221,7 @@ fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
 }
 
 /// The kernel's error, with the verifier's last lines.
-fn explain(error: &ProgramError) -> String {
+pub(super) fn explain(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else {
         return error::text(error);
     };

@@ -10,6 +10,7 @@
 //! serves the ports.
 
 mod attach;
+mod carried;
 mod cgroup;
 mod config;
 mod conntrack_export;
@@ -37,7 +38,7 @@ use cni_spec::Attachment;
 
 pub use crate::PortRange;
 use crate::nftables::Nftables;
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use cgroup::{ControlGroup, Sockets};
 pub use config::served_in_other_namespace;
 pub use entries::Left;
@@ -49,7 +50,7 @@ pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub(crate) use kube_proxy::engine;
 pub use links::Without;
 pub use load::{Sizes, try_object};
-pub use node::{Settings, Status, is_there, setup_node, status, teardown_node, try_out};
+pub use node::{FlowSource, Settings, Status, is_there, setup_node, status, teardown_node, try_out};
 pub use object::object;
 use pins::Pins;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
@@ -67,6 +68,17 @@ impl Ebpf {
     #[must_use]
     pub(crate) fn over(nftables: Nftables, settings: Settings) -> Self {
         Self { nftables, settings }
+    }
+
+    /// Attaches the programs that carry checked flows to an attachment's link. A failure is no failure of the
+    /// ADD, as in [`Self::on_top`].
+    fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {
+        let wanted = carried::Wanted { uplinks: &self.settings.uplinks, flows: self.settings.sizes.flows };
+        match carried::attach(&wanted, netns, attachment.ifname()) {
+            Ok(true) => {}
+            Ok(false) => log::info!("{attachment} is left to nftables: {}", Left::NoVeth),
+            Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
+        }
     }
 
     /// Updates the BPF maps for an attachment. A failure is logged and is no failure of the ADD: nftables
@@ -87,6 +99,10 @@ impl Ebpf {
 impl Backend for Ebpf {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.publish(request)?;
+        if self.settings.flows == FlowSource::Netfilter {
+            self.carry(&request.attachment, &request.netns);
+            return Ok(());
+        }
         self.on_top(&request.attachment, |pins| {
             let left = entries::unserved(request);
             let done = if left.is_none() { entries::publish(pins, request) } else { Ok(left) };
@@ -100,6 +116,10 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
+        if self.settings.flows == FlowSource::Netfilter {
+            self.carry(&request.attachment, &request.netns);
+            return Ok(());
+        }
         self.on_top(&request.attachment, |pins| {
             let done = entries::masquerade(pins, request);
             // An earlier ADD may have had other exempt networks.
@@ -112,7 +132,12 @@ impl Backend for Ebpf {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        self.nftables.withdraw(withdrawal)
+        self.nftables.withdraw(withdrawal)?;
+        // Soon the flows are checked anyway: no reason to fail a DEL.
+        if let Err(error) = carried::next_epoch() {
+            log::warn!("{error}");
+        }
+        Ok(())
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {

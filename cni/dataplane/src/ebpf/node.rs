@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
 use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, VERSION, maps};
@@ -19,11 +20,26 @@ use super::load::{Sizes, Wanted};
 use super::other_versions::give_up_others;
 use super::pins::Pins;
 use super::tables::{self, Tables};
-use super::{conntrack_export, entries, kube_proxy, load, netns_cookie, timeouts, uplinks};
+use super::{carried, conntrack_export, entries, kube_proxy, load, netns_cookie, timeouts, uplinks};
 use crate::iptables::Iptables;
 use crate::nftables::Nftables;
 use crate::reference::{Piece, Reference};
 use crate::{Backend, Error, PortRange, PublishedPort};
+
+/// The longest time that another process needs to make or remove the maps.
+const CHANGE: Duration = Duration::from_secs(5);
+/// The pause before the maps are read again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// The decision about a flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FlowSource {
+    /// The BPF programs decide at the first packet.
+    #[default]
+    Programs,
+    /// Netfilter decides; the BPF programs carry the packets that follow. A prototype.
+    Netfilter,
+}
 
 /// The administrator's settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +52,8 @@ pub struct Settings {
     pub masquerade_ports: PortRange,
     /// Sizes of the maps, used once, when these are made.
     pub sizes: Sizes,
+    /// The programs of a node's containers.
+    pub flows: FlowSource,
 }
 
 /// The programs on this node.
@@ -256,10 +274,10 @@ pub fn teardown_node() -> Result<bool, Error> {
             results.extend(detach_all(&pins));
         }
     }
-    let removed = Pins::remove_all();
+    let (removed, carrying) = (Pins::remove_all(), carried::remove());
     spare_ports(None);
     results.into_iter().collect::<Result<(), Error>>()?;
-    removed
+    Ok(removed? | carrying?)
 }
 
 /// Exports the flows of all containers to conntrack, and detaches the programs.
@@ -304,7 +322,7 @@ fn hand_over(pins: &Pins) -> Result<(), Error> {
 /// True if this node has pins of the programs, of any version.
 #[must_use]
 pub fn is_there() -> bool {
-    Pins::is_there()
+    Pins::is_there() || carried::is_there()
 }
 
 /// Inspects the programs of this node.
@@ -313,41 +331,57 @@ pub fn is_there() -> bool {
 /// [`Error::Kernel`] if a pinned map cannot be read, [`Error::NoEbpf`] if the programs serve another network
 /// namespace.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
-    let Some(pins) = Pins::find() else {
-        let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
-        return Ok(Status { served_elsewhere: links::served_from_elsewhere(&around)?, ..Status::default() });
-    };
-    refuse_abroad(&pins)?;
-    let tables = Tables::open(&pins)?;
+    let begun = Instant::now();
+    loop {
+        let Some(pins) = Pins::find() else {
+            let around =
+                uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
+            return Ok(Status {
+                served_elsewhere: links::served_from_elsewhere(&around)?,
+                ..Status::default()
+            });
+        };
+        match status_by(&pins, settings) {
+            // Set-up and teardown of another process pass here.
+            Err(error) if !pins.has_all_maps() && begun.elapsed() < CHANGE => log::debug!("{error}"),
+            status => return status,
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn status_by(pins: &Pins, settings: &Settings) -> Result<Status, Error> {
+    refuse_abroad(pins)?;
+    let tables = Tables::open(pins)?;
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
     let name = |index: u32| socket.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name);
-    let mut uplinks: Vec<String> = tables::uplinks(&pins)?.all()?.into_iter().map(|(i, _)| name(i)).collect();
+    let mut uplinks: Vec<String> = tables::uplinks(pins)?.all()?.into_iter().map(|(i, _)| name(i)).collect();
     uplinks.sort();
     let pods = tables.pods.all()?;
-    let counted = tables::counters(&pins)?;
+    let counted = tables::counters(pins)?;
     let value = |index: usize| counted.get(index).copied().unwrap_or_default();
     let each = Counter::ALL.into_iter().map(|counter| (counter, value(counter as usize)));
     let left = Reason::ALL.into_iter().map(|reason| (reason, value(reason.fallback())));
     let (dropped, counters): (Vec<_>, Vec<_>) =
         each.filter(|(_, count)| *count != 0).partition(|(counter, _)| counter.is_drop());
     Ok(Status {
-        is_set_up: is_set_up(&pins),
-        is_current: programs(&pins).is_ok_and(|folder| folder.is_dir()),
+        is_set_up: is_set_up(pins),
+        is_current: programs(pins).is_ok_and(|folder| folder.is_dir()),
         uplinks,
         served_elsewhere: Vec::new(),
-        uplinks_without: links::without(&pins, &settings.uplinks)?,
-        sockets: Some(sockets_of(&pins, settings)),
-        masquerade_ports: configured(&pins).ok().and_then(masquerade_ports),
+        uplinks_without: links::without(pins, &settings.uplinks)?,
+        sockets: Some(sockets_of(pins, settings)),
+        masquerade_ports: configured(pins).ok().and_then(masquerade_ports),
         masquerade_clash: settings.masquerade_ports.clash(),
         services: kube_proxy::engine(),
-        ports_left: !knows_addresses(&pins)?,
+        ports_left: !knows_addresses(pins)?,
         containers: pods.len(),
         containers_left: pods.iter().filter(|(_, pod)| pod.flags & LEFT != 0).count(),
-        ports: fill::ports(&pins, &tables)?,
+        ports: fill::ports(pins, &tables)?,
         counters,
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
-        maps: fill::all(&pins),
+        maps: fill::all(pins),
     })
 }
 

@@ -82,13 +82,7 @@ impl Pins {
     /// # Errors
     /// [`Error::Kernel`] if the kernel has no BPF file system, or the folder cannot be made.
     pub(super) fn make() -> Result<Self, Error> {
-        let root = Path::new(FILE_SYSTEM);
-        let is_mounted = statfs(root).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
-        if !is_mounted {
-            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-            mount(Some("bpf"), root, Some("bpf"), flags, Some("mode=0700"))
-                .map_err(|e| Error::kernel(format!("mount a BPF file system at {FILE_SYSTEM}"), e))?;
-        }
+        mount_file_system()?;
         let pins = Self::new();
         make(&pins.base)?;
         for earlier in others() {
@@ -200,6 +194,11 @@ impl Pins {
         found.map(|map| map.id()).collect()
     }
 
+    /// True if every map is pinned: false while another process makes or removes them.
+    pub(super) fn has_all_maps(&self) -> bool {
+        maps::ALL.iter().all(|name| self.map(name).exists())
+    }
+
     /// The folder of all layouts.
     pub(super) fn all() -> PathBuf {
         Path::new(FILE_SYSTEM).join(FOLDER)
@@ -217,6 +216,8 @@ impl Pins {
     /// [`Error::Kernel`] if a pin cannot be removed.
     pub(super) fn remove_all() -> Result<bool, Error> {
         let folder = Self::all();
+        // First: without it, nobody takes the remaining maps for those of loaded programs.
+        let _ = fs::remove_file(Self::new().map(maps::CONFIG));
         match fs::remove_dir_all(&folder) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
@@ -260,6 +261,20 @@ fn others() -> Vec<Layout> {
     others
 }
 
+/// Mounts the BPF file system if it is not mounted.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel has none.
+pub(super) fn mount_file_system() -> Result<(), Error> {
+    let root = Path::new(FILE_SYSTEM);
+    if statfs(root).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC) {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("bpf"), root, Some("bpf"), flags, Some("mode=0700"))
+        .map_err(|e| Error::kernel(format!("mount a BPF file system at {FILE_SYSTEM}"), e))
+}
+
 /// Makes a folder that only root can read.
 ///
 /// # Errors
@@ -272,8 +287,20 @@ pub(super) fn make(path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Instant;
 
     use super::*;
+
+    /// Acquires the lock on a busy machine, whose writers need more than [`PATIENCE`] for their files.
+    fn acquire(pins: &Pins) -> FileLock {
+        let begin = Instant::now();
+        loop {
+            match pins.lock() {
+                Ok(lock) => return lock,
+                Err(error) => assert!(begin.elapsed() < Duration::from_secs(60), "{error}"),
+            }
+        }
+    }
 
     #[test]
     fn concurrent_changes_under_the_lock_are_not_lost() {
@@ -287,7 +314,7 @@ mod tests {
             for _ in 0..WRITERS {
                 scope.spawn(|| {
                     for _ in 0..TIMES {
-                        let _lock = pins.lock().unwrap();
+                        let _lock = acquire(&pins);
                         let known: u32 = fs::read_to_string(&number).unwrap().parse().unwrap();
                         // Gives a writer that does not wait time to interfere.
                         thread::yield_now();

@@ -109,6 +109,7 @@ pub(super) const NODE: &[Key] = &[
     key("uplinks", Name),
     key("cgroup", Path),
     key("masqueradePorts", Name),
+    key("ebpfFlows", Word),
     key(
         "maps",
         Object(&[

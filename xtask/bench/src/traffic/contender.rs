@@ -47,6 +47,8 @@ pub(super) enum Kind {
     Nftables,
     /// Ours with the BPF programs.
     Ebpf,
+    /// Ours with the BPF programs that carry what netfilter has checked.
+    EbpfFlows,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
             Self::Ebpf => "ebpf",
+            Self::EbpfFlows => "ebpf-flows",
         }
     }
 
@@ -74,7 +77,7 @@ impl Kind {
             Self::Direct | Self::Routed | Self::Tracked => None,
             Self::ReferenceIptables | Self::Iptables => Some("iptables"),
             Self::ReferenceNftables | Self::Nftables => Some("nftables"),
-            Self::Ebpf => Some("ebpf"),
+            Self::Ebpf | Self::EbpfFlows => Some("ebpf"),
         }
     }
 
@@ -84,7 +87,8 @@ impl Kind {
 
     fn path(self, iptables: &str) -> Result<String> {
         // Without iptables, no plugin can use it.
-        let only_nft = matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf);
+        let only_nft =
+            matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf | Self::EbpfFlows);
         if only_nft { Backend::Nftables } else { Backend::Iptables }.path(iptables)
     }
 }
@@ -180,6 +184,15 @@ impl Contender {
             clients: [const { Client::new() }; 4],
         };
         load::serve(contender.space.client(), setting.pin)?;
+        if kind == Kind::EbpfFlows {
+            contender.space.run(|| {
+                // In the node's own mount namespace.
+                run::feed(&mut tool("mount", &["-t", "tmpfs", "tmpfs", "/etc"]), "")?;
+                fs::create_dir("/etc/cni").map_err(|e| Error::system("make /etc/cni", e))?;
+                fs::write("/etc/cni/slipway.json", r#"{"ebpfFlows": "netfilter"}"#)
+                    .map_err(|e| Error::system("write the node's settings", e))
+            })?;
+        }
         if kind == Kind::Tracked {
             contender.space.run(|| {
                 run::feed(

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Attacks, and many short connections: no connection is lost that nftables keeps.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
+};
+use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_tests::{PROGRAMS, has_programs, needs};
+
+pub(crate) use raw::packet;
+
+use crate::{Connection, Engine, FAR, PORT, Stage};
+
+/// Raw IPv4 packets.
+mod raw {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    fn sum(bytes: &[u8], start: u32) -> u16 {
+        let mut sum = start;
+        for pair in bytes.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        }
+        while sum >> 16 != 0 {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !u16::try_from(sum).expect("folded")
+    }
+
+    /// A TCP segment without payload.
+    pub(crate) fn packet(from: SocketAddrV4, to: SocketAddrV4, flags: u8, numbers: (u32, u32)) -> Vec<u8> {
+        let half = |ip: &Ipv4Addr| {
+            let [a, b, c, d] = ip.octets();
+            u32::from(u16::from_be_bytes([a, b])) + u32::from(u16::from_be_bytes([c, d]))
+        };
+        let mut tcp = [&from.port().to_be_bytes()[..], &to.port().to_be_bytes()].concat();
+        tcp.extend(numbers.0.to_be_bytes());
+        tcp.extend(numbers.1.to_be_bytes());
+        tcp.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+        let check = sum(&tcp, half(from.ip()) + half(to.ip()) + 6 + 20);
+        tcp[16..18].copy_from_slice(&check.to_be_bytes());
+        let mut ip = vec![0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0];
+        ip.extend(from.ip().octets());
+        ip.extend(to.ip().octets());
+        [ip, tcp].concat()
+    }
+}
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// A blind attacker outside sends segments with random sequence numbers for every port that masquerade may have
+/// chosen, from the server's address. The connection survives, and the programs continue to carry it.
+#[test]
+fn a_blind_attacker_ends_no_masqueraded_connection() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, _) = stage.pod("web");
+    let far = SocketAddr::new(stage.client_ips()[0], FAR);
+    let mut connection = Connection::new(&pod, far, &stage.client, far).expect("a connection");
+    connection.requests(50).expect("replies");
+    let seen = connection.server.peer_addr().expect("an address");
+    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (far, seen) else { unreachable!("IPv4") };
+    let raw =
+        stage.client.run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw));
+    let raw = raw.expect("a raw socket");
+    let address = SockaddrIn::from(to);
+    // A linear congruential generator (Numerical Recipes).
+    let mut seed = 0x5eed_u32;
+    for _ in 0..4000 {
+        for flags in [RST, RST | ACK, FIN | ACK, SYN, SYN | ACK, ACK] {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let one = packet(from, to, flags, (seed, seed.rotate_left(13)));
+            sendto(raw.as_raw_fd(), &one, &address, MsgFlags::empty()).expect("send");
+        }
+        connection.requests(1).expect("a reply during the attack");
+    }
+    println!("{:?}", stage.counts());
+    connection.requests(50).expect("replies after the attack");
+    assert!(stage.count(CarriedCounter::DroppedFar) > 0, "{:?}", stage.counts());
+}
+
+/// Short connections to one published port take no entries, and evict none.
+#[test]
+fn short_connections_evict_nothing() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
+    );
+    let (pod, own) = stage.pod("web");
+    let far = SocketAddr::new(stage.client_ips()[0], FAR);
+    let mut idle: Vec<_> = {
+        let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+        (0..20).map(|_| Connection::to(&pod, far, &listener).expect("a connection")).collect()
+    };
+    idle.iter_mut().for_each(|one| one.requests(10).expect("replies"));
+    let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+    let to = SocketAddr::new(stage.node_ips()[0], PORT);
+    for _ in 0..3000 {
+        let mut one = Connection::to(&stage.client, to, &listener).expect("a connection");
+        one.requests(3).expect("replies");
+    }
+    println!("{:?}, {} entries", stage.counts(), stage.carried4().len());
+    for (number, one) in idle.iter_mut().enumerate() {
+        one.requests(10).unwrap_or_else(|e| panic!("idle connection {number}: {e}"));
+        // The other way first.
+        one.client.set_read_timeout(Some(Duration::from_secs(3))).expect("a limit");
+    }
+}
+
+/// The state in conntrack's table after a SYN and an ACK of a number that the pod did not send. The node-wide
+/// setting `be_liberal` is what this shows: an established entry lives for five days.
+#[test]
+fn a_wrong_acknowledgment_is_measured_in_conntracks_table() {
+    needs!(has_programs(), PROGRAMS);
+    for engine in [Engine::Nftables, Engine::Carried] {
+        let stage = Stage::new(engine);
+        let (pod, own) = stage.pod("web");
+        let _listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        // The SYN-ACK arrives at the client, which does not have the address.
+        let (mac, link) = (stage.client.mac("eth0"), &stage.client.node_link);
+        stage.node.cmd(&format!("ip neigh add 192.0.2.77 lladdr {mac} dev {link} nud permanent"));
+        let raw = stage
+            .client
+            .run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw))
+            .expect("a raw socket");
+        let from = "192.0.2.77:4000".parse().expect("an address");
+        let SocketAddr::V4(to) = SocketAddr::new(stage.node_ips()[0], PORT) else { unreachable!("IPv4") };
+        for (flags, numbers) in [(SYN, (1000, 0)), (ACK, (1001, 0x1234_5678))] {
+            let one = packet(from, to, flags, numbers);
+            sendto(raw.as_raw_fd(), &one, &SockaddrIn::from(to), MsgFlags::empty()).expect("send");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let line = stage.conntrack().into_iter().find(|line| line.contains("192.0.2.77"));
+        println!("{engine:?}: {line:?}");
+    }
+}

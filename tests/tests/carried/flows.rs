@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Packets are carried: published ports and masquerade, both families, TCP and UDP.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_tests::{PROGRAMS, Pod, Space, has_programs, needs, patience, slipway};
+
+use crate::{Connection, Engine, FAR, PORT, Stage};
+
+/// The four flows: a name, client, its destination, server, its address.
+fn each_way<'a>(
+    stage: &'a Stage,
+    pod: &'a Pod,
+    own: [IpAddr; 2],
+) -> Vec<(&'static str, &'a Space, SocketAddr, &'a Space, SocketAddr)> {
+    let mut all: Vec<(&'static str, &'a Space, SocketAddr, &'a Space, SocketAddr)> = Vec::new();
+    for (family, inside) in own.into_iter().enumerate() {
+        let (node, client) = (stage.node_ips()[family], stage.client_ips()[family]);
+        all.push(("port", &stage.client, (node, PORT).into(), pod, (inside, 80).into()));
+        all.push(("masquerade", pod, (client, FAR).into(), &stage.client, (client, FAR).into()));
+    }
+    all
+}
+
+#[test]
+fn requests_of_a_connection_are_carried_with_correct_packets() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    for (name, from, to, server, at) in each_way(&stage, &pod, own) {
+        let before = stage.count(CarriedCounter::Carried);
+        let mut connection = Connection::new(from, to, server, at).expect("a connection");
+        connection.requests(200).expect("replies");
+        let carried = stage.count(CarriedCounter::Carried) - before;
+        // The packets of 200 requests and replies, without the first ones and those that are checked again.
+        assert!(carried >= 350, "{name} {to}: {carried} of 400 packets; {:?}", stage.counts());
+    }
+    let counts = stage.counts();
+    assert_eq!((counts[3], counts[4], counts[5]), (0, 0, 0), "{counts:?}");
+}
+
+#[test]
+fn a_large_transfer_is_carried() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    for (name, from, to, server, at) in each_way(&stage, &pod, own) {
+        let before = (stage.count(CarriedCounter::Carried), stage.counts());
+        let mut connection = Connection::new(from, to, server, at).expect("a connection");
+        connection.stream(32 << 20);
+        let carried = stage.count(CarriedCounter::Carried) - before.0;
+        let packets = (32 << 20) / 1448;
+        assert!(carried > packets * 9 / 10, "{name} {to}: {carried} of {packets}; {:?}", stage.counts());
+    }
+}
+
+#[test]
+fn datagrams_are_carried_from_the_third_on() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    for (name, from, to, server, at) in each_way(&stage, &pod, own) {
+        let receiver = server.run(|| UdpSocket::bind(at)).expect("bind");
+        let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let sender = from.run(|| UdpSocket::bind(any)).expect("bind");
+        for socket in [&receiver, &sender] {
+            socket.set_read_timeout(Some(patience())).expect("a limit");
+        }
+        let before = stage.count(CarriedCounter::Carried);
+        let mut bytes = [0; 2000];
+        for number in 0..100_usize {
+            // A short one, and some of all lengths.
+            let length = number * 13;
+            sender.send_to(&vec![7; length], to).expect("send");
+            let (received, peer) =
+                receiver.recv_from(&mut bytes).unwrap_or_else(|e| panic!("{name} {number}: {e}"));
+            assert_eq!(received, length);
+            receiver.send_to(&bytes[..length / 2], peer).expect("send");
+            assert_eq!(sender.recv(&mut bytes).expect("a reply"), length / 2, "{name}");
+        }
+        // Datagrams that are longer than all before are checked.
+        let carried = stage.count(CarriedCounter::Carried) - before;
+        assert!(carried < 100, "{name} {to}: {carried}");
+        for _ in 0..100 {
+            sender.send_to(&[1; 700], to).expect("send");
+            let (_, peer) = receiver.recv_from(&mut bytes).expect("a datagram");
+            receiver.send_to(&[1; 300], peer).expect("send");
+            sender.recv(&mut bytes).expect("a reply");
+        }
+        let carried = stage.count(CarriedCounter::Carried) - before;
+        assert!(carried >= 180, "{name} {to}: {carried}; {:?}", stage.counts());
+    }
+}
+
+#[test]
+fn netfilter_judges_one_packet_of_a_direction_in_each_tick() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    // The ADD loads conntrack, if it is a module.
+    stage.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
+    let mut connection =
+        Connection::new(&stage.client, (stage.node_ips()[0], PORT).into(), &pod, (own[0], 80).into())
+            .expect("a connection");
+    connection.requests(20).expect("replies");
+    let before = stage.counts();
+    for _ in 0..50 {
+        connection.requests(40).expect("replies");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let after = stage.counts();
+    let checked = after[2] - before[2];
+    let carried = after[0] - before[0];
+    assert!(carried > 3500 && (4..=40).contains(&checked), "{before:?} {after:?}");
+    assert_eq!(after[1] - before[1], checked, "each packet came out: {before:?} {after:?}");
+    let entries = stage.carried4();
+    assert!(entries.iter().all(|(_, entry)| entry.packets > 1500), "{entries:?}");
+    let line = stage.conntrack().into_iter().find(|line| line.contains("dport=8080")).expect("an entry");
+    println!("{line}");
+    assert!(line.contains("ESTABLISHED"), "{line}");
+}
+
+#[test]
+fn another_pods_published_port_on_the_same_node_is_carried() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (web, own) = stage.pod("web");
+    let (other, _) = stage.pod_at("other", PORT + 1);
+    for (family, inside) in own.into_iter().enumerate() {
+        let before = stage.count(CarriedCounter::Carried);
+        let to = (stage.node_ips()[family], PORT).into();
+        let mut connection = Connection::new(&other, to, &web, (inside, 80).into()).expect("a connection");
+        connection.requests(200).expect("replies");
+        connection.stream(4 << 20);
+        let carried = stage.count(CarriedCounter::Carried) - before;
+        println!("{to}: {carried} {:?}", stage.counts());
+        assert!(carried > 350, "{to}: {carried}; {:?}", stage.counts());
+    }
+}
+
+#[test]
+fn connections_survive_the_teardown_of_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let mut connections: Vec<_> = each_way(&stage, &pod, own)
+        .into_iter()
+        .map(|(_, from, to, server, at)| {
+            let mut connection = Connection::new(from, to, server, at).expect("a connection");
+            connection.requests(100).expect("replies");
+            connection
+        })
+        .collect();
+    assert!(stage.count(CarriedCounter::Carried) > 0);
+    let slipway = slipway();
+    stage.node.cmd(&format!("{} node teardown", slipway.display()));
+    assert!(!stage.node.list("/sys/fs/bpf").iter().any(|name| name.starts_with("slipway")), "pins are left");
+    let links = stage.node.cmd("ip -brief link");
+    for link in links.lines().filter_map(|line| line.split(['@', ' ']).next()) {
+        for side in ["ingress", "egress"] {
+            let filters = stage.node.try_cmd(&format!("tc filter show dev {link} {side}")).stdout;
+            assert_eq!(filters, "", "{link} {side}");
+        }
+    }
+    for connection in &mut connections {
+        connection.requests(100).expect("replies after the teardown");
+    }
+    let again = stage.node.cmd(&format!("{} node teardown", slipway.display()));
+    assert!(again.contains("not loaded"), "{again}");
+}

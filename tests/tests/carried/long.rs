@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Conntrack's entry of a carried flow: its timeout, and its state at the end.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+use std::time::Duration;
+
+use slipway_tests::{PROGRAMS, Space, has_programs, needs};
+
+use crate::{Connection, Engine, PORT, Stage};
+
+/// The timeout of the connection in conntrack's table, in seconds, and its state.
+fn tracked(stage: &Stage) -> Option<(u64, String)> {
+    let lines = stage.conntrack();
+    let line = lines.iter().find(|line| line.contains(&format!("dport={PORT}")))?;
+    let mut words = line.split_whitespace().skip(4);
+    Some((words.next()?.parse().ok()?, words.next()?.to_owned()))
+}
+
+#[test]
+fn an_idle_connection_keeps_conntracks_timeout_of_established_ones() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let to = (stage.node_ips()[0], PORT).into();
+    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    for round in 0..6 {
+        connection.stream(8 << 20);
+        connection.requests(30).expect("replies");
+        thread::sleep(Duration::from_millis(700));
+        let (timeout, state) = tracked(&stage).expect("an entry");
+        println!("{round}: {timeout} {state}");
+        assert!(timeout > 400_000 && state == "ESTABLISHED", "{timeout} {state}");
+    }
+}
+
+#[test]
+fn conntrack_sees_the_end_of_a_connection() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let to = (stage.node_ips()[0], PORT).into();
+    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    connection.stream(8 << 20);
+    connection.requests(30).expect("replies");
+    drop(connection);
+    thread::sleep(Duration::from_millis(300));
+    let (timeout, state) = tracked(&stage).expect("an entry");
+    assert!(state == "TIME_WAIT" && timeout <= 120, "{timeout} {state}");
+    assert!(stage.carried4().is_empty(), "{:?}", stage.carried4());
+}
+
+/// A connection whose entry is evicted continues through the kernel's stack, and is carried again.
+#[test]
+fn an_evicted_flow_continues() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let to = (stage.node_ips()[0], PORT).into();
+    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    for _ in 0..3 {
+        connection.stream(8 << 20);
+        connection.requests(300).expect("replies");
+        assert_eq!(stage.carried4().len(), 2);
+        stage.forget();
+    }
+}
+
+/// Bursts that no queue drops: what arrives out of order was overtaken.
+#[test]
+fn few_packets_arrive_out_of_order() {
+    needs!(has_programs(), PROGRAMS);
+    const CONNECTIONS: usize = 4;
+    const BURSTS: usize = 2000;
+    for engine in [Engine::Nftables, Engine::Carried] {
+        let stage = Stage::new(engine);
+        let (pod, own) = stage.pod("web");
+        // Bursts of segments, as from a wire.
+        stage.client.without_offloads("eth0");
+        let to = (stage.node_ips()[0], PORT).into();
+        let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        let all: Vec<_> = (0..CONNECTIONS)
+            .map(|_| Connection::to(&stage.client, to, &listener).expect("a connection"))
+            .collect();
+        thread::scope(|scope| {
+            for mut one in all {
+                scope.spawn(move || {
+                    for _ in 0..BURSTS {
+                        one.stream(1 << 16);
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                });
+            }
+        });
+        let text = |space: &Space| space.cmd("cat /proc/thread-self/net/netstat /proc/thread-self/net/snmp");
+        let (sender, receiver) = (text(&stage.client), text(&pod));
+        let checked = stage.counts()[2];
+        let queued = counter(&receiver, "TCPOFOQueue");
+        println!("{engine:?}: {queued} out of order, {checked} checked; {:?}", stage.counts());
+        for name in ["RetransSegs", "TCPSackRecovery", "TCPSACKReorder", "TCPDSACKRecv"] {
+            println!("  {name}: {}", counter(&sender, name));
+        }
+    }
+}
+
+/// A counter in the kernel's pairs of lines, names and values.
+fn counter(text: &str, name: &str) -> u64 {
+    let lines: Vec<&str> = text.lines().collect();
+    lines
+        .chunks_exact(2)
+        .find_map(|pair| {
+            let at = pair[0].split_whitespace().position(|word| word == name)?;
+            pair[1].split_whitespace().nth(at)?.parse().ok()
+        })
+        .unwrap_or_default()
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Flows that netfilter checks and the BPF programs carry: `"ebpfFlows": "netfilter"` in the node's settings.
+
+mod attacks;
+mod cost;
+mod engines;
+mod flows;
+#[path = "../ebpf/list.rs"]
+mod list;
+mod long;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use aya::maps::{HashMap, Map, MapData, PerCpuArray};
+use serde_json::json;
+use slipway_ebpf_abi::carried::{CARRIED_COUNTERS, CARRIED4, COUNTS, Carried4, CarriedCounter, CarriedKey4};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Space, patience};
+
+/// The published port, and the port of servers outside.
+const PORT: u16 = 8080;
+const FAR: u16 = 7000;
+
+/// The engine of the pods' traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    /// The control.
+    Nftables,
+    /// The BPF programs under test.
+    Carried,
+}
+
+struct Stage {
+    node: Node,
+    client: Host,
+    engine: Engine,
+}
+
+impl Stage {
+    fn new(engine: Engine) -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        node.cmd(&format!("ip route add default via {}", client.v4));
+        node.cmd(&format!("ip -6 route add default via {}", client.v6));
+        node.cmd("mount -t tmpfs tmpfs /etc");
+        node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
+        Self { node, client, engine }
+    }
+
+    fn network(&self) -> Network<'_> {
+        self.node.network(list::list(match self.engine {
+            Engine::Nftables => "nftables",
+            Engine::Carried => "ebpf",
+        }))
+    }
+
+    /// Attaches a pod with the published port.
+    fn pod(&self, name: &str) -> (Pod, [IpAddr; 2]) {
+        self.pod_at(name, PORT)
+    }
+
+    fn pod_at(&self, name: &str, port: u16) -> (Pod, [IpAddr; 2]) {
+        let pod = self.node.pod(name);
+        let attach = Attach::new(&pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80);
+        let result = self.network().add(&attach).expect("ADD");
+        let own = [0, 1].map(|index| {
+            let text = result["ips"][index]["address"].as_str().expect("an address");
+            text.split('/').next().expect("an address").parse().expect("an IP address")
+        });
+        (pod, own)
+    }
+
+    fn node_ips(&self) -> [IpAddr; 2] {
+        [self.client.node_v4.into(), self.client.node_v6.into()]
+    }
+
+    fn client_ips(&self) -> [IpAddr; 2] {
+        [self.client.v4.into(), self.client.v6.into()]
+    }
+
+    fn map(&self, name: &str) -> MapData {
+        let path = format!("/sys/fs/bpf/slipway-flows/{name}");
+        self.node.run(|| MapData::from_pin(&path)).unwrap_or_else(|e| panic!("open {path}: {e}"))
+    }
+
+    fn count(&self, counter: CarriedCounter) -> u64 {
+        if self.engine == Engine::Nftables {
+            return 0;
+        }
+        let map = PerCpuArray::<_, [u64; CARRIED_COUNTERS]>::try_from(Map::PerCpuArray(self.map(COUNTS)))
+            .expect("a per-CPU array");
+        map.get(&0, 0).expect("the counters").iter().map(|one| one[counter as usize]).sum()
+    }
+
+    /// All counters, in the order of their numbers.
+    fn counts(&self) -> [u64; CARRIED_COUNTERS] {
+        use CarriedCounter as C;
+        [C::Carried, C::Asked, C::Checked, C::Unlike, C::DroppedFar, C::DroppedWrite]
+            .map(|one| self.count(one))
+    }
+
+    fn carried4(&self) -> Vec<(CarriedKey4, Carried4)> {
+        let map = HashMap::<_, CarriedKey4, Carried4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
+        map.expect("a hash map").iter().map(|one| one.expect("an element")).collect()
+    }
+
+    /// Removes all entries, as if they were evicted.
+    fn forget(&self) {
+        let map = HashMap::<_, CarriedKey4, Carried4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
+        let mut map = map.expect("a hash map");
+        let keys: Vec<_> = map.keys().map(|key| key.expect("a key")).collect();
+        keys.iter().for_each(|key| map.remove(key).expect("remove"));
+    }
+
+    /// The lines of conntrack's table, with counters of packets.
+    fn conntrack(&self) -> Vec<String> {
+        let text = self.node.cmd("cat /proc/thread-self/net/nf_conntrack");
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+/// A TCP connection between two spaces; the server returns what it receives.
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Connection {
+    /// Connects `from` to `to`, which a server at `at` in another space accepts.
+    fn new(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr) -> std::io::Result<Self> {
+        let listener = server.run(|| TcpListener::bind(at)).expect("listen");
+        Self::to(from, to, &listener)
+    }
+
+    fn to(from: &Space, to: SocketAddr, listener: &TcpListener) -> std::io::Result<Self> {
+        let client = from.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(3)))?;
+        let (server, _) = listener.accept()?;
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(patience()))?;
+            stream.set_nodelay(true)?;
+        }
+        Ok(Self { client, server })
+    }
+
+    /// Sends requests of one byte and their replies.
+    fn requests(&mut self, number: usize) -> std::io::Result<()> {
+        let mut byte = [0];
+        for _ in 0..number {
+            self.client.write_all(b"?")?;
+            self.server.read_exact(&mut byte)?;
+            self.server.write_all(b"!")?;
+            self.client.read_exact(&mut byte)?;
+        }
+        Ok(())
+    }
+
+    /// Sends `amount` bytes from the client to the server.
+    fn stream(&mut self, amount: usize) {
+        thread::scope(|scope| {
+            let (client, server) = (&mut self.client, &mut self.server);
+            scope.spawn(move || {
+                let block = vec![7; 1 << 16];
+                (0..amount >> 16).for_each(|_| client.write_all(&block).expect("write"));
+            });
+            let mut block = vec![0; 1 << 16];
+            (0..amount >> 16).for_each(|_| server.read_exact(&mut block).expect("read"));
+        });
+    }
+}
