@@ -85,6 +85,7 @@ impl Cluster {
         lan.cmd("ip link set lan0 up");
         let member = |name: &str, number| {
             let pod = lan.pod(name);
+            pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
             join(&lan, &pod, number);
             Member { pod, addresses: on_link(number) }
         };

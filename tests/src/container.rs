@@ -20,6 +20,17 @@ const ELSEWHERE: [(&str, &str); 2] = [("/opt/cni/bin", "/run/bin"), ("/etc/cni/n
 /// The files of a service account in a pod.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
+/// Capabilities of the rendered objects with their numbers: capabilities(7).
+const CAPABILITIES: [(&str, u32); 7] = [
+    ("DAC_OVERRIDE", 1),
+    ("NET_ADMIN", 12),
+    ("NET_RAW", 13),
+    ("SYS_CHROOT", 18),
+    ("SYS_PTRACE", 19),
+    ("SYS_ADMIN", 21),
+    ("SYS_RESOURCE", 24),
+];
+
 /// The output of `slipwayd render` for a file, with these options.
 ///
 /// # Panics
@@ -187,6 +198,24 @@ pub fn capabilities(container: &Value) -> Vec<String> {
     assert_eq!(of["drop"], serde_json::json!(["ALL"]));
     let names = of["add"].as_array().expect("capabilities").iter();
     names.map(|name| name.as_str().expect("a name").to_owned()).collect()
+}
+
+/// A capability as a bit of the sets in `/proc/PID/status`.
+///
+/// # Panics
+/// For one that the rendered objects do not name.
+#[must_use]
+pub fn capability_bit(name: &str) -> u64 {
+    let (_, number) = CAPABILITIES.iter().find(|(known, _)| *known == name).expect("a known capability");
+    1 << number
+}
+
+/// True if this process, and thus the processes of its nodes, may have a capability at all: its bounding set has it.
+pub(crate) fn may_have(capability: &str) -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").expect("read the thread's state");
+    let bounds = status.lines().find_map(|line| line.strip_prefix("CapBnd:")).expect("a bounding set");
+    let bounds = u64::from_str_radix(bounds.trim(), 16).expect("hexadecimal digits");
+    bounds & capability_bit(capability) != 0
 }
 
 /// The words before a command that take all other capabilities and new privileges away.

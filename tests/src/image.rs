@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! Container images made by the tests: one static busybox, and a page with the container's name and the
-//! client's address.
+//! client's address; and the image of `slipwayd render`.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::pace::patience;
+use crate::plugin::{slipway, slipwayd};
 use crate::space::Space;
 use crate::system::System;
 
-/// The image of a web server, which answers `/cgi-bin/who`: see [`expect`].
+/// The image of a web server, which answers `/cgi-bin/who`: see [`expect`]. It answers `/cgi-bin/drain` after [`DRAIN`].
 pub const WEB: &str = "localhost/web:1";
 
 /// The image that holds a pod's namespaces.
@@ -26,54 +28,111 @@ pub const PAUSE: &str = "localhost/pause:1";
 /// The archive with both images in the system.
 pub const ARCHIVE: &str = "/tmp/images.tar";
 
+/// The image of `slipwayd render`, as the tests name it.
+pub const AGENT: &str = "registry.example/slipway:1";
+
+/// The archive with it in the system.
+pub const AGENT_ARCHIVE: &str = "/tmp/slipway.tar";
+
 /// The page. `WHO` is in the environment of the container.
 const PAGE: &str =
     "#!/bin/sh\nprintf 'Content-type: text/plain\\r\\n\\r\\n%s %s\\n' \"$WHO\" \"$REMOTE_ADDR\"\n";
 
+/// The time until the page for a drain is complete: kube-proxy writes its rules once in a second at most.
+pub const DRAIN: Duration = Duration::from_secs(3);
+
 /// The time limit for a connection that must be refused.
 const REFUSAL: Duration = Duration::from_millis(700);
 
-/// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`], in the format of `docker save` (Docker image
-/// specification 1.2), which podman and containerd read.
+/// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`].
 pub fn make(system: &System) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let layer = folder.path().join("layer");
     for dir in ["bin", "tmp", "www/cgi-bin"] {
-        fs::create_dir_all(layer.join(dir)).expect("make the image's folders");
+        make_dir(&layer.join(dir));
     }
-    let page = layer.join("www/cgi-bin/who");
-    fs::write(&page, PAGE).expect("write the page");
-    fs::set_permissions(&page, fs::Permissions::from_mode(0o755)).expect("make the page a program");
+    let drain = format!("#!/bin/sh\nbusybox sleep {}\n{}", DRAIN.as_secs(), PAGE);
+    for (name, content) in [("who", PAGE), ("drain", &drain)] {
+        let page = layer.join("www/cgi-bin").join(name);
+        fs::write(&page, content).expect("write a page");
+        fs::set_permissions(&page, fs::Permissions::from_mode(0o755)).expect("make a page a program");
+    }
     let busybox = system.path("/bin/busybox");
     let binary = system.space().run(|| fs::read(&busybox)).expect("read busybox");
     fs::write(layer.join("bin/busybox"), binary).expect("write busybox");
     fs::set_permissions(layer.join("bin/busybox"), fs::Permissions::from_mode(0o755))
         .expect("busybox's mode");
     symlink("busybox", layer.join("bin/sh")).expect("link sh");
-    tar(&layer, &folder.path().join("layer.tar"), &["."]);
-    let content = fs::read(folder.path().join("layer.tar")).expect("read the layer");
-    let digest: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    // The first process of a namespace ignores a SIGTERM that it has no handler for.
+    let config = |command: &[&str]| json!({ "Cmd": command, "Env": ["PATH=/bin"], "StopSignal": "SIGKILL" });
     let images = [
-        (WEB, "web.json", ["busybox", "httpd", "-f", "-p", "80", "-h", "/www"].as_slice()),
-        (PAUSE, "pause.json", ["busybox", "sleep", "86400"].as_slice()),
+        (WEB, config(&["busybox", "httpd", "-f", "-p", "80", "-h", "/www"])),
+        (PAUSE, config(&["busybox", "sleep", "86400"])),
     ];
+    system.write(ARCHIVE, archive(folder.path(), &images));
+}
+
+/// Writes [`AGENT_ARCHIVE`] with [`AGENT`]: `slipway` and `slipwayd` where the container file of `slipwayd render` copies them
+/// to, and the libraries of this machine that they need.
+pub fn make_agent(system: &System) {
+    static CONTENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let layer = folder.path().join("layer");
+        for dir in ["usr/local/bin", "tmp", "run", "etc", "var/lib", "proc", "sys", "dev"] {
+            make_dir(&layer.join(dir));
+        }
+        for program in [slipway(), slipwayd()] {
+            let to = layer.join("usr/local/bin").join(program.file_name().expect("a program's name"));
+            // Symbols are most of a debug build.
+            let strip = Command::new("strip").arg("-o").arg(&to).arg(&program).status();
+            if !strip.is_ok_and(|status| status.success()) {
+                fs::copy(&program, &to).expect("copy a program");
+            }
+            for library in libraries(&program) {
+                let to = layer.join(library.trim_start_matches('/'));
+                make_dir(to.parent().expect("a folder"));
+                fs::copy(&library, &to).expect("copy a library");
+            }
+        }
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let config = json!({ "Entrypoint": ["/usr/local/bin/slipwayd"], "Env": [path] });
+        archive(folder.path(), &[(AGENT, config)])
+    });
+    system.write(AGENT_ARCHIVE, &*CONTENT);
+}
+
+/// The libraries that a program needs, by ldd(1); none for a static one.
+fn libraries(program: &Path) -> Vec<String> {
+    let output = Command::new("ldd").arg(program).output().expect("start ldd");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let paths = text.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
+    paths.map(str::to_owned).collect()
+}
+
+/// An archive of images with the layer in `folder`, in the format of `docker save` (Docker image specification 1.2), which
+/// podman and containerd read. An image is a name and a `config`.
+fn archive(folder: &Path, images: &[(&str, Value)]) -> Vec<u8> {
+    let layer = folder.join("layer.tar");
+    tar(&folder.join("layer"), &layer, &["."]);
+    let content = fs::read(&layer).expect("read the layer");
+    let digest: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
     let mut manifest = Vec::new();
-    for (name, file, command) in images {
+    let mut files = vec!["manifest.json".to_owned(), "layer.tar".to_owned()];
+    for (number, (name, config)) in images.iter().enumerate() {
+        let file = format!("config-{number}.json");
         let config = json!({
-            "architecture": architecture(), "os": "linux",
-            // The first process of a namespace ignores a SIGTERM that it has no handler for.
-            "config": {"Cmd": command, "Env": ["PATH=/bin"], "StopSignal": "SIGKILL"},
+            "architecture": architecture(), "os": "linux", "config": config,
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
             "history": [{"created_by": "test"}],
         });
-        fs::write(folder.path().join(file), config.to_string()).expect("write an image's configuration");
+        fs::write(folder.join(&file), config.to_string()).expect("write an image's configuration");
         manifest.push(json!({"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]}));
+        files.push(file);
     }
-    fs::write(folder.path().join("manifest.json"), Value::from(manifest).to_string())
-        .expect("write the manifest");
-    let archive = folder.path().join("images.tar");
-    tar(folder.path(), &archive, &["manifest.json", "web.json", "pause.json", "layer.tar"]);
-    system.write(ARCHIVE, fs::read(&archive).expect("read the archive"));
+    fs::write(folder.join("manifest.json"), Value::from(manifest).to_string()).expect("write the manifest");
+    let archive = folder.join("images.tar");
+    tar(folder, &archive, &files.iter().map(String::as_str).collect::<Vec<_>>());
+    fs::read(&archive).expect("read the archive")
 }
 
 /// The name of this architecture in image configurations.
@@ -83,6 +142,10 @@ fn architecture() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
+}
+
+fn make_dir(path: &Path) {
+    fs::create_dir_all(path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
 }
 
 fn tar(from: &Path, to: &Path, what: &[&str]) {

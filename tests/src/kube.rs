@@ -27,10 +27,12 @@ pub const KUBE_TOKEN: &str = "matrix";
 const ETCD_LOG: &str = "/run/kube/etcd.log";
 /// The API server's log, likewise.
 const SERVER_LOG: &str = "/run/kube/apiserver.log";
+/// Pods need no service accounts, which controllers make.
+const WITHOUT_ACCOUNTS: &str = "--disable-admission-plugins=ServiceAccount";
 /// The key that tokens of service accounts are signed with, likewise.
 pub(crate) const KEY: &str = "/run/kube/key";
 /// The API server's certificate with that of its own authority, likewise.
-const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
+pub(crate) const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
 
 /// The directory with Kubernetes' programs, if it has this one.
 #[must_use]
@@ -52,7 +54,7 @@ pub struct ApiServer<'a> {
     programs: PathBuf,
     /// Its address.
     pub url: String,
-    authorization: &'static str,
+    options: &'static [&'static str],
     server: Option<Daemon>,
     _etcd: Daemon,
 }
@@ -64,7 +66,7 @@ impl<'a> ApiServer<'a> {
     /// When they cannot be started.
     #[must_use]
     pub fn start(programs: &Path, control: &'a Member) -> Self {
-        Self::start_with(programs, control, "AlwaysAllow", "")
+        Self::start_with(programs, control, &["--authorization-mode=AlwaysAllow", WITHOUT_ACCOUNTS], "")
     }
 
     /// As [`ApiServer::start`], but users have the rights that roles give them.
@@ -73,20 +75,25 @@ impl<'a> ApiServer<'a> {
     /// As [`ApiServer::start`].
     #[must_use]
     pub fn start_with_roles(programs: &Path, control: &'a Member) -> Self {
-        Self::start_with(programs, control, "RBAC", "")
+        Self::start_with(programs, control, &["--authorization-mode=RBAC", WITHOUT_ACCOUNTS], "")
     }
 
     /// As [`ApiServer::start`], but kubelets have the rights of their nodes, and other users those that roles give them.
-    /// `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them.
+    /// `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them. Pods have service accounts, which need the controllers.
     ///
     /// # Panics
     /// As [`ApiServer::start`].
     #[must_use]
     pub fn start_for_nodes(programs: &Path, control: &'a Member, tokens: &str) -> Self {
-        Self::start_with(programs, control, "Node,RBAC", tokens)
+        Self::start_with(programs, control, &["--authorization-mode=Node,RBAC"], tokens)
     }
 
-    fn start_with(programs: &Path, control: &'a Member, authorization: &'static str, tokens: &str) -> Self {
+    fn start_with(
+        programs: &Path,
+        control: &'a Member,
+        options: &'static [&'static str],
+        tokens: &str,
+    ) -> Self {
         // The server looks for the link of its default route.
         control.cmd("ip route add default dev eth0");
         // etcd listens for the API server, and for the tests, on the loopback.
@@ -108,7 +115,7 @@ impl<'a> ApiServer<'a> {
         );
         let url = format!("https://{}:6443", control.addresses[0]);
         let mut server =
-            Self { control, programs: programs.to_owned(), url, authorization, server: None, _etcd: etcd };
+            Self { control, programs: programs.to_owned(), url, options, server: None, _etcd: etcd };
         server.resume();
         server
     }
@@ -126,25 +133,29 @@ impl<'a> ApiServer<'a> {
         let v4 = self.control.addresses[0];
         let address = format!("--bind-address={v4}");
         let advertised = format!("--advertise-address={v4}");
-        let authorization = format!("--authorization-mode={}", self.authorization);
+        let key = format!("--service-account-key-file={KEY}");
+        let signing_key = format!("--service-account-signing-key-file={KEY}");
         self.server = Some(self.control.daemon(
             self.programs.join("kube-apiserver"),
             &[
+                self.options,
+                &[
                 "--etcd-servers=http://127.0.0.1:2379",
                 "--cert-dir=/run/kube/certificates",
                 "--secure-port=6443",
                 &address,
                 &advertised,
                 "--token-auth-file=/run/kube/tokens",
-                &authorization,
-                "--disable-admission-plugins=ServiceAccount",
                 "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
                 // A load balancer with TCP and UDP ports is an alpha feature in this version.
-                "--feature-gates=IPv6DualStack=true,MixedProtocolLBService=true",
+                // Later versions mount tokens that expire; this one does so by an alpha feature, too.
+                "--feature-gates=IPv6DualStack=true,MixedProtocolLBService=true,BoundServiceAccountTokenVolume=true",
                 "--service-account-issuer=https://kubernetes.default.svc",
-                &format!("--service-account-key-file={KEY}"),
-                &format!("--service-account-signing-key-file={KEY}"),
-            ],
+                &key,
+                &signing_key,
+                ],
+            ]
+            .concat(),
             SERVER_LOG,
         ));
     }

@@ -78,7 +78,9 @@ mod tun;
 pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
-pub use container::{Container, capabilities, confined, daemon_set, first_process, pod_of, render};
+pub use container::{
+    Container, capabilities, capability_bit, confined, daemon_set, first_process, pod_of, render,
+};
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
 pub use feature::{

@@ -153,6 +153,8 @@ impl Node {
         self.remember(&space);
         let host =
             Host { space, v4: v4(2), v6: v6(2), node_v4: v4(1), node_v6: v6(1), node_link: link.clone() };
+        // One worker of the kernel handles the addresses of all namespaces. Those of a host need no probe there.
+        host.sysctl("net/ipv6/conf/default/accept_dad", "0");
         self.cmd_input(
             "ip -batch -",
             &format!(

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use cni_dataplane::iptables::forward;
 use cni_kernel::sysctl;
+use cni_kernel::unix::bind;
 use cni_runtime::report;
 use cni_spec::Attachment;
 use ipnet::IpNet;
@@ -28,7 +29,7 @@ use slipwayd::garbage::{self, Look};
 use slipwayd::observe::{Change, Observer, SLIPWAY, server};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
-use slipwayd::run_dir::{RunDir, RunDirError, bind};
+use slipwayd::run_dir::{RunDir, RunDirError};
 use tokio::net::UnixDatagram;
 use tokio::sync::{mpsc, watch};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The mount namespace of the node, for an agent in a container with the node's PIDs: that of process 1. The node's own
-//! programs and its containers' namespaces are there.
+//! The mounts of the node, for an agent in a container with the node's PIDs: the mount namespace of process 1, with its
+//! root directory. The node's own programs and its containers' namespaces are there.
 
 use std::fs::File;
 use std::io;
@@ -10,16 +10,23 @@ use std::thread;
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{chroot, fchdir};
 
-const PATH: &str = "/proc/1/ns/mnt";
+const NAMESPACE: &str = "/proc/1/ns/mnt";
+const ROOT: &str = "/proc/1/root";
 
-/// Enters it with the calling thread, for good. The thread no longer shares its root and working directory with others.
+/// Enters both with the calling thread, for good. The thread no longer shares its root and working directory with others.
 ///
 /// # Errors
 /// The capabilities SYS_ADMIN, SYS_CHROOT or SYS_PTRACE are missing, or `/proc` is not the node's.
 pub fn enter() -> io::Result<()> {
-    let namespace = File::open(PATH)?;
-    let entered = unshare(CloneFlags::CLONE_FS).and_then(|()| setns(namespace, CloneFlags::CLONE_NEWNS));
+    let namespace = File::open(NAMESPACE)?;
+    // setns(2) takes the namespace's root directory, which is not that of process 1 after a chroot.
+    let root = File::open(ROOT)?;
+    let entered = unshare(CloneFlags::CLONE_FS)
+        .and_then(|()| setns(namespace, CloneFlags::CLONE_NEWNS))
+        .and_then(|()| fchdir(&root))
+        .and_then(|()| chroot("."));
     entered.map_err(|errno: Errno| errno.into())
 }
 

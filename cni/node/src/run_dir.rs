@@ -2,14 +2,11 @@
 
 //! The agent's directory: the lock that one agent of a node holds, and its sockets.
 
-use std::io;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::lock::{FileLock, LockError};
-use nix::sys::stat::{Mode, umask};
 
 /// The file that the running agent has locked.
 const LOCK: &str = "slipwayd.lock";
@@ -59,27 +56,8 @@ impl RunDir {
     }
 }
 
-/// Binds a socket that root alone may use, in place of one that an ended agent has left.
-///
-/// # Errors
-/// Another file has the path, or the system refuses the socket.
-pub fn bind<T>(path: &Path, bind: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
-        _ => {}
-    }
-    // The file has its mode from the start, so that no other user connects before a chmod(2).
-    let before = umask(Mode::from_bits_truncate(0o177));
-    let bound = bind(path);
-    umask(before);
-    bound
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::os::unix::net::UnixDatagram;
-
     use super::*;
 
     #[test]
@@ -95,22 +73,5 @@ mod tests {
         );
         drop(first);
         assert_eq!(RunDir::lock(&path).unwrap().socket(), path.join("slipwayd.sock"));
-    }
-
-    #[test]
-    fn a_socket_that_was_left_is_replaced_and_another_file_is_not() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("socket");
-        for _ in 0..2 {
-            bind(&path, |path| UnixDatagram::bind(path)).unwrap();
-            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        }
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "text").unwrap();
-        assert_eq!(
-            bind(&path, |path| UnixDatagram::bind(path)).unwrap_err().kind(),
-            io::ErrorKind::AddrInUse
-        );
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
     }
 }

@@ -3,15 +3,15 @@
 //! The control plane next to the API server: controllers and scheduler, and the users of all components.
 
 use std::path::Path;
-use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{POD_CIDRS, SERVICE_CIDRS};
+use super::{POD_CIDRS, SERVICE_CIDRS, objects};
 use crate::cluster::Member;
+use crate::container::{may_have, render};
 use crate::daemon::Daemon;
-use crate::kube::ApiServer;
-use crate::plugin::slipwayd;
+use crate::image::AGENT;
+use crate::kube::{ApiServer, CERTIFICATE};
 
 /// The logs of the two programs, as the control plane's namespace sees them.
 pub(super) const LOGS: [&str; 2] = ["/run/kube/kube-controller-manager.log", "/run/kube/kube-scheduler.log"];
@@ -33,8 +33,7 @@ pub(super) fn node_name(number: u8) -> String {
 
 /// The users of a cluster: lines of the API server's file of tokens.
 pub(super) fn tokens(nodes: u8) -> String {
-    // The controllers' own accounts (--use-service-account-credentials) need an admission plugin that is off here; with
-    // the rights of this group they need none.
+    // With the rights of this group the controllers need no accounts of their own (--use-service-account-credentials).
     let mut lines = format!(
         "{CONTROLLERS_TOKEN},system:kube-controller-manager,2,system:masters\n\
          {SCHEDULER_TOKEN},system:kube-scheduler,3\n\
@@ -63,6 +62,8 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
         "--node-cidr-mask-size-ipv6=64".to_owned(),
         format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
         "--configure-cloud-routes=false".to_owned(),
+        // Pods get it with their tokens.
+        format!("--root-ca-file={CERTIFICATE}"),
         "--feature-gates=IPv6DualStack=true".to_owned(),
     ];
     let scheduler = [config(SCHEDULER_TOKEN), "--leader-elect=false".to_owned()];
@@ -73,23 +74,27 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
     [start("kube-controller-manager", &controllers, LOGS[0]), start("kube-scheduler", &scheduler, LOGS[1])]
 }
 
-/// Creates the service account of slipwayd with its rights, as `slipwayd render` prints them; returns its token.
-pub(super) fn agent_account(server: &ApiServer<'_>) -> String {
-    let mut command = Command::new(slipwayd());
-    command.args(["render", "--image", "registry.example/slipway:1", "--cluster-cidr", POD_CIDRS]);
-    let output = command.output().expect("run slipwayd render");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let manifests = String::from_utf8(output.stdout).expect("UTF-8");
-    let rbac = "/apis/rbac.authorization.k8s.io/v1";
-    for (kind, collection) in [
-        ("ServiceAccount", "/api/v1/namespaces/kube-system/serviceaccounts".to_owned()),
-        ("ClusterRole", format!("{rbac}/clusterroles")),
-        ("ClusterRoleBinding", format!("{rbac}/clusterrolebindings")),
-    ] {
-        // A line of its own, without indentation: the object's kind, not that of a reference in it.
-        let is_kind = |text: &&str| text.lines().any(|line| line == format!("kind: {kind}"));
-        let object = manifests.split("---\n").find(is_kind);
-        server.create_yaml(&collection, object.unwrap_or_else(|| panic!("no {kind}:\n{manifests}")));
+/// The objects that `slipwayd render` prints for this network, without capabilities that this machine gives to no process:
+/// runc would refuse them.
+pub(super) fn agent_objects(tunnel: &str) -> Vec<Value> {
+    let (tunnel, services) = (format!("--tunnel={tunnel}"), format!("--service-cidr={SERVICE_CIDRS}"));
+    let options = ["--image", AGENT, "--cluster-cidr", POD_CIDRS, &services, &tunnel];
+    let mut objects: Vec<Value> = serde_saphyr::from_multiple(&render("manifests", &options)).expect("YAML");
+    for object in objects.iter_mut().filter(|object| object["kind"] == "DaemonSet") {
+        let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();
+        for container in containers.into_iter().flatten() {
+            let names = container["securityContext"]["capabilities"]["add"].as_array_mut();
+            names.expect("capabilities").retain(|name| name.as_str().is_none_or(may_have));
+        }
+    }
+    objects
+}
+
+/// Creates the service account of slipwayd with its rights, as `slipwayd render` prints them, without the DaemonSet; returns
+/// its token.
+pub(super) fn agent_account(server: &ApiServer<'_>, tunnel: &str) -> String {
+    for object in agent_objects(tunnel).iter().filter(|object| object["kind"] != "DaemonSet") {
+        server.create(&objects::collection(object), object);
     }
     server.token("kube-system", "slipwayd")
 }

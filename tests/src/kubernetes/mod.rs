@@ -75,11 +75,20 @@ impl Backend {
     }
 }
 
+/// The form in which slipwayd runs on the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agent {
+    /// A program next to kubelet, with the plugins installed before.
+    Program,
+    /// The DaemonSet of `slipwayd render`, which installs the plugins, too.
+    DaemonSet,
+}
+
 /// The network of a cluster's pods.
 #[derive(Debug, Clone)]
 pub enum Network {
     /// Ours: slipwayd with a value of its option `--tunnel`, and a backend.
-    Slipway(&'static str, Backend),
+    Slipway(&'static str, Backend, Agent),
     /// The reference plugins of a directory, with static routes.
     Reference(PathBuf),
 }
@@ -128,6 +137,10 @@ pub struct PodState {
     pub is_ready: bool,
     /// True if it is to end.
     pub is_ending: bool,
+    /// The runtime's ID of its first container, empty before there is one.
+    pub container: String,
+    /// The number of restarts of that container.
+    pub restarts: u64,
 }
 
 impl Programs {
@@ -197,8 +210,23 @@ impl<'l> Kubernetes<'l> {
             });
         });
         match &plan.network {
-            Network::Slipway(..) => {
-                let token = control::agent_account(&self.server);
+            Network::Slipway(tunnel, _, Agent::DaemonSet) => {
+                let claim = "the objects of `slipwayd render` alone make the network: the nodes become ready";
+                report.claim(claim, || {
+                    for worker in &self.workers {
+                        assert_eq!(worker.networks(), [""; 0], "before the agent runs");
+                        assert_eq!(worker.plugins(), [""; 0], "before the init container runs");
+                    }
+                    control::agent_objects(tunnel).iter().for_each(|object| self.create(object));
+                    self.wait_ready();
+                    for worker in &self.workers {
+                        assert_eq!(worker.networks(), ["10-slipway.conflist"]);
+                        assert!(worker.plugins().iter().any(|name| name == "portmap"));
+                    }
+                });
+            }
+            Network::Slipway(tunnel, _, Agent::Program) => {
+                let token = control::agent_account(&self.server, tunnel);
                 let claim = "slipwayd alone writes the network configuration, and the nodes become ready";
                 report.claim(claim, || {
                     for worker in &mut self.workers {
@@ -276,7 +304,36 @@ impl<'l> Kubernetes<'l> {
     /// The pods with a value of the label `app`, sorted by name; none if the server does not reply.
     #[must_use]
     pub fn pods(&self, app: &str) -> Option<Vec<PodState>> {
-        let list = self.server.look(&format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE))?;
+        self.pods_at(&format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE))
+    }
+
+    /// The pods of slipwayd, if a DaemonSet runs them, sorted by name; none if the server does not reply.
+    #[must_use]
+    pub fn agents(&self) -> Option<Vec<PodState>> {
+        self.pods_at("/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name%3Dslipwayd")
+    }
+
+    /// Waits until the pods of slipwayd are ready, one on each node, and something else is so; returns them in the order of
+    /// their nodes.
+    ///
+    /// # Panics
+    /// When it is not within three minutes of a usual machine.
+    pub fn wait_agents(&self, what: &str, done: impl Fn(&[PodState]) -> bool) -> Vec<PodState> {
+        let mut found = Vec::new();
+        self.wait(what, Duration::from_secs(180), |cluster| {
+            found = cluster.agents().unwrap_or_default();
+            found.sort_by_key(|pod| pod.node);
+            let nodes = found.iter().map(|pod| pod.node);
+            nodes.eq(0..cluster.workers.len())
+                && found.iter().all(|pod| pod.is_ready && !pod.is_ending)
+                && done(&found)
+        });
+        found
+    }
+
+    /// The pods of a collection, with a selector.
+    fn pods_at(&self, path: &str) -> Option<Vec<PodState>> {
+        let list = self.server.look(path)?;
         let items = list["items"].as_array()?;
         let mut pods: Vec<PodState> = items.iter().filter_map(|pod| self.pod(pod)).collect();
         pods.sort_by(|one, other| one.name.cmp(&other.name));
@@ -289,12 +346,16 @@ impl<'l> Kubernetes<'l> {
         let ips = pod["status"]["podIPs"].as_array().into_iter().flatten();
         let mut ips: Vec<IpAddr> = ips.filter_map(|ip| ip["ip"].as_str()?.parse().ok()).collect();
         ips.sort();
+        let container = &pod["status"]["containerStatuses"][0];
+        let id = container["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
         Some(PodState {
             name: name(pod).to_owned(),
             node: self.workers.iter().position(|worker| worker.name() == node)?,
             ips,
             is_ready: is_ready(pod),
             is_ending: pod["metadata"]["deletionTimestamp"].is_string(),
+            container: id.unwrap_or_default().to_owned(),
+            restarts: container["restartCount"].as_u64().unwrap_or_default(),
         })
     }
 
@@ -345,16 +406,17 @@ impl<'l> Kubernetes<'l> {
     /// Nodes and pods with their conditions, for the report of a failure.
     fn describe(&self) -> String {
         let mut text = String::new();
-        for path in ["/api/v1/nodes".to_owned(), format!("{}/pods", objects::NAMESPACE)] {
-            let list = self.server.look(&path).unwrap_or_default();
+        for path in ["/api/v1/nodes", "/api/v1/pods"] {
+            let list = self.server.look(path).unwrap_or_default();
             for object in list["items"].as_array().into_iter().flatten() {
                 let (spec, status) = (&object["spec"], &object["status"]);
                 text += &format!(
-                    "{path} {}: {} {} {} {}\n",
+                    "{path} {}: {} {} {} {} {}\n",
                     name(object),
                     spec["nodeName"],
                     spec["podCIDRs"],
                     status["conditions"],
+                    status["initContainerStatuses"],
                     status["containerStatuses"]
                 );
             }

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::image::WEB;
+use crate::image::{DRAIN, WEB};
 
 /// The namespace of all objects of tests.
 pub const NAMESPACE: &str = "/api/v1/namespaces/default";
@@ -21,14 +21,23 @@ pub type HostPort = (&'static str, u16, u16);
 /// For a kind that tests do not use.
 #[must_use]
 pub fn collection(object: &Value) -> String {
-    let apps = "/apis/apps/v1/namespaces/default";
-    match object["kind"].as_str() {
-        Some("Pod") => format!("{NAMESPACE}/pods"),
-        Some("Service") => format!("{NAMESPACE}/services"),
-        Some("Deployment") => format!("{apps}/deployments"),
-        Some("DaemonSet") => format!("{apps}/daemonsets"),
+    let plural = match object["kind"].as_str() {
+        Some("Pod") => "pods",
+        Some("Service") => "services",
+        Some("ServiceAccount") => "serviceaccounts",
+        Some("Deployment") => "deployments",
+        Some("DaemonSet") => "daemonsets",
+        Some("ClusterRole") => "clusterroles",
+        Some("ClusterRoleBinding") => "clusterrolebindings",
         other => panic!("objects of kind {other:?} are not used"),
+    };
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    let root = if version.contains('/') { "apis" } else { "api" };
+    if plural.starts_with("cluster") {
+        return format!("/{root}/{version}/{plural}");
     }
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+    format!("/{root}/{version}/namespaces/{namespace}/{plural}")
 }
 
 /// The path of an object.
@@ -68,12 +77,22 @@ pub fn pod(app: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// A Deployment. While it is updated, each old pod stays until a new one is ready.
-#[must_use]
-pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
+/// The specification of a pod that is ready when its web server answers.
+fn ready_with_answer(spec: &Value) -> Value {
     let mut spec = spec.clone();
     spec["containers"][0]["readinessProbe"] =
         json!({ "httpGet": { "path": "/cgi-bin/who", "port": WEB_PORT }, "periodSeconds": 1 });
+    spec
+}
+
+/// A Deployment. While it is updated, each old pod stays until a new one is ready, and answers until kube-proxies have
+/// removed it from their rules.
+#[must_use]
+pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
+    let mut spec = ready_with_answer(spec);
+    spec["containers"][0]["lifecycle"] =
+        json!({ "preStop": { "httpGet": { "path": "/cgi-bin/drain", "port": WEB_PORT } } });
+    spec["terminationGracePeriodSeconds"] = (DRAIN.as_secs() + 2).into();
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": app },
         "spec": {
@@ -87,6 +106,7 @@ pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
 /// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts.
 #[must_use]
 pub fn daemon_set(app: &str, spec: &Value) -> Value {
+    let spec = ready_with_answer(spec);
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": app },
         "spec": {

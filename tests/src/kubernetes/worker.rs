@@ -12,9 +12,9 @@ use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
 use super::control::{PROXY_TOKEN, kubelet_token, node_name};
-use super::{Backend, Network, POD_CIDRS, Plan, PodState, Programs, SERVICE_CIDRS};
+use super::{Agent, Backend, Network, POD_CIDRS, Plan, PodState, Programs, SERVICE_CIDRS};
 use crate::cluster::ClusterNode;
-use crate::image::{self, ARCHIVE, PAUSE};
+use crate::image::{self, AGENT_ARCHIVE, ARCHIVE, PAUSE};
 use crate::kube::ApiServer;
 use crate::plugin::slipwayd;
 use crate::space::Space;
@@ -24,6 +24,10 @@ use crate::system::{Daemon, SHELL, System};
 const KUBE: &str = "/opt/kube";
 /// The directory of the system with the reference plugins.
 const REFERENCE: &str = "/opt/reference";
+/// The directory of the plugins.
+const PLUGINS: &str = "/opt/cni/bin";
+/// The command of containerd, for its containers of Kubernetes.
+const CTR: [&str; 3] = ["ctr", "--namespace", "k8s.io"];
 /// The directory of the network configuration.
 const NETWORKS: &str = "/etc/cni/net.d";
 /// The plugins' settings.
@@ -64,9 +68,11 @@ impl Worker {
         worker.install(programs);
         worker.prepare();
         worker.start("containerd");
-        let import =
-            ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "overlayfs", ARCHIVE];
-        worker.system.run(&import);
+        let archives = [ARCHIVE].into_iter().chain(worker.is_daemon_set().then_some(AGENT_ARCHIVE));
+        for archive in archives {
+            let import = ["images", "import", "--snapshotter", "overlayfs", archive];
+            worker.system.run(&[&CTR[..], &import].concat());
+        }
         worker
     }
 
@@ -95,10 +101,16 @@ impl Worker {
             // podman's package has a network there.
             fs::remove_dir_all(path(NETWORKS)).expect("remove the networks of packages");
             make_dir(&path(NETWORKS));
-            fs::copy(slipwayd(), path("/opt/cni/bin/slipwayd")).expect("copy slipwayd");
+            if self.is_daemon_set() {
+                // Its init container installs the plugins.
+                mount(Some("tmpfs"), &path(PLUGINS), Some("tmpfs"), MsFlags::empty(), None::<&str>)
+                    .expect("mount an empty directory of plugins");
+            } else {
+                fs::copy(slipwayd(), path(PLUGINS).join("slipwayd")).expect("copy slipwayd");
+            }
         });
         let bin_dir = match &self.network {
-            Network::Slipway(..) => "/opt/cni/bin",
+            Network::Slipway(..) => PLUGINS,
             Network::Reference(plugins) => {
                 self.node.run(|| bind(plugins, &path(REFERENCE)));
                 REFERENCE
@@ -111,6 +123,14 @@ impl Worker {
             self.system.write(SETTINGS, settings.to_string());
         }
         image::make(&self.system);
+        if self.is_daemon_set() {
+            image::make_agent(&self.system);
+        }
+    }
+
+    /// True if the agent is a pod of a DaemonSet.
+    fn is_daemon_set(&self) -> bool {
+        matches!(self.network, Network::Slipway(_, _, Agent::DaemonSet))
     }
 
     /// Does what each boot needs.
@@ -198,6 +218,35 @@ impl Worker {
         self.node.list(&self.system.path(NETWORKS).display().to_string())
     }
 
+    /// The names of the files in the directory of plugins.
+    pub(super) fn plugins(&self) -> Vec<String> {
+        self.node.list(&self.system.path(PLUGINS).display().to_string())
+    }
+
+    /// The number of a container's first process, as the node's processes see it.
+    ///
+    /// # Panics
+    /// When it does not run.
+    #[must_use]
+    pub fn process(&self, container: &str) -> String {
+        let tasks = self.run(&[&CTR[..], &["tasks", "list"]].concat());
+        let of_container = |line: &&str| line.split_whitespace().next() == Some(container);
+        let pid = tasks.lines().find(of_container).and_then(|line| line.split_whitespace().nth(1));
+        pid.unwrap_or_else(|| panic!("{container} does not run: {tasks}")).to_owned()
+    }
+
+    /// Runs a program in the mounts of a container to its end, with all rights. (Not by the runtime: in a chroot, it runs the
+    /// programs of the machine.)
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn run_in(&self, container: &str, words: &[&str]) -> String {
+        let process = self.process(container);
+        let enter = ["/bin/busybox", "nsenter", "-t", &process, "-m", "-r", "-w", "--"];
+        self.run(&[&enter[..], words].concat())
+    }
+
     /// Runs a program of the node to its end.
     ///
     /// # Panics
@@ -247,7 +296,7 @@ impl Worker {
 
     /// The plugins' settings; none for the defaults.
     fn settings(&self) -> Option<Value> {
-        let Network::Slipway(_, backend) = self.network else { return None };
+        let Network::Slipway(_, backend, _) = self.network else { return None };
         match backend {
             Backend::Nftables => None,
             Backend::Iptables => Some(json!({ "backend": backend.name() })),
@@ -275,7 +324,7 @@ impl Worker {
             ],
             "kube-proxy" => vec![kube(program), format!("--config={CONFIG}/proxy.json")],
             "slipwayd" => {
-                let Network::Slipway(tunnel, _) = self.network else { panic!("{:?}", self.network) };
+                let Network::Slipway(tunnel, ..) = self.network else { panic!("{:?}", self.network) };
                 let words = ["/bin/busybox", "env", "SLIPWAY_LOG=info", "/opt/cni/bin/slipwayd", "run"];
                 let options = [
                     format!("--node-name={}", self.name()),

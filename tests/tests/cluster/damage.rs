@@ -192,9 +192,11 @@ fn detached_bpf_programs_come_back() {
             until(damage, || filters(node).contains("uplink_ingress"));
             println!("{damage}: attached after {:?}", begin.elapsed());
         }
-        let carried = || node.counted("published_flows");
-        let before = carried();
-        assert!(answers(&lab, PORT) && carried() > before, "the BPF programs serve the port again");
+        until("the BPF programs serve the port again", || {
+            let before = node.counted("published_flows");
+            assert!(answers(&lab, PORT));
+            node.counted("published_flows") > before
+        });
         let repairs = repairs.lock().unwrap();
         assert!(repairs.iter().any(|one| matches!(one.programs, Ok(true))), "{repairs:?}");
     });

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use slipway_tests::kubernetes::objects;
 use slipway_tests::{
     API_SERVER, ApiServer, Attach, BridgeNetfilter, ClusterNode, Container, Daemon, Node, Proto, at,
     capabilities, confined, daemon_set, first_process, has_api_server, kube_programs, pod_of, render, skip,
@@ -29,23 +30,6 @@ pub(crate) fn rendered(file: &str) -> String {
     let more = ["--tunnel", "always", "--startup-taint", &taint];
     let image = ["--image", "registry.example/slipway:1", "--cluster-cidr", "10.244.0.0/16"];
     render(file, &[&image[..], &more].concat())
-}
-
-/// The path of the API to create an object with.
-fn collection(object: &Value) -> String {
-    let plural = match object["kind"].as_str().expect("a kind") {
-        "ServiceAccount" => "serviceaccounts",
-        "ClusterRole" => "clusterroles",
-        "ClusterRoleBinding" => "clusterrolebindings",
-        "DaemonSet" => "daemonsets",
-        other => panic!("{other}"),
-    };
-    let version = object["apiVersion"].as_str().expect("a version");
-    let root = if version.contains('/') { "apis" } else { "api" };
-    match object["metadata"]["namespace"].as_str() {
-        Some(namespace) => format!("/{root}/{version}/namespaces/{namespace}/{plural}"),
-        None => format!("/{root}/{version}/{plural}"),
-    }
 }
 
 /// The paths of what was sent and did not return.
@@ -90,7 +74,7 @@ pub(crate) fn create(server: &ApiServer<'_>, manifests: &str) {
     let mut all_lost = Vec::new();
     for text in manifests.split("---\n") {
         let object: Value = serde_saphyr::from_str(text).expect("YAML");
-        let collection = collection(&object);
+        let collection = objects::collection(&object);
         server.create_yaml(&collection, text);
         let name = object["metadata"]["name"].as_str().expect("a name");
         lost(&object, &server.get(&format!("{collection}/{name}")), "", &mut all_lost);

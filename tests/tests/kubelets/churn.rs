@@ -5,10 +5,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use slipway_tests::at;
 use slipway_tests::image::expect;
 use slipway_tests::kubernetes::{Kubernetes, Report, Worker, objects};
 
-use crate::apps::{Apps, EDGE, WEB, wait_same};
+use crate::agents;
+use crate::apps::{Apps, EDGE, NODE_PORT, TCP_PORT, WEB, wait_same};
+use crate::requests::{Outcome, Requests};
 
 /// The number of pods that are created and deleted at once.
 pub(crate) const MANY: u16 = 60;
@@ -57,24 +60,46 @@ pub(crate) fn sixty_pods(cluster: &Kubernetes<'_>, report: &Report) {
     report.claim("and they are gone from the API server", || cluster.wait_no_pods(MANY_APP));
 }
 
-/// Replaces all pods; returns the new ones.
+/// Replaces all pods, also those of slipwayd if a DaemonSet runs it; returns the new ones.
 pub(crate) fn rolling_updates(cluster: &Kubernetes<'_>, apps: Apps, report: &Report) -> Apps {
     report.title("Rolling updates");
     let old: Vec<String> = apps.pods().map(|pod| pod.name.clone()).collect();
+    let old_agents = agents::names(cluster);
     // The number of pods, and the collection, of each app.
     let counts = [(EDGE, apps.edge.len(), "daemonsets"), (WEB, apps.web.len(), "deployments")];
     let empty = apps.close();
-    report.claim("all pods of the DaemonSet and the Deployment are replaced", || {
+    let targets = cluster.workers.iter().flat_map(|worker| {
+        let [v4, v6] = worker.node.addresses;
+        [at(v4, NODE_PORT), at(v6, NODE_PORT), at(v4, TCP_PORT)]
+    });
+    let requests = Requests::start(cluster.outside(), targets);
+    report.claim("all pods of DaemonSets and the Deployment are replaced", || {
         for (app, _, collection) in counts {
             let path = format!("/apis/apps/v1/namespaces/default/{collection}/{app}");
             cluster.server.patch(&path, &objects::update("2"));
         }
+        agents::update(cluster, &old_agents);
         for (app, count, _) in counts {
             cluster.wait(&format!("new pods of {app}"), Duration::from_secs(180), |cluster| {
                 let pods = cluster.pods(app).unwrap_or_default();
                 pods.len() == count && pods.iter().all(|pod| pod.is_ready && !old.contains(&pod.name))
             });
         }
+        agents::wait_updated(cluster, &old_agents);
+    });
+    let outcomes = requests.stop();
+    report.claim("concurrently, each request to the Deployment's Service is answered", || {
+        for outcome in outcomes.iter().filter(|outcome| outcome.to.port() == NODE_PORT) {
+            assert!(outcome.failures.is_empty() && outcome.answered > 0, "{outcome:?}");
+        }
+    });
+    report.claim("and while a node's pod is replaced, the hostPorts of the other nodes answer", || {
+        let of_ports: Vec<&Outcome> =
+            outcomes.iter().filter(|outcome| outcome.to.port() == TCP_PORT).collect();
+        assert!(of_ports.iter().all(|outcome| outcome.answered > 0), "{of_ports:?}");
+        let mut outages: Vec<_> = of_ports.iter().filter_map(|outcome| outcome.outage()).collect();
+        outages.sort();
+        assert!(outages.windows(2).all(|pair| pair[0].1 < pair[1].0), "{of_ports:?}");
     });
     let apps = Apps::running(cluster, empty);
     report.claim("the addresses of the former pods are free", || {

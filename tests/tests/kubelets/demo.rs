@@ -2,7 +2,7 @@
 
 //! The demonstration of `cargo xtask demo --cluster`.
 
-use slipway_tests::kubernetes::{Backend, Kubernetes, Network, Plan, Programs, Report};
+use slipway_tests::kubernetes::{Agent, Backend, Kubernetes, Network, Plan, Programs, Report};
 
 use crate::apps::Apps;
 use crate::{churn, faults, packets, ports};
@@ -12,7 +12,7 @@ use crate::{churn, faults, packets, ports};
 fn demonstration() {
     let programs = Programs::find().unwrap_or_else(|missing| panic!("{missing} is missing"));
     let report = Report::of_demo();
-    let plan = Plan { nodes: 3, network: Network::Slipway("auto", Backend::Nftables) };
+    let plan = Plan { nodes: 3, network: Network::Slipway("auto", Backend::Nftables, Agent::Program) };
     report.title("A control plane and three nodes with kubelet, containerd, kube-proxy and slipwayd");
     Kubernetes::run(&programs, &plan, &report, |cluster| {
         let apps = Apps::create(cluster, &report);

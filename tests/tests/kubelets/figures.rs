@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use slipway_tests::Reference;
-use slipway_tests::kubernetes::{Backend, Kubernetes, Network, Plan, Programs, Report};
+use slipway_tests::kubernetes::{Agent, Backend, Kubernetes, Network, Plan, Programs, Report};
 
 use crate::churn::{MANY, MANY_APP, create_many, delete_many};
 
@@ -24,7 +24,7 @@ struct Round {
 #[ignore = "it measures; cargo test --test kubelets -- --ignored --exact figures::sixty_pods"]
 fn sixty_pods() {
     let programs = Programs::find().unwrap_or_else(|missing| panic!("{missing} is missing"));
-    let mut networks = vec![Network::Slipway("never", Backend::Nftables)];
+    let mut networks = vec![Network::Slipway("never", Backend::Nftables, Agent::Program)];
     networks.extend(Reference::any().map(|reference| Network::Reference(reference.dir().to_owned())));
     for network in networks {
         let plan = Plan { nodes: 2, network: network.clone() };

@@ -4,9 +4,11 @@
 //! programs, and containers that answer requests.
 //!
 //! A cluster takes half a minute to become ready, so a test makes many claims on one; each is named in the output. The
-//! main test has plain routes and nftables, another kills programs and cuts a node's power, the third repeats the claims
-//! about packets for the other paths and backends. A plain run of `cargo xtask test` tries a part of these.
+//! main test has plain routes and nftables, and the DaemonSet of `slipwayd render` as the agent, which is a program next to
+//! kubelet in the others. Another kills programs and cuts a node's power, the third repeats the claims about packets for the
+//! other paths and backends. A plain run of `cargo xtask test` tries a part of these.
 
+mod agents;
 mod apps;
 mod churn;
 mod demo;
@@ -14,16 +16,17 @@ mod faults;
 mod figures;
 mod paths;
 mod ports;
+mod requests;
 mod services;
 
-use slipway_tests::kubernetes::{Backend, Kubernetes, Network, Plan, Programs, Report};
+use slipway_tests::kubernetes::{Agent, Backend, Kubernetes, Network, Plan, Programs, Report};
 use slipway_tests::{sample, skip};
 
 use apps::Apps;
 
 /// A cluster of two nodes.
-fn plan(tunnel: &'static str, backend: Backend) -> Plan {
-    Plan { nodes: 2, network: Network::Slipway(tunnel, backend) }
+fn plan(tunnel: &'static str, backend: Backend, agent: Agent) -> Plan {
+    Plan { nodes: 2, network: Network::Slipway(tunnel, backend, agent) }
 }
 
 /// The claims about packets.
@@ -40,15 +43,18 @@ fn pods_have_their_network_over_plain_routes_with_nftables() {
         Err(missing) => skip!(missing),
     };
     let report = Report::of_test();
-    Kubernetes::run(&programs, &plan("never", Backend::Nftables), &report, |cluster| {
+    let plan = plan("never", Backend::Nftables, Agent::DaemonSet);
+    Kubernetes::run(&programs, &plan, &report, |cluster| {
         let apps = Apps::create(cluster, &report);
         paths::check_path(cluster, "eth0");
         packets(cluster, &apps, &report);
+        agents::all(cluster, &apps, &report);
         churn::sixty_pods(cluster, &report);
         let apps = churn::rolling_updates(cluster, apps, &report);
         ports::all(cluster, &apps, &report);
         services::all(cluster, &apps, &report);
         apps.delete(cluster, &report);
+        agents::delete(cluster, &report);
     });
 }
 
@@ -59,7 +65,8 @@ fn pods_keep_their_network_when_programs_are_killed_and_get_it_back_after_a_rebo
         Err(missing) => skip!(missing),
     };
     let report = Report::of_test();
-    Kubernetes::run(&programs, &plan("never", Backend::Nftables), &report, |cluster| {
+    let plan = plan("never", Backend::Nftables, Agent::Program);
+    Kubernetes::run(&programs, &plan, &report, |cluster| {
         let apps = Apps::create(cluster, &report);
         for program in ["kubelet", "containerd", "slipwayd"] {
             faults::killed(cluster, &apps, program, &report);
@@ -86,7 +93,7 @@ fn packets_arrive_over_each_path_with_each_backend() {
     ];
     for (tunnel, backend) in sample(others) {
         report.title(&format!("--tunnel {tunnel}, backend {}", backend.name()));
-        Kubernetes::run(&programs, &plan(tunnel, backend), &report, |cluster| {
+        Kubernetes::run(&programs, &plan(tunnel, backend, Agent::Program), &report, |cluster| {
             let apps = Apps::create(cluster, &report);
             paths::check_path(cluster, if tunnel == "always" { "slipway-vxlan" } else { "eth0" });
             ports::check_backend(cluster, backend);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use cni_kernel::unix::bind;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -21,7 +22,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::Observer;
-use crate::run_dir::bind;
 
 /// The usual address.
 pub const ADDRESS: &str = "127.0.0.1:9254";

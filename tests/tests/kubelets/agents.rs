@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! slipwayd as the DaemonSet of `slipwayd render`, whose pods kubelets and containerd run.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use slipway_tests::kubernetes::{Kubernetes, PodState, Report, Worker, objects};
+use slipway_tests::{at, capabilities, capability_bit, pod_of};
+
+use crate::apps::{Apps, DNS_PORT, UDP_PORT};
+use crate::ports;
+
+const DAEMON_SET: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/slipwayd";
+const EVENTS: &str = "/api/v1/namespaces/kube-system/events";
+
+/// The pause between two datagrams of a flow.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// The claims about the agents' pods. kube-proxy may need half a minute afterwards.
+pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
+    report.title("slipwayd as the DaemonSet of slipwayd render");
+    let agents = report.claim("its pods are ready by their probes, without a restart or a pull", || {
+        let agents = cluster.wait_agents("ready pods of slipwayd", |_| true);
+        assert!(agents.iter().all(|pod| pod.restarts == 0), "{agents:?}");
+        nothing_is_pulled(cluster, agents.len());
+        agents
+    });
+    report.claim("they have the rights of the object, and reach the API server by its Service", || {
+        let daemon_set = cluster.server.get(DAEMON_SET);
+        for pod in &agents {
+            is_confined(&cluster.workers[pod.node], pod, &daemon_set);
+        }
+    });
+    report.claim("slipwayd status in them reports a complete network", || {
+        agents.iter().for_each(|pod| status(&cluster.workers[pod.node], pod));
+    });
+    report.claim("one deleted and one killed are replaced, and no datagram to other pods is lost", || {
+        replaced(cluster, apps, &agents);
+    });
+    report.claim("after a flush of a node's ruleset its hostPorts answer again", || {
+        // kube-proxy misses its rules within half a minute; claims about Services come later.
+        cluster.workers[0].node.cmd("nft flush ruleset");
+        ports::from_outside(cluster, apps, report);
+    });
+}
+
+/// Deletes the agents, with the DaemonSet.
+pub(crate) fn delete(cluster: &Kubernetes<'_>, report: &Report) {
+    report.claim("slipwayd's pods end with their DaemonSet, and leave the nodes their network", || {
+        cluster.server.delete(DAEMON_SET);
+        cluster.wait("no pods of slipwayd", Duration::from_secs(60), |cluster| {
+            cluster.agents().is_some_and(|agents| agents.is_empty())
+        });
+        for worker in &cluster.workers {
+            assert_eq!(worker.networks(), ["10-slipway.conflist"]);
+        }
+    });
+}
+
+/// The names of the agents' pods.
+pub(crate) fn names(cluster: &Kubernetes<'_>) -> Vec<String> {
+    cluster.agents().expect("a reply").into_iter().map(|pod| pod.name).collect()
+}
+
+/// Begins to replace the pods of a DaemonSet, if there is one.
+pub(crate) fn update(cluster: &Kubernetes<'_>, old: &[String]) {
+    if !old.is_empty() {
+        cluster.server.patch(DAEMON_SET, &objects::update("2"));
+    }
+}
+
+/// Waits for the end of that.
+pub(crate) fn wait_updated(cluster: &Kubernetes<'_>, old: &[String]) {
+    if !old.is_empty() {
+        let agents = cluster
+            .wait_agents("new pods of slipwayd", |agents| agents.iter().all(|pod| !old.contains(&pod.name)));
+        assert!(agents.iter().all(|pod| pod.restarts == 0), "{agents:?}");
+    }
+}
+
+fn nothing_is_pulled(cluster: &Kubernetes<'_>, agents: usize) {
+    let events = cluster.server.get(EVENTS);
+    let events = events["items"].as_array().expect("a list");
+    let of_reason =
+        |reason: &str| -> Vec<&Value> { events.iter().filter(|event| event["reason"] == reason).collect() };
+    for reason in ["Pulling", "Failed", "BackOff"] {
+        let found = of_reason(reason);
+        assert!(found.is_empty(), "{reason}: {found:?}");
+    }
+    // Of the init container and of the agent.
+    let present = of_reason("Pulled");
+    assert_eq!(present.len(), 2 * agents, "{present:?}");
+    for event in present {
+        let message = event["message"].as_str().unwrap_or_default();
+        assert!(message.contains("already present on machine"), "{message}");
+    }
+}
+
+/// Asserts that the runtime has applied what the object demands.
+fn is_confined(worker: &Worker, pod: &PodState, daemon_set: &Value) {
+    let spec = pod_of(daemon_set);
+    let security = &spec["securityContext"]["seccompProfile"]["type"];
+    assert_eq!(*security, "RuntimeDefault", "{spec}");
+    let process = worker.process(&pod.container);
+    let read = |file: &str| worker.run(&["/bin/busybox", "cat", &format!("/proc/{process}/{file}")]);
+    let text = read("status");
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::trim).unwrap_or_else(|| panic!("no {name}: {text}"))
+    };
+    // SECCOMP_MODE_FILTER of seccomp(2).
+    assert_eq!((field("Seccomp"), field("NoNewPrivs"), field("Uid")), ("2", "1", "0\t0\t0\t0"));
+    let names = capabilities(&spec["containers"][0]);
+    let bits = names.iter().fold(0, |bits, name| bits | capability_bit(name));
+    assert_eq!((field("CapEff"), field("CapBnd")), (&*format!("{bits:016x}"), &*format!("{bits:016x}")));
+    let environment = read("environ");
+    let variables: Vec<&str> = environment.split('\0').collect();
+    for variable in ["KUBERNETES_SERVICE_HOST=10.96.0.1", &format!("NODE_NAME={}", worker.name())] {
+        assert!(variables.contains(&variable), "{variables:?}");
+    }
+    let mounts = read("mountinfo");
+    let is_read_only = |point: &str| {
+        let line =
+            mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|line| line[4] == point);
+        line.unwrap_or_else(|| panic!("no {point}: {mounts}"))[5].split(',').any(|option| option == "ro")
+    };
+    for point in ["/", "/opt/cni/bin", "/var/run/secrets/kubernetes.io/serviceaccount"] {
+        assert!(is_read_only(point), "{point}: {mounts}");
+    }
+}
+
+/// Asserts that the agent reports its node as ready, from inside its container.
+fn status(worker: &Worker, pod: &PodState) {
+    let text = worker.run_in(&pod.container, &["/usr/local/bin/slipwayd", "status", "--output", "json"]);
+    let status: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+    assert_eq!((&status["node"], &status["ready"]), (&worker.name().into(), &true.into()), "{status}");
+}
+
+/// Deletes the pod of the first node, and kills the process of the second one's.
+fn replaced(cluster: &Kubernetes<'_>, apps: &Apps, agents: &[PodState]) {
+    let [deleted, killed, ..] = agents else { panic!("{agents:?}") };
+    let outside = apps.edge.iter().flat_map(|pod| {
+        let addresses = cluster.workers[pod.node].node.addresses;
+        addresses.map(|ip| cluster.outside().steady(at(ip, UDP_PORT), &pod.name, INTERVAL))
+    });
+    let mut flows: Vec<_> = outside.collect();
+    for (client, inside) in apps.clients(cluster) {
+        for server in apps.edge.iter().filter(|server| server.node != client.node) {
+            let flow = |ip| inside.steady(at(ip, DNS_PORT), &server.name, INTERVAL);
+            flows.extend(server.ips.iter().copied().map(flow));
+        }
+    }
+    cluster.server.delete(&format!("/api/v1/namespaces/kube-system/pods/{}", deleted.name));
+    let worker = &cluster.workers[killed.node];
+    let _ = worker.run(&["/bin/busybox", "kill", "-s", "KILL", &worker.process(&killed.container)]);
+    let running = cluster.wait_agents("pods of slipwayd after one was deleted and one killed", |running| {
+        running[deleted.node].name != deleted.name && running[killed.node].restarts == 1
+    });
+    assert_eq!(running[killed.node].name, killed.name);
+    for flow in flows {
+        let deliveries = flow.stop();
+        assert_eq!(deliveries.lost(), 0, "{deliveries:?}");
+        assert!(deliveries.sent() > 100, "{deliveries:?}");
+    }
+    running.iter().for_each(|pod| status(&cluster.workers[pod.node], pod));
+}
