@@ -4,8 +4,9 @@
 //!
 //! `cargo test` runs one program after the other, and within one as many tests at a time as there are processors.
 //! The network tests mostly wait: for a timeout, for a server, for a grace period of the kernel. So more of them run at
-//! once than there are processors, whatever program they are in. Tests that measure run afterwards, one at a time
-//! (`tests/alone.txt`). A test that fails has failed: none is run again.
+//! once than there are processors, whatever program they are in. Tests that start a control plane and agents wait for
+//! minutes: they run next to the others in a lane of their own (`tests/heavy.txt`). Tests that measure run afterwards, one
+//! at a time (`tests/alone.txt`). A test that fails has failed: none is run again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,9 @@ use crate::workspace;
 
 /// Tests at a time, per processor.
 const PER_PROCESSOR: usize = 2;
+
+/// Tests at a time in the lane of `tests/heavy.txt`.
+const HEAVY: usize = 1;
 
 /// The longest that one test may take. The harness ends each command after a minute.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -53,14 +57,20 @@ pub(crate) struct Pool {
     settings: Settings,
     programs: Vec<TestProgram>,
     pooled: Vec<Job>,
+    heavy: Vec<Job>,
     alone: Vec<Job>,
+    /// The milliseconds that each test took in earlier runs, and their file.
+    durations: Mutex<BTreeMap<String, u64>>,
+    durations_file: PathBuf,
 }
 
-/// The two kinds of tests.
+/// The kinds of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Run several at a time.
     Pooled,
+    /// Start a control plane and agents: run in a lane of their own, next to the pooled ones.
+    Heavy,
     /// Measure, and so run one at a time.
     Alone,
 }
@@ -124,7 +134,7 @@ impl Pool {
     /// Lists the tests of these programs. Those that are marked `ignore` run by hand only.
     ///
     /// # Errors
-    /// A program that does not list its tests, or `tests/alone.txt` that cannot be read.
+    /// A program that does not list its tests, or a list in `tests` that cannot be read.
     pub(crate) fn new(programs: Vec<TestProgram>, settings: Settings) -> Result<Self> {
         let mut jobs = Vec::new();
         for (program, test) in programs.iter().enumerate() {
@@ -137,8 +147,11 @@ impl Pool {
                 }
             }
         }
-        let (alone, pooled) = split(jobs, &alone(&workspace::root().join("tests/alone.txt"))?);
-        Ok(Self { settings, programs, pooled, alone })
+        let (alone, others) = split(jobs, &beginnings("alone.txt")?);
+        let (heavy, pooled) = split(others, &beginnings("heavy.txt")?);
+        let durations_file = workspace::scratch("test")?.join("durations.json");
+        let durations = Mutex::new(read_durations(&durations_file));
+        Ok(Self { settings, programs, pooled, heavy, alone, durations, durations_file })
     }
 
     /// True if there is no such test.
@@ -149,6 +162,7 @@ impl Pool {
     fn jobs(&self, which: Which) -> &[Job] {
         match which {
             Which::Pooled => &self.pooled,
+            Which::Heavy => &self.heavy,
             Which::Alone => &self.alone,
         }
     }
@@ -158,23 +172,32 @@ impl Pool {
     /// # Errors
     /// A program that cannot be started, or files that cannot be written. A failed test is no error here.
     pub(crate) fn run(&self, which: Which, log: &Log) -> Result<Summary> {
-        let scratch = workspace::scratch("test")?;
-        let durations = scratch.join("durations.json");
-        let mut known = read_durations(&durations);
-        let output = scratch.join("output");
+        let output = workspace::scratch("test")?.join(format!("output-{which:?}").to_lowercase());
         fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
         let workers = match which {
             Which::Pooled => PER_PROCESSOR * thread::available_parallelism().map_or(1, usize::from),
+            Which::Heavy => HEAVY,
             Which::Alone => 1,
         };
-        let jobs = longest_first(self.jobs(which).to_vec(), &known);
+        let jobs = longest_first(self.jobs(which).to_vec(), &self.known());
         let verdicts = self.work(jobs, workers, &output, log)?;
+        self.keep_durations(&verdicts)?;
+        Ok(summary(verdicts))
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.durations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_durations(&self, verdicts: &[Verdict]) -> Result<()> {
+        // Held while the file is written: tests of two kinds run at once.
+        let mut known = self.known();
         for verdict in verdicts.iter().filter(|verdict| verdict.failure.is_none()) {
             known.insert(verdict.title.clone(), u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX));
         }
-        let text = serde_json::to_string(&known).map_err(|e| Error::Failed(format!("{durations:?}: {e}")))?;
-        fs::write(&durations, text).map_err(|e| Error::file("write", &durations, e))?;
-        Ok(summary(verdicts))
+        let file = &self.durations_file;
+        let text = serde_json::to_string(&*known).map_err(|e| Error::Failed(format!("{file:?}: {e}")))?;
+        fs::write(file, text).map_err(|e| Error::file("write", file, e))
     }
 
     fn work(&self, jobs: Vec<Job>, workers: usize, output: &Path, log: &Log) -> Result<Vec<Verdict>> {
@@ -284,15 +307,17 @@ fn note(verdict: &Verdict, log: &Log) {
     let _ = (&log.file).write_all(text.as_bytes());
 }
 
-/// The tests that run one at a time: lines of a file, each the beginning of a title.
-fn alone(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+/// The lines of a list in `tests`, each the beginning of a title.
+fn beginnings(list: &str) -> Result<Vec<String>> {
+    let path = workspace::root().join("tests").join(list);
+    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     Ok(lines.map(str::to_owned).collect())
 }
 
-fn split(jobs: Vec<Job>, alone: &[String]) -> (Vec<Job>, Vec<Job>) {
-    jobs.into_iter().partition(|job| alone.iter().any(|beginning| job.title.starts_with(beginning.as_str())))
+/// The jobs whose titles begin with one of these texts, and the others.
+fn split(jobs: Vec<Job>, listed: &[String]) -> (Vec<Job>, Vec<Job>) {
+    jobs.into_iter().partition(|job| listed.iter().any(|beginning| job.title.starts_with(beginning.as_str())))
 }
 
 /// The longest tests first, so that none of them runs on when all others have ended. Tests of unknown length go first.
@@ -342,10 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_measure_are_known_by_the_beginning_of_their_titles() {
-        let (alone, pooled) =
-            split(vec![job("bandwidth::rates", 0), job("gc::a", 0)], &["bandwidth::".to_owned()]);
-        assert_eq!((alone, pooled), (vec![job("bandwidth::rates", 0)], vec![job("gc::a", 0)]));
+    fn listed_tests_are_known_by_the_beginning_of_their_titles() {
+        let jobs = vec![job("bandwidth::rates", 0), job("gc::a", 0)];
+        let (listed, others) = split(jobs, &["bandwidth::".to_owned()]);
+        assert_eq!((listed, others), (vec![job("bandwidth::rates", 0)], vec![job("gc::a", 0)]));
+    }
+
+    #[test]
+    fn no_test_is_of_two_lists() {
+        let lists = ["alone.txt", "heavy.txt"].map(|list| beginnings(list).unwrap());
+        for listed in &lists[0] {
+            for other in &lists[1] {
+                assert!(!listed.starts_with(other.as_str()) && !other.starts_with(listed.as_str()));
+            }
+        }
     }
 
     #[test]

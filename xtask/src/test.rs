@@ -170,7 +170,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     let suites = args.suites();
     let ready = prepare(args, &suites, seed, stages)?;
     // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
-    let (unit, doc, machines, network) = thread::scope(|scope| {
+    let (unit, doc, machines, heavy, network) = thread::scope(|scope| {
         let cargo = scope.spawn(|| {
             // The tests are built; the lints then hold cargo's lock for long.
             let unit = if suites.is_empty() { unit_tests(args, stages) } else { Ok(0) };
@@ -180,15 +180,16 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
         });
         let machines = (!args.is_part() && !args.no_vm)
             .then(|| scope.spawn(|| vm_test::smoke(stages, args.require, (!args.full).then_some(seed))));
+        let heavy = scope.spawn(|| ready.tests(Which::Heavy, args.repeat, stages));
         let network = ready.tests(Which::Pooled, args.repeat, stages);
         let (unit, doc) = joined(cargo.join());
-        (unit, doc, machines.map(|thread| joined(thread.join())), network)
+        (unit, doc, machines.map(|thread| joined(thread.join())), joined(heavy.join()), network)
     });
     // After the others: these tests measure.
-    let measured = network.is_ok().then(|| ready.tests(Which::Alone, args.repeat, stages));
+    let measured = (heavy.is_ok() && network.is_ok()).then(|| ready.tests(Which::Alone, args.repeat, stages));
     // Also after a failure, which would hide an unlisted skip until it is repaired.
     let skips = ready.skips(stages);
-    let passed = unit? + network? + measured.transpose()?.unwrap_or_default();
+    let passed = unit? + network? + heavy? + measured.transpose()?.unwrap_or_default();
     doc?;
     none_is_no_proof(passed)?;
     let mut skipped = skips?;
@@ -311,6 +312,7 @@ impl Ready {
         let mut passed = 0;
         let name = match which {
             Which::Pooled => "network tests",
+            Which::Heavy => "tests with agents",
             Which::Alone => "measuring tests",
         };
         stages.run(name, |log| {
