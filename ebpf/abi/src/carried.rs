@@ -145,6 +145,18 @@ pub enum CarriedCounter {
     DroppedWrite = 5,
 }
 
+impl CarriedCounter {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; CARRIED_COUNTERS] =
+        [Self::Carried, Self::Asked, Self::Checked, Self::Unlike, Self::DroppedFar, Self::DroppedWrite];
+
+    /// True if it counts dropped packets.
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        matches!(self, Self::DroppedFar | Self::DroppedWrite)
+    }
+}
+
 /// Number of [`CarriedCounter`]s.
 pub const CARRIED_COUNTERS: usize = 6;
 
@@ -157,8 +169,22 @@ pub const CARRIED4: &str = "carried4";
 pub const CARRIED6: &str = "carried6";
 /// Per-CPU array: a single `[u64; CARRIED_COUNTERS]`.
 pub const COUNTS: &str = "carriedcounts";
-/// The maps of these programs.
-pub const ALL: [&str; 4] = [EPOCH, CARRIED4, CARRIED6, COUNTS];
+/// Hash: index of an uplink → 1. For user space, which looks there for uplinks without programs.
+pub const UPLINKS: &str = "flowuplinks";
+/// Array: a single `u64`, the cookie of the network namespace that the programs serve; 0 if the kernel does not return
+/// it. For user space.
+pub const HOME: &str = "flowhome";
+/// Array: the records of pending packets, [`Pending4`].
+pub const PENDING4: &str = "pending4";
+/// Array: [`Pending6`].
+pub const PENDING6: &str = "pending6";
+/// Per-CPU array: a single `u32`, the number of the last record.
+pub const CURSORS: &str = "cursors";
+/// Array: packets of flows without an entry. The upper 24 bits are a hash of the key, the lower 8 a number.
+pub const YOUNG: &str = "young";
+/// The pinned maps: programs that were loaded one after the other, by processes of which one was killed, share them.
+pub const ALL: [&str; 10] =
+    [EPOCH, CARRIED4, CARRIED6, COUNTS, UPLINKS, HOME, PENDING4, PENDING6, CURSORS, YOUNG];
 
 /// Default size of [`CARRIED4`] and [`CARRIED6`], two elements for each flow.
 pub const CARRIED_SIZE: u32 = 131_072;
@@ -167,6 +193,8 @@ pub const CARRIED_SIZE: u32 = 131_072;
 pub const PENDING_EACH: u32 = 1024;
 /// Processors with records of their own; a power of two. `tc_index` has 16 bits for both.
 pub const PENDING_CPUS: u32 = 64;
+/// Most uplinks.
+pub const UPLINKS_SIZE: u32 = 1024;
 /// Slots that count the packets of flows without an entry; a power of two.
 pub const YOUNG_SIZE: u32 = 16_384;
 
@@ -178,8 +206,12 @@ pub const INGRESS_POD: &str = "flow_ingress_pod";
 pub const EGRESS: &str = "flow_egress";
 /// tc, egress of pods' host ends.
 pub const EGRESS_POD: &str = "flow_egress_pod";
+/// tc, ingress of uplinks whose packets begin with the IP header.
+pub const INGRESS_L3: &str = "flow_ingress_l3";
+/// tc, egress of such uplinks.
+pub const EGRESS_L3: &str = "flow_egress_l3";
 /// The BPF programs.
-pub const PROGRAMS: [&str; 4] = [INGRESS, INGRESS_POD, EGRESS, EGRESS_POD];
+pub const PROGRAMS: [&str; 6] = [INGRESS, INGRESS_POD, EGRESS, EGRESS_POD, INGRESS_L3, EGRESS_L3];
 
 #[cfg(test)]
 mod tests {

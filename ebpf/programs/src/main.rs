@@ -80,31 +80,44 @@ pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub(crate) fn flow_ingress(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_to_host() { flow(skb, false) } else { Act::NEXT }
+    if skb.is_to_host() { flow(skb, skb::ETHERNET, false) } else { Act::NEXT }
+}
+
+/// tc, ingress of an uplink whose packets begin with the IP header: likewise.
+#[classifier]
+pub(crate) fn flow_ingress_l3(ctx: TcContext) -> i32 {
+    let skb = Skb(ctx.skb.skb);
+    if skb.is_to_host() { flow(skb, 0, false) } else { Act::NEXT }
 }
 
 /// tc, ingress of the host's end of a pod's veth: likewise.
 #[classifier]
 pub(crate) fn flow_ingress_pod(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_unicast() { flow(skb, true) } else { Act::NEXT }
+    if skb.is_unicast() { flow(skb, skb::ETHERNET, true) } else { Act::NEXT }
 }
 
 /// tc, egress of an uplink, or of the host's end of a pod's veth whose queueing discipline must see all
 /// packets: records the way of checked packets.
 #[classifier]
 pub(crate) fn flow_egress(ctx: TcContext) -> i32 {
-    checked(Skb(ctx.skb.skb), HAS_ETHERNET)
+    checked(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET)
+}
+
+/// tc, egress of an uplink whose packets begin with the IP header: likewise.
+#[classifier]
+pub(crate) fn flow_egress_l3(ctx: TcContext) -> i32 {
+    checked(Skb(ctx.skb.skb), 0, 0)
 }
 
 /// tc, egress of the host's end of a pod's veth: likewise.
 #[classifier]
 pub(crate) fn flow_egress_pod(ctx: TcContext) -> i32 {
-    checked(Skb(ctx.skb.skb), HAS_ETHERNET | TO_PEER)
+    checked(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET | TO_PEER)
 }
 
 #[inline(always)]
-fn flow(skb: Skb, from_pod: bool) -> i32 {
+fn flow(skb: Skb, l3: u32, from_pod: bool) -> i32 {
     // A pod may set the index of a record.
     let index = skb.record();
     if index != 0 {
@@ -114,14 +127,14 @@ fn flow(skb: Skb, from_pod: bool) -> i32 {
         return Act::NEXT;
     }
     match skb.protocol() {
-        skb::IPV4 => carried::ingress::<V4>(skb, skb::ETHERNET, index, from_pod),
-        skb::IPV6 => carried::ingress::<V6>(skb, skb::ETHERNET, index, from_pod),
+        skb::IPV4 => carried::ingress::<V4>(skb, l3, index, from_pod),
+        skb::IPV6 => carried::ingress::<V6>(skb, l3, index, from_pod),
         _ => Act::NEXT,
     }
 }
 
 #[inline(always)]
-fn checked(skb: Skb, flags: u32) -> i32 {
+fn checked(skb: Skb, l3: u32, flags: u32) -> i32 {
     let index = skb.record();
     if index == 0 {
         return Act::NEXT;
@@ -131,8 +144,8 @@ fn checked(skb: Skb, flags: u32) -> i32 {
         return Act::NEXT;
     }
     match skb.protocol() {
-        skb::IPV4 => carried::egress::<V4>(skb, index, skb::ETHERNET, flags),
-        skb::IPV6 => carried::egress::<V6>(skb, index, skb::ETHERNET, flags),
+        skb::IPV4 => carried::egress::<V4>(skb, index, l3, flags),
+        skb::IPV6 => carried::egress::<V6>(skb, index, l3, flags),
         _ => Act::NEXT,
     }
 }

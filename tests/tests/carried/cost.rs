@@ -2,11 +2,12 @@
 
 //! The instructions that the verifier processes for the programs.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap};
-use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::programs::{ProgramInfo, SchedClassifier, TestRun, TestRunOptions};
+use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, EbpfLoader};
 use slipway_ebpf_abi::carried::{
     CARRIED4, CARRIED6, Carried4, CarriedKey4, EPOCH, HAS_ETHERNET, INGRESS, PROGRAMS, TO_PEER, Way,
@@ -14,8 +15,13 @@ use slipway_ebpf_abi::carried::{
 use slipway_ebpf_abi::{Port, TICK_SHIFT};
 use slipway_tests::{Node, has_programs, needs};
 
+use crate::{Connection, Engine, PORT, Stage};
+
 /// The programs that decide themselves verify several times as many.
 const CEILING: u32 = 20_000;
+
+/// include/uapi/linux/pkt_cls.h
+const TC_ACT_REDIRECT: u32 = 7;
 
 #[test]
 fn the_verifier_processes_few_instructions() {
@@ -89,35 +95,65 @@ fn time_per_packet() {
         program.load().expect("load");
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&index.to_ne_bytes());
-        let mut taken = Vec::with_capacity(RUNS);
-        while taken.len() < RUNS {
+        let run = || {
+            let mut out = vec![0u8; frame.len() + 256];
+            let options = TestRunOptions {
+                data_in: Some(&frame),
+                data_out: Some(&mut out),
+                ctx_in: Some(&context),
+                ..TestRunOptions::new()
+            };
+            let result = program.test_run(options).expect("run");
+            (result.return_value, result.duration.as_nanos())
+        };
+        // The connection's first packets: before they are recorded.
+        let young: Vec<_> = (0..RUNS).map(|_| run().1).collect();
+        let mut carried = Vec::with_capacity(RUNS);
+        while carried.len() < RUNS {
             let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("the time");
             let now = u32::try_from(Duration::from(now).as_nanos() >> TICK_SHIFT).expect("32 bits");
             let entry =
                 Carried4 { epoch: 1, checked: now, asked: now, fits: 1500, way, ..Carried4::default() };
             flows.insert(key, entry, 0).expect("insert");
-            for _ in 0..50 {
-                let mut out = vec![0u8; frame.len() + 256];
-                let options = TestRunOptions {
-                    data_in: Some(&frame),
-                    data_out: Some(&mut out),
-                    ctx_in: Some(&context),
-                    ..TestRunOptions::new()
-                };
-                let result = program.test_run(options).expect("run");
-                if result.return_value == 7 {
-                    taken.push(result.duration.as_nanos());
-                }
-            }
+            carried.extend((0..50).map(|_| run()).filter(|one| one.0 == TC_ACT_REDIRECT).map(|one| one.1));
         }
-        taken
+        [("without an entry", young), ("carried", carried)]
     });
-    let mut taken = taken;
-    taken.sort_unstable();
-    println!("IPv4 flow_ingress: {} ns, a quarter under {}", taken[RUNS / 2], taken[RUNS / 4]);
+    for (what, mut taken) in taken {
+        taken.sort_unstable();
+        println!("IPv4 flow_ingress, {what}: {} ns, a quarter under {}", taken[RUNS / 2], taken[RUNS / 4]);
+    }
 }
 
 /// A segment without payload, with an ACK.
 fn segment(from: SocketAddrV4, to: SocketAddrV4) -> Vec<u8> {
     crate::attacks::packet(from, to, 16, (7, 9))
+}
+
+/// Measures the run time of each program during connections of one request to a published port:
+/// `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_per_connection`.
+#[test]
+#[ignore = "a measurement"]
+fn time_per_connection() {
+    const CONNECTIONS: u32 = 5000;
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let to = SocketAddr::new(stage.node_ips()[0], PORT);
+    let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+    let _statistics = enable_stats(Stats::RunTime).expect("statistics");
+    let before = stage.counts();
+    for _ in 0..CONNECTIONS {
+        let mut one = Connection::to(&stage.client, to, &listener).expect("a connection");
+        one.requests(1).expect("a reply");
+    }
+    let after = stage.counts();
+    println!("counters: {:?}", [0, 1, 2, 3, 4, 5].map(|index| after[index] - before[index]));
+    for name in PROGRAMS {
+        let pin = stage.pin(name);
+        let info = stage.node.run(|| ProgramInfo::from_pin(&pin));
+        let info = info.expect("the program's info");
+        let (runs, time) = (info.run_count(), info.run_time());
+        let each = time.as_nanos() / u128::from(runs.max(1));
+        println!("{name}: {:.1} runs of a connection, {each} ns each", runs as f64 / f64::from(CONNECTIONS));
+    }
 }

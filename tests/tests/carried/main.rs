@@ -9,6 +9,7 @@ mod flows;
 #[path = "../ebpf/list.rs"]
 mod list;
 mod long;
+mod setup;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -20,6 +21,8 @@ use serde_json::json;
 use slipway_ebpf_abi::carried::{CARRIED_COUNTERS, CARRIED4, COUNTS, Carried4, CarriedCounter, CarriedKey4};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Space, patience};
 
+/// The folder of the pins.
+const PINS: &str = "/sys/fs/bpf/slipway-flows";
 /// The published port, and the port of servers outside.
 const PORT: u16 = 8080;
 const FAR: u16 = 7000;
@@ -83,8 +86,15 @@ impl Stage {
     }
 
     fn map(&self, name: &str) -> MapData {
-        let path = format!("/sys/fs/bpf/slipway-flows/{name}");
+        let path = self.pin(name);
         self.node.run(|| MapData::from_pin(&path)).unwrap_or_else(|e| panic!("open {path}: {e}"))
+    }
+
+    /// The path of a pin of the only version.
+    fn pin(&self, name: &str) -> String {
+        let versions = self.node.list(PINS);
+        assert_eq!(versions.len(), 1, "{versions:?}");
+        format!("{PINS}/{}/{name}", versions[0])
     }
 
     fn count(&self, counter: CarriedCounter) -> u64 {

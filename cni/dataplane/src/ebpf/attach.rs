@@ -27,7 +27,7 @@ use crate::Error;
 pub(super) const PRIORITY: u16 = 0x534c;
 /// Handle of the filter at that priority: one for each interface.
 pub(super) const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
-const NUMBER: u16 = 1;
+pub(super) const NUMBER: u16 = 1;
 
 /// The state of an interface before an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,7 +17,7 @@ pub(super) fn programs_of_this_binary() -> Result<&'static [u8], Error> {
 
 /// The folder of this binary's programs.
 pub(super) fn programs(pins: &Pins) -> Result<PathBuf, Error> {
-    Ok(pins.programs(programs_of_this_binary()?))
+    programs_of_this_binary().map(|_| pins.programs())
 }
 
 pub(super) fn is_set_up(pins: &Pins) -> bool {
@@ -54,12 +54,6 @@ pub(super) fn refuse_another(config: &Config) -> Result<(), Error> {
          gone, `rm -r {}` takes away what it has left)",
         Pins::all().display(),
     )))
-}
-
-/// The error if the programs serve another network namespace; none if there are no programs.
-#[must_use]
-pub fn served_in_other_namespace() -> Option<Error> {
-    Pins::find().and_then(|pins| refuse_abroad(&pins).err())
 }
 
 pub(super) fn without_masquerade(config: Config) -> Config {

@@ -12,7 +12,7 @@ use slipway_ebpf_abi::{EXEMPT_SHIFT, HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod,
 use super::pins::Pins;
 use super::pods::{Adoption, Hold, Pods, adopt, host_end};
 use super::tables::{PodId, Published, RESERVED, Tables, Target};
-use super::{config, conntrack_import, links, other_versions};
+use super::{carried, config, conntrack_import, links, other_versions};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
 use crate::{
@@ -153,6 +153,9 @@ pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Opt
 /// flows that the programs translate end.
 pub fn leave_link(index: u32) {
     leave(|tables| leave_one(tables, index));
+    if let Err(error) = carried::withhold_peer(index) {
+        log::warn!("{error}");
+    }
 }
 
 /// Leaves a container to nftables, by its addresses: the firewall plugin is about to isolate it.

@@ -4,6 +4,7 @@
 
 use std::mem::offset_of;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use aya::Pod as Plain;
 use aya::maps::MapData;
@@ -41,6 +42,19 @@ pub(super) fn all(pins: &Pins) -> Vec<Fill> {
         fill::<FlowKey6, Flow6>(pins, maps::HALF_OPEN6),
     ];
     maps.into_iter().filter_map(|fill| fill.inspect_err(|error| log::warn!("{error}")).ok()).collect()
+}
+
+/// Counts the elements of a pinned map.
+///
+/// # Errors
+/// [`Error::Kernel`] if it cannot be read.
+pub(super) fn of(pin: &Path, map: &'static str) -> Result<Fill, Error> {
+    let failed = |e| error::failed(format!("open the BPF map {}", pin.display()), e);
+    let data = MapData::from_pin(pin).map_err(failed)?;
+    let max_elements = data.info().map_err(failed)?.max_entries();
+    // The programs need a later kernel than counting.
+    let elements = count(&data, map, |_| true)?.unwrap_or_default();
+    Ok(Fill { map, elements, max_elements })
 }
 
 fn fill<K: Plain, V: Plain>(pins: &Pins, map: &'static str) -> Result<Fill, Error> {

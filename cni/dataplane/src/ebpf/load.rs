@@ -76,7 +76,7 @@ pub(super) enum Wanted {
 /// # Errors
 /// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
 pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) -> Result<PathBuf, Error> {
-    let folder = pins.programs(object);
+    let folder = pins.programs();
     let (is_whole, for_l3) = (is_whole(&folder), folder.join(maps::programs::UPLINK_L3));
     let is_missing = |name: &str| match name {
         name if carried::PROGRAMS.contains(&name) => false,
@@ -200,7 +200,7 @@ pub(super) fn forget_others(pins: &Pins, own: &Path) {
 }
 
 /// True if another process made the same pin concurrently.
-fn is_in_the_way(error: &EbpfError) -> bool {
+pub(super) fn is_in_the_way(error: &EbpfError) -> bool {
     match error {
         EbpfError::MapError(MapError::PinError { error, .. }) => pin_exists(error),
         EbpfError::MapError(MapError::SyscallError(e)) => e.io_error.kind() == ErrorKind::AlreadyExists,
@@ -213,7 +213,7 @@ pub(super) fn pin_exists(error: &PinError) -> bool {
 }
 
 /// An error as text for people.
-fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
+pub(super) fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
     match error {
         EbpfError::ProgramError(e) => explain(e).into(),
         _ => error::text(error).into(),

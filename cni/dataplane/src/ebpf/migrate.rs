@@ -369,6 +369,6 @@ impl Finder {
 pub(crate) fn possible() -> Result<(), Error> {
     match Moving::find()? {
         Some(_) => config::programs_of_this_binary().map(drop),
-        None => config::served_in_other_namespace().map_or_else(node::try_out, Err),
+        None => node::served_in_other_namespace().map_or_else(node::try_out, Err),
     }
 }

@@ -40,7 +40,6 @@ pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use cgroup::{ControlGroup, Sockets};
-pub use config::served_in_other_namespace;
 pub use entries::Left;
 pub(crate) use entries::{Programs, name_served};
 pub use entries::{leave_addresses, leave_link};
@@ -50,9 +49,13 @@ pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub(crate) use kube_proxy::engine;
 pub use links::Without;
 pub use load::{Sizes, try_object};
-pub use node::{FlowSource, Settings, Status, is_there, setup_node, status, teardown_node, try_out};
+pub use node::{
+    FlowSource, Settings, Status, is_there, served_in_other_namespace, setup_node, status, teardown_node,
+    try_out,
+};
 pub use object::object;
 use pins::Pins;
+pub use slipway_ebpf_abi::carried::CarriedCounter;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 
 /// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs
@@ -73,8 +76,9 @@ impl Ebpf {
     /// Attaches the programs that carry checked flows to an attachment's link. A failure is no failure of the
     /// ADD, as in [`Self::on_top`].
     fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {
-        let wanted = carried::Wanted { uplinks: &self.settings.uplinks, flows: self.settings.sizes.flows };
-        match carried::attach(&wanted, netns, attachment.ifname()) {
+        let attached = node::ready_to_carry(&self.settings)
+            .and_then(|store| carried::attach(&store, netns, attachment.ifname()));
+        match attached {
             Ok(true) => {}
             Ok(false) => log::info!("{attachment} is left to nftables: {}", Left::NoVeth),
             Err(error) => log::warn!("{attachment} is left to nftables: {error}"),

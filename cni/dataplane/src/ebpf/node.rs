@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use cni_kernel::route::RouteSocket;
+use slipway_ebpf_abi::carried::CarriedCounter;
 use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, VERSION, maps};
 
 use super::cgroup::{self, ControlGroup, Sockets};
@@ -93,15 +94,19 @@ pub struct Status {
     pub left: Vec<(Reason, u64)>,
     /// The elements of the maps that grow with containers, ports and flows.
     pub maps: Vec<Fill>,
+    /// The programs that are loaded.
+    pub flows: FlowSource,
+    /// The counters of [`FlowSource::Netfilter`] that are not zero.
+    pub carried: Vec<(CarriedCounter, u64)>,
 }
 
 /// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its
 /// program. If all are in place, this opens two pinned maps, reads a few elements, and sends the kernel one
 /// request for each uplink.
 pub(super) fn ready(settings: &Settings) -> Result<Pins, Error> {
-    let object = programs_of_this_binary()?;
+    programs_of_this_binary()?;
     if let Some(pins) = Pins::find()
-        && pins.programs(object).join(maps::programs::UPLINK_INGRESS).exists()
+        && pins.programs().join(maps::programs::UPLINK_INGRESS).exists()
         && let Ok(config) = configured(&pins)
         && config.version == VERSION
     {
@@ -120,7 +125,10 @@ pub(super) fn ready(settings: &Settings) -> Result<Pins, Error> {
 /// [`Error::NoEbpf`] if this node cannot have the programs, [`Error::Kernel`] if one cannot be loaded or
 /// attached.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
-    let (_, left) = set_up(settings)?;
+    let left = match settings.flows {
+        FlowSource::Programs => set_up(settings)?.1,
+        FlowSource::Netfilter => carried::set_up(wanted(settings), &give_up_deciding()?)?.1,
+    };
     let mut status = status(settings)?;
     // The set-up knows the reasons.
     for one in &mut status.uplinks_without {
@@ -129,6 +137,34 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
         }
     }
     Ok(status)
+}
+
+const fn wanted(settings: &Settings) -> carried::Wanted<'_> {
+    carried::Wanted { uplinks: settings.uplinks.as_slice(), flows: settings.sizes.flows }
+}
+
+/// Prepares the node for an ADD with [`FlowSource::Netfilter`].
+///
+/// # Errors
+/// As [`setup_node`].
+pub(super) fn ready_to_carry(settings: &Settings) -> Result<carried::Store, Error> {
+    match give_up_deciding()?.as_slice() {
+        [] => carried::ready(wanted(settings)),
+        pods => carried::set_up(wanted(settings), pods).map(|(store, _)| store),
+    }
+}
+
+/// Removes the programs that decide, with their flows in conntrack. Returns the links of their containers: one system
+/// call where there are no such programs.
+fn give_up_deciding() -> Result<Vec<u32>, Error> {
+    if !Pins::is_there() {
+        return Ok(Vec::new());
+    }
+    let known = Pins::find().map(|pins| Tables::open(&pins).and_then(|tables| tables.pods.all()));
+    // An interrupted set-up has made no maps.
+    let pods = known.transpose().unwrap_or_default().unwrap_or_default();
+    teardown_deciding()?;
+    Ok(pods.into_iter().map(|(index, _)| index).collect())
 }
 
 pub(super) fn setup(settings: &Settings) -> Result<Pins, Error> {
@@ -161,6 +197,11 @@ fn set_up(settings: &Settings) -> Result<(Pins, Vec<Without>), Error> {
     load::forget_others(&pins, &folder);
     if let Err(error) = give_up_others() {
         log::warn!("{error}");
+    }
+    if carried::remove()? {
+        log::info!(
+            "removed the BPF programs that carry flows: nftables serves their containers until the next ADD"
+        );
     }
     Ok((pins, left))
 }
@@ -264,6 +305,11 @@ fn write_addresses(pins: &Pins, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), Er
 /// The first failure, after the rest was removed; [`Error::NoEbpf`] if the programs serve another network
 /// namespace.
 pub fn teardown_node() -> Result<bool, Error> {
+    let (deciding, carrying) = (teardown_deciding(), carried::remove());
+    Ok(deciding? | carrying?)
+}
+
+fn teardown_deciding() -> Result<bool, Error> {
     if let Some(pins) = Pins::find() {
         refuse_abroad(&pins)?;
     }
@@ -274,10 +320,10 @@ pub fn teardown_node() -> Result<bool, Error> {
             results.extend(detach_all(&pins));
         }
     }
-    let (removed, carrying) = (Pins::remove_all(), carried::remove());
+    let removed = Pins::remove_all();
     spare_ports(None);
     results.into_iter().collect::<Result<(), Error>>()?;
-    Ok(removed? | carrying?)
+    removed
 }
 
 /// Exports the flows of all containers to conntrack, and detaches the programs.
@@ -325,12 +371,25 @@ pub fn is_there() -> bool {
     Pins::is_there() || carried::is_there()
 }
 
+/// The error if the programs serve another network namespace; none if there are no programs.
+#[must_use]
+pub fn served_in_other_namespace() -> Option<Error> {
+    let deciding = Pins::find().and_then(|pins| refuse_abroad(&pins).err());
+    deciding.or_else(|| carried::refuse_abroad().err())
+}
+
 /// Inspects the programs of this node.
 ///
 /// # Errors
 /// [`Error::Kernel`] if a pinned map cannot be read, [`Error::NoEbpf`] if the programs serve another network
 /// namespace.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
+    // After a change of the settings, the next set-up replaces the other programs.
+    if (settings.flows == FlowSource::Netfilter || !Pins::is_there())
+        && let Some(found) = carried::status(wanted(settings))?
+    {
+        return Ok(of_carrying(found));
+    }
     let begun = Instant::now();
     loop {
         let Some(pins) = Pins::find() else {
@@ -347,6 +406,20 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
             status => return status,
         }
         std::thread::sleep(AGAIN);
+    }
+}
+
+fn of_carrying(found: carried::Carrying) -> Status {
+    Status {
+        is_set_up: true,
+        is_current: found.is_current,
+        uplinks: found.uplinks,
+        uplinks_without: found.uplinks_without,
+        containers: found.pods,
+        maps: found.maps,
+        flows: FlowSource::Netfilter,
+        carried: found.counters,
+        ..Status::default()
     }
 }
 
@@ -382,6 +455,8 @@ fn status_by(pins: &Pins, settings: &Settings) -> Result<Status, Error> {
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
         maps: fill::all(pins),
+        flows: FlowSource::Programs,
+        carried: Vec::new(),
     })
 }
 

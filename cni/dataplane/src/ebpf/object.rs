@@ -19,6 +19,14 @@ pub fn object() -> Option<&'static [u8]> {
     None
 }
 
+/// A digest of the object: the name of this version of the BPF programs.
+pub(super) const fn version() -> &'static str {
+    #[cfg(ebpf_object)]
+    return env!("SLIPWAY_EBPF_VERSION");
+    #[cfg(not(ebpf_object))]
+    "none"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,10 +22,9 @@ use aya::maps::{MapData, MapInfo};
 use cni_kernel::lock::{FileLock, LockError};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use sha2::{Digest, Sha256};
 use slipway_ebpf_abi::maps;
 
-use super::error;
+use super::{error, object};
 use crate::{Error, lock};
 
 /// Mount point of the BPF file system, by convention of the kernel and of systemd.
@@ -147,10 +146,9 @@ impl Pins {
         self.base.join(name)
     }
 
-    /// The folder of an object's programs.
-    pub(super) fn programs(&self, object: &[u8]) -> PathBuf {
-        let digest: String = Sha256::digest(object).iter().take(8).map(|b| format!("{b:02x}")).collect();
-        self.base.join(format!("{PROGRAMS}{digest}"))
+    /// The folder of this binary's programs.
+    pub(super) fn programs(&self) -> PathBuf {
+        self.base.join(format!("{PROGRAMS}{}", object::version()))
     }
 
     /// The folders of other versions' programs.

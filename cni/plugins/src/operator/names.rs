@@ -2,7 +2,7 @@
 
 //! The names of the BPF programs' counters and reasons: an interface, in text and JSON. Short container IDs.
 
-use cni_dataplane::ebpf::{Counter, Reason};
+use cni_dataplane::ebpf::{CarriedCounter, Counter, Reason};
 
 /// The name of a counter.
 pub(super) const fn of_counter(counter: Counter) -> &'static str {
@@ -45,6 +45,32 @@ pub(super) const fn about_counter(counter: Counter) -> &'static str {
         }
         Counter::DropWrite => "the kernel refused to change the packet",
         Counter::DropNoPort => "no source port is free",
+    }
+}
+
+/// The name of a counter of the programs that carry checked flows.
+pub(super) const fn of_carried(counter: CarriedCounter) -> &'static str {
+    match counter {
+        CarriedCounter::Carried => "carried_packets",
+        CarriedCounter::Asked => "recorded_packets",
+        CarriedCounter::Checked => "checked_packets",
+        CarriedCounter::Unlike => "changed_packets",
+        CarriedCounter::DroppedFar => "forged_end",
+        CarriedCounter::DroppedWrite => "write_failed",
+    }
+}
+
+/// A counter of the programs that carry checked flows in words.
+pub(super) const fn about_carried(counter: CarriedCounter) -> &'static str {
+    match counter {
+        CarriedCounter::Carried => "packets that the BPF programs carried",
+        CarriedCounter::Asked => "packets that were recorded before they passed the kernel's stack",
+        CarriedCounter::Checked => "recorded packets that came out of the kernel's stack",
+        CarriedCounter::Unlike => {
+            "recorded packets that came out changed in another way than the BPF programs can"
+        }
+        CarriedCounter::DroppedFar => "FIN and RST whose sequence number is far from the connection's",
+        CarriedCounter::DroppedWrite => "the kernel refused to change the packet",
     }
 }
 
@@ -117,11 +143,21 @@ mod tests {
         let of = |counter| cells(of_counter(counter), about_counter(counter));
         let (dropped, counted): (Vec<Counter>, Vec<Counter>) =
             Counter::ALL.into_iter().partition(|one| one.is_drop());
-        assert_eq!(checks::rows("Counters"), counted.into_iter().map(of).collect::<Vec<_>>());
-        assert_eq!(
-            checks::rows("Counters of dropped packets"),
-            dropped.into_iter().map(of).collect::<Vec<_>>()
-        );
+        let carried = |counter| cells(of_carried(counter), about_carried(counter));
+        let (lost, carried): (Vec<_>, Vec<_>) =
+            CarriedCounter::ALL.map(|one| (one.is_drop(), carried(one))).into_iter().partition(|one| one.0);
+        let rows = |first: Vec<Counter>, second: Vec<(bool, Vec<String>)>| {
+            let mut rows: Vec<_> = first.into_iter().map(of).collect();
+            // Both kinds of programs have some counters.
+            for (_, row) in second {
+                if !rows.contains(&row) {
+                    rows.push(row);
+                }
+            }
+            rows
+        };
+        assert_eq!(checks::rows("Counters"), rows(counted, carried));
+        assert_eq!(checks::rows("Counters of dropped packets"), rows(dropped, lost));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Fill, Sockets, Status};
+use cni_dataplane::ebpf::{self, Fill, FlowSource, Sockets, Status};
 use cni_spec::CniError;
 use serde_json::{Map, Value, json};
 
@@ -56,10 +56,15 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     };
     writeln!(out, "programs    {state}")?;
     if status.is_set_up {
+        writeln!(out, "decision    by {}", decision(status.flows))?;
         writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
         for left in &status.uplinks_without {
             writeln!(out, "without     {}: {}", left.name, left.why)?;
         }
+    }
+    if status.is_set_up && status.flows == FlowSource::Netfilter {
+        writeln!(out, "containers  {}", status.containers)?;
+    } else if status.is_set_up {
         match &status.sockets {
             Some(Sockets::At(group)) => writeln!(out, "sockets     {}", group.display())?,
             Some(Sockets::Not(why)) => writeln!(out, "sockets     none: {why}")?,
@@ -87,6 +92,13 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     for (counter, count) in &status.counters {
         writeln!(out, "counter     {}: {count}", names::of_counter(*counter))?;
     }
+    for (counter, count) in &status.carried {
+        let (name, about) = (names::of_carried(*counter), names::about_carried(*counter));
+        match counter.is_drop() {
+            true => writeln!(out, "dropped     {name}: {count} ({about})")?,
+            false => writeln!(out, "counter     {name}: {count}")?,
+        }
+    }
     for (counter, count) in &status.dropped {
         let why = names::about_counter(*counter);
         writeln!(out, "dropped     {}: {count} ({why})", names::of_counter(*counter))?;
@@ -97,10 +109,21 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
+/// The engine that decides about flows, in text and JSON.
+const fn decision(flows: FlowSource) -> &'static str {
+    match flows {
+        FlowSource::Programs => "programs",
+        FlowSource::Netfilter => "netfilter",
+    }
+}
+
 /// The document of `slipway node`.
 fn document(status: &Status) -> Value {
-    let by_counter = |counts: &[(ebpf::Counter, u64)]| -> Map<String, Value> {
-        counts.iter().map(|(counter, count)| (names::of_counter(*counter).to_owned(), json!(count))).collect()
+    let by_counter = |counts: &[(ebpf::Counter, u64)], are_drops: bool| -> Map<String, Value> {
+        let deciding = counts.iter().map(|(counter, count)| (names::of_counter(*counter), *count));
+        let carried = status.carried.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
+        let carried = carried.map(|(counter, count)| (names::of_carried(*counter), *count));
+        deciding.chain(carried).map(|(name, count)| (name.to_owned(), json!(count))).collect()
     };
     let left: Map<String, Value> = status
         .left
@@ -123,6 +146,7 @@ fn document(status: &Status) -> Value {
         "built_in": ebpf::object().is_some(),
         "loaded": status.is_set_up,
         "current": status.is_current,
+        "decision": decision(status.flows),
         "uplinks": status.uplinks,
         "uplinks_left_to_nftables": uplinks_left,
         "interfaces_without_maps": status.served_elsewhere,
@@ -135,8 +159,8 @@ fn document(status: &Status) -> Value {
         "containers_left_to_nftables": status.containers_left,
         "ports": status.ports,
         "ports_left_to_nftables": status.ports_left,
-        "counters": by_counter(&status.counters),
-        "dropped": by_counter(&status.dropped),
+        "counters": by_counter(&status.counters, false),
+        "dropped": by_counter(&status.dropped, true),
         "left_to_netfilter": left,
         "maps": maps,
     })
@@ -170,6 +194,8 @@ mod tests {
             maps: [("pods", 2), ("flows4", 0)]
                 .map(|(map, elements)| Fill { map, elements, max_elements: 64 })
                 .into(),
+            flows: FlowSource::Programs,
+            carried: Vec::new(),
         };
         let mut text = Vec::new();
         print_text(&status, &mut text).unwrap();

@@ -2,7 +2,7 @@
 
 //! Packets that came out of the kernel's stack.
 
-use slipway_ebpf_abi::carried::{CLONE_SEEN, CarriedCounter};
+use slipway_ebpf_abi::carried::{CLONE_SEEN, CarriedCounter, HAS_ETHERNET};
 
 use super::Scratch;
 use super::maps::{Maps, add};
@@ -75,10 +75,11 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     way.mark = skb.mark();
     way.priority = skb.priority();
     way.flags = flags;
-    // A packet for the network stack of the peer needs the header, too: the pod may bridge it.
-    match skb.load::<[u32; 3]>(0) {
-        Some(ethernet) => way.ethernet = ethernet,
-        None => return Act::NEXT,
+    way.ethernet = [0; 3];
+    if flags & HAS_ETHERNET != 0 {
+        // A packet for the network stack of the peer needs the header, too: the pod may bridge it.
+        let Some(ethernet) = skb.load(0) else { return Act::NEXT };
+        way.ethernet = ethernet;
     }
     add(CarriedCounter::Checked, 1);
     let (length, dscp) = (scratch.packet.length, u32::from(scratch.packet.tos >> 2));

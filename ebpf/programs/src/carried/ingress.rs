@@ -9,7 +9,7 @@ use slipway_ebpf_abi::carried::{
     CLONE, CLONE_SEEN, Carried, CarriedCounter, HAS_ETHERNET, ORIGINAL, TO_PEER,
 };
 
-use super::maps::{self, Maps};
+use super::maps::{self, Maps, Young};
 use super::{Scratch, maps::add};
 use crate::csum::Difference;
 use crate::family::Addr;
@@ -23,7 +23,7 @@ const CARRIED_FOR: u32 = 2;
 /// The packet of a direction, without SYN, FIN and RST, that is the first to be checked for an entry. The others
 /// are those whose number is a higher power of two, so that flows to the node itself cost little. A connection
 /// of one request, or one datagram and its reply, gets no entry.
-const FIRST_TCP: u32 = 4;
+const FIRST_TCP: u32 = 8;
 const FIRST_UDP: u32 = 2;
 /// Maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that may
 /// be in flight: conntrack's MAXACKWINDOW.
@@ -41,13 +41,27 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     if !scratch.read(skb, l3) {
         return Act::NEXT;
     }
-    let now = now();
-    if index != 0 && is_clone(scratch, index, now) {
+    if index != 0 && is_clone(scratch, index, now()) {
         skb.set_record(index);
         return Act::NEXT;
     }
+    let first = if scratch.key.protocol == u32::from(IPPROTO_TCP) { FIRST_TCP } else { FIRST_UDP };
+    let young = Young::of(hash(&raw const scratch.key));
+    if young.packets().is_some_and(|before| before + 1 < first) {
+        if scratch.packet.tcp & (SYN | FIN | RST) == 0 {
+            young.count();
+        }
+        return Act::NEXT;
+    }
+    let now = now();
     let Some(entry) = F::carried().get_ptr_mut(&scratch.key) else {
-        return without_entry(skb, scratch, epoch, now);
+        if scratch.packet.tcp & (SYN | FIN | RST) == 0 {
+            let number = young.count();
+            if number >= first && number & number.wrapping_sub(1) == 0 {
+                ask(skb, scratch, epoch, now, ORIGINAL);
+            }
+        }
+        return Act::NEXT;
     };
     // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one: `carry` works on
     // a copy.
@@ -89,19 +103,6 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     copy(&raw const entry.way, &raw mut scratch.way);
     add(CarriedCounter::Carried, segments);
     carry(skb, scratch)
-}
-
-#[inline(always)]
-fn without_entry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32) -> i32 {
-    if scratch.packet.tcp & (SYN | FIN | RST) != 0 {
-        return Act::NEXT;
-    }
-    let number = maps::count_young(hash(&raw const scratch.key));
-    let first = if scratch.key.protocol == u32::from(IPPROTO_TCP) { FIRST_TCP } else { FIRST_UDP };
-    if number >= first && number & number.wrapping_sub(1) == 0 {
-        ask(skb, scratch, epoch, now, ORIGINAL);
-    }
-    Act::NEXT
 }
 
 /// True if the packet is the clone that a record describes. Another packet with the index of a record comes from
@@ -207,7 +208,10 @@ fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     }
     let way = &scratch.way;
     skb.set_mark(way.mark, way.priority);
-    if way.flags & HAS_ETHERNET != 0 && !skb.store(0, &way.ethernet, 0) {
+    // The kernel removes the Ethernet header of a packet to an interface without one.
+    if way.flags & HAS_ETHERNET != 0
+        && (scratch.packet.l3 == 0 && !skb.add_ethernet() || !skb.store(0, &way.ethernet, 0))
+    {
         add(CarriedCounter::DroppedWrite, 1);
         return Act::DROP;
     }

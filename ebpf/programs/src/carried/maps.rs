@@ -3,10 +3,10 @@
 //! The maps of carried flows; `slipway_ebpf_abi::carried` describes them.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::carried::{
     CARRIED_COUNTERS, CARRIED_SIZE, Carried, Carried4, Carried6, CarriedCounter, CarriedKey, CarriedKey4,
-    CarriedKey6, PENDING_CPUS, PENDING_EACH, Pending, Pending4, Pending6, YOUNG_SIZE,
+    CarriedKey6, PENDING_CPUS, PENDING_EACH, Pending, Pending4, Pending6, UPLINKS_SIZE, YOUNG_SIZE,
 };
 
 use super::Scratch;
@@ -22,6 +22,12 @@ static COUNTS: PerCpuArray<[u64; CARRIED_COUNTERS]> = PerCpuArray::with_max_entr
 static CARRIED4: LruHashMap<CarriedKey4, Carried4> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
 #[map(name = "carried6")]
 static CARRIED6: LruHashMap<CarriedKey6, Carried6> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
+
+// Not for the BPF programs.
+#[map(name = "flowuplinks")]
+static UPLINKS: HashMap<u32, u32> = HashMap::with_max_entries(UPLINKS_SIZE, 0);
+#[map(name = "flowhome")]
+static HOME: Array<u64> = Array::with_max_entries(1, 0);
 
 // Not for user space.
 #[map(name = "pending4")]
@@ -115,19 +121,38 @@ pub(super) fn next_record(processor: u32) -> Option<u32> {
     Some(((processor & (PENDING_CPUS - 1)) * PENDING_EACH) | next)
 }
 
-/// Counts a packet of a flow without an entry. Returns their number, at most 255: two flows whose hashes
-/// share a slot restart each other's.
-#[inline(always)]
-pub(super) fn count_young(hash: u32) -> u32 {
-    // The upper bits are the better ones.
-    let Some(slot) = YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) else { return 0 };
-    // SAFETY: one aligned word; processors that write concurrently lose a count.
-    unsafe {
-        let old = slot.read_volatile();
-        let number = if (old ^ hash) >> 8 == 0 { (old & 0xff) + 1 } else { 1 };
+/// The slot that counts the packets of a flow without an entry. Flows whose hashes share a slot restart each
+/// other's number.
+#[derive(Clone, Copy)]
+pub(super) struct Young {
+    hash: u32,
+    slot: Option<*mut u32>,
+}
+
+impl Young {
+    #[inline(always)]
+    pub(super) fn of(hash: u32) -> Self {
+        // The upper bits are the better ones.
+        Self { hash, slot: YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) }
+    }
+
+    /// The number of packets so far, if the slot is this flow's: it has no entry while the number is small.
+    #[inline(always)]
+    pub(super) fn packets(self) -> Option<u32> {
+        // SAFETY: one aligned word of a map, which stays allocated.
+        let old = unsafe { self.slot?.read_volatile() };
+        if (old ^ self.hash) >> 8 == 0 { Some(old & 0xff) } else { None }
+    }
+
+    /// Counts a packet. Returns their number, at most 255.
+    #[inline(always)]
+    pub(super) fn count(self) -> u32 {
+        let Some(slot) = self.slot else { return 0 };
+        let number = self.packets().map_or(1, |packets| packets + 1);
         // Half of the range again, so that powers of two recur.
         let number = if number > 0xff { 0x80 } else { number };
-        slot.write_volatile(hash & !0xff | number);
+        // SAFETY: as above; processors that write concurrently lose a count.
+        unsafe { slot.write_volatile(self.hash & !0xff | number) };
         number
     }
 }

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Settings of connection tracking that sees one packet of a direction in each tick.
+
+use cni_kernel::sysctl;
+
+use crate::Error;
+
+/// The window check would find such packets invalid.
+const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+/// The acknowledgment that conntrack compares a RST with is that of a packet it saw.
+const ANY_RST: &str = "net/netfilter/nf_conntrack_tcp_ignore_invalid_rst";
+/// The shorter timeout of connections with unacknowledged data would apply to idle connections whose last
+/// acknowledgment was carried.
+const UNACKNOWLEDGED: &str = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
+const ESTABLISHED: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
+
+/// Lets conntrack miss packets, before it misses any. Without connection tracking loaded there are no such settings;
+/// nftables has loaded it.
+///
+/// # Errors
+/// [`Error::Kernel`] if a setting cannot be written.
+pub(super) fn prepare() -> Result<(), Error> {
+    let set = |name: &str, value: &str| {
+        sysctl::ensure(name, value).map_err(|e| Error::kernel("let conntrack miss packets", e))
+    };
+    set(LIBERAL, "1")?;
+    // Missing before Linux 5.14.
+    if sysctl::get(ANY_RST).is_ok() {
+        set(ANY_RST, "1")?;
+    }
+    if let Ok(timeout) = sysctl::get(ESTABLISHED) {
+        set(UNACKNOWLEDGED, &timeout)?;
+    }
+    Ok(())
+}

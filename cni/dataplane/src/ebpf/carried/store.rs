@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The pins of the programs, a folder for each version: `/sys/fs/bpf/slipway-flows/<version>/<map or program>`.
+//!
+//! A new version begins with empty maps: until it has learnt a flow, netfilter serves it.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use aya::Pod as Plain;
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::{EbpfLoader, VerifierLogLevel};
+use slipway_ebpf_abi::carried::{self, CARRIED_COUNTERS, CarriedCounter};
+use slipway_ebpf_abi::maps;
+
+use super::super::{error, load, netns_cookie, object, pins};
+use crate::Error;
+
+const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
+/// Attempts to load: concurrent first ADDs pin the same maps.
+const ATTEMPTS: usize = 8;
+/// The program that is pinned last: its pin marks a version as complete.
+const LAST: &str = carried::EGRESS_L3;
+
+/// The pins of one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) struct Store {
+    folder: PathBuf,
+}
+
+impl Store {
+    /// This binary's version.
+    pub(super) fn own() -> Self {
+        Self { folder: Path::new(FOLDER).join(object::version()) }
+    }
+
+    /// All versions on this node.
+    fn all() -> Vec<Self> {
+        let entries = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok);
+        entries.map(|entry| Self { folder: entry.path() }).collect()
+    }
+
+    /// True if all of it is loaded.
+    pub(super) fn is_whole(&self) -> bool {
+        self.path(LAST).exists()
+    }
+
+    /// The path of a pin.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Loads and pins what is missing. `flows` is the size of the maps of flows.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
+    pub(super) fn load(&self, object: &[u8], flows: u32) -> Result<(), Error> {
+        pins::mount_file_system()?;
+        pins::make(&self.folder)?;
+        load::lift_memory_limit();
+        let mut loader = EbpfLoader::new();
+        loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
+        for name in carried::ALL {
+            loader.map_pin_path(name, self.path(name));
+        }
+        for name in [carried::CARRIED4, carried::CARRIED6] {
+            loader.map_max_entries(name, flows);
+        }
+        // The maps of the programs that decide, which stay unused.
+        for name in
+            [maps::FLOWS4, maps::FLOWS6, maps::HALF_OPEN4, maps::HALF_OPEN6, maps::SOCKETS4, maps::SOCKETS6]
+        {
+            loader.map_max_entries(name, 1);
+        }
+        let mut attempt = 0;
+        let mut ebpf = loop {
+            attempt += 1;
+            match loader.load(object) {
+                Ok(ebpf) => break ebpf,
+                Err(e) if attempt < ATTEMPTS && load::is_in_the_way(&e) => {}
+                Err(e) => return Err(Error::kernel("load the BPF programs", load::refused(&e))),
+            }
+        };
+        self.write_home()?;
+        for name in carried::PROGRAMS {
+            let program =
+                ebpf.program_mut(name).ok_or_else(|| Error::NoEbpf(format!("no BPF program {name}")))?;
+            load::load_one(program)
+                .map_err(|e| Error::kernel(format!("load the BPF program {name}"), load::explain(&e)))?;
+            match program.pin(self.path(name)) {
+                Ok(()) => {}
+                Err(e) if load::pin_exists(&e) => {}
+                Err(e) => return Err(Error::kernel(format!("pin the BPF program {name}"), e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn map(&self, name: &str) -> Result<Map, Error> {
+        let path = self.path(name);
+        MapData::from_pin(&path)
+            .and_then(Map::from_map_data)
+            .map_err(|e| error::failed(format!("open the BPF map {}", path.display()), e))
+    }
+
+    fn array<V: Plain>(&self, name: &str) -> Result<Array<MapData, V>, Error> {
+        Array::try_from(self.map(name)?).map_err(|e| error::failed(format!("open the BPF map {name}"), e))
+    }
+
+    fn write_home(&self) -> Result<(), Error> {
+        let failed = |e: MapError| error::failed("write the network namespace's cookie", e);
+        self.array::<u64>(carried::HOME)?.set(0, netns_cookie::of_this_namespace(), 0).map_err(failed)
+    }
+
+    /// Refuses to work from another network namespace: the maps name links by index.
+    ///
+    /// # Errors
+    /// [`Error::NoEbpf`] with a remedy.
+    pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
+        let home = self.array::<u64>(carried::HOME)?.get(&0, 0);
+        let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
+        let here = netns_cookie::of_this_namespace();
+        if here == 0 || home == 0 || here == home {
+            return Ok(());
+        }
+        Err(Error::NoEbpf(format!(
+            "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
+             gone, `rm -r {FOLDER}` removes them)"
+        )))
+    }
+
+    /// The indices of the uplinks with programs.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be read.
+    pub(super) fn uplinks(&self) -> Result<Vec<u32>, Error> {
+        let failed = |e: MapError| error::failed("read the uplinks with BPF programs", e);
+        self.uplink_map()?.keys().collect::<Result<_, _>>().map_err(failed)
+    }
+
+    fn uplink_map(&self) -> Result<HashMap<MapData, u32, u32>, Error> {
+        let name = carried::UPLINKS;
+        HashMap::try_from(self.map(name)?).map_err(|e| error::failed(format!("open the BPF map {name}"), e))
+    }
+
+    /// Adds an uplink to the list, or removes it.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be written.
+    pub(super) fn list_uplink(&self, index: u32, is_uplink: bool) -> Result<(), Error> {
+        let mut map = self.uplink_map()?;
+        let result = if is_uplink { map.insert(index, 1, 0) } else { map.remove(&index) };
+        match result {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(e) => Err(error::failed("write the uplinks with BPF programs", e)),
+        }
+    }
+
+    /// The counters that are not zero.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be read.
+    pub(super) fn counters(&self) -> Result<Vec<(CarriedCounter, u64)>, Error> {
+        let failed = |e: MapError| error::failed("read the BPF programs' counters", e);
+        let map = PerCpuArray::<_, [u64; CARRIED_COUNTERS]>::try_from(self.map(carried::COUNTS)?);
+        let each = map.map_err(failed)?.get(&0, 0).map_err(failed)?;
+        let sum = |counter: CarriedCounter| {
+            each.iter()
+                .filter_map(|counts| counts.get(counter as usize))
+                .fold(0, |a: u64, b| a.wrapping_add(*b))
+        };
+        Ok(CarriedCounter::ALL.map(|one| (one, sum(one))).into_iter().filter(|(_, sum)| *sum != 0).collect())
+    }
+
+    /// Has netfilter check each flow again.
+    fn next_epoch(&self) -> Result<(), Error> {
+        let failed = |e: MapError| error::failed("increment the epoch", e);
+        let mut map = self.array::<u32>(carried::EPOCH)?;
+        // Concurrent processes may write the same number: each has changed the rules before it.
+        let next = map.get(&0, 0).map_err(failed)?.wrapping_add(1).max(1);
+        map.set(0, next, 0).map_err(failed)
+    }
+
+    /// Removes the pins of other versions. Programs that are attached stay loaded until they are replaced.
+    pub(super) fn remove_others(&self) {
+        for other in Self::all().into_iter().filter(|other| other != self) {
+            if let Err(e) = fs::remove_dir_all(&other.folder) {
+                log::warn!("remove {}: {e}", other.folder.display());
+            }
+        }
+    }
+}
+
+/// True if any version is on this node.
+pub(in super::super) fn is_there() -> bool {
+    Path::new(FOLDER).is_dir()
+}
+
+/// Refuses to work from another network namespace than the programs' own.
+///
+/// # Errors
+/// [`Error::NoEbpf`] with a remedy.
+pub(in super::super) fn refuse_abroad() -> Result<(), Error> {
+    // An incomplete version serves nothing.
+    Store::all().iter().filter(|store| store.path(carried::HOME).exists()).try_for_each(Store::refuse_abroad)
+}
+
+/// Has netfilter check each flow again. Does nothing on a node without the programs.
+///
+/// # Errors
+/// [`Error::Kernel`] if a map cannot be written: flows are carried for two more ticks then.
+pub(in super::super) fn next_epoch() -> Result<(), Error> {
+    Store::all().iter().filter(|store| store.path(carried::EPOCH).exists()).try_for_each(Store::next_epoch)
+}
+
+/// Removes the pins of all versions.
+///
+/// # Errors
+/// [`Error::Kernel`] if one cannot be removed.
+pub(super) fn remove_all() -> Result<(), Error> {
+    match fs::remove_dir_all(FOLDER) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::kernel(format!("remove {FOLDER}"), e)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The programs at links: status, set-up, upgrade, teardown, other settings, other kinds of links.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+
+use serde_json::{Value, json};
+use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_tests::{Attach, PROGRAMS, Pod, Space, TunWire, has_programs, needs, sample_of_unknown, slipway};
+
+use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
+
+/// The filters at both hooks of a link, by the names of the programs, of which the kernel keeps 15 characters.
+fn filters(stage: &Stage, link: &str) -> [String; 2] {
+    ["ingress", "egress"].map(|side| {
+        let text = stage.node.try_cmd(&format!("tc filter show dev {link} {side}")).stdout;
+        let name =
+            text.split_whitespace().find(|word| word.starts_with("flow_") || word.contains("_ingress"));
+        name.unwrap_or_default().split(':').next().unwrap_or_default().to_owned()
+    })
+}
+
+fn node_end(result: &Value) -> String {
+    result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
+}
+
+/// Our folders in the BPF file system.
+fn pins(stage: &Stage) -> Vec<String> {
+    stage.node.list("/sys/fs/bpf").into_iter().filter(|name| name.starts_with("slipway")).collect()
+}
+
+fn settings(stage: &Stage, flows: &str) {
+    stage.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": flows}).to_string());
+}
+
+/// A connection to the published port.
+fn published(stage: &Stage, pod: &Pod, own: [IpAddr; 2]) -> Connection {
+    let to = SocketAddr::new(stage.node_ips()[0], PORT);
+    Connection::new(&stage.client, to, pod, SocketAddr::new(own[0], 80)).expect("a connection")
+}
+
+fn are_carried(stage: &Stage, connection: &mut Connection) {
+    let before = stage.node.counted("carried_packets");
+    connection.requests(100).expect("replies");
+    let carried = stage.node.counted("carried_packets") - before;
+    assert!(carried > 100, "{carried} of 200 packets: {}", stage.node.programs());
+}
+
+#[test]
+fn the_status_names_uplinks_containers_and_counters() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    assert_eq!(stage.node.programs()["loaded"], false);
+    let (pod, own) = stage.pod("web");
+    are_carried(&stage, &mut published(&stage, &pod, own));
+    let status = stage.node.programs();
+    for (key, value) in [
+        ("loaded", json!(true)),
+        ("current", json!(true)),
+        ("decision", json!("netfilter")),
+        ("uplinks", json!([stage.client.node_link])),
+        ("containers", json!(1)),
+        ("uplinks_left_to_nftables", json!([])),
+    ] {
+        assert_eq!(status[key], value, "{key}: {status}");
+    }
+    assert_eq!(status["maps"][0]["name"], "carried4");
+    let text = stage.node.slipway("node status");
+    assert!(text.contains("decision    by netfilter\n") && text.contains("containers  1\n"), "{text}");
+    let report = stage.node.try_slipway("check-node").stdout;
+    assert!(report.lines().any(|line| line.starts_with("ok") && line.contains("1 containers")), "{report}");
+}
+
+#[test]
+fn detached_programs_are_reported_and_attached_again() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let mut connection = published(&stage, &pod, own);
+    are_carried(&stage, &mut connection);
+    let (link, other) = (&stage.client.node_link, stage.node.host("other"));
+    for again in ["node setup", "an ADD"] {
+        stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
+        // Nothing but speed is lost.
+        connection.requests(20).expect("replies");
+        let status = stage.node.programs();
+        assert_eq!(status["uplinks_left_to_nftables"][0]["name"], link.as_str(), "{status}");
+        match again {
+            "an ADD" => drop(stage.pod_at("next", PORT + 1)),
+            command => drop(stage.node.slipway(command)),
+        }
+        assert_eq!(filters(&stage, link), ["flow_ingress", "flow_egress"], "{again}");
+        are_carried(&stage, &mut connection);
+    }
+    // The set-up has found the new uplink.
+    assert_eq!(filters(&stage, &other.node_link), ["flow_ingress", "flow_egress"]);
+    stage.node.cmd(&format!("ip address flush dev {}", other.node_link));
+    stage.node.slipway("node setup");
+    assert_eq!(filters(&stage, &other.node_link), ["", ""]);
+    assert_eq!(stage.node.programs()["uplinks"], json!([link]));
+}
+
+/// With other settings, the set-up or the next ADD replaces the programs. Connections continue.
+#[test]
+fn other_settings_change_the_programs_and_no_connection_ends() {
+    needs!(has_programs(), PROGRAMS);
+    for by_add in [false, true] {
+        let stage = Stage::new(Engine::Carried);
+        settings(&stage, "programs");
+        let pod = stage.node.pod("web");
+        let network = stage.network();
+        let attach = Attach::new(&pod).port(slipway_tests::Proto::Tcp, PORT, 80);
+        let result = network.add(&attach).expect("ADD");
+        let own = [0, 1].map(|index| {
+            let text = result["ips"][index]["address"].as_str().expect("an address");
+            text.split('/').next().expect("an address").parse().expect("an IP address")
+        });
+        assert_eq!(stage.node.programs()["decision"], "programs");
+        let far = SocketAddr::new(stage.client_ips()[0], FAR);
+        let mut all = [
+            published(&stage, &pod, own),
+            Connection::new(&pod, far, &stage.client, far).expect("a connection"),
+        ];
+        all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
+        settings(&stage, "netfilter");
+        if by_add {
+            drop(stage.pod_at("next", PORT + 1));
+        } else {
+            stage.node.slipway("node setup");
+        }
+        assert_eq!(filters(&stage, &node_end(&result)), ["flow_ingress_po", "flow_egress_pod"]);
+        assert_eq!(filters(&stage, &stage.client.node_link), ["flow_ingress", "flow_egress"]);
+        assert_eq!(pins(&stage), ["slipway-flows"]);
+        all.iter_mut().for_each(|one| are_carried(&stage, one));
+        // And back.
+        settings(&stage, "programs");
+        stage.node.slipway("node setup");
+        assert_eq!(filters(&stage, &stage.client.node_link), ["uplink_ingress", ""]);
+        assert_eq!(pins(&stage), ["slipway"]);
+        all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
+    }
+}
+
+#[test]
+fn another_version_is_replaced_by_the_setup() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let mut connection = published(&stage, &pod, own);
+    are_carried(&stage, &mut connection);
+    let version = stage.node.list(PINS).remove(0);
+    stage.node.cmd(&format!("mv {PINS}/{version} {PINS}/0123456789abcdef"));
+    assert_eq!(stage.node.programs()["current"], false);
+    // The programs of the other version continue, also next to those of this one.
+    connection.requests(100).expect("replies");
+    stage.node.slipway("node setup");
+    assert_eq!(stage.node.list(PINS), [version]);
+    let status = stage.node.programs();
+    assert_eq!((&status["current"], &status["containers"]), (&json!(true), &json!(1)));
+    are_carried(&stage, &mut connection);
+}
+
+/// Wherever the set-up is killed, and with two ADDs at once: the next one completes it, and flows are carried.
+#[test]
+fn a_killed_setup_is_completed_by_concurrent_adds() {
+    needs!(has_programs(), PROGRAMS);
+    for nth in sample_of_unknown().map(|at| at + 1) {
+        let stage = Stage::new(Engine::Carried);
+        let inject = format!("inject=bpf:signal=SIGKILL:when={nth}");
+        let program = slipway();
+        let program = program.display();
+        let line = format!("strace -f -qq -o /dev/null -e trace=bpf -e {inject} {program} node setup");
+        let ended = stage.node.try_cmd(&line).code == Some(0);
+        let (pod, own) = thread::scope(|scope| {
+            let other = scope.spawn(|| drop(stage.pod_at("other", PORT + 1)));
+            let web = stage.pod("web");
+            other.join().expect("an ADD");
+            web
+        });
+        are_carried(&stage, &mut published(&stage, &pod, own));
+        assert_eq!(stage.node.programs()["current"], true, "killed at bpf(2) number {nth}");
+        if ended {
+            assert!(nth > 20, "{nth}");
+            break;
+        }
+    }
+}
+
+#[test]
+fn an_uplink_without_ethernet_is_served() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let other = stage.node.host("other");
+    let _wire = TunWire::new(&stage.node, &other, "tun0");
+    let ends: [(&Space, &str); 2] = [(&stage.node, "1"), (&other, "2")];
+    for (space, last) in ends {
+        space.cmd(&format!("ip address add 198.18.7.{last}/24 dev tun0"));
+        space.cmd(&format!("ip address add 2001:db8:77::{last}/64 dev tun0 nodad"));
+        space.cmd("ip link set tun0 up");
+    }
+    let (pod, own) = stage.pod("web");
+    assert_eq!(filters(&stage, "tun0"), ["flow_ingress_l3", "flow_egress_l3"]);
+    let addresses = [["198.18.7.1", "198.18.7.2"], ["2001:db8:77::1", "2001:db8:77::2"]];
+    for (family, ends) in addresses.into_iter().enumerate() {
+        let [node, far] = ends.map(|text| text.parse::<IpAddr>().expect("an address"));
+        let inside = SocketAddr::new(own[family], 80);
+        let mut to_port = Connection::new(&other, (node, PORT).into(), &pod, inside).expect("a connection");
+        are_carried(&stage, &mut to_port);
+        to_port.stream(4 << 20);
+        let far = SocketAddr::new(far, FAR);
+        let mut from_pod = Connection::new(&pod, far, &other, far).expect("a connection");
+        assert_eq!(from_pod.server.peer_addr().expect("a peer").ip(), node);
+        are_carried(&stage, &mut from_pod);
+        from_pod.stream(4 << 20);
+    }
+    assert_eq!(stage.count(CarriedCounter::DroppedWrite), 0);
+}
+
+/// A rate that the bandwidth plugin sets holds for carried packets.
+#[test]
+fn a_rate_limit_holds() {
+    needs!(has_programs(), PROGRAMS);
+    const RATE: u32 = 16_000_000;
+    const AMOUNT: usize = 4 << 20;
+    let stage = Stage::new(Engine::Carried);
+    let mut chain = list::list("ebpf");
+    chain["plugins"].as_array_mut().expect("plugins").push(json!({
+        "type": "bandwidth", "ingressRate": RATE, "ingressBurst": 800_000, "egressRate": RATE, "egressBurst": 800_000,
+    }));
+    let pod = stage.node.pod("web");
+    let attach = Attach::new(&pod).port(slipway_tests::Proto::Tcp, PORT, 80);
+    let result = stage.node.network(chain).add(&attach).expect("ADD");
+    assert_eq!(filters(&stage, &node_end(&result))[1], "flow_egress");
+    let text = result["ips"][0]["address"].as_str().expect("an address");
+    let own = text.split('/').next().expect("an address").parse().expect("an IP address");
+    let mut connection = published(&stage, &pod, [own, own]);
+    let begun = std::time::Instant::now();
+    connection.stream(AMOUNT);
+    let (taken, least) = (begun.elapsed().as_secs_f64(), (AMOUNT * 8 - 1_600_000) as f64 / f64::from(RATE));
+    println!("{taken:.2} s of at least {least:.2}; {:?}", stage.counts());
+    assert!(taken > least * 0.9, "{taken}");
+    let (key, entry) = *stage.carried4().iter().max_by_key(|(_, entry)| entry.packets).expect("an entry");
+    assert!(entry.packets > 1000, "{key:?} {entry:?}");
+}
+
+/// Links have other numbers there.
+#[test]
+fn another_network_namespace_is_refused() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let program = slipway();
+    for command in ["setup", "teardown", "status"] {
+        let line = format!("unshare --net {} node {command}", program.display());
+        let refused = stage.node.try_cmd(&line);
+        assert!(refused.code != Some(0) && refused.stderr.contains("another network namespace"), "{refused}");
+    }
+    are_carried(&stage, &mut published(&stage, &pod, own));
+}
