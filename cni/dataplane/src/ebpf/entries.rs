@@ -325,6 +325,15 @@ fn reserved(port: &PublishedPort) -> Target {
 /// # Errors
 /// [`Error::Kernel`] if the maps cannot be read.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
+    if carried::find().is_some() {
+        let owners = carried::owners()?;
+        for one in all.iter_mut().filter(|one| one.backend == BackendName::Nftables) {
+            if one.owner.as_ref().is_some_and(|owner| owners.contains(owner)) {
+                one.backend = BackendName::Ebpf;
+            }
+        }
+        return Ok(());
+    }
     let Some(pins) = config::at_home() else { return Ok(()) };
     // Next to an engine that translates Services, nftables serves packets to the node.
     if !config::knows_addresses(&pins)? {

@@ -14,12 +14,12 @@ use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED};
 use super::conntrack_export::{self, Handed};
 use super::entries::Left;
 use super::entries::{self, is_served, single, target, unserved};
-use super::node::{self, Settings};
+use super::node::{self, FlowSource, Settings};
 use super::pins::Pins;
 use super::pods::{self, Adopted, Adoption, Hold, Pods};
 use super::tables::{PodId, RESERVED, Tables};
-use super::{attach, config, conntrack_import};
-use crate::{Error, MasqueradeRequest, PortRequest};
+use super::{attach, carried, config, conntrack_import};
+use crate::{ContainerNetns, Error, MasqueradeRequest, PortRequest};
 
 /// Ports or masquerade of an attachment.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +35,13 @@ impl Thing<'_> {
         match self {
             Self::Ports(request) => &request.attachment,
             Self::Masquerade(request) => &request.attachment,
+        }
+    }
+
+    fn netns(&self) -> &ContainerNetns {
+        match self {
+            Self::Ports(request) => &request.netns,
+            Self::Masquerade(request) => &request.netns,
         }
     }
 
@@ -63,25 +70,160 @@ pub(crate) struct Spot {
     link: Link,
 }
 
-/// A held container in the maps, which the programs are to serve.
+/// A container that the programs are to serve.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    pod: Adopted,
+    /// The held container in the maps of the programs that decide.
+    pod: Option<Adopted>,
 }
 
-/// The maps of this node.
+/// The programs of this node.
 #[derive(Debug)]
-pub(crate) struct Moving {
+pub(crate) enum Moving {
+    /// Those that decide, by their maps.
+    Deciding(Box<Deciding>),
+    /// Those that carry what netfilter has checked. A container needs its link's programs only, and no flow moves.
+    Carrying(carried::Store),
+}
+
+impl Moving {
+    /// Finds the programs, if this network namespace has any.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if maps cannot be opened.
+    pub(crate) fn find() -> Result<Option<Self>, Error> {
+        match carried::find() {
+            Some(store) => Ok(Some(Self::Carrying(store))),
+            None => Ok(Deciding::find()?.map(|maps| Self::Deciding(Box::new(maps)))),
+        }
+    }
+
+    /// Sets up or updates the node's programs.
+    ///
+    /// # Errors
+    /// [`Error::NoEbpf`] or [`Error::Kernel`], as [`node::setup_node`].
+    pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
+        Ok(match settings.flows {
+            FlowSource::Programs => Self::Deciding(Box::new(Deciding::set_up(settings)?)),
+            FlowSource::Netfilter => Self::Carrying(node::setup_to_carry(settings)?),
+        })
+    }
+
+    /// Looks how far the programs serve this.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if maps or links cannot be read.
+    pub(crate) fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
+        match self {
+            Self::Deciding(maps) => maps.knows(thing),
+            Self::Carrying(_) => Ok(match link_of(thing)? {
+                Some(link) if carried::has_programs(&link)? => Known::Yes,
+                _ => Known::No,
+            }),
+        }
+    }
+
+    /// True if a container is left to nftables.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the maps cannot be read.
+    pub(crate) fn leaves(&self, spot: &Spot) -> Result<bool, Error> {
+        match self {
+            Self::Deciding(maps) => maps.leaves(spot),
+            Self::Carrying(_) => Ok(false),
+        }
+    }
+
+    /// Prepares the programs for a container that another backend serves. Its new flows are left to netfilter until
+    /// [`Self::finish`].
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if a program cannot be attached or a map written. [`Self::give_up`] removes what was
+    /// written.
+    pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
+        match self {
+            Self::Deciding(maps) => maps.begin(spot, things).map(|pod| Begun { pod: Some(pod) }),
+            Self::Carrying(store) => carried::attach_link(store, &spot.link).map(|()| Begun { pod: None }),
+        }
+    }
+
+    /// Imports conntrack's flows of these containers. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
+    pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
+        match self {
+            Self::Deciding(maps) => {
+                let pods: Vec<Adopted> = all.iter().filter_map(|begun| begun.pod.clone()).collect();
+                conntrack_import::import(&maps.pins, &pods)
+            }
+            Self::Carrying(_) => Ok(0),
+        }
+    }
+
+    /// Has the programs serve a container.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if a map cannot be written.
+    pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
+        match (self, &begun.pod) {
+            (Self::Deciding(maps), Some(pod)) => pods::release(&mut maps.tables, pod),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes back what [`Self::begin`] did for a container that was removed concurrently.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if a map cannot be read or written.
+    pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
+        match self {
+            Self::Deciding(maps) => maps.give_up(spot, things),
+            Self::Carrying(_) => {
+                carried::detach_link(&spot.link);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has netfilter serve containers that the programs have served, with their flows.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if conntrack, a map or a link cannot be changed; another call continues.
+    pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
+        match self {
+            Self::Deciding(maps) => maps.withdraw(things),
+            Self::Carrying(_) => {
+                for thing in things {
+                    if let Some(link) = link_of(*thing)? {
+                        carried::detach_link(&link);
+                    }
+                }
+                Ok(Handed::default())
+            }
+        }
+    }
+}
+
+/// The host's end of the link of a container whose namespace is known.
+fn link_of(thing: Thing<'_>) -> Result<Option<Link>, Error> {
+    let netns = thing.netns();
+    if Netns::open(&netns.path).is_err() {
+        return Ok(None);
+    }
+    Ok(pods::host_end(netns, thing.attachment().ifname())?.map(|(link, _)| link))
+}
+
+/// The maps of the programs that decide.
+#[derive(Debug)]
+pub(crate) struct Deciding {
     pins: Pins,
     tables: Tables,
 }
 
-impl Moving {
+impl Deciding {
     /// Opens the maps, if this network namespace has any.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if they cannot be opened.
-    pub(crate) fn find() -> Result<Option<Self>, Error> {
+    fn find() -> Result<Option<Self>, Error> {
         let Some(pins) = config::at_home() else { return Ok(None) };
         // An interrupted set-up has made no maps.
         if !config::is_set_up(&pins) {
@@ -90,20 +232,12 @@ impl Moving {
         Ok(Some(Self { tables: Tables::open(&pins)?, pins }))
     }
 
-    /// Sets up or updates the node's programs.
-    ///
-    /// # Errors
-    /// [`Error::NoEbpf`] or [`Error::Kernel`], as [`node::setup_node`].
-    pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
+    fn set_up(settings: &Settings) -> Result<Self, Error> {
         let pins = node::setup(settings)?;
         Ok(Self { tables: Tables::open(&pins)?, pins })
     }
 
-    /// Looks how far the programs serve this.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the maps cannot be read.
-    pub(crate) fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
+    fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
         let (mut all, mut any, mut left) = (true, false, false);
         let mut look = |pod: Option<PodId>| -> Result<(), Error> {
             let live = match pod {
@@ -144,21 +278,13 @@ impl Moving {
         })
     }
 
-    /// True if a container is left to nftables.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the maps cannot be read.
-    pub(crate) fn leaves(&self, spot: &Spot) -> Result<bool, Error> {
+    fn leaves(&self, spot: &Spot) -> Result<bool, Error> {
         Ok(self.tables.pods.get(&spot.link.index)?.is_some_and(|pod| pod.flags & LEFT != 0))
     }
 
-    /// Writes a container to the maps that another backend serves, and holds it: its new flows are left to
-    /// netfilter. Ports of live containers stay theirs.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if a program cannot be attached or a map written. [`Self::give_up`] removes what was
-    /// written.
-    pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
+    /// Writes a container to the maps that another backend serves, and holds it. Ports of live containers stay
+    /// theirs.
+    fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Adopted, Error> {
         let mut pod = None;
         for thing in things {
             let adoption = Adoption {
@@ -185,7 +311,7 @@ impl Moving {
             addresses: Vec::new(),
             is_held: false,
         };
-        Ok(Begun { pod: pod.unwrap_or(nothing) })
+        Ok(pod.unwrap_or(nothing))
     }
 
     fn publish(&mut self, request: &PortRequest, pod: PodId) -> Result<(), Error> {
@@ -204,28 +330,8 @@ impl Moving {
         Ok(())
     }
 
-    /// Imports conntrack's flows of these containers. Returns their number.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
-    pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
-        let pods: Vec<Adopted> = all.iter().map(|begun| begun.pod.clone()).collect();
-        conntrack_import::import(&self.pins, &pods)
-    }
-
-    /// Releases a held container: the programs serve it from now on.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if a map cannot be written.
-    pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
-        pods::release(&mut self.tables, &begun.pod)
-    }
-
     /// Removes the entries of a container that was removed concurrently, and no other one's.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if a map cannot be read or written.
-    pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
+    fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
         let pods = self.pods_of(things)?;
         for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
             self.tables.forget_pod(PodId { link: *link, generation: *generation })?;
@@ -238,11 +344,7 @@ impl Moving {
         Ok(())
     }
 
-    /// Has netfilter serve containers that the programs have served, with their flows.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if conntrack, a map or a link cannot be changed; another call continues.
-    pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
+    fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
         let pods = self.pods_of(things)?;
         let handed = conntrack_export::hand_over(&self.pins, &mut self.tables, &pods)?;
         self.forget(things, &pods)?;
@@ -299,7 +401,10 @@ impl Finder {
     ///
     /// # Errors
     /// [`Error::Kernel`] if links cannot be read.
-    pub(crate) fn spot(&self, things: &[Thing<'_>]) -> Result<Result<Spot, Left>, Error> {
+    pub(crate) fn spot(&self, flows: FlowSource, things: &[Thing<'_>]) -> Result<Result<Spot, Left>, Error> {
+        if flows == FlowSource::Netfilter {
+            return Ok(self.link(things)?.map(|link| Spot { link }));
+        }
         for thing in things {
             if let Thing::Ports(request) = thing
                 && let Some(left) = unserved(request)
@@ -307,30 +412,23 @@ impl Finder {
                 return Ok(Err(left));
             }
         }
-        let Some((attachment, netns)) = things.first().map(|thing| match thing {
-            Thing::Ports(request) => (&request.attachment, &request.netns),
-            Thing::Masquerade(request) => (&request.attachment, &request.netns),
-        }) else {
-            return Ok(Err(Left::Nowhere));
-        };
+        let Some(attachment) = things.first().map(Thing::attachment) else { return Ok(Err(Left::Nowhere)) };
         if pods::is_isolated(attachment)? {
             return Ok(Err(Left::Pod));
         }
-        let link = if Netns::open(&netns.path).is_ok() {
-            match pods::host_end(netns, attachment.ifname())? {
-                Some((link, _)) => link,
-                None => return Ok(Err(Left::NoVeth)),
-            }
-        } else {
-            match self.by_addresses(things)? {
-                Some(link) => link,
-                None => return Ok(Err(Left::Nowhere)),
-            }
-        };
-        if pods::is_limited(&link)? {
-            return Ok(Err(Left::Pod));
+        match self.link(things)? {
+            Ok(link) if pods::is_limited(&link)? => Ok(Err(Left::Pod)),
+            found => Ok(found.map(|link| Spot { link })),
         }
-        Ok(Ok(Spot { link }))
+    }
+
+    fn link(&self, things: &[Thing<'_>]) -> Result<Result<Link, Left>, Error> {
+        let Some(first) = things.first() else { return Ok(Err(Left::Nowhere)) };
+        let (attachment, netns) = (first.attachment(), first.netns());
+        if Netns::open(&netns.path).is_ok() {
+            return Ok(pods::host_end(netns, attachment.ifname())?.map(|(link, _)| link).ok_or(Left::NoVeth));
+        }
+        Ok(self.by_addresses(things)?.ok_or(Left::Nowhere))
     }
 
     /// The only veth whose other end has one of the addresses.

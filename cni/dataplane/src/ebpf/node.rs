@@ -154,6 +154,14 @@ pub(super) fn ready_to_carry(settings: &Settings) -> Result<carried::Store, Erro
     }
 }
 
+/// Sets up the programs of [`FlowSource::Netfilter`].
+///
+/// # Errors
+/// As [`setup_node`].
+pub(super) fn setup_to_carry(settings: &Settings) -> Result<carried::Store, Error> {
+    carried::set_up(wanted(settings), &give_up_deciding()?).map(|(store, _)| store)
+}
+
 /// Removes the programs that decide, with their flows in conntrack. Returns the links of their containers: one system
 /// call where there are no such programs.
 fn give_up_deciding() -> Result<Vec<u32>, Error> {

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use super::work::{Source, Wanted, Work};
 use super::{CHANGED, Mover, NOTHING, Place, REMOVED, Row, State, by_attachment};
-use crate::ebpf::Left;
 use crate::ebpf::migrate::{Begun, Finder, Moving, Spot, Thing};
+use crate::ebpf::{FlowSource, Left};
 use crate::nftables::migration::Key;
 use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;
@@ -73,7 +73,9 @@ impl Mover<'_> {
                     let place = work.place.as_str();
                     Some(format!("its published ports are in {place}, which --from does not name"))
                 }
-                (None, None) => obstacle(&finder, &works, programs.as_ref())?.map(|left| left.to_string()),
+                (None, None) => {
+                    self.obstacle(&finder, &works, programs.as_ref())?.map(|left| left.to_string())
+                }
             };
             if let Some(why) = why {
                 rows.extend(selected.iter().map(|work| work.row(State::LeftAlone, why.as_str())));
@@ -145,7 +147,7 @@ impl Mover<'_> {
             works.iter().map(|work| work.row(state, why.as_str())).collect()
         };
         let failed = |error: Error| all(State::Failed, error.to_string());
-        let spot = match finder.spot(&things(&works)) {
+        let spot = match finder.spot(self.order.settings.flows, &things(&works)) {
             Ok(Ok(spot)) => spot,
             Ok(Err(left)) => return Err(all(State::LeftAlone, left.to_string())),
             Err(error) => return Err(failed(error)),
@@ -182,6 +184,7 @@ impl Mover<'_> {
     /// A remark about a thing that the programs serve; empty if there is none.
     fn remark(&self, wanted: &Wanted) -> String {
         match (wanted, wanted.of_sctp().0) {
+            _ if self.order.settings.flows == FlowSource::Netfilter => String::new(),
             (Wanted::Masquerade(_), _) => match self.order.settings.masquerade_ports.clash() {
                 Some(why) => format!("nftables masquerades: {why}"),
                 None => String::new(),
@@ -227,14 +230,21 @@ impl Mover<'_> {
     }
 }
 
-/// The reason why the programs cannot serve an attachment, if there is one.
-fn obstacle(finder: &Finder, works: &[Work], programs: Option<&Moving>) -> Result<Option<Left>, Error> {
-    match finder.spot(&things(works))? {
-        Err(left) => Ok(Some(left)),
-        Ok(spot) => match programs {
-            Some(programs) if programs.leaves(&spot)? => Ok(Some(Left::Pod)),
-            _ => Ok(None),
-        },
+impl Mover<'_> {
+    /// The reason why the programs cannot serve an attachment, if there is one.
+    fn obstacle(
+        &self,
+        finder: &Finder,
+        works: &[Work],
+        programs: Option<&Moving>,
+    ) -> Result<Option<Left>, Error> {
+        match finder.spot(self.order.settings.flows, &things(works))? {
+            Err(left) => Ok(Some(left)),
+            Ok(spot) => match programs {
+                Some(programs) if programs.leaves(&spot)? => Ok(Some(Left::Pod)),
+                _ => Ok(None),
+            },
+        }
     }
 }
 

@@ -11,5 +11,8 @@ mod links;
 mod setup;
 mod store;
 
-pub(super) use setup::{Carrying, Wanted, attach, ready, remove, set_up, status, withhold_peer};
+pub(super) use setup::{
+    Carrying, Wanted, attach, attach_link, detach_link, find, has_programs, owners, ready, remove, set_up,
+    status, withhold_peer,
+};
 pub(super) use store::{Store, is_there, next_epoch, refuse_abroad};

@@ -2,7 +2,7 @@
 
 //! Sets up, inspects and removes the programs of a node.
 
-use cni_kernel::route::RouteSocket;
+use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::carried::{self, CarriedCounter};
 
 use super::super::fill::{self, Fill};
@@ -12,7 +12,7 @@ use super::super::{config, pods};
 use super::conntrack;
 use super::links::{self, Kind};
 use super::store::{self, Store};
-use crate::{ContainerNetns, Error};
+use crate::{ContainerNetns, Error, Owner};
 
 const FIX: &str = "`slipway node setup` attaches them";
 
@@ -125,6 +125,42 @@ pub(in super::super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &s
         links::attach(store, &link.name, Kind::of_pod(&link)?)?;
     }
     store::next_epoch().map(|()| true)
+}
+
+/// The programs of this binary, if they are loaded for this network namespace.
+pub(in super::super) fn find() -> Option<Store> {
+    Some(Store::own()).filter(|store| store.is_whole() && store.refuse_abroad().is_ok())
+}
+
+/// Attaches the programs to the link of a container that runs.
+///
+/// # Errors
+/// [`Error::Kernel`] if they cannot be attached.
+pub(in super::super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
+    links::attach(store, &link.name, Kind::of_pod(link)?)?;
+    store::next_epoch()
+}
+
+/// Detaches the programs from a container's link.
+pub(in super::super) fn detach_link(link: &Link) {
+    links::detach(&link.name);
+}
+
+/// True if a container's link has the programs.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel refuses.
+pub(in super::super) fn has_programs(link: &Link) -> Result<bool, Error> {
+    links::has_programs(&socket()?, link.index)
+}
+
+/// The owners of links with the programs, as the links' aliases name them.
+///
+/// # Errors
+/// [`Error::Kernel`] if links or their programs cannot be listed.
+pub(in super::super) fn owners() -> Result<Vec<Owner>, Error> {
+    let links = links::with_programs(&socket()?)?;
+    Ok(links.into_iter().filter_map(|link| Owner::from_comment(&link.alias)).collect())
 }
 
 /// Has packets to a pod pass the queueing discipline of its link's host end, by the index of that.

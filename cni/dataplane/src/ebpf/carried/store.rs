@@ -25,7 +25,7 @@ const LAST: &str = carried::EGRESS_L3;
 
 /// The pins of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct Store {
+pub(crate) struct Store {
     folder: PathBuf,
 }
 
