@@ -22,6 +22,15 @@ pub fn has_programs() -> bool {
 }
 
 impl Node {
+    /// Has the BPF programs decide about flows instead of netfilter, in an /etc of the node's own.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn let_programs_decide(&self) {
+        self.own_etc();
+        self.write("/etc/cni/slipway.json", r#"{"ebpfFlows": "programs"}"#);
+    }
+
     /// The output of `slipway node status` on this node.
     ///
     /// # Panics

@@ -28,11 +28,20 @@ impl ControlGroup {
     pub(crate) fn new() -> io::Result<Option<Self>> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let Some((root, own)) = hierarchy()? else { return Ok(None) };
-        let name = format!("slipway-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        let below_root = own.join(name);
-        let path = root.join(&below_root);
-        fs::create_dir(&path)?;
-        let made = Self { path, below_root };
+        // A killed test of an earlier process with this number may have left its own.
+        const ATTEMPTS: usize = 100;
+        let mut attempt = 0;
+        let made = loop {
+            attempt += 1;
+            let name = format!("slipway-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+            let below_root = own.join(name);
+            let path = root.join(&below_root);
+            match fs::create_dir(&path) {
+                Ok(()) => break Self { path, below_root },
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS => {}
+                Err(e) => return Err(e),
+            }
+        };
         fs::write(made.path.join("cgroup.type"), "threaded")?;
         Ok(Some(made))
     }

@@ -229,6 +229,9 @@ impl Node {
     /// # Panics
     /// When it cannot be made.
     pub fn own_etc(&self) {
+        if self.read("/run/etc/passwd").is_some() {
+            return;
+        }
         self.cmd("cp -a /etc /run/etc");
         self.cmd("mount --bind /run/etc /etc");
         self.cmd("mkdir -p /etc/cni");

@@ -123,6 +123,7 @@ fn a_masquerade_that_may_choose_the_bpf_programs_ports_is_named() {
          nft add rule ip other post ip saddr 10.1.0.0/16 masquerade fully-random",
     ] {
         let node = Node::new();
+        node.let_programs_decide();
         let client = node.host("client");
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.slipway("node setup");

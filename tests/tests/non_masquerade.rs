@@ -278,6 +278,7 @@ fn migrate_keeps_the_list() {
 fn pods_with_one_list_share_it_in_the_bpf_maps_and_gc_removes_it() {
     needs!(has_programs(), PROGRAMS);
     let world = World::new();
+    world.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs"}).to_string());
     let network = world.network("bridge", "ebpf", &json!(["192.0.2.0/24", "2001:db8::/64", "10.0.0.0/8"]));
     let (one, first) = world.add(&network, "one");
     let (_two, second) = world.add(&network, "two");

@@ -132,8 +132,8 @@ impl NodeDefaults {
         let _log = keys.log.check()?;
         let sizes = sizes(&keys.maps)?;
         let flows = match keys.ebpf_flows {
-            Some(EbpfFlows::Netfilter) => FlowSource::Netfilter,
-            Some(EbpfFlows::Programs) | None => FlowSource::Programs,
+            Some(EbpfFlows::Netfilter) | None => FlowSource::Netfilter,
+            Some(EbpfFlows::Programs) => FlowSource::Programs,
         };
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes, flows };
         Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, ebpf })

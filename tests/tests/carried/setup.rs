@@ -244,6 +244,53 @@ fn a_rate_limit_holds() {
     assert!(entry.packets > 1000, "{key:?} {entry:?}");
 }
 
+#[test]
+fn ports_name_the_backend_and_count_carried_packets() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    stage.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
+    let mut connection = published(&stage, &pod, own);
+    connection.requests(300).expect("replies");
+    let report: Value = serde_json::from_str(&stage.node.slipway("ports --output json")).expect("JSON");
+    let ports = report["ports"].as_array().expect("ports");
+    assert!(ports.iter().all(|port| port["backend"] == "ebpf"), "{report:#}");
+    let packets = ports.iter().filter_map(|port| port["packets"].as_u64()).max();
+    assert!((600..1000).contains(&packets.unwrap_or_default()), "{report:#}");
+}
+
+/// A container that runs, with connections, gets the programs and loses them.
+#[test]
+fn migrations_attach_and_detach_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Nftables);
+    let (pod, own) = stage.pod("web");
+    let link = stage.node.cmd("ip -o link show master cni0");
+    let link = link.split(": ").nth(1).and_then(|name| name.split('@').next()).expect("a link").to_owned();
+    let mut connection = published(&stage, &pod, own);
+    connection.requests(20).expect("replies");
+    let report = stage.node.try_slipway("migrate --to ebpf --dry-run");
+    assert!(report.stdout.contains("to move"), "{report}");
+    assert_eq!(filters(&stage, &link), ["", ""]);
+    for (to, there) in [
+        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+        ("nftables", ["", ""]),
+        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+        ("iptables", ["", ""]),
+        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+    ] {
+        stage.node.slipway(&format!("migrate --to {to}"));
+        assert_eq!(filters(&stage, &link), there, "{to}");
+        let report: Value = serde_json::from_str(&stage.node.slipway("ports --output json")).expect("JSON");
+        assert_eq!(report["ports"][0]["backend"], to, "{report:#}");
+        if to == "ebpf" {
+            are_carried(&stage, &mut connection);
+        } else {
+            connection.requests(20).expect("replies");
+        }
+    }
+}
+
 /// Links have other numbers there.
 #[test]
 fn another_network_namespace_is_refused() {

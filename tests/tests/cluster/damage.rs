@@ -183,19 +183,22 @@ fn detached_bpf_programs_come_back() {
     let node = lab.node(1);
     let network = ebpf_network(node);
     with_repairs(&lab, Program { loads_programs: true, ..program() }, |repairs| {
-        until("programs at the uplink", || filters(node).contains("uplink_ingress"));
+        until("programs at the uplink", || filters(node).contains("flow_ingress"));
         let _web = web_of(&lab, &network, "web", PORT);
-        assert!(answers(&lab, PORT));
+        let to = at(node.addresses[0], PORT);
+        let mut flow = lab.cluster.outside.dial(Proto::Tcp, None, to, QUICK).expect("a connection");
         for damage in ["tc filter del dev eth0 ingress", "tc qdisc del dev eth0 clsact"] {
             let begin = Instant::now();
             node.cmd(damage);
-            until(damage, || filters(node).contains("uplink_ingress"));
+            until(damage, || filters(node).contains("flow_ingress"));
             println!("{damage}: attached after {:?}", begin.elapsed());
         }
-        until("the BPF programs serve the port again", || {
-            let before = node.counted("published_flows");
-            assert!(answers(&lab, PORT));
-            node.counted("published_flows") > before
+        until("the BPF programs carry the connection again", || {
+            let before = node.counted("carried_packets");
+            for _ in 0..50 {
+                flow.request().expect("a reply");
+            }
+            node.counted("carried_packets") > before + 50
         });
         let repairs = repairs.lock().unwrap();
         assert!(repairs.iter().any(|one| matches!(one.programs, Ok(true))), "{repairs:?}");
@@ -208,6 +211,7 @@ fn an_engine_of_services_is_noticed() {
     needs!(has_programs(), PROGRAMS);
     let lab = lab();
     let node = lab.node(1);
+    node.let_programs_decide();
     let network = ebpf_network(node);
     with_repairs(&lab, Program { loads_programs: true, ..program() }, |_| {
         until("programs at the uplink", || filters(node).contains("uplink_ingress"));

@@ -126,6 +126,7 @@ fn of_programs(rounds: usize) {
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
+    lab.node(1).let_programs_decide();
     let agents = Agents::start(&lab, &server, &server.kubeconfig(), "never", &["--node-setup"]);
     let node = lab.node(1);
     let filter = ("tc filter show dev eth0 ingress", "uplink_ingress");

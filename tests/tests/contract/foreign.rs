@@ -103,7 +103,7 @@ fn another_engines_dnat_keeps_its_source() {
         }}",
         service[0], web.v4, service[1], web.v6
     ));
-    if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
+    if crate::DATAPLANE == crate::world::Dataplane::Programs {
         // An ADD itself looks only for kube-proxy's chains.
         world.node.slipway("node setup");
     }
@@ -168,7 +168,7 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
         }
         policy(tool, "drop");
         for proto in Proto::ALL {
-            if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
+            if crate::DATAPLANE == crate::world::Dataplane::Programs {
                 // The BPF programs' flows bypass netfilter.
                 world.client.expect(proto, to, "web");
             } else {

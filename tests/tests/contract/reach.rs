@@ -50,7 +50,7 @@ fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
     only_nftables("nothing is published on ::1", || {
         let mut worlds = vec![World::new(BridgeNetfilter::Off), World::ptp()];
         // With a control group for the node's sockets, the BPF programs do not depend on bridge netfilter.
-        if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
+        if crate::DATAPLANE == crate::world::Dataplane::Programs {
             let world = World::new(BridgeNetfilter::On);
             worlds.extend(Some(world).filter(|world| !world.node.list("/sys/fs/cgroup").is_empty()));
         }

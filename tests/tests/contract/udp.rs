@@ -56,7 +56,7 @@ fn a_client_reaches_the_new_pod_at_once() {
 /// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.
 #[test]
 fn other_flows_are_untouched() {
-    if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
+    if crate::DATAPLANE == crate::world::Dataplane::Programs {
         // conntrack does not have the flows of the BPF programs.
         return;
     }

@@ -25,8 +25,10 @@ pub(crate) enum Dataplane {
     Iptables(&'static str),
     /// nftables, with a flowtable where the kernel has one.
     Flowtable,
-    /// eBPF, on top of nftables.
+    /// nftables, and BPF programs that carry what netfilter has checked.
     Ebpf,
+    /// BPF programs that decide, on top of nftables.
+    Programs,
 }
 
 /// Runs a test that passes with nftables and must fail with iptables chains, for `reason`.
@@ -51,7 +53,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
         let mut node = Node::new();
-        if crate::DATAPLANE == Dataplane::Ebpf && !node.own_cgroup() {
+        if crate::DATAPLANE == Dataplane::Programs && !node.own_cgroup() {
             eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
         }
         node.bridge_netfilter(netfilter);
@@ -66,7 +68,10 @@ impl World {
             node.own_etc();
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
         }
-        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf) {
+        if crate::DATAPLANE == Dataplane::Programs {
+            node.let_programs_decide();
+        }
+        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::Programs) {
             // The default routes make the client's link the uplink, which both the flowtable and the BPF
             // programs look for.
             node.cmd(&format!("ip route add default via {}", client.v4));
@@ -135,7 +140,7 @@ pub(crate) fn list(number: u8, extra: &Value) -> Value {
         portmap["backend"] = json!("iptables");
         list["plugins"][0]["ipMasqBackend"] = json!("iptables");
     }
-    if crate::DATAPLANE == Dataplane::Ebpf {
+    if matches!(crate::DATAPLANE, Dataplane::Ebpf | Dataplane::Programs) {
         portmap["backend"] = json!("ebpf");
         list["plugins"][0]["ipMasqBackend"] = json!("ebpf");
     }

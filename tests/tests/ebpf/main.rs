@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The eBPF backend on a node: loading, attaching, replacing and removing the BPF programs, and their maps.
-//! The suite `contract_ebpf` tests packets.
+//! The BPF programs that decide about flows (`"ebpfFlows": "programs"`) on a node: loading, attaching, replacing and removing the BPF programs, and their maps.
+//! The suite `contract_programs` tests packets.
 
 mod fill;
 mod flows;
@@ -48,6 +48,7 @@ impl Stage {
     }
 
     fn on(node: Node, netfilter: BridgeNetfilter) -> Self {
+        node.let_programs_decide();
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
         Self { node, client }
@@ -293,7 +294,10 @@ fn the_uplinks_may_be_named() {
     let other = stage.node.host("other");
     // The node mounts an empty /etc of its own.
     stage.node.cmd("mount -t tmpfs tmpfs /etc");
-    stage.node.write("/etc/cni/slipway.json", json!({"uplinks": [other.node_link]}).to_string());
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        json!({"ebpfFlows": "programs", "uplinks": [other.node_link]}).to_string(),
+    );
     stage.node.slipway("node setup");
     assert_eq!(stage.node.programs()["uplinks"], json!([other.node_link]));
     assert_eq!(stage.filters(&stage.client.node_link), "");

@@ -19,10 +19,10 @@ const FAR: u16 = 7000;
 /// Returns a stage whose programs masquerade with one port, and whose default routes lead to the client.
 fn stage() -> Stage {
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage
-        .node
-        .write("/etc/cni/slipway.json", json!({"masqueradePorts": format!("{ONLY}-{ONLY}")}).to_string());
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        json!({"ebpfFlows": "programs", "masqueradePorts": format!("{ONLY}-{ONLY}")}).to_string(),
+    );
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
     stage.node.cmd(&format!("ip -6 route add default via {}", stage.client.v6));
     stage
@@ -140,7 +140,10 @@ fn the_table_follows_the_programs() {
     network.check(&attach).expect("CHECK");
     assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
     // Another port range.
-    stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "61000-61999"}).to_string());
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        json!({"ebpfFlows": "programs", "masqueradePorts": "61000-61999"}).to_string(),
+    );
     stage.node.slipway("node setup");
     assert!(table().contains("masquerade to :1024-60999"), "{}", table());
     assert!(!table().contains(&format!(":{}-65535", ONLY + 1)), "{}", table());

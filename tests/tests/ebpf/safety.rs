@@ -74,8 +74,9 @@ fn the_programs_load_without_btf_of_the_kernel() {
 fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+    stage
+        .node
+        .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
     // As on a kernel without a BPF file system, there is no directory to mount it on.
     stage.node.cmd("mount -t tmpfs tmpfs /sys/fs");
     let network = stage.network();
@@ -98,8 +99,9 @@ fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
 fn a_missing_bpf_capability_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+    stage
+        .node
+        .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
     let without = |args: &str| {
         let program = slipway();
         stage.node.try_cmd(&format!("setpriv --bounding-set=-bpf,-sys_admin {} {args}", program.display()))
@@ -151,8 +153,9 @@ fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
     needs!(has_programs(), PROGRAMS);
     for (error, text) in REFUSALS {
         let stage = Stage::new();
-        stage.node.own_etc();
-        stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+        stage
+            .node
+            .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
         stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
         let wrapper = refusing(error);
         let run_wrapped =

@@ -14,8 +14,10 @@ use crate::{PORT, Stage, address, attach};
 fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "40000-40099"}).to_string());
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        json!({"ebpfFlows": "programs", "masqueradePorts": "40000-40099"}).to_string(),
+    );
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
     let pod = stage.node.pod("web");
     stage.network().add(&Attach::new(&pod)).expect("ADD");
@@ -48,8 +50,10 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
 fn maps_have_the_configured_sizes() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage.node.write("/etc/cni/slipway.json", json!({"maps": {"flows": 2048, "ports": 300_000}}).to_string());
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        json!({"ebpfFlows": "programs", "maps": {"flows": 2048, "ports": 300_000}}).to_string(),
+    );
     stage.node.slipway("node setup");
     let layout = slipway_ebpf_abi::VERSION;
     let size = |name: &str| {

@@ -151,8 +151,9 @@ fn has_netns_cookies(stage: &Stage) -> bool {
 fn another_network_namespace_leaves_the_programs_alone() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+    stage
+        .node
+        .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
     let network = stage.network();
     let pod = stage.node.pod("web");

@@ -145,8 +145,7 @@ fn a_detached_container_program_is_reported() {
 fn a_configured_uplink_that_does_not_exist_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage.node.own_etc();
-    let settings = json!({"uplinks": ["nosuch0", stage.client.node_link]});
+    let settings = json!({"ebpfFlows": "programs", "uplinks": ["nosuch0", stage.client.node_link]});
     stage.node.write("/etc/cni/slipway.json", settings.to_string());
     let setup = stage.node.try_slipway("node setup");
     assert!(setup.code == Some(0) && setup.stderr.contains("nosuch0"), "{setup}");

@@ -58,6 +58,7 @@ struct World {
 impl World {
     fn new(variant: &str) -> Self {
         let node = Node::new();
+        node.let_programs_decide();
         node.bridge_netfilter(BridgeNetfilter::Off);
         let client = node.host("client");
         for family in ["iptables", "ip6tables"] {

@@ -44,11 +44,7 @@ pub(crate) struct Web {
 impl World {
     /// Makes the cluster and its pods. `prepare` is called before the first pod is added.
     pub(crate) fn new(backend: Backend, prepare: impl Fn(&Cluster)) -> Self {
-        let cluster = Cluster::new(2, |node| {
-            if backend == Backend::Ebpf && !node.own_cgroup() {
-                eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
-            }
-        });
+        let cluster = Cluster::new(2, |_| {});
         for node in &cluster.nodes {
             // As Kubernetes demands: the reply of a pod of the same bridge must pass conntrack.
             assert!(node.bridge_netfilter(BridgeNetfilter::On), "the kernel has no br_netfilter");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers of the eBPF backend: a flush of the ruleset removes their elements, not the BPF maps.
+//! Containers whose flows the BPF programs decide about: a flush of the ruleset removes their elements, not the BPF maps.
 
 use serde_json::{Value, json};
 use slipway_tests::{Network, PROGRAMS, Proto, at, has_programs, needs};
@@ -9,6 +9,7 @@ use crate::flushed::everything_works;
 use crate::{LOOPBACK, PORT, Web, World, count, line, silent};
 
 fn fast(world: &World) -> Network<'_> {
+    world.node.let_programs_decide();
     world.network(1, "bridge", [json!({"ipMasqBackend": "ebpf"}), json!({"backend": "ebpf"})])
 }
 

@@ -103,7 +103,7 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
         engine.expect(1, "there before the container");
         stage.expect_published("next to a Service");
         let _second = engine.service(2);
-        if backend == Backend::Ebpf {
+        if backend == Backend::Programs {
             // `node setup` records the node's addresses.
             stage.node.slipway("node setup");
         }
@@ -130,7 +130,7 @@ fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     engine.expect(1, "there before the container");
     stage.expect_published("next to a Service");
     engine.balance(2, &endpoint);
-    if backend == Backend::Ebpf {
+    if backend == Backend::Programs {
         // `node setup` records the node's addresses.
         stage.node.slipway("node setup");
     }

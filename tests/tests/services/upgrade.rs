@@ -67,7 +67,7 @@ fn a_table_with_a_flowtable_is_upgraded() {
 #[test]
 fn a_table_with_reserved_ports_is_upgraded() {
     needs!(has_programs(), PROGRAMS);
-    let stage = Stage::new(Backend::Ebpf);
+    let stage = Stage::new(Backend::Programs);
     assert!(stage.node.ruleset().contains("chain spare-ports"));
     is_upgraded(&stage);
 }

@@ -29,7 +29,7 @@ impl World {
             Mode::Nftables => Stage::new(backend),
         };
         stage.addresses("add", &vips(), &stage.client.node_link);
-        if backend == Backend::Ebpf {
+        if backend == Backend::Programs {
             // The programs know these addresses, too.
             stage.node.slipway("node setup");
         }

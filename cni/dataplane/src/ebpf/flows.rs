@@ -14,10 +14,10 @@ use slipway_ebpf_abi::{
     TICK_SHIFT, maps,
 };
 
-use super::config;
 use super::pins::Pins;
 use super::pods::Pods;
 use super::tables::Table;
+use super::{carried, config};
 use crate::nftables;
 use crate::{BackendName, Error, HostAddress, Listed, Owner, Traffic};
 
@@ -131,6 +131,9 @@ pub(crate) fn add_traffic(listed: &[Listed], traffic: &mut [Traffic]) -> Result<
     if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
         return Ok(());
     }
+    if carried::find().is_some() {
+        return add_carried(listed, traffic);
+    }
     for flow in flows()?.iter().filter(|flow| flow.plane == Plane::Published) {
         let through = listed.iter().zip(traffic.iter_mut()).filter(|(one, _)| goes_through(flow, one));
         for (_, sum) in through {
@@ -143,11 +146,33 @@ pub(crate) fn add_traffic(listed: &[Listed], traffic: &mut [Traffic]) -> Result<
     Ok(())
 }
 
+/// Adds the packets that the programs carried to flows that conntrack counts, if it counts.
+fn add_carried(listed: &[Listed], traffic: &mut [Traffic]) -> Result<(), Error> {
+    for direction in carried::directions()? {
+        let (asked, reached) = (direction.before, direction.after);
+        // The reverse direction goes from where the first one goes to.
+        let ways = [(asked.1, reached.1), (reached.0, asked.0)];
+        for (one, sum) in listed.iter().zip(traffic.iter_mut()) {
+            if let Some((packets, bytes)) = &mut sum.counted
+                && ways.iter().any(|(asked, reached)| leads(direction.protocol, *asked, *reached, one))
+            {
+                *packets = packets.saturating_add(direction.packets);
+                *bytes = bytes.saturating_add(direction.bytes);
+            }
+        }
+    }
+    Ok(())
+}
+
 fn goes_through(flow: &KnownFlow, listed: &Listed) -> bool {
-    let (asked, reached) = (flow.first.before.1, flow.first.after.1);
+    leads(flow.protocol, flow.first.before.1, flow.first.after.1, listed)
+}
+
+/// True if a mapping translates one destination into the other.
+fn leads(protocol: u8, asked: SocketAddr, reached: SocketAddr, listed: &Listed) -> bool {
     let port = &listed.port;
     let offset = asked.port().wrapping_sub(port.host.first);
-    flow.protocol == port.host.protocol.number()
+    protocol == port.host.protocol.number()
         && (port.host.first..=port.host.last).contains(&asked.port())
         && reached == SocketAddr::new(port.container, port.container_port.wrapping_add(offset))
         && match port.host.address {

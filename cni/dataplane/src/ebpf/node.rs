@@ -35,11 +35,11 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The decision about a flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FlowSource {
-    /// The BPF programs decide at the first packet.
+    /// Netfilter decides; the BPF programs carry the packets that follow.
     #[default]
-    Programs,
-    /// Netfilter decides; the BPF programs carry the packets that follow. A prototype.
     Netfilter,
+    /// The BPF programs decide at the first packet, without the node's other rules.
+    Programs,
 }
 
 /// The administrator's settings.

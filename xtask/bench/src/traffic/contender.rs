@@ -45,10 +45,10 @@ pub(super) enum Kind {
     Iptables,
     /// Ours with nftables.
     Nftables,
-    /// Ours with the BPF programs.
-    Ebpf,
     /// Ours with the BPF programs that carry what netfilter has checked.
-    EbpfFlows,
+    Ebpf,
+    /// Ours with the BPF programs that decide.
+    EbpfPrograms,
 }
 
 impl Kind {
@@ -63,7 +63,7 @@ impl Kind {
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
             Self::Ebpf => "ebpf",
-            Self::EbpfFlows => "ebpf-flows",
+            Self::EbpfPrograms => "ebpf-programs",
         }
     }
 
@@ -77,7 +77,7 @@ impl Kind {
             Self::Direct | Self::Routed | Self::Tracked => None,
             Self::ReferenceIptables | Self::Iptables => Some("iptables"),
             Self::ReferenceNftables | Self::Nftables => Some("nftables"),
-            Self::Ebpf | Self::EbpfFlows => Some("ebpf"),
+            Self::Ebpf | Self::EbpfPrograms => Some("ebpf"),
         }
     }
 
@@ -88,7 +88,7 @@ impl Kind {
     fn path(self, iptables: &str) -> Result<String> {
         // Without iptables, no plugin can use it.
         let only_nft =
-            matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf | Self::EbpfFlows);
+            matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf | Self::EbpfPrograms);
         if only_nft { Backend::Nftables } else { Backend::Iptables }.path(iptables)
     }
 }
@@ -184,12 +184,12 @@ impl Contender {
             clients: [const { Client::new() }; 4],
         };
         load::serve(contender.space.client(), setting.pin)?;
-        if kind == Kind::EbpfFlows {
+        if kind == Kind::EbpfPrograms {
             contender.space.run(|| {
                 // In the node's own mount namespace.
                 run::feed(&mut tool("mount", &["-t", "tmpfs", "tmpfs", "/etc"]), "")?;
                 fs::create_dir("/etc/cni").map_err(|e| Error::system("make /etc/cni", e))?;
-                fs::write("/etc/cni/slipway.json", r#"{"ebpfFlows": "netfilter"}"#)
+                fs::write("/etc/cni/slipway.json", r#"{"ebpfFlows": "programs"}"#)
                     .map_err(|e| Error::system("write the node's settings", e))
             })?;
         }

@@ -360,9 +360,12 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
     };
     let to_routed = [
         (Way::Port, Kind::Nftables, Connections, 1.10),
-        (Way::Port, Kind::Ebpf, Stream, 0.78),
-        (Way::Port, Kind::Ebpf, Requests, 0.82),
-        (Way::Port, Kind::Ebpf, Connections, 0.85),
+        (Way::Port, Kind::Ebpf, Stream, 0.95),
+        (Way::Port, Kind::Ebpf, Requests, 0.90),
+        (Way::Port, Kind::Ebpf, Connections, 1.05),
+        (Way::Port, Kind::EbpfPrograms, Stream, 0.78),
+        (Way::Port, Kind::EbpfPrograms, Requests, 0.82),
+        (Way::Port, Kind::EbpfPrograms, Connections, 0.85),
     ];
     for (way, kind, work, goal) in to_routed {
         for row in rows.iter().filter(|row| (row.way, row.contender, row.work) == (way, kind, work)) {
@@ -389,10 +392,11 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
     }
     let others = [
         (Way::Masquerade, (Way::Masquerade, Kind::Nftables), "nftables", 0.9),
-        (Way::Node, (Way::NodeDirect, Kind::Ebpf), "the pod's own address", 1.02),
+        (Way::Node, (Way::NodeDirect, Kind::EbpfPrograms), "the pod's own address", 1.02),
     ];
     for (way, (other, kind), name, goal) in others {
-        for row in rows.iter().filter(|row| (row.way, row.contender) == (way, Kind::Ebpf)) {
+        let ours = if way == Way::Node { Kind::EbpfPrograms } else { Kind::Ebpf };
+        for row in rows.iter().filter(|row| (row.way, row.contender) == (way, ours)) {
             if let Some(base) = find(rows, other, row.work, kind, row.ports) {
                 let what = format!("{} with {} ports, to {name}", row.what(), row.ports);
                 add(what, median(row.to(base, |spent| spent.busy)), goal);
@@ -472,12 +476,12 @@ mod tests {
 
     #[test]
     fn the_nodes_own_access_is_compared_with_the_pod_on_the_same_node() {
-        let of = |way, busy| Series { way, ..series(Kind::Ebpf, 1, busy) };
+        let of = |way, busy| Series { way, ..series(Kind::EbpfPrograms, 1, busy) };
         let all = vec![of(Way::Node, [1.0, 1.1, 1.2]), of(Way::NodeDirect, [1.0; 3])];
         let report = Report::new(Vec::new(), &all, Vec::new());
         let found: Vec<(&str, bool)> =
             report.goals.iter().map(|goal| (goal.what.as_str(), goal.met)).collect();
-        assert_eq!(found, [("node CRR ebpf with 1 ports, to the pod's own address", false)]);
+        assert_eq!(found, [("node CRR ebpf-programs with 1 ports, to the pod's own address", false)]);
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) struct TrafficArgs {
         value_enum,
         value_delimiter = ',',
         value_name = "NAME,NAME,…",
-        default_value = "routed,reference-iptables,reference-nftables,nftables,ebpf"
+        default_value = "direct,routed,reference-iptables,reference-nftables,nftables,ebpf,ebpf-programs"
     )]
     contenders: Vec<Kind>,
     /// Client and server: a host to a published port, a pod to another host, the node to its own published

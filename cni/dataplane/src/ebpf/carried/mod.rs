@@ -12,7 +12,7 @@ mod setup;
 mod store;
 
 pub(super) use setup::{
-    Carrying, Wanted, attach, attach_link, detach_link, find, has_programs, owners, ready, remove, set_up,
-    status, withhold_peer,
+    Carrying, Wanted, attach, attach_link, detach_link, directions, find, has_programs, owners, ready,
+    remove, set_up, status, withhold_peer,
 };
 pub(super) use store::{Store, is_there, next_epoch, refuse_abroad};

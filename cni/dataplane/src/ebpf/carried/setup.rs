@@ -11,7 +11,7 @@ use super::super::uplinks::{self, Surroundings};
 use super::super::{config, pods};
 use super::conntrack;
 use super::links::{self, Kind};
-use super::store::{self, Store};
+use super::store::{self, Carriage, Store};
 use crate::{ContainerNetns, Error, Owner};
 
 const FIX: &str = "`slipway node setup` attaches them";
@@ -130,6 +130,14 @@ pub(in super::super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &s
 /// The programs of this binary, if they are loaded for this network namespace.
 pub(in super::super) fn find() -> Option<Store> {
     Some(Store::own()).filter(|store| store.is_whole() && store.refuse_abroad().is_ok())
+}
+
+/// The carried directions of flows.
+///
+/// # Errors
+/// [`Error::Kernel`] if the maps cannot be read.
+pub(in super::super) fn directions() -> Result<Vec<Carriage>, Error> {
+    Store::own().directions()
 }
 
 /// Attaches the programs to the link of a container that runs.

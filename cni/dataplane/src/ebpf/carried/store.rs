@@ -6,13 +6,14 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use aya::{EbpfLoader, VerifierLogLevel};
-use slipway_ebpf_abi::carried::{self, CARRIED_COUNTERS, CarriedCounter};
-use slipway_ebpf_abi::maps;
+use slipway_ebpf_abi::carried::{self, CARRIED_COUNTERS, Carried, CarriedCounter, CarriedKey};
+use slipway_ebpf_abi::{Addr4, Addr6, Port, maps};
 
 use super::super::{error, load, netns_cookie, object, pins};
 use crate::Error;
@@ -22,6 +23,36 @@ const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
 const ATTEMPTS: usize = 8;
 /// The program that is pinned last: its pin marks a version as complete.
 const LAST: &str = carried::EGRESS_L3;
+
+/// A direction of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Carriage {
+    /// IP protocol number.
+    pub(in super::super) protocol: u8,
+    /// Source and destination of its packets as they arrive.
+    pub(in super::super) before: (SocketAddr, SocketAddr),
+    /// The same after translation.
+    pub(in super::super) after: (SocketAddr, SocketAddr),
+    /// Number of carried packets.
+    pub(in super::super) packets: u64,
+    /// Their bytes, from the link-layer header on.
+    pub(in super::super) bytes: u64,
+}
+
+impl Carriage {
+    fn new<A: Copy + Into<IpAddr>>(key: &CarriedKey<A>, entry: &Carried<A>) -> Self {
+        let at = |address: A, port: Port| SocketAddr::new(address.into(), port.number());
+        let way = &entry.way;
+        Self {
+            // The map has TCP and UDP.
+            protocol: u8::try_from(key.protocol).unwrap_or_default(),
+            before: (at(key.source, key.source_port), at(key.destination, key.destination_port)),
+            after: (at(way.source, way.source_port), at(way.destination, way.destination_port)),
+            packets: entry.packets,
+            bytes: entry.bytes,
+        }
+    }
+}
 
 /// The pins of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,6 +202,28 @@ impl Store {
                 .fold(0, |a: u64, b| a.wrapping_add(*b))
         };
         Ok(CarriedCounter::ALL.map(|one| (one, sum(one))).into_iter().filter(|(_, sum)| *sum != 0).collect())
+    }
+
+    /// The carried directions of flows of one family.
+    fn directions_of<A: Copy + Into<IpAddr>>(&self, name: &str) -> Result<Vec<Carriage>, Error>
+    where
+        CarriedKey<A>: Plain,
+        Carried<A>: Plain,
+    {
+        let failed = |e: MapError| error::failed(format!("read the BPF map {name}"), e);
+        let map = HashMap::<_, CarriedKey<A>, Carried<A>>::try_from(self.map(name)?).map_err(failed)?;
+        // An element that is evicted while the map is read is no failure.
+        Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| Carriage::new(&key, &entry)).collect())
+    }
+
+    /// The carried directions of flows.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if a map cannot be read.
+    pub(super) fn directions(&self) -> Result<Vec<Carriage>, Error> {
+        let mut all = self.directions_of::<Addr4>(carried::CARRIED4)?;
+        all.extend(self.directions_of::<Addr6>(carried::CARRIED6)?);
+        Ok(all)
     }
 
     /// Has netfilter check each flow again.

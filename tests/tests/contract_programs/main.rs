@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The contract of published ports with BPF programs that decide about flows.
+
+#[path = "../contract/foreign.rs"]
+mod foreign;
+#[path = "../contract/loopback_guard.rs"]
+mod loopback_guard;
+#[path = "../contract/martians.rs"]
+mod martians;
+#[path = "../contract/masquerade.rs"]
+mod masquerade;
+#[path = "../contract/owners.rs"]
+mod owners;
+#[path = "../contract/reach.rs"]
+mod reach;
+#[path = "../contract/udp.rs"]
+mod udp;
+#[path = "../contract/world.rs"]
+mod world;
+
+pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Programs;
