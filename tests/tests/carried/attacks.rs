@@ -2,7 +2,7 @@
 
 //! Attacks, and many short connections: no connection is lost that nftables keeps.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
 use slipway_ebpf_abi::carried::CarriedCounter;
-use slipway_tests::{PROGRAMS, has_programs, needs};
+use slipway_tests::{PROGRAMS, has_programs, needs, patience};
 
 pub(crate) use raw::packet;
 
@@ -113,6 +113,112 @@ fn short_connections_evict_nothing() {
         one.requests(10).unwrap_or_else(|e| panic!("idle connection {number}: {e}"));
         // The other way first.
         one.client.set_read_timeout(Some(Duration::from_secs(3))).expect("a limit");
+    }
+}
+
+/// SYNs and wrong ACKs from forged sources: entries of the BPF programs and of conntrack. Idle connections survive as with
+/// nftables.
+#[test]
+fn forged_handshakes_end_no_idle_connection() {
+    needs!(has_programs(), PROGRAMS);
+    const PAIRS: u32 = 20_000;
+    for engine in [Engine::Nftables, Engine::Carried] {
+        let stage = Stage::new(engine);
+        stage.node.write(
+            "/etc/cni/slipway.json",
+            serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
+        );
+        let (pod, own) = stage.pod("web");
+        let far = SocketAddr::new(stage.client_ips()[0], FAR);
+        let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+        let mut idle: Vec<_> =
+            (0..20).map(|_| Connection::to(&pod, far, &listener).expect("a connection")).collect();
+        idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
+        let _served = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        let raw = stage
+            .client
+            .run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw))
+            .expect("a raw socket");
+        let SocketAddr::V4(to) = SocketAddr::new(stage.node_ips()[0], PORT) else { unreachable!("IPv4") };
+        let entries = stage.carried_now();
+        for number in 0..PAIRS {
+            let from = SocketAddrV4::new(
+                Ipv4Addr::from(0xc612_0000 | number & 0xffff),
+                u16::try_from(1024 + number / 3).expect("a port"),
+            );
+            for (flags, numbers) in [(SYN, (1000, 0)), (ACK, (1001, 0x1234_5678))] {
+                let one = packet(from, to, flags, numbers);
+                sendto(raw.as_raw_fd(), &one, &SockaddrIn::from(to), MsgFlags::empty()).expect("send");
+            }
+        }
+        assert_eq!(stage.carried_now(), entries, "forged packets got entries");
+        for (number, one) in idle.iter_mut().enumerate() {
+            one.requests(20).unwrap_or_else(|e| panic!("{engine:?}: idle connection {number}: {e}"));
+        }
+    }
+}
+
+/// The datagrams of one pod evict the entries of others, which netfilter serves until they are carried again.
+#[test]
+fn one_pods_flows_end_no_connection_of_others() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    stage.node.write(
+        "/etc/cni/slipway.json",
+        serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
+    );
+    let (web, _) = stage.pod("web");
+    let (other, _) = stage.pod_at("other", PORT + 1);
+    let far = SocketAddr::new(stage.client_ips()[0], FAR);
+    let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+    let mut idle: Vec<_> =
+        (0..20).map(|_| Connection::to(&web, far, &listener).expect("a connection")).collect();
+    idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
+    let echo = stage.client.run(|| UdpSocket::bind(far)).expect("bind");
+    echo.set_read_timeout(Some(patience())).expect("a limit");
+    let before = stage.count(CarriedCounter::Carried);
+    for _ in 0..3000 {
+        let socket = other.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+        socket.set_read_timeout(Some(patience())).expect("a limit");
+        let mut bytes = [0; 8];
+        for _ in 0..4 {
+            socket.send_to(b"?", far).expect("send");
+            let (_, peer) = echo.recv_from(&mut bytes).expect("a datagram");
+            echo.send_to(b"!", peer).expect("send");
+            socket.recv(&mut bytes).expect("a reply");
+        }
+    }
+    assert!(stage.count(CarriedCounter::Carried) - before > 3000, "{:?}", stage.counts());
+    for (number, one) in idle.iter_mut().enumerate() {
+        one.requests(20).unwrap_or_else(|e| panic!("idle connection {number}: {e}"));
+    }
+    let before = stage.count(CarriedCounter::Carried);
+    idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
+    assert!(stage.count(CarriedCounter::Carried) - before > 20 * 30, "{:?}", stage.counts());
+}
+
+/// A filter of another program with a final verdict comes first: the packets pass netfilter. The verdict sets `tc_index`,
+/// too, to the number of a record.
+#[test]
+fn a_foreign_filter_with_a_final_verdict_cuts_nothing_off() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let link = &stage.client.node_link;
+    let far = SocketAddr::new(stage.client_ips()[0], FAR);
+    let to = SocketAddr::new(stage.node_ips()[0], PORT);
+    let mut all = [
+        Connection::new(&pod, far, &stage.client, far).expect("a connection"),
+        Connection::new(&stage.client, to, &pod, SocketAddr::new(own[0], 80)).expect("a connection"),
+    ];
+    all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
+    for side in ["ingress", "egress"] {
+        stage
+            .node
+            .cmd(&format!("tc filter add dev {link} {side} protocol all pref 1 u32 match u32 0 0 flowid :1"));
+        all.iter_mut().for_each(|one| one.requests(100).expect("replies behind the filter"));
+        let far = SocketAddr::new(far.ip(), FAR + 1);
+        Connection::new(&pod, far, &stage.client, far).expect("a connection").requests(50).expect("replies");
     }
 }
 

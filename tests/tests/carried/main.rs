@@ -49,7 +49,7 @@ impl Stage {
         let client = node.host("client");
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip -6 route add default via {}", client.v6));
-        node.cmd("mount -t tmpfs tmpfs /etc");
+        node.own_etc();
         node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
         Self { node, client, engine }
     }
@@ -116,6 +116,11 @@ impl Stage {
     fn carried4(&self) -> Vec<(CarriedKey4, Carried4)> {
         let map = HashMap::<_, CarriedKey4, Carried4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
         map.expect("a hash map").iter().map(|one| one.expect("an element")).collect()
+    }
+
+    /// The number of entries; 0 without the programs.
+    fn carried_now(&self) -> usize {
+        if self.engine == Engine::Nftables { 0 } else { self.carried4().len() }
     }
 
     /// Removes all entries, as if they were evicted.
