@@ -214,7 +214,7 @@ impl Pins {
     /// [`Error::Kernel`] if a pin cannot be removed.
     pub(super) fn remove_all() -> Result<bool, Error> {
         let folder = Self::all();
-        // First: without it, nobody takes the remaining maps for those of loaded programs.
+        // First: without it, no process takes the remaining maps for those of loaded programs.
         let _ = fs::remove_file(Self::new().map(maps::CONFIG));
         match fs::remove_dir_all(&folder) {
             Ok(()) => Ok(true),
