@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use aya::{EbpfLoader, VerifierLogLevel};
-use slipway_ebpf_abi::carried::{self, CARRIED_COUNTERS, Carried, CarriedCounter, CarriedKey};
+use slipway_ebpf_abi::carried::{
+    self, CARRIED_COUNTERS, Carried, CarriedCounter, CarriedKey, PENDING_CPUS, PENDING_EACH,
+};
 use slipway_ebpf_abi::{Addr4, Addr6, Port, maps};
 
 use super::super::{error, load, netns_cookie, object, pins};
@@ -97,6 +99,12 @@ impl Store {
         }
         for name in [carried::CARRIED4, carried::CARRIED6] {
             loader.map_max_entries(name, flows);
+        }
+        // Records for the processors that there are: the BPF programs count them modulo `PENDING_CPUS`.
+        let processors = aya::util::nr_cpus().ok().and_then(|count| u32::try_from(count).ok());
+        let processors = processors.map_or(PENDING_CPUS, |count| count.min(PENDING_CPUS));
+        for name in [carried::PENDING4, carried::PENDING6] {
+            loader.map_max_entries(name, PENDING_EACH * processors);
         }
         // The maps of the programs that decide, which stay unused.
         for name in
