@@ -31,6 +31,9 @@ pub(crate) trait RulesetObserver: fmt::Debug + Sync {
         is_unchanged: &dyn Fn() -> Result<bool, Error>,
     );
 
+    /// Follows a deletion that was committed, after its flows were removed from conntrack.
+    fn deleted(&self);
+
     /// Forgets what an attachment has without an element, as after a flush of the ruleset.
     fn nothing_held(&self, withdrawal: &Withdrawal<'_>);
 
@@ -47,6 +50,8 @@ pub(crate) struct NoObserver;
 
 impl RulesetObserver for NoObserver {
     fn before_delete(&self, _: &mut dyn Iterator<Item = Entry>, _: &dyn Fn() -> Result<bool, Error>) {}
+
+    fn deleted(&self) {}
 
     fn nothing_held(&self, _: &Withdrawal<'_>) {}
 

@@ -4,10 +4,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_ebpf_abi::carried::CarriedCounter;
-use slipway_tests::{Attach, PROGRAMS, Pod, Space, TunWire, has_programs, needs, sample_of_unknown, slipway};
+use slipway_tests::{
+    Attach, PROGRAMS, Pod, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
+};
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
 
@@ -110,7 +113,7 @@ fn other_settings_change_the_programs_and_no_connection_ends() {
         settings(&stage, "programs");
         let pod = stage.node.pod("web");
         let network = stage.network();
-        let attach = Attach::new(&pod).port(slipway_tests::Proto::Tcp, PORT, 80);
+        let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
         let result = network.add(&attach).expect("ADD");
         let own = [0, 1].map(|index| {
             let text = result["ips"][index]["address"].as_str().expect("an address");
@@ -229,7 +232,7 @@ fn a_rate_limit_holds() {
         "type": "bandwidth", "ingressRate": RATE, "ingressBurst": 800_000, "egressRate": RATE, "egressBurst": 800_000,
     }));
     let pod = stage.node.pod("web");
-    let attach = Attach::new(&pod).port(slipway_tests::Proto::Tcp, PORT, 80);
+    let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
     let result = stage.node.network(chain).add(&attach).expect("ADD");
     assert_eq!(filters(&stage, &node_end(&result))[1], "flow_egress");
     let text = result["ips"][0]["address"].as_str().expect("an address");
@@ -242,6 +245,34 @@ fn a_rate_limit_holds() {
     assert!(taken > least * 0.9, "{taken}");
     let (key, entry) = *stage.carried4().iter().max_by_key(|(_, entry)| entry.packets).expect("an entry");
     assert!(entry.packets > 1000, "{key:?} {entry:?}");
+}
+
+/// The DEL itself has the flows checked: a client that asks every 10 ms has no reply from the wrong side, and none is
+/// carried.
+#[test]
+fn no_packet_is_carried_after_a_del() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (network, pod) = (stage.network(), stage.node.pod("web"));
+    let attach = Attach::new(&pod).port(Proto::Udp, PORT, 80);
+    let result = network.add(&attach).expect("ADD");
+    let text = result["ips"][0]["address"].as_str().expect("an address");
+    let own = text.split('/').next().expect("an address");
+    let _server = pod.serve(Proto::Udp, &format!("{own}:80"), "web");
+    let to = SocketAddr::new(stage.node_ips()[0], PORT);
+    let mut flow = stage.client.dial(Proto::Udp, None, to, Duration::from_millis(20)).expect("a flow");
+    for _ in 0..20 {
+        flow.request().expect("a reply");
+    }
+    // The link stays: a runtime may remove the port alone.
+    let mut config = network.configs(Some(&attach)).pop().expect("portmap");
+    config["prevResult"] = result;
+    network.call("DEL", &config, Some(&attach)).result().expect("DEL");
+    let before = stage.count(CarriedCounter::Carried);
+    for _ in 0..5 {
+        flow.request().expect_err("the port is withdrawn");
+    }
+    assert_eq!(stage.count(CarriedCounter::Carried), before);
 }
 
 #[test]

@@ -195,6 +195,13 @@ impl RulesetObserver for Programs {
         });
     }
 
+    fn deleted(&self) {
+        // Soon the flows are checked anyway.
+        if let Err(error) = carried::next_epoch() {
+            log::warn!("{error}");
+        }
+    }
+
     fn nothing_held(&self, withdrawal: &Withdrawal<'_>) {
         remove_unheld(withdrawal);
     }

@@ -136,12 +136,7 @@ impl Backend for Ebpf {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        self.nftables.withdraw(withdrawal)?;
-        // Soon the flows are checked anyway: no reason to fail a DEL.
-        if let Err(error) = carried::next_epoch() {
-            log::warn!("{error}");
-        }
-        Ok(())
+        self.nftables.withdraw(withdrawal)
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {

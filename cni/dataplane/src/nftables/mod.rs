@@ -107,6 +107,7 @@ impl Nftables {
         drop(session);
         flush(&ports);
         offload::cut(&offloaded);
+        self.observer.deleted();
         Ok(None)
     }
 

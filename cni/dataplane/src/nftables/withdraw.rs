@@ -262,7 +262,9 @@ pub(crate) fn retain(
         }
         let is_changed = !batch.is_empty();
         Ok((batch, is_changed))
-    })? {}
+    })? {
+        session.observer().deleted();
+    }
     Ok(())
 }
 
