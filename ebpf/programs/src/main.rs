@@ -2,6 +2,7 @@
 
 //! The BPF programs of the eBPF fast path.
 //!
+//! Those of [`carried`] carry flows that netfilter has decided about. The others decide themselves:
 //! `uplink_ingress` sees the packets from outside, `pod_ingress` those of a pod, and the programs of [`sock`]
 //! the destinations of the node's own sockets. They share the maps of [`maps`]; user space writes some (pods,
 //! ports, uplinks) and reads others (flows, counters).
