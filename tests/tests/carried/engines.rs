@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slipway_ebpf_abi::carried::CarriedCounter;
-use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, needs};
+use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, needs, within};
 
 use crate::{Engine, FAR, PORT, Stage};
 
@@ -150,7 +150,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
     }
     let (pod, _) = cell.stage.pod("web");
     let mut seen = Vec::new();
-    let ask = |proto: Proto| match pod.dial(proto, None, to, QUICK) {
+    let ask = |proto: Proto| match pod.dial(proto, None, to, within(QUICK)) {
         Ok(mut flow) => {
             // Enough to be carried.
             let answers: Vec<_> = (0..12).map_while(|_| flow.request().ok()).collect();
@@ -164,7 +164,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
         flows = [Proto::Tcp, Proto::Udp].map(|proto| ask(proto).1).into_iter().collect();
         cell.apply(change);
         let begin = Instant::now();
-        while begin.elapsed() < SETTLED {
+        while begin.elapsed() < within(SETTLED) {
             for flow in flows.iter_mut().flatten() {
                 let _ = flow.request();
             }
@@ -236,16 +236,16 @@ fn a_drop_at_forward_holds_for_a_published_port() {
         let (pod, own) = stage.pod("web");
         let _server = pod.serve(Proto::Tcp, &SocketAddr::new(own[0], 80).to_string(), "web");
         let to = SocketAddr::new(stage.node_ips()[0], PORT);
-        let mut flow = stage.client.dial(Proto::Tcp, None, to, QUICK).expect("a connection");
+        let mut flow = stage.client.dial(Proto::Tcp, None, to, within(QUICK)).expect("a connection");
         (0..20).for_each(|_| drop(flow.request().expect("a reply")));
         stage.node.cmd(&format!("iptables-nft -A FORWARD -d {} -j DROP", own[0]));
         let begin = Instant::now();
-        while begin.elapsed() < SETTLED + QUICK && flow.request().is_ok() {
+        while begin.elapsed() < within(SETTLED + QUICK) && flow.request().is_ok() {
             thread::sleep(Duration::from_millis(50));
         }
         let lasted = begin.elapsed();
         println!("{engine:?}: the connection lasted {lasted:?}");
-        assert!(lasted < SETTLED + QUICK, "{engine:?}");
-        assert!(stage.client.dial(Proto::Tcp, None, to, QUICK).is_err(), "{engine:?}");
+        assert!(lasted < within(SETTLED + QUICK), "{engine:?}");
+        assert!(stage.client.dial(Proto::Tcp, None, to, within(QUICK)).is_err(), "{engine:?}");
     }
 }
