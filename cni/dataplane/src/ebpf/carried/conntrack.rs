@@ -15,8 +15,8 @@ const ANY_RST: &str = "net/netfilter/nf_conntrack_tcp_ignore_invalid_rst";
 const UNACKNOWLEDGED: &str = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const ESTABLISHED: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
 
-/// Lets conntrack miss packets, before it misses any. Without connection tracking loaded there are no such settings;
-/// nftables has loaded it.
+/// Lets conntrack miss packets, before it misses any. Without connection tracking loaded there are no such settings:
+/// the first container's rules load it, and its ADD calls this, too.
 ///
 /// # Errors
 /// [`Error::Kernel`] if a setting cannot be written.
@@ -24,6 +24,9 @@ pub(super) fn prepare() -> Result<(), Error> {
     let set = |name: &str, value: &str| {
         sysctl::ensure(name, value).map_err(|e| Error::kernel("let conntrack miss packets", e))
     };
+    if sysctl::get(LIBERAL).is_err_and(|error| error.is_not_found()) {
+        return Ok(());
+    }
     set(LIBERAL, "1")?;
     // Missing before Linux 5.14.
     if sysctl::get(ANY_RST).is_ok() {

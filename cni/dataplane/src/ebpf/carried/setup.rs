@@ -120,6 +120,7 @@ pub(in super::super) fn set_up(wanted: Wanted<'_>, pods: &[u32]) -> Result<(Stor
 /// [`Error::Kernel`] if the interface cannot be found, or the programs cannot be attached.
 pub(in super::super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
     let Some((link, _)) = pods::host_end(netns, ifname)? else { return Ok(false) };
+    conntrack::prepare()?;
     // An ADD attaches twice: for masquerade, and for ports.
     if !links::has_programs(&socket()?, link.index)? {
         links::attach(store, &link.name, Kind::of_pod(&link)?)?;
@@ -145,6 +146,7 @@ pub(in super::super) fn directions() -> Result<Vec<Carriage>, Error> {
 /// # Errors
 /// [`Error::Kernel`] if they cannot be attached.
 pub(in super::super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
+    conntrack::prepare()?;
     links::attach(store, &link.name, Kind::of_pod(link)?)?;
     store::next_epoch()
 }
