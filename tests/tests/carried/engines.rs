@@ -39,6 +39,12 @@ enum Change {
     Mark,
     DropForward,
     DropRaw,
+    /// As NodeLocal DNSCache has it.
+    NoTrack,
+    /// As an engine of NetworkPolicy has it: what is established may continue.
+    PolicyForNew,
+    /// As firewalld with StrictForwardPorts has it.
+    StrictForward,
     Xfrm,
 }
 
@@ -133,6 +139,24 @@ impl Cell {
             Change::DropRaw => {
                 run(&format!("-t raw -A PREROUTING -d {to} -j DROP"));
             }
+            Change::NoTrack => {
+                run(&format!("-t raw -A PREROUTING -d {to} -p udp --dport {FAR} -j CT --notrack"));
+            }
+            Change::PolicyForNew => {
+                run("-N POLICY");
+                run("-A POLICY -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+                run("-A POLICY -j REJECT");
+                run(&format!("-A FORWARD -d {to} -j POLICY"));
+                run(&format!("-A FORWARD -s {to} -j POLICY"));
+            }
+            Change::StrictForward => {
+                let kind = ["ip", "ip6"][family];
+                node.nft(&format!(
+                    "table inet strict {{\nchain c {{\ntype filter hook forward priority 10\n\
+                     ct state established,related accept\nct status dnat reject with icmpx admin-prohibited\n\
+                     {kind} daddr {to} reject with icmpx admin-prohibited\n}}\n}}\n"
+                ));
+            }
             Change::Xfrm => {
                 let (any, bits) = ([("0.0.0.0/0", 32), ("::/0", 128)])[family];
                 node.cmd(&format!("ip xfrm policy add src {any} dst {to}/{bits} dir out action block"));
@@ -178,7 +202,10 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
     for proto in [Proto::Tcp, Proto::Udp] {
         seen.push(format!("new {}: {}", proto.name(), ask(proto).0));
     }
-    let is_blocked = matches!(change, Change::DropForward | Change::DropRaw | Change::Xfrm);
+    let is_blocked = matches!(
+        change,
+        Change::DropForward | Change::DropRaw | Change::PolicyForNew | Change::StrictForward | Change::Xfrm
+    );
     if engine == Engine::Carried && !(is_blocked && order == Order::BeforeAdd) {
         assert!(cell.stage.count(CarriedCounter::Carried) > 0, "{change:?}: no packet was carried");
     }
@@ -224,6 +251,9 @@ cells! {
     a_mark_with_a_routing_rule_holds: Mark;
     a_drop_at_forward_holds: DropForward;
     a_drop_at_raw_prerouting_holds: DropRaw;
+    notrack_holds: NoTrack;
+    a_policy_for_new_flows_holds: PolicyForNew;
+    a_strict_forward_chain_holds: StrictForward;
     an_xfrm_policy_holds: Xfrm;
 }
 
