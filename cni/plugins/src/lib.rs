@@ -7,6 +7,7 @@ pub mod ipam;
 mod keys;
 pub mod logging;
 pub mod meta;
+pub mod netavark;
 mod node_defaults;
 mod non_masquerade;
 pub mod operator;

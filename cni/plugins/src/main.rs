@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Looks up its own name in the registry and answers as that plugin, or as `slipway` itself.
+//! Looks up its own name in the registry and answers as that plugin, as netavark's driver, or as `slipway` itself.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use cni_spec::{CniError, ErrorCode};
 use slipway::ipam::dhcp::daemon;
 use slipway::skel::closing;
-use slipway::{logging, operator, registry};
+use slipway::{logging, netavark, operator, registry};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -32,6 +32,9 @@ fn main() -> ExitCode {
     }
     if name == operator::cnitool::NAME {
         return operator::cnitool::cnitool_command(&args, &mut stdout, &mut stderr).into();
+    }
+    if netavark::is_call(&args) {
+        return netavark::run(&args, &mut std::io::stdin().lock(), &mut stdout).into();
     }
     // A runtime whose configuration names an unknown plugin must get an error.
     if args.is_empty() && std::env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty()) {

@@ -87,6 +87,16 @@ impl std::fmt::Debug for dyn Plugin + '_ {
 /// Plugins of this binary.
 pub type Plugins = &'static [&'static dyn Plugin];
 
+/// The place where a delegation finds its plugin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Delegates {
+    /// A file in `CNI_PATH`, as the specification demands. If it is this binary, the plugin is called in process.
+    #[default]
+    Files,
+    /// This binary alone: the caller is no CNI runtime, and has no plugin directory.
+    InProcess,
+}
+
 /// An object of an attachment in the node's ruleset that can be made again.
 pub trait Restorable {
     /// Its name for reports.
@@ -157,4 +167,6 @@ pub struct Env {
     pub depth: u32,
     /// The plugins of this binary that a delegation may call in process.
     pub plugins: Plugins,
+    /// The place where a delegation finds its plugin.
+    pub delegates: Delegates,
 }

@@ -26,7 +26,7 @@ use crate::meta::portmap::Portmap;
 use crate::meta::sbr::Sbr;
 use crate::meta::tuning::Tuning;
 use crate::meta::vrf::Vrf;
-use crate::plugin::{Plugin, Plugins};
+use crate::plugin::{Delegates, Plugin, Plugins};
 use crate::skel::{self, Callee};
 
 /// The name that the binary answers to as `cnitool`.
@@ -63,7 +63,15 @@ static IN_PROCESS: LazyLock<Vec<&'static dyn Plugin>> =
 /// Answers as `plugin` to the environment and standard input of this process.
 pub fn serve(plugin: &dyn Plugin, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
     let script: Option<&dyn skel::Script> = if plugin.name() == Noop.name() { Some(&Script) } else { None };
-    skel::serve(&Callee { plugin, script, plugins: &IN_PROCESS }, stdout, stderr)
+    let callee = Callee { plugin, script, plugins: &IN_PROCESS, delegates: Delegates::Files };
+    skel::serve(&callee, stdout, stderr)
+}
+
+/// The plugin of that `type`, which finds all others in this binary: for a caller without a plugin directory.
+#[must_use]
+pub fn in_process(name: &str) -> Option<Callee<'static>> {
+    let plugin = IN_PROCESS.iter().copied().find(|plugin| plugin.name() == name)?;
+    Some(Callee { plugin, script: None, plugins: &IN_PROCESS, delegates: Delegates::InProcess })
 }
 
 /// The plugin of that `type`.

@@ -32,7 +32,7 @@ const MOST: usize = 900;
 
 /// Sends the sockets of this call to the process that closes them. If there is none, a DEL that has changed a ruleset
 /// starts one.
-pub(super) fn hand_over(is_del: bool) {
+pub(crate) fn hand_over(is_del: bool) {
     let Kept { sockets, has_committed } = later::take();
     if sockets.is_empty() || unix::send_descriptors(Path::new(SOCKET), &sockets).is_ok() {
         return;

@@ -8,18 +8,20 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use cni_runtime::invoke::{self, failure, find};
+use cni_runtime::invoke::{self, find};
 use cni_spec::{AddResult, CniError, NetConf};
 
+use super::Callee;
 use super::env::DEPTH;
-use super::{Callee, Io};
-use crate::plugin::{Env, NodeRequest, Plugin, Request};
+use crate::plugin::{Delegates, Env, NodeRequest, Plugin, Request};
 
 /// The limit of nested delegations, against a configuration that delegates in a circle. `flannel`, `bridge`
 /// and `host-local` need two; the rest is for foreign plugins in between.
 const MAX_DEPTH: u32 = 8;
+/// The file that this process runs.
+const OWN: &str = "/proc/self/exe";
 
 /// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the
 /// plugin requests an address and when it releases it (DHCPRELEASE).
@@ -126,8 +128,14 @@ fn delegate(
     config: &[u8],
     may: impl Fn(&dyn Plugin) -> Result<(), CniError>,
 ) -> Result<Vec<u8>, CniError> {
-    let path = find(name, &env.path)?;
+    let path = match env.delegates {
+        Delegates::Files => find(name, &env.path)?,
+        Delegates::InProcess => PathBuf::from(OWN),
+    };
     let own = env.plugins.iter().find(|plugin| plugin.name() == name && is_this_binary(&path));
+    if own.is_none() && env.delegates == Delegates::InProcess {
+        return Err(CniError::config(format!("plugin {name:?} is not a plugin of this binary")));
+    }
     if let Err(error) = within_depth(name, env).and_then(|()| own.map_or(Ok(()), |plugin| may(*plugin))) {
         // No ADD can have succeeded with this configuration, so there is nothing to remove. A runtime would
         // repeat a failing DEL forever.
@@ -153,7 +161,7 @@ fn within_depth(name: &str, env: &Env) -> Result<(), CniError> {
 /// True if a path leads, through any symbolic links, to the file that this process runs.
 fn is_this_binary(path: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino()));
-    matches!((id(path), id(Path::new("/proc/self/exe"))), (Ok(theirs), Ok(own)) if theirs == own)
+    matches!((id(path), id(Path::new(OWN))), (Ok(theirs), Ok(own)) if theirs == own)
 }
 
 fn in_process(plugin: &dyn Plugin, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
@@ -166,14 +174,8 @@ fn in_process(plugin: &dyn Plugin, env: &Env, config: &[u8]) -> Result<Vec<u8>, 
             name => variables(env).into_iter().find(|(n, _)| *n == name)?.1.into(),
         })
     };
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let mut stdin = config;
-    let io = Io { stdin: &mut stdin, stdout: &mut stdout, stderr: &mut stderr };
-    match super::run(&Callee { plugin, script: None, plugins: env.plugins }, &vars, &super::is_own_netns, io)
-    {
-        0 => Ok(stdout),
-        code => Err(failure(&format!("exit status {code}"), &stdout, &stderr)),
-    }
+    let callee = Callee { plugin, script: None, plugins: env.plugins, delegates: env.delegates };
+    super::call(&callee, &vars, config)
 }
 
 fn variables(env: &Env) -> [(&'static str, &str); 5] {

@@ -50,6 +50,7 @@ fn env(folder: &Path, command: &str) -> Env {
         netns_override: String::new(),
         depth: 1,
         plugins: &[&Ipam],
+        delegates: Delegates::Files,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use cni_spec::{CniError, ErrorCode, check_container_id, check_ifname};
 
-use crate::plugin::{Env, Plugins};
+use crate::plugin::{Delegates, Env, Plugins};
 
 /// Reads an environment variable; none if it is not set.
 pub type Vars<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -18,7 +18,7 @@ pub(super) const DEPTH: &str = "SLIPWAY_DELEGATION_DEPTH";
 
 /// Reads and checks the variables, in the reference's order. One message names all that are missing; the
 /// first malformed one is an error before that.
-pub(super) fn read(vars: Vars<'_>, plugins: Plugins) -> Result<Env, CniError> {
+pub(super) fn read(vars: Vars<'_>, plugins: Plugins, delegates: Delegates) -> Result<Env, CniError> {
     let command = string(vars, "CNI_COMMAND")?;
     let (attachment, netns, path) = match command.as_str() {
         "ADD" | "CHECK" => (true, true, true),
@@ -26,7 +26,7 @@ pub(super) fn read(vars: Vars<'_>, plugins: Plugins) -> Result<Env, CniError> {
         "GC" | "STATUS" => (false, false, true),
         _ => (false, false, false),
     };
-    let mut env = Env { command, plugins, ..Env::default() };
+    let mut env = Env { command, plugins, delegates, ..Env::default() };
     let mut missing = Vec::new();
     let mut take = |name: &'static str, required: bool| {
         let value = string(vars, name)?;
@@ -47,7 +47,7 @@ pub(super) fn read(vars: Vars<'_>, plugins: Plugins) -> Result<Env, CniError> {
     env.args = take("CNI_ARGS", false)?;
     env.netns_override = take("CNI_NETNS_OVERRIDE", false)?;
     let folders = vars("CNI_PATH").unwrap_or_default();
-    if folders.is_empty() && path {
+    if folders.is_empty() && path && delegates == Delegates::Files {
         missing.push("CNI_PATH");
     }
     env.path = split(&folders);

@@ -10,19 +10,20 @@
 pub mod closing;
 pub mod delegate;
 mod env;
-mod panic;
+pub(crate) mod panic;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cni_dataplane::later;
+use cni_runtime::invoke::failure;
 use cni_runtime::report::{Report, Verb};
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
 
-use crate::plugin::{Env, NodeRequest, Plugin, Plugins, Request};
+use crate::plugin::{Delegates, Env, NodeRequest, Plugin, Plugins, Request};
 use crate::{keys, logging};
 pub use env::Vars;
 
@@ -59,6 +60,8 @@ pub struct Callee<'a> {
     pub script: Option<&'a dyn Script>,
     /// The plugins that it may call in process.
     pub plugins: Plugins,
+    /// The place where it finds plugins.
+    pub delegates: Delegates,
 }
 
 /// Output that replaces the plugin's own: `noop` plays other plugins in tests of runtimes.
@@ -88,7 +91,7 @@ pub struct Output {
 /// Answers as `callee` to the environment and standard input of this process, and reports the call to the node's
 /// agent. Calls of other plugins in this process are part of it.
 pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
-    panic::report_as_error();
+    panic::report_as_error(CniError::print);
     later::keep_open();
     let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
     let (code, report) = run_and_report(callee, &|name| std::env::var_os(name), &is_own_netns, io);
@@ -106,6 +109,19 @@ fn is_own_netns(path: &Path) -> bool {
     matches!((id(path), id(Path::new("/proc/self/ns/net"))), (Ok(theirs), Ok(own)) if theirs == own)
 }
 
+/// Calls a plugin of this binary in this process, and returns its output.
+///
+/// # Errors
+/// The plugin's own error.
+pub fn call(callee: &Callee<'_>, vars: Vars<'_>, config: &[u8]) -> Result<Vec<u8>, CniError> {
+    let (mut stdin, mut stdout, mut stderr) = (config, Vec::new(), Vec::new());
+    let io = Io { stdin: &mut stdin, stdout: &mut stdout, stderr: &mut stderr };
+    match run(callee, vars, &is_own_netns, io) {
+        0 => Ok(stdout),
+        code => Err(failure(&format!("exit status {code}"), &stdout, &stderr)),
+    }
+}
+
 /// Answers one call. Returns the exit code: 0, or 1 with an error on `io.stdout`.
 pub fn run(callee: &Callee<'_>, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io: Io<'_>) -> u8 {
     run_and_report(callee, vars, is_own_netns, io).0
@@ -120,7 +136,7 @@ fn run_and_report(
 ) -> (u8, Option<Report>) {
     let Io { stdin, stdout, stderr } = io;
     let mut report = None;
-    let output = match env::read(vars, callee.plugins) {
+    let output = match env::read(vars, callee.plugins, callee.delegates) {
         // A person, not a runtime.
         _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
             return (exit_code(stderr.write_all(about(callee.plugin).as_bytes())), None);

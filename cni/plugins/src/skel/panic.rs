@@ -6,18 +6,18 @@ use std::io::Write;
 
 use cni_spec::CniError;
 
-/// Makes each panic print an error (code 999) to standard output and its place to standard error, and end the
-/// process with code 1.
+/// Makes each panic print an error (code 999) in the form of `print` to standard output and its place to standard
+/// error, and end the process with code 1.
 ///
 /// A result is written in one piece as the last step of a call, so that no part of one precedes the error.
-pub(super) fn report_as_error() {
-    std::panic::set_hook(Box::new(|info| {
+pub(crate) fn report_as_error(print: fn(&CniError) -> String) {
+    std::panic::set_hook(Box::new(move |info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
         let error = CniError::internal(format!("bug{place}: {}", message(info.payload())));
         // The reader may be gone, and there is no other place to report it.
         let _unwritten = writeln!(std::io::stderr(), "{}", error.msg);
         let mut stdout = std::io::stdout();
-        let _unwritten = stdout.write_all(error.print().as_bytes()).and_then(|()| stdout.flush());
+        let _unwritten = stdout.write_all(print(&error).as_bytes()).and_then(|()| stdout.flush());
         std::process::exit(1);
     }));
 }
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn a_panic_is_printed_as_an_error() {
         if std::env::var_os(CHILD).is_some() {
-            report_as_error();
+            report_as_error(CniError::print);
             panic!("the <cause>");
         }
         let child = Command::new(std::env::current_exe().unwrap())

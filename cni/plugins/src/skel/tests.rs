@@ -73,7 +73,7 @@ impl Plugin for Fake {
 }
 
 fn callee(plugin: &Fake) -> Callee<'_> {
-    Callee { plugin, script: None, plugins: &[] }
+    Callee { plugin, script: None, plugins: &[], delegates: Delegates::Files }
 }
 
 /// One call: exit code, standard output, standard error.

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `create`: checks a new network and completes it. podman stores it, and chooses addresses from then on.
+
+use cni_spec::{check_ifname, check_network};
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::driver::DriverError;
+use super::options::Options;
+use super::subnets::{Used, first, unique_v6};
+use super::types::{Network, Subnet};
+
+/// The beginning of the bridges' names.
+const PREFIX: &str = "sw";
+/// The number of hexadecimal digits behind it: a link `<bridge>.<vlan>` must have 15 characters at most.
+const DIGITS: usize = 8;
+
+/// Completes a network. Keys that the driver does not read are returned unchanged.
+pub(super) fn create(input: Map<String, Value>) -> Result<Map<String, Value>, DriverError> {
+    complete(input, &Used::read().map_err(DriverError::Node)?)
+}
+
+fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Value>, DriverError> {
+    let network: Network = serde_json::from_value(Value::Object(input.clone())).map_err(DriverError::Json)?;
+    check_network(&network.name).map_err(|error| DriverError::Network(error.to_string()))?;
+    let options = Options::of(network.options.as_ref())?;
+    let bridge = bridge(&network, used)?;
+    let longest = options.vlan.map_or_else(|| bridge.clone(), |vlan| format!("{bridge}.{vlan}"));
+    check_ifname(&longest).map_err(|error| DriverError::Network(error.to_string()))?;
+    let given = network.subnets();
+    for subnet in given {
+        if let Some(other) = used.overlapping(subnet.subnet) {
+            return Err(DriverError::Network(format!("subnet {} is in use: {other}", subnet.subnet)));
+        }
+    }
+    let subnets = match network.ipam_driver() {
+        "host-local" => chosen(&network, used)?,
+        "none" => Vec::new(),
+        other => return Err(DriverError::Network(format!("IPAM driver {other:?} is not supported"))),
+    };
+    let has_v6 = subnets.iter().chain(given).any(|one| one.subnet.addr().is_ipv6());
+    let mut all = match input.remove("subnets") {
+        Some(Value::Array(all)) => all,
+        _ => Vec::new(),
+    };
+    all.extend(subnets.iter().map(|one| json!({ "subnet": one.subnet, "gateway": one.gateway })));
+    if !all.is_empty() {
+        input.insert("subnets".to_owned(), all.into());
+    }
+    input.insert("network_interface".to_owned(), bridge.into());
+    input.insert("ipv6_enabled".to_owned(), has_v6.into());
+    // netavark starts no name server for drivers' networks.
+    input.insert("dns_enabled".to_owned(), false.into());
+    let ipam = input.entry("ipam_options").or_insert_with(|| json!({}));
+    if ipam.is_null() {
+        *ipam = json!({});
+    }
+    ipam["driver"] = network.ipam_driver().into();
+    Ok(input)
+}
+
+/// The bridge: as named by `--interface-name`, else after the network's ID.
+fn bridge(network: &Network, used: &Used) -> Result<String, DriverError> {
+    match network.network_interface.as_deref() {
+        Some(name) if !name.is_empty() => match used.bridges.iter().any(|other| other == name) {
+            true => Err(DriverError::Network(format!("bridge {name} is another network's"))),
+            false => Ok(name.to_owned()),
+        },
+        _ => Ok(name_of(network)),
+    }
+}
+
+fn name_of(network: &Network) -> String {
+    let is_hex = network.id.len() >= DIGITS && network.id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let digits = if is_hex { network.id.clone() } else { hex(network.name.as_bytes()) };
+    format!("{PREFIX}{}", digits.get(..DIGITS).unwrap_or_default())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The subnets that the network lacks: of IPv4 if it has none at all, and with `--ipv6` one of each family.
+fn chosen(network: &Network, used: &Used) -> Result<Vec<Subnet>, DriverError> {
+    let given = network.subnets();
+    let has = |v6: bool| given.iter().any(|one| one.subnet.addr().is_ipv6() == v6);
+    let mut subnets = Vec::new();
+    if given.is_empty() || (network.ipv6_enabled && !has(false)) {
+        let free = used.free_v4();
+        let free = free.ok_or_else(|| DriverError::Network("no subnet is free: name one".to_owned()))?;
+        subnets.push(free);
+    }
+    if network.ipv6_enabled && !has(true) {
+        subnets.push(unique_v6(&format!("{}{}", network.id, network.name)));
+    }
+    let gateway = |subnet: IpNet| if network.internal { None } else { first(subnet) };
+    Ok(subnets.into_iter().map(|subnet| Subnet { subnet, gateway: gateway(subnet) }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9";
+
+    fn used() -> Used {
+        Used {
+            subnets: vec!["10.89.0.0/24".parse().unwrap()],
+            bridges: vec!["podman1".to_owned()],
+            ..Used::default()
+        }
+    }
+
+    fn with(keys: &Value) -> Result<Value, String> {
+        let mut input = json!({
+            "name": "web", "id": ID, "driver": "slipway", "created": "2026-01-02T03:04:05Z", "dns_enabled": true,
+            "internal": false, "ipv6_enabled": false, "ipam_options": {}, "labels": {"a": "b"},
+        });
+        input.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let Value::Object(input) = input else { unreachable!("an object") };
+        complete(input, &used()).map(Value::Object).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_network_gets_a_bridge_and_a_free_subnet() {
+        let made = with(&json!({})).unwrap();
+        let expected = json!({
+            "name": "web", "id": ID, "driver": "slipway", "created": "2026-01-02T03:04:05Z", "dns_enabled": false,
+            "internal": false, "ipv6_enabled": false, "ipam_options": {"driver": "host-local"}, "labels": {"a": "b"},
+            "network_interface": "sw2f259bab", "subnets": [{"subnet": "10.89.1.0/24", "gateway": "10.89.1.1"}],
+        });
+        assert_eq!(made, expected);
+    }
+
+    #[test]
+    fn both_families_are_completed() {
+        let made = with(&json!({"ipv6_enabled": true})).unwrap();
+        let nets: Vec<&str> =
+            made["subnets"].as_array().unwrap().iter().filter_map(|one| one["subnet"].as_str()).collect();
+        assert_eq!((nets.len(), nets[0]), (2, "10.89.1.0/24"));
+        assert!(nets[1].starts_with("fd") && nets[1].ends_with("::/64"), "{nets:?}");
+        let given = json!({"subnet": "fd00:7::/64", "gateway": "fd00:7::9", "lease_range": {"start_ip": "fd00:7::100"}});
+        let made = with(&json!({"subnets": [given], "ipv6_enabled": true})).unwrap();
+        assert_eq!(made["subnets"][0], given, "what was given stays as it is");
+        assert_eq!(
+            (made["subnets"][1]["gateway"].as_str(), made["ipv6_enabled"].as_bool()),
+            (Some("10.89.1.1"), Some(true))
+        );
+        assert_eq!(with(&json!({"subnets": [given]})).unwrap()["ipv6_enabled"], true);
+    }
+
+    #[test]
+    fn an_internal_network_has_no_gateway_of_our_choice() {
+        let made = with(&json!({"internal": true})).unwrap();
+        assert_eq!(made["subnets"], json!([{"subnet": "10.89.1.0/24", "gateway": null}]));
+    }
+
+    #[test]
+    fn without_ipam_there_are_no_subnets() {
+        let made = with(&json!({"ipam_options": {"driver": "none"}, "network_interface": "br-x"})).unwrap();
+        assert_eq!((made.get("subnets"), made["network_interface"].as_str()), (None, Some("br-x")));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (keys, text) in [
+            (json!({"ipam_options": {"driver": "dhcp"}}), "IPAM driver \"dhcp\" is not supported"),
+            (json!({"network_interface": "podman1"}), "bridge podman1 is another network's"),
+            (
+                json!({"subnets": [{"subnet": "10.89.0.128/25"}]}),
+                "subnet 10.89.0.128/25 is in use: 10.89.0.0/24",
+            ),
+            (json!({"options": {"isolate": "strict"}}), "option isolate=\"strict\" is not true or false"),
+            (
+                json!({"network_interface": "a-long-bridge", "options": {"vlan": "100"}}),
+                "interface name is too long: \"a-long-bridge.100\"",
+            ),
+        ] {
+            assert_eq!(with(&keys).unwrap_err(), text, "{keys}");
+        }
+    }
+
+    #[test]
+    fn a_network_without_an_id_has_a_bridge_of_its_name() {
+        let network: Network = serde_json::from_value(json!({"name": "web"})).unwrap();
+        let name = name_of(&network);
+        assert_eq!((name.len(), name), (PREFIX.len() + DIGITS, format!("sw{}", &hex(b"web")[..8])));
+    }
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `setup` and `teardown`: an ADD and a DEL, with what netavark expects besides.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::dir::DirError;
+use cni_kernel::lock::LockError;
+use cni_kernel::netns::{Netns, NetnsError};
+use cni_kernel::route::{RouteError, RouteSocket};
+use cni_kernel::sysctl::SysctlError;
+use cni_runtime::exec::{CallOptions, Exec as Plugins};
+use cni_runtime::verbs::PluginCall;
+use cni_runtime::{Cached, CallError, NetworkError, Runtime};
+use cni_spec::{Attachment, AttachmentError, CniError};
+
+use super::bridge;
+use super::options::OptionError;
+use super::store::{self, CACHE, Store};
+use super::translate::{self, METRIC, TranslateError};
+use super::types::{Exec, Status};
+use crate::plugin::{Env, Request};
+use crate::registry;
+use crate::skel::{self, Callee};
+
+/// The main routing table: `RT_TABLE_MAIN`.
+const MAIN_TABLE: u32 = 254;
+
+/// A call of the driver that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// The arguments are none that netavark or podman passes.
+    #[error("{0}: invalid arguments: see netavark's interface for drivers")]
+    Arguments(String),
+    /// Standard input cannot be read.
+    #[error("read the request: {0}")]
+    Input(io::Error),
+    /// Standard input is not the JSON of a request.
+    #[error("decode the request: {0}")]
+    Json(serde_json::Error),
+    /// A new network cannot be as it is wanted.
+    #[error("{0}")]
+    Network(String),
+    /// An option cannot be used.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// The request cannot be carried out.
+    #[error(transparent)]
+    Translate(#[from] TranslateError),
+    /// The container's ID, the network's name or the interface's name is invalid.
+    #[error(transparent)]
+    Name(#[from] AttachmentError),
+    /// A plugin failed.
+    #[error(transparent)]
+    Plugins(#[from] NetworkError),
+    /// The driver's files cannot be used.
+    #[error(transparent)]
+    Files(#[from] DirError),
+    /// The lock of the bridge was not acquired.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The container's namespace cannot be opened.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// Links, addresses or routes of the node or of the container cannot be read.
+    #[error(transparent)]
+    Node(RouteError),
+    /// The bridge of a network without containers could not be deleted.
+    #[error("delete the unused bridge: {0}")]
+    Bridge(RouteError),
+    /// The bridge of an internal network still forwards packets.
+    #[error(transparent)]
+    Forwarding(#[from] SysctlError),
+    /// Ports could not be published on the container's other network.
+    #[error("publish the ports on network {network}: {error}")]
+    Ports {
+        /// The other network.
+        network: String,
+        /// The plugin's error.
+        error: CniError,
+    },
+    /// Several errors, printed one after the other.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<DriverError>),
+}
+
+/// The plugins of this binary, called in this process.
+struct InProcess;
+
+impl Plugins for InProcess {
+    fn find(&self, plugin: &str, _directories: &[PathBuf]) -> Result<PathBuf, CallError> {
+        own(plugin).map(|callee| PathBuf::from(callee.plugin.name()))
+    }
+
+    fn exec(&self, _path: &Path, call: &PluginCall, _options: &CallOptions) -> Result<Vec<u8>, CallError> {
+        let variables = |name: &str| call.var(name).cloned();
+        skel::call(&own(&call.plugin)?, &variables, &call.stdin).map_err(CallError::Failed)
+    }
+}
+
+fn own(plugin: &str) -> Result<Callee<'static>, CallError> {
+    let unknown = || CniError::config(format!("{plugin:?} is not a plugin of this binary"));
+    registry::in_process(plugin).ok_or_else(|| CallError::NotFound(unknown()))
+}
+
+fn runtime() -> Runtime {
+    let runtime = Runtime::builder().cache(CACHE).exec(Arc::new(InProcess));
+    runtime.undo_failed_add().keep_deleting().build()
+}
+
+/// Sets up a container's interface in a network: completely, or not at all.
+pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
+    let wanted = translate::of(exec, netns, lowest_metric(netns)?)?;
+    let attachment = attachment(exec)?;
+    let store = Store::open()?;
+    let _lock = store.lock(&wanted.bridge)?;
+    if store.begin(&attachment)? {
+        log::info!("{attachment} was not torn down: removing what is left of it");
+        delete(netns, exec, &attachment)?;
+    }
+    let result = match runtime().add(&wanted.network, &wanted.container) {
+        Ok(result) => result,
+        Err(error) => {
+            // With a failed undo the note stays, so that the next set-up removes what is left.
+            if !matches!(error, NetworkError::Undone { undo: Some(_), .. }) {
+                store.end(&attachment)?;
+            }
+            return Err(error.into());
+        }
+    };
+    if wanted.no_forwarding
+        && let Err(error) = bridge::do_not_forward(&wanted.bridge)
+    {
+        delete(netns, exec, &attachment)?;
+        store.end(&attachment)?;
+        return Err(error.into());
+    }
+    store.end(&attachment)?;
+    Ok(translate::status(&exec.network_options.interface_name, &result))
+}
+
+/// Removes what a set-up has made, whether or not there was one. All steps are tried.
+pub(super) fn teardown(netns: &str, exec: &Exec) -> Result<(), DriverError> {
+    let attachment = attachment(exec)?;
+    let store = Store::open()?;
+    let bridge = exec.network.network_interface.as_deref().filter(|name| !name.is_empty());
+    let _lock = bridge.map(|bridge| store.lock(bridge)).transpose()?;
+    let mut errors = Vec::new();
+    match delete(netns, exec, &attachment) {
+        Ok(()) => errors.extend(store.end(&attachment).err().map(DriverError::from)),
+        Err(error) => errors.push(error),
+    }
+    if let Some(name) = bridge {
+        errors.extend(bridge::remove_unused(name).err().map(DriverError::Bridge));
+    }
+    errors.extend(publish_on_others(&attachment));
+    match errors.len() {
+        0 | 1 => errors.pop().map_or(Ok(()), Err),
+        _ => Err(DriverError::Several(errors)),
+    }
+}
+
+fn attachment(exec: &Exec) -> Result<Attachment, AttachmentError> {
+    Attachment::new(&exec.network.name, &exec.container_id, &exec.network_options.interface_name)
+}
+
+/// A DEL with the network of the set-up, which podman may have changed since, else with that of the request.
+fn delete(netns: &str, exec: &Exec, attachment: &Attachment) -> Result<(), DriverError> {
+    let netns = if Netns::open(Path::new(netns)).is_err_and(|error| error.is_gone()) { "" } else { netns };
+    let (network, container) = match (store::cached(attachment), translate::of(exec, netns, METRIC)) {
+        (Some(cached), _) => {
+            let mut container = cached.container();
+            netns.clone_into(&mut container.netns);
+            (cached.network(), container)
+        }
+        (None, Ok(wanted)) => (wanted.network, wanted.container),
+        (None, Err(error)) => {
+            log::warn!("{attachment}: {error}");
+            translate::least(exec, netns)?
+        }
+    };
+    Ok(runtime().del(&network, &container)?)
+}
+
+/// The lowest metric that no default route of the container has: of several networks the one that was joined first
+/// is used, which has the published ports, and another one when it is left.
+fn lowest_metric(netns: &str) -> Result<u32, DriverError> {
+    let netns = Netns::open(Path::new(netns))?;
+    let route = RouteSocket::open_in(&netns).map_err(DriverError::Node)?;
+    let mut taken = Vec::new();
+    for family in AddressFamily::BOTH {
+        let routes = route.routes(family, MAIN_TABLE).map_err(DriverError::Node)?;
+        taken.extend(routes.iter().filter(|route| route.is_default()).map(|route| route.metric));
+    }
+    Ok((METRIC..u32::MAX).find(|metric| !taken.contains(metric)).unwrap_or(METRIC))
+}
+
+/// Publishes the container's ports on another of its networks, when they have gone with this one
+/// (`podman network disconnect`). A container that is torn down as a whole loses them again with its next network.
+fn publish_on_others(gone: &Attachment) -> Vec<DriverError> {
+    let others = match store::of_container(gone.container_id()) {
+        Ok(others) => others,
+        Err(error) => return vec![error.into()],
+    };
+    others.iter().filter_map(|other| publish(other).err()).collect()
+}
+
+fn publish(cached: &Cached) -> Result<(), DriverError> {
+    let failed =
+        |error: CniError| DriverError::Ports { network: cached.attachment.network().to_owned(), error };
+    for config in cached.configs().map_err(failed)? {
+        let Some(callee) = registry::in_process(&config.plugin).filter(|_| config.plugin == "portmap") else {
+            continue;
+        };
+        let env = Env { plugins: callee.plugins, delegates: callee.delegates, ..Env::default() };
+        let request = Request {
+            attachment: cached.attachment.clone(),
+            netns: cached.netns.clone(),
+            args: &cached.args,
+            config: &config,
+            env: &env,
+        };
+        for ports in callee.plugin.restorable(&request).map_err(failed)? {
+            if ports.check().is_err() {
+                ports.put_back().map_err(failed)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The choice of subnets for networks that are created without. podman chooses them only for its own bridge driver.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{RouteError, RouteSocket};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::types::Subnet;
+
+/// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
+const CONFIGURATIONS: &str = "/etc/containers/networks";
+/// The main routing table: `RT_TABLE_MAIN`.
+const MAIN_TABLE: u32 = 254;
+/// The first and the last subnet that are given to a network, as by podman's own driver (`default_subnet_pools`).
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 0);
+const LAST: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 0);
+/// The length of their prefixes, and the step from one to the next.
+const LENGTH: u8 = 24;
+const STEP: usize = 1 << (32 - LENGTH);
+
+/// The subnets and bridges that a new network must not use.
+#[derive(Debug, Default)]
+pub(super) struct Used {
+    /// Those of the node's links and of other networks.
+    pub(super) subnets: Vec<IpNet>,
+    /// The destinations of the node's routes. A subnet inside of one may be named, but is not chosen.
+    pub(super) routed: Vec<IpNet>,
+    pub(super) bridges: Vec<String>,
+}
+
+/// A network's file, as far as it is needed.
+#[derive(Debug, Deserialize)]
+struct Configuration {
+    #[serde(default)]
+    subnets: Vec<Subnet>,
+    #[serde(default)]
+    network_interface: String,
+}
+
+impl Used {
+    /// Reads the addresses and routes of the node, and podman's networks. A file that is no network is left out.
+    pub(super) fn read() -> Result<Self, RouteError> {
+        let route = RouteSocket::open()?;
+        let mut used = Self::default();
+        used.subnets.extend(route.all_addresses()?.iter().map(|address| address.net.trunc()));
+        for family in AddressFamily::BOTH {
+            let routes = route.routes(family, MAIN_TABLE)?;
+            used.routed.extend(routes.iter().filter(|route| !route.is_default()).map(|route| route.dst));
+        }
+        used.add_configurations(Path::new(CONFIGURATIONS));
+        Ok(used)
+    }
+
+    fn add_configurations(&mut self, directory: &Path) {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let Ok(text) = std::fs::read(&path) else { continue };
+            match serde_json::from_slice::<Configuration>(&text) {
+                Ok(found) => {
+                    self.subnets.extend(found.subnets.iter().map(|subnet| subnet.subnet.trunc()));
+                    self.bridges.push(found.network_interface);
+                }
+                Err(error) => log::warn!("{}: {error}", path.display()),
+            }
+        }
+    }
+
+    /// The subnet in use that a subnet overlaps.
+    pub(super) fn overlapping(&self, subnet: IpNet) -> Option<IpNet> {
+        overlapping(&self.subnets, subnet)
+    }
+
+    /// The first free subnet of podman's pools.
+    pub(super) fn free_v4(&self) -> Option<IpNet> {
+        let all = (FIRST.to_bits()..=LAST.to_bits()).step_by(STEP);
+        let mut nets = all.map(|bits| IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::from_bits(bits), LENGTH)));
+        nets.find(|net| self.overlapping(*net).or_else(|| overlapping(&self.routed, *net)).is_none())
+    }
+}
+
+fn overlapping(nets: &[IpNet], subnet: IpNet) -> Option<IpNet> {
+    let overlaps = |used: &&IpNet| used.contains(&subnet.network()) || subnet.contains(&used.network());
+    nets.iter().find(overlaps).copied()
+}
+
+/// A unique local subnet (RFC 4193) with the digest of `seed` as its global ID and subnet ID.
+pub(super) fn unique_v6(seed: &str) -> IpNet {
+    let digest = Sha256::digest(seed.as_bytes());
+    let mut octets = [0; 16];
+    octets[0] = 0xfd;
+    octets[1..8].copy_from_slice(&digest[..7]);
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from(octets), 64))
+}
+
+/// The first address of a subnet: its gateway, unless another one is named.
+pub(super) fn first(subnet: IpNet) -> Option<IpAddr> {
+    subnet.hosts().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(nets: &[&str]) -> Used {
+        Used { subnets: nets.iter().map(|net| net.parse().unwrap()).collect(), ..Used::default() }
+    }
+
+    #[test]
+    fn the_first_free_subnet_is_chosen() {
+        let free = |nets: &[&str]| used(nets).free_v4().unwrap().to_string();
+        assert_eq!(free(&[]), "10.89.0.0/24");
+        assert_eq!(free(&["10.89.0.0/24", "10.89.1.128/25"]), "10.89.2.0/24");
+        assert_eq!(free(&["10.88.0.0/15"]), "10.90.0.0/24");
+        assert_eq!(used(&["10.0.0.0/8"]).free_v4(), None);
+        let vpn = Used { routed: vec!["10.0.0.0/8".parse().unwrap()], ..Used::default() };
+        assert_eq!((vpn.free_v4(), vpn.overlapping("10.89.0.0/24".parse().unwrap())), (None, None));
+    }
+
+    #[test]
+    fn ipv6_subnets_are_unique_local_and_follow_the_seed() {
+        let net = unique_v6("a");
+        assert_eq!((net.prefix_len(), unique_v6("a")), (64, net));
+        assert_ne!(unique_v6("b"), net);
+        assert!("fd00::/8".parse::<IpNet>().unwrap().contains(&net.network()) && net.trunc() == net);
+    }
+
+    #[test]
+    fn networks_of_podman_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = r#"{"name": "x", "network_interface": "podman3", "subnets": [{"subnet": "10.89.0.0/24", "gateway": "10.89.0.1"}]}"#;
+        for (name, text) in [("x.json", text), ("y.json", "{"), ("netavark.lock", "")] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let mut used = Used::default();
+        used.add_configurations(folder.path());
+        assert_eq!((used.bridges.as_slice(), used.subnets.len()), (&["podman3".to_owned()][..], 1));
+        assert_eq!(used.overlapping("10.89.0.0/16".parse().unwrap()).unwrap().to_string(), "10.89.0.0/24");
+    }
+}
