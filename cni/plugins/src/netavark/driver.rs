@@ -10,12 +10,12 @@ use cni_kernel::AddressFamily;
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::LockError;
 use cni_kernel::netns::{Netns, NetnsError};
-use cni_kernel::route::{RouteError, RouteSocket};
-use cni_kernel::sysctl::SysctlError;
+use cni_kernel::route::{LinkChange, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::sysctl::{self, SysctlError};
 use cni_runtime::exec::{CallOptions, Exec as Plugins};
 use cni_runtime::verbs::PluginCall;
 use cni_runtime::{Cached, CallError, NetworkError, Runtime};
-use cni_spec::{Attachment, AttachmentError, CniError};
+use cni_spec::{AddResult, Attachment, AttachmentError, CniError};
 
 use super::bridge;
 use super::options::OptionError;
@@ -25,9 +25,6 @@ use super::types::{Exec, Status};
 use crate::plugin::{Env, Request};
 use crate::registry;
 use crate::skel::{self, Callee};
-
-/// The main routing table: `RT_TABLE_MAIN`.
-const MAIN_TABLE: u32 = 254;
 
 /// A call of the driver that failed.
 #[derive(Debug, thiserror::Error)]
@@ -106,20 +103,32 @@ fn own(plugin: &str) -> Result<Callee<'static>, CallError> {
     registry::in_process(plugin).ok_or_else(|| CallError::NotFound(unknown()))
 }
 
+/// Calls the plugins of this binary in this process, without files.
+#[must_use]
+pub fn in_process() -> Arc<dyn Plugins> {
+    Arc::new(InProcess)
+}
+
 fn runtime() -> Runtime {
-    let runtime = Runtime::builder().cache(CACHE).exec(Arc::new(InProcess));
+    let runtime = Runtime::builder().cache(CACHE).exec(in_process());
     runtime.undo_failed_add().keep_deleting().build()
 }
 
 /// Sets up a container's interface in a network: completely, or not at all.
 pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
-    let wanted = translate::of(exec, netns, lowest_metric(netns)?)?;
+    let mut wanted = translate::of(exec, netns, METRIC)?;
+    let namespace = Netns::open(Path::new(netns))?;
     let attachment = attachment(exec)?;
     let store = Store::open()?;
     let _lock = store.lock(&wanted.bridge)?;
     if store.begin(&attachment)? {
         log::info!("{attachment} was not torn down: removing what is left of it");
         delete(netns, exec, &attachment)?;
+    }
+    let inside = RouteSocket::open_in(&namespace).map_err(DriverError::Node)?;
+    match next_metric(&inside).map_err(DriverError::Node)? {
+        METRIC => {}
+        metric => wanted = translate::of(exec, netns, metric)?,
     }
     let result = match runtime().add(&wanted.network, &wanted.container) {
         Ok(result) => result,
@@ -139,7 +148,11 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
         return Err(error.into());
     }
     store.end(&attachment)?;
-    Ok(translate::status(&exec.network_options.interface_name, &result))
+    let ifname = &exec.network_options.interface_name;
+    if let Err(error) = announce(&namespace, &inside, ifname, &result) {
+        log::warn!("announce the addresses of {attachment}: {error}");
+    }
+    Ok(translate::status(ifname, &result))
 }
 
 /// Removes what a set-up has made, whether or not there was one. All steps are tried.
@@ -185,17 +198,45 @@ fn delete(netns: &str, exec: &Exec, attachment: &Attachment) -> Result<(), Drive
     Ok(runtime().del(&network, &container)?)
 }
 
-/// The lowest metric that no default route of the container has: of several networks the one that was joined first
-/// is used, which has the published ports, and another one when it is left.
-fn lowest_metric(netns: &str) -> Result<u32, DriverError> {
-    let netns = Netns::open(Path::new(netns))?;
-    let route = RouteSocket::open_in(&netns).map_err(DriverError::Node)?;
-    let mut taken = Vec::new();
+/// A metric above those of the container's default routes: of several networks the one that was joined first is used,
+/// which has the published ports, and the next one when it is left.
+fn next_metric(inside: &RouteSocket) -> Result<u32, RouteError> {
+    let mut metric = METRIC;
     for family in AddressFamily::BOTH {
-        let routes = route.routes(family, MAIN_TABLE).map_err(DriverError::Node)?;
-        taken.extend(routes.iter().filter(|route| route.is_default()).map(|route| route.metric));
+        let routes = inside.routes(family, MAIN_TABLE)?;
+        let taken = routes.iter().filter(|route| route.is_default()).map(|route| route.metric).max();
+        metric = metric.max(taken.map_or(0, |taken| taken.saturating_add(1)));
     }
-    Ok((METRIC..u32::MAX).find(|metric| !taken.contains(metric)).unwrap_or(METRIC))
+    Ok(metric)
+}
+
+/// Lets the kernel announce the container's addresses again, now that the bridge's port forwards packets: podman gives
+/// a container that is started again the address that it had, and the node and other containers still know it at the
+/// MAC address of before.
+fn announce(
+    namespace: &Netns,
+    inside: &RouteSocket,
+    ifname: &str,
+    result: &AddResult,
+) -> Result<(), AnnounceError> {
+    let Some(link) = inside.find_link(ifname)? else { return Ok(()) };
+    if result.ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        sysctl::set_in(namespace, &format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1")?;
+    }
+    // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce.
+    if let Some(mac) = link.mac {
+        inside.change_link(&link, &LinkChange::new().mac(mac))?;
+    }
+    Ok(())
+}
+
+/// The addresses could not be announced.
+#[derive(Debug, thiserror::Error)]
+enum AnnounceError {
+    #[error(transparent)]
+    Link(#[from] RouteError),
+    #[error(transparent)]
+    Setting(#[from] SysctlError),
 }
 
 /// Publishes the container's ports on another of its networks, when they have gone with this one

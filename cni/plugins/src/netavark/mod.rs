@@ -30,7 +30,7 @@ use serde_json::json;
 
 use crate::skel::{LARGEST_CONFIG, closing, panic};
 
-pub use driver::DriverError;
+pub use driver::{DriverError, in_process};
 pub use store::CACHE;
 
 /// The driver's commands. No command of the operator has such a name.

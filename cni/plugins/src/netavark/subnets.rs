@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use cni_kernel::AddressFamily;
-use cni_kernel::route::{RouteError, RouteSocket};
+use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -15,8 +15,6 @@ use super::types::Subnet;
 
 /// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
 const CONFIGURATIONS: &str = "/etc/containers/networks";
-/// The main routing table: `RT_TABLE_MAIN`.
-const MAIN_TABLE: u32 = 254;
 /// The first and the last subnet that are given to a network, as by podman's own driver (`default_subnet_pools`).
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 0);
 const LAST: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 0);

@@ -17,6 +17,9 @@ use nix::errno::Errno;
 use serde_json::{Value, json};
 use slipway_cli::{Failure, Given, json};
 
+use super::caches;
+use crate::netavark;
+
 /// The exit code if the attachment was left alone.
 const KEPT: u8 = 3;
 /// The plugin directory without `--plugin-dir`.
@@ -82,7 +85,7 @@ impl Options {
         Self {
             only: given.value("--only-if").map(|word| if word == "gone" { Only::Gone } else { Only::Unused }),
             conflist: given.value("--conflist").map(PathBuf::from),
-            caches: paths("--cache-dir", &cache::DIRECTORIES),
+            caches: paths("--cache-dir", &caches::USUAL),
             plugins: paths("--plugin-dir", &[PLUGINS]),
         }
     }
@@ -131,7 +134,11 @@ fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachE
         record.container.netns.clear();
     }
     // After a plugin that is missing, the others still remove what is theirs.
-    let runtime = Runtime::builder().plugin_dirs(&options.plugins).cache(&record.cache).keep_deleting();
+    let mut runtime = Runtime::builder().plugin_dirs(&options.plugins).cache(&record.cache).keep_deleting();
+    if record.cache == Path::new(netavark::CACHE) {
+        // podman has no plugin directory.
+        runtime = runtime.exec(netavark::in_process());
+    }
     runtime.build().del(&record.network, &record.container)?;
     Ok(Outcome::Detached)
 }

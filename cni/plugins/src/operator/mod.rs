@@ -5,6 +5,7 @@
 //! [`commands::COMMANDS`] describes each of them as data, [`slipway_cli`] reads their arguments. Only this file,
 //! above all commands, maps their names to functions.
 
+mod caches;
 pub mod cnitool;
 pub mod commands;
 mod filter;

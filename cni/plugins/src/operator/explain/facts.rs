@@ -14,11 +14,12 @@ use cni_dataplane::owner::AttachmentHash;
 use cni_dataplane::{AddressFamily, Backend, Error, HostAddress, Listed, Owner, Protocol};
 use cni_kernel::route::{LOCAL_TABLE, Link, LinkKind, RouteError, RouteKind, RouteSocket, Switch};
 use cni_kernel::sysctl;
-use cni_runtime::{Cache, cache};
+use cni_runtime::Cache;
 use ipnet::IpNet;
 
 use super::super::check_node;
 use crate::meta::portmap;
+use crate::operator::caches;
 
 /// The number of published ports near the queried one that are printed.
 const NEAR: usize = 3;
@@ -327,7 +328,7 @@ fn is_bound(line: &str, port: u16, state: &str) -> bool {
 /// with a host address of its own also applies on the loopback.
 fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
     let family = AddressFamily::of(packet.to.ip());
-    let caches = cache::DIRECTORIES.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);
+    let caches = caches::USUAL.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);
     let all = caches.filter_map(|cache| cache.read().ok()).flat_map(|(all, _)| all);
     let mut ours = all.filter(|cached| AttachmentHash::of(&cached.attachment) == owner.attachment_hash);
     let configs = ours.next()?.configs().ok()?;

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use cni_dataplane::ContainerNetns;
 use cni_dataplane::migrate::Clue;
 use cni_kernel::dir::{DirError, DurableDir};
-use cni_runtime::{Cache, Cached, cache};
+use cni_runtime::{Cache, Cached};
 use cni_spec::Attachment;
 use ipnet::IpNet;
+
+use crate::operator::caches;
 
 /// The default directory of host-local's reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
@@ -32,7 +34,7 @@ pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<
 
 /// Reads the attachments in these caches, or else in the usual ones.
 pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, DirError> {
-    let usual = cache::DIRECTORIES.map(PathBuf::from);
+    let usual = caches::USUAL.map(PathBuf::from);
     let mut cached = Vec::new();
     for directory in if directories.is_empty() { usual.as_slice() } else { directories } {
         let Some(cache) = Cache::open(directory)? else { continue };

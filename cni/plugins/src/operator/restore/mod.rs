@@ -16,9 +16,10 @@ use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::FileLock;
-use cni_runtime::{Cache, Cached, cache};
+use cni_runtime::{Cache, Cached};
 use cni_spec::{Attachment, CniError, NetConf};
 
+use super::caches;
 use super::migration_lock::{self, MigrationLockError};
 use crate::plugin::{Env, Request, Restorable};
 use crate::registry;
@@ -126,7 +127,7 @@ impl Restoration {
             caches.push(Cache::open(directory)?.ok_or_else(none)?);
         }
         if directories.is_empty() {
-            let usual = cache::DIRECTORIES.map(PathBuf::from);
+            let usual = caches::USUAL.map(PathBuf::from);
             for directory in &usual {
                 caches.extend(Cache::open(directory)?);
             }

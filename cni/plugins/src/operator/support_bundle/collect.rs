@@ -23,7 +23,7 @@ use super::redact::{Rule, is_address, is_name, is_path, length};
 use crate::interface::bridge::MADE;
 use slipway_cli::{Code, execute};
 
-use crate::operator::{check_node, commands, ports, restore};
+use crate::operator::{caches, check_node, commands, ports, restore};
 use crate::registry;
 
 /// The largest configuration, in bytes.
@@ -355,7 +355,7 @@ fn owner(content: &[u8]) -> String {
 
 fn cached() -> Result<String, DirError> {
     let mut text = String::new();
-    for directory in cache::DIRECTORIES {
+    for directory in caches::USUAL {
         text.push_str(&pending(Path::new(directory))?);
         let Some(cache) = Cache::open(Path::new(directory))? else { continue };
         let (all, faults) = cache.read()?;

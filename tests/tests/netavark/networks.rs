@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The options of networks, by the fate of packets.
+
+use std::net::Ipv4Addr;
+
+use serde_json::json;
+use slipway_tests::{Node, PROGRAMS, Proto, at, has_programs, needs};
+
+use crate::{Call, Net, is_other, node, state};
+
+/// As with podman's own driver: containers of isolated networks do not reach each other; others do.
+#[test]
+fn isolated_networks() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let net = |name: &str, number: u8| {
+        Net::with_subnets(
+            name,
+            &format!("sw{number}"),
+            &format!("10.8{number}.0"),
+            &format!("fd00:8{number}:"),
+        )
+    };
+    let (red, blue, open) =
+        (net("red", 1).option("isolate", "true"), net("blue", 2).option("isolate", "1"), net("open", 3));
+    let pods = ["red", "blue", "open", "near"].map(|name| node.pod(name));
+    let calls: Vec<Call<'_>> = [&red, &blue, &open, &red]
+        .iter()
+        .zip(&pods)
+        .enumerate()
+        .map(|(at, (net, pod))| {
+            let number = u8::try_from(5 + at).expect("a small number");
+            Call::new(&node, net, pod, number).publish("", "tcp", 8000 + u16::from(number), 80, 1)
+        })
+        .collect();
+    calls.iter().for_each(|call| drop(call.setup()));
+    let _servers: Vec<_> = pods.iter().map(|pod| pod.serve(Proto::Tcp, "[::]:80", pod.name())).collect();
+    let address = |to: usize, family: usize| at(calls[to].address(family), 80);
+    for family in [0, 1] {
+        for (from, to) in [(0, 1), (1, 0), (3, 1)] {
+            pods[from].expect_none(Proto::Tcp, address(to, family));
+        }
+        for (from, to) in [(0, 3), (0, 2), (2, 0), (2, 1)] {
+            pods[from].expect(Proto::Tcp, address(to, family), pods[to].name());
+        }
+    }
+    client.expect(Proto::Tcp, (client.node_v4, 8005), "red");
+    client.expect(Proto::Tcp, (client.node_v6, 8006), "blue");
+    calls.iter().for_each(Call::teardown);
+    assert!(!node.ruleset().contains("sw1"), "{}", node.ruleset());
+}
+
+#[test]
+fn an_internal_network_leads_nowhere() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    node.forward();
+    let pods = ["one", "two", "named"].map(|name| node.pod(name));
+    let internal = |name: &str, number: u8, gateway: bool| {
+        let subnet = |net: String, first: String| json!({"subnet": net, "gateway": if gateway { json!(first) } else { json!(null) }});
+        let (v4, v6) = (format!("10.8{number}.0"), format!("fd00:8{number}:"));
+        let subnets =
+            [subnet(format!("{v4}.0/24"), format!("{v4}.1")), subnet(format!("{v6}:/64"), format!("{v6}:1"))];
+        Net::with_subnets(name, &format!("sw{number}"), &v4, &v6)
+            .key("internal", json!(true))
+            .key("subnets", json!(subnets))
+    };
+    let (hidden, named) = (internal("hidden", 1, false), internal("named", 2, true));
+    let calls = [
+        Call::new(&node, &hidden, &pods[0], 5).publish("", "tcp", 8080, 80, 1),
+        Call::new(&node, &hidden, &pods[1], 6),
+        Call::new(&node, &named, &pods[2], 7),
+    ];
+    let status = calls[0].setup();
+    assert_eq!(status["interfaces"]["eth0"]["subnets"][0], json!({"ipnet": "10.81.0.5/24"}));
+    calls[1..].iter().for_each(|call| drop(call.setup()));
+    let _servers: Vec<_> = pods.iter().map(|pod| pod.serve(Proto::Tcp, "[::]:80", pod.name())).collect();
+    pods[1].expect(Proto::Tcp, at(calls[0].address(0), 80), "one");
+    pods[1].expect(Proto::Tcp, at(calls[0].address(1), 80), "one");
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+    let _outside = client.serve(Proto::Tcp, "[::]:7", "outside");
+    for pod in &pods {
+        assert_eq!(pod.cmd("ip route show default").trim(), "");
+        pod.expect_none(Proto::Tcp, (client.v4, 7));
+    }
+    // The node reaches a container by a gateway's address that was asked for; it forwards nothing from there.
+    node.expect(Proto::Tcp, at(calls[2].address(0), 80), "named");
+    pods[2].cmd("ip route add default via 10.82.0.1");
+    client.cmd("ip route add 10.82.0.0/24 via 192.0.2.1");
+    pods[2].expect_none(Proto::Tcp, (client.v4, 7));
+    calls.iter().for_each(Call::teardown);
+}
+
+#[test]
+fn mtu_routes_metric_and_masquerade() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let pod = node.pod("web");
+    let net = Net::new()
+        .option("mtu", "1400")
+        .option("metric", "7")
+        .option("ipMasq", "false")
+        .key("routes", json!([{"destination": "198.18.0.0/15", "gateway": "10.89.0.99", "metric": 3}]));
+    let call = Call::new(&node, &net, &pod, 5);
+    call.setup();
+    assert_eq!((&pod.link("eth0")["mtu"], &node.link("sw0")["mtu"]), (&json!(1400), &json!(1400)));
+    let routes = pod.cmd("ip route");
+    assert!(routes.contains("default via 10.89.0.1 dev eth0 metric 7"), "{routes}");
+    assert!(routes.contains("198.18.0.0/15 via 10.89.0.99 dev eth0 metric 3"), "{routes}");
+    let server = client.serve(Proto::Tcp, "[::]:7", "outside");
+    assert_eq!(pod.expect(Proto::Tcp, (client.v4, 7), "outside").peer.ip().to_canonical(), call.address(0));
+    drop(server);
+    call.teardown();
+    let without = Net::new().option("no_default_route", "true");
+    let call = Call::new(&node, &without, &pod, 5);
+    call.setup();
+    assert_eq!(pod.cmd("ip route show default").trim(), "");
+    call.teardown();
+}
+
+#[test]
+fn a_network_without_ipam_is_only_a_link() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let pod = node.pod("web");
+    let net = Net::new();
+    let call = Call::new(&node, &net, &pod, 5).option("static_ips", json!(null));
+    let mut call = call;
+    call.exec["network"]["subnets"] = json!(null);
+    call.exec["network"]["ipam_options"] = json!({"driver": "none"});
+    let before = state(&node, &[&pod]);
+    let status = call.setup();
+    assert_eq!(status["interfaces"]["eth0"]["subnets"], json!([]));
+    assert!(node.has_link("sw0") && pod.has_link("eth0"));
+    call.teardown();
+    before.assert_same(&state(&node, &[&pod]));
+}
+
+#[test]
+fn ports_with_the_iptables_backend() {
+    with_backend("iptables");
+}
+
+#[test]
+fn ports_with_the_ebpf_backend() {
+    needs!(has_programs(), PROGRAMS);
+    with_backend("ebpf");
+}
+
+fn with_backend(backend: &str) {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let pod = node.pod("web");
+    let net = Net::new().option("backend", backend);
+    let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
+    call.setup();
+    let _web = pod.serve(Proto::Tcp, "[::]:80", "web");
+    assert_eq!(client.expect(Proto::Tcp, (client.node_v4, 8080), "web").peer.ip().to_canonical(), client.v4);
+    assert_eq!(node.ruleset().contains("CNI-DN-"), backend == "iptables", "{}", node.ruleset());
+    node.expect(Proto::Tcp, (Ipv4Addr::LOCALHOST, 8080), "web");
+    call.teardown();
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+}
+
+/// True if bridges filter by VLAN. Kernels without it refuse the setting or ignore it.
+fn has_filtering(node: &Node) -> bool {
+    if node.try_cmd("ip link add probe type bridge vlan_filtering 1").code != Some(0) {
+        return false;
+    }
+    let filters = node.link("probe")["linkinfo"]["info_data"]["vlan_filtering"] == 1;
+    node.cmd("ip link delete probe");
+    filters
+}
+
+#[test]
+fn two_vlans_on_one_bridge() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    needs!(has_filtering(&node), "bridge vlan filtering");
+    let client = node.host("client");
+    let pods = ["one", "two"].map(|name| node.pod(name));
+    let net = |name: &str, number: u8, vlan: &str| {
+        Net::with_subnets(name, "sw0", &format!("10.8{number}.0"), &format!("fd00:8{number}:"))
+            .option("vlan", vlan)
+    };
+    let calls = [
+        Call::new(&node, &net("a", 1, "10"), &pods[0], 5),
+        Call::new(&node, &net("b", 2, "20"), &pods[1], 6),
+    ];
+    calls.iter().for_each(|call| drop(call.setup()));
+    let _outside = client.serve(Proto::Tcp, "[::]:7", "outside");
+    for pod in &pods {
+        pod.expect(Proto::Tcp, (client.v4, 7), "outside");
+    }
+    calls[0].teardown();
+    assert!(node.has_link("sw0.20"));
+    calls[1].teardown();
+    for link in ["sw0", "sw0.10", "sw0.20"] {
+        assert!(!node.has_link(link), "{link} is left");
+    }
+}
