@@ -47,18 +47,25 @@ const CNITOOL: &str = "usr/local/bin/cnitool";
 struct Wanted {
     suite: &'static str,
     runtimes: &'static [&'static str],
+    /// True for podman 5 besides.
+    netavark: bool,
     cnitool: bool,
 }
+
+/// podman 5 with its networks' program, and what both need.
+const PODMAN: [&str; 6] =
+    ["podman", "netavark", "aardvark-dns", "conmon", "golang-github-containers-common", "nftables"];
 
 /// podman had CNI up to version 4, which Debian 12 has. The tests know the suites by these names.
 const WANTED: [Wanted; 3] = [
     Wanted {
         suite: "bookworm",
         runtimes: &["podman", "containerd", "runc", "conmon", "golang-github-containers-common"],
+        netavark: false,
         cnitool: true,
     },
-    Wanted { suite: "trixie", runtimes: &["containerd", "runc"], cnitool: false },
-    Wanted { suite: "unstable", runtimes: &["containerd", "runc"], cnitool: true },
+    Wanted { suite: "trixie", runtimes: &["containerd", "runc"], netavark: true, cnitool: false },
+    Wanted { suite: "unstable", runtimes: &["containerd", "runc"], netavark: true, cnitool: true },
 ];
 
 /// The variable with the root file system of a cluster's nodes, for the tests.
@@ -211,13 +218,19 @@ impl Wanted {
 
     fn packages(&self) -> Vec<&'static str> {
         let go: &[&str] = if self.cnitool { &GO } else { &[] };
-        [self.runtimes, &COMMON, go].concat()
+        let podman: &[&str] = if self.netavark { &PODMAN } else { &[] };
+        [self.runtimes, podman, &COMMON, go].concat()
     }
 
     /// `podman 4.3.1, containerd 1.6.20, cnitool 1.1.2 (bookworm)`
     fn versions(&self, plan: &str) -> String {
-        let names =
-            [("podman", "podman"), ("containerd", "containerd"), ("runc", "runc"), (CNI_LIBRARY, "cnitool")];
+        let names = [
+            ("podman", "podman"),
+            ("netavark", "netavark"),
+            ("containerd", "containerd"),
+            ("runc", "runc"),
+            (CNI_LIBRARY, "cnitool"),
+        ];
         let known =
             names.iter().filter_map(|(package, name)| Some(format!("{name} {}", version(plan, package)?)));
         format!("{} ({})", known.collect::<Vec<_>>().join(", "), self.suite)
@@ -299,6 +312,12 @@ mod tests {
         ];
         let plan = text_of(&plan.map(|(name, version)| (name.to_owned(), version.to_owned())));
         assert_eq!(WANTED[0].versions(&plan), "podman 4.3.1, containerd 1.6.20, cnitool 1.1.2 (bookworm)");
+        let plan = text_of(&[
+            ("netavark".to_owned(), "1.14.0-2".to_owned()),
+            ("podman".to_owned(), "5.4.2+ds1-2+b2".to_owned()),
+        ]);
+        assert_eq!(WANTED[1].versions(&plan), "podman 5.4.2, netavark 1.14.0 (trixie)");
+        assert!(WANTED[1].packages().contains(&"netavark") && !WANTED[0].packages().contains(&"netavark"));
     }
 
     #[test]

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! podman 5 with netavark, whose driver is the binary under test: 5.4 and 5.8, as this is written.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use serde_json::Value;
+use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, ask_once, expect, expect_closed};
+use slipway_tests::system::System;
+use slipway_tests::{BridgeNetfilter, Host, Node, Proto, Snapshot, Space, at, is_peer, patience};
+
+/// Each test on podman and netavark of each Debian suite that has them.
+macro_rules! on {
+    ($($module:ident: $($test:ident)*;)*) => {$(
+        mod $module {
+            use slipway_tests::system::unpacked;
+            $(#[test]
+            fn $test() {
+                let suite = stringify!($module);
+                let Some(packages) = unpacked(suite, "usr/lib/podman/netavark") else {
+                    slipway_tests::skip!(concat!("netavark of Debian ", stringify!($module)))
+                };
+                super::$test(&packages);
+            })*
+        }
+    )*};
+}
+
+on! {
+    trixie: from_run_to_removal networks every_form_of_publish a_pod a_reboot killed_processes errors
+        from_the_bridge_driver;
+    unstable: from_run_to_removal networks every_form_of_publish a_pod a_reboot killed_processes errors
+        from_the_bridge_driver;
+}
+
+/// A node with podman, and a host outside.
+struct World {
+    node: Node,
+    client: Host,
+    system: System,
+}
+
+impl World {
+    /// With a network of the driver, `blue`, which has a subnet of each family.
+    fn new(packages: &Path) -> Option<Self> {
+        if is_peer() {
+            return None;
+        }
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        let system = System::start(&node, packages);
+        let world = Self { node, client, system };
+        world.configure();
+        world.podman("network create --driver slipway --subnet 10.89.0.0/24 --subnet fd00:89::/64 blue");
+        Some(world)
+    }
+
+    /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
+    fn configure(&self) {
+        let system = &self.system;
+        // A directory of its own, as podman takes each file in it for a driver.
+        system.run(&["/bin/busybox", "mkdir", "-p", "/usr/libexec/netavark"]);
+        system.run(&["/bin/busybox", "ln", "-s", "/opt/cni/bin/slipway", "/usr/libexec/netavark/slipway"]);
+        system.write(
+            "/etc/containers/containers.conf",
+            "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
+             [network]\nnetavark_plugin_dirs = [\"/usr/libexec/netavark\"]\n[containers]\nlog_driver = \"k8s-file\"\n",
+        );
+        system.write(
+            "/etc/containers/storage.conf",
+            "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\n\
+             graphroot = \"/var/lib/containers/storage\"\n",
+        );
+        image::make(system);
+        self.podman(&format!("load --quiet --input {ARCHIVE}"));
+    }
+
+    /// Runs podman with words separated by blanks.
+    fn podman(&self, words: &str) -> String {
+        let words: Vec<&str> = ["podman"].into_iter().chain(words.split(' ')).collect();
+        self.system.run(&words)
+    }
+
+    /// Runs podman, which must fail; its standard error.
+    fn refused(&self, words: &str) -> String {
+        let words: Vec<&str> = ["podman"].into_iter().chain(words.split(' ')).collect();
+        let output = self.system.try_run(&words);
+        assert_ne!(output.code, Some(0), "{words:?} should have failed: {output}");
+        output.stderr
+    }
+
+    /// Starts the web server, which answers with the name `name`.
+    fn run_web(&self, name: &str, options: &str) {
+        let group = self.system.cgroup();
+        self.podman(&format!(
+            "run --detach --name {name} --env WHO={name} --cgroup-parent {group} {options} {WEB}"
+        ));
+    }
+
+    fn inspect(&self, name: &str) -> Value {
+        let list: Value = serde_json::from_str(&self.podman(&format!("inspect {name}"))).expect("JSON");
+        list[0]["NetworkSettings"].clone()
+    }
+
+    fn address(&self, name: &str, network: &str) -> (Ipv4Addr, Ipv6Addr) {
+        let settings = self.inspect(name);
+        let of = |key: &str| settings["Networks"][network][key].as_str().expect("an address").to_owned();
+        (
+            of("IPAddress").parse().expect("an IPv4 address"),
+            of("GlobalIPv6Address").parse().expect("an IPv6 address"),
+        )
+    }
+
+    /// The network namespace of a container.
+    fn inside(&self, name: &str) -> Space {
+        let path = self.inspect(name)["SandboxKey"].as_str().expect("a namespace").to_owned();
+        self.system.space().namespace(name, &self.system.path(&path))
+    }
+
+    /// The published port is open to the client, which is not translated, and to the node.
+    #[track_caller]
+    fn open(&self, port: u16, name: &str) {
+        let Self { node, client, .. } = self;
+        assert_eq!(expect(client, (client.node_v4, port), name), client.v4);
+        assert_eq!(expect(client, (client.node_v6, port), name), client.v6);
+        expect(node, (Ipv4Addr::LOCALHOST, port), name);
+        expect(node, (Ipv6Addr::LOCALHOST, port), name);
+        expect(node, (client.node_v4, port), name);
+    }
+
+    #[track_caller]
+    fn closed(&self, port: u16) {
+        let Self { node, client, .. } = self;
+        expect_closed(client, (client.node_v4, port));
+        expect_closed(client, (client.node_v6, port));
+        expect_closed(node, (Ipv4Addr::LOCALHOST, port));
+    }
+
+    /// What must be gone in the end.
+    fn state(&self) -> Snapshot {
+        // A killed podman may lose a namespace that it has made.
+        crate::state(&self.node).without(&[
+            "/run/slipway/netavark",
+            "/run/slipway/migrate.lock",
+            "netns /run/netns/",
+        ])
+    }
+}
+
+fn from_run_to_removal(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, system } = &world;
+    let options = "--network blue --publish 8080:80 --publish 5353:53/udp";
+    // A first container is started and removed, so that the tables exist.
+    world.run_web("first", options);
+    world.podman("rm --force first");
+    let before = world.state();
+    world.run_web("web", options);
+    world.open(8080, "web");
+    {
+        let inside = world.inside("web");
+        let server = inside.serve(Proto::Udp, &at(world.address("web", "blue").0, 53).to_string(), "dns");
+        client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
+        drop(server);
+    }
+    // Another container comes by way of the published port, and so does the container itself.
+    let group = system.cgroup();
+    let request = image::request(client.node_v4, 8080);
+    let run =
+        ["podman", "run", "--rm", "--network", "blue", "--cgroup-parent", group, WEB, "sh", "-c", &request];
+    assert_eq!(image::answer(&system.run(&run)).0, "web");
+    expect(&world.inside("web"), (client.node_v4, 8080), "web");
+    // The outside is reached, masqueraded.
+    let outside = client.serve(Proto::Tcp, "[::]:7", "outside");
+    let seen = world.inside("web").expect(Proto::Tcp, (client.v4, 7), "outside").peer.ip().to_canonical();
+    assert_eq!(seen, client.node_v4);
+    drop(outside);
+    assert!(node.slipway("ports").contains("blue"));
+
+    world.podman("restart web");
+    world.open(8080, "web");
+    world.podman("stop web");
+    world.closed(8080);
+    world.podman("start web");
+    world.open(8080, "web");
+    // A container that ends by itself is cleaned up by conmon.
+    world.podman("kill web");
+    world.podman("wait web");
+    system.wait_for("the clean-up", || !node.slipway("ports").contains("blue"));
+    world.closed(8080);
+    world.podman("start web");
+    world.open(8080, "web");
+    // A flush, and the two ways to get the ports back.
+    node.cmd("nft flush ruleset");
+    // In the system, which has the namespaces of the containers.
+    system.run(&["/opt/cni/bin/slipway", "restore"]);
+    world.open(8080, "web");
+    node.cmd("nft flush ruleset");
+    world.podman("network reload web");
+    world.open(8080, "web");
+    world.podman("rm --force web");
+    world.closed(8080);
+    before.assert_same(&world.state());
+    world.podman("network rm blue");
+}
+
+fn networks(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, .. } = &world;
+    // podman chooses nothing for a driver: the driver does.
+    world.podman("network create --driver slipway --ipv6 --opt mtu=1400 green");
+    let green: Value = serde_json::from_str(&world.podman("network inspect green")).expect("JSON");
+    assert_eq!(
+        (&green[0]["driver"], green[0]["subnets"].as_array().map(Vec::len)),
+        (&"slipway".into(), Some(2))
+    );
+    assert_eq!(green[0]["subnets"][0]["subnet"], "10.89.1.0/24");
+    world.podman("network create --driver slipway --internal --subnet 10.88.7.0/24 hidden");
+    let named = "--network blue:ip=10.89.0.77,mac=02:00:00:00:89:77 --network green --publish 8080:80";
+    world.run_web("first", named);
+    world.podman("rm --force first");
+    let before = world.state();
+
+    world.run_web("web", named);
+    let blue = world.inspect("web")["Networks"]["blue"].clone();
+    assert_eq!(
+        (&blue["IPAddress"], &blue["MacAddress"]),
+        (&"10.89.0.77".into(), &"02:00:00:00:89:77".into())
+    );
+    assert_eq!((&blue["Gateway"], &blue["IPPrefixLen"]), (&"10.89.0.1".into(), &24.into()));
+    world.open(8080, "web");
+    for network in ["blue", "green"] {
+        let (v4, v6) = world.address("web", network);
+        expect(node, (v4, 80), "web");
+        expect(node, (v6, 80), "web");
+    }
+    for _ in 0..2 {
+        world.podman("restart web");
+        world.open(8080, "web");
+        assert_eq!(world.inspect("web")["Networks"]["blue"]["IPAddress"], "10.89.0.77");
+    }
+    world.podman("network disconnect blue web");
+    world.open(8080, "web");
+    world.podman("network connect --ip 10.89.0.78 blue web");
+    world.open(8080, "web");
+    expect(node, (Ipv4Addr::new(10, 89, 0, 78), 80), "web");
+    world.podman("network disconnect green web");
+    world.open(8080, "web");
+    world.podman("network connect hidden web");
+    // podman prints a missing address so.
+    assert_eq!(world.inspect("web")["Networks"]["hidden"]["Gateway"], "<nil>");
+    world.open(8080, "web");
+    world.podman("rm --force web");
+    world.closed(8080);
+    before.assert_same(&world.state());
+    // Containers without ports, one on the internal network.
+    world.run_web("a", "--network hidden");
+    world.run_web("b", "--network hidden --publish 8081:80");
+    let a: IpAddr = world.inspect("a")["Networks"]["hidden"]["IPAddress"]
+        .as_str()
+        .and_then(|ip| ip.parse().ok())
+        .expect("an address");
+    expect(&world.inside("b"), (a, 80), "a");
+    expect_closed(client, (client.node_v4, 8081));
+    world.podman("rm --force a b");
+    world.podman("network rm green hidden blue");
+}
+
+fn every_form_of_publish(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, .. } = &world;
+    let far = node.host("far");
+    let publish = [
+        "8080:80".to_owned(),
+        format!("{}:8081:80", client.node_v4),
+        format!("[{}]:8082:80", far.node_v6),
+        "127.0.0.1:8083:80".to_owned(),
+        "8090-8092:90-92".to_owned(),
+        "8090-8092:90-92/udp".to_owned(),
+        "0.0.0.0:8084:80".to_owned(),
+    ];
+    let options: Vec<String> = publish.iter().map(|port| format!("--publish {port}")).collect();
+    world.run_web("web", &format!("--network blue {} --publish 80", options.join(" ")));
+    world.open(8080, "web");
+    expect(client, (client.node_v4, 8081), "web");
+    expect_closed(&far, (far.node_v4, 8081));
+    expect(&far, (far.node_v6, 8082), "web");
+    expect_closed(client, (client.node_v6, 8082));
+    expect(node, (Ipv4Addr::LOCALHOST, 8083), "web");
+    expect_closed(client, (client.node_v4, 8083));
+    expect(client, (client.node_v4, 8084), "web");
+    let inside = world.inside("web");
+    let address = world.address("web", "blue").0;
+    for port in [90, 91, 92] {
+        let name = port.to_string();
+        let _servers = [
+            inside.serve(Proto::Tcp, &format!("[::]:{port}"), &name),
+            inside.serve(Proto::Udp, &at(address, port).to_string(), &name),
+        ];
+        client.expect(Proto::Tcp, (client.node_v4, 8000 + port), &name);
+        client.expect(Proto::Udp, (client.node_v4, 8000 + port), &name);
+    }
+    // A port of podman's choice.
+    let ports = world.inspect("web")["Ports"]["80/tcp"].clone();
+    let chosen = ports
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|one| one["HostPort"].as_str()?.parse::<u16>().ok());
+    let chosen = chosen.filter(|port| !(8080..8100).contains(port)).max().expect("a port");
+    expect(client, (client.node_v4, chosen), "web");
+    world.podman("rm --force web");
+    world.closed(8080);
+    expect_closed(client, (client.node_v4, chosen));
+}
+
+fn a_pod(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let group = world.system.cgroup();
+    world.podman(&format!(
+        "pod create --name pod --infra-image {PAUSE} --network blue --publish 8080:80 --cgroup-parent {group} --share net"
+    ));
+    world.podman(&format!("run --detach --pod pod --name web --env WHO=web {WEB}"));
+    world.open(8080, "web");
+    world.podman("pod restart pod");
+    world.open(8080, "web");
+    world.podman("pod stop pod");
+    world.closed(8080);
+    world.podman("pod start pod");
+    world.open(8080, "web");
+    world.podman("pod rm --force pod");
+    world.closed(8080);
+    assert!(!world.node.slipway("ports").contains("blue"));
+}
+
+/// The power fails: what is on disk stays. podman tears nothing down.
+fn a_reboot(packages: &Path) {
+    let Some(mut world) = World::new(packages) else { return };
+    for (name, port) in [("web", 8080), ("other", 8081)] {
+        world.run_web(name, &format!("--network blue --publish {port}:80"));
+    }
+    for _ in 0..2 {
+        world.open(8080, "web");
+        world.open(8081, "other");
+        world.system.reboot();
+        world.closed(8080);
+        world.podman("start web other");
+    }
+    world.open(8080, "web");
+    world.podman("rm --force web other");
+    world.closed(8080);
+    assert!(!world.node.slipway("ports").contains("blue"));
+}
+
+/// podman, conmon or the container is killed; in the end nothing is left.
+fn killed_processes(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, system } = &world;
+    let group = system.cgroup();
+    world.run_web("web", "--network blue --publish 8080:80");
+    world.podman("rm --force web");
+    let before = world.state();
+    // podman itself, at different times after its start.
+    for round in 0..6_u32 {
+        let script = format!(
+            "podman run --detach --name web --env WHO=web --cgroup-parent {group} --network blue --publish 8080:80 {WEB} & \
+             busybox usleep {}; kill -9 $!; wait",
+            60_000 * (round + 1)
+        );
+        system.try_run(&["/bin/busybox", "sh", "-c", &script]);
+        // Whatever it left, it is started or removed by podman's own means.
+        let started = system.try_run(&["podman", "start", "web"]).code == Some(0);
+        if started {
+            expect(client, (client.node_v4, 8080), "web");
+        }
+        system.try_run(&["podman", "rm", "--force", "web"]);
+        world.closed(8080);
+        before.assert_same(&world.state());
+    }
+    // The container's process.
+    world.run_web("web", "--network blue --publish 8080:80");
+    let pid = world.podman("inspect --format {{.State.Pid}} web");
+    system.run(&["/bin/busybox", "kill", "-9", pid.trim()]);
+    system.wait_for("the clean-up", || !node.slipway("ports").contains("blue"));
+    world.closed(8080);
+    world.podman("start web");
+    world.open(8080, "web");
+    world.podman("rm --force web");
+    before.assert_same(&world.state());
+}
+
+fn errors(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let system = &world.system;
+    let create = "network create --driver slipway";
+    let error = world.refused(&format!("{create} --opt isolate=strict red"));
+    assert!(error.contains("option isolate=\"strict\" is not true or false"), "{error}");
+    let error = world.refused(&format!("{create} --subnet 10.89.0.0/25 red"));
+    assert!(error.contains("subnet 10.89.0.0/25 is in use: 10.89.0.0/24"), "{error}");
+    assert!(!world.podman("network ls").contains("red"));
+    // What a later version of podman might pass.
+    let path = "/etc/containers/networks/blue.json";
+    let text = system.read(path);
+    system.write(
+        path,
+        text.replace("\"ipam_options\"", "\"options\": {\"mode\": \"unmanaged\"}, \"ipam_options\""),
+    );
+    let group = system.cgroup();
+    let run =
+        format!("run --detach --name web --cgroup-parent {group} --network blue --publish 8080:80 {WEB}");
+    let error = world.refused(&run);
+    assert!(error.contains("option \"mode\" is not known: there are backend, "), "{error}");
+    system.write(path, text);
+    world.podman("start web");
+    world.podman("rm --force web");
+}
+
+/// The paths from a network of podman's own driver: one container after the other while they run, and with a restart.
+fn from_the_bridge_driver(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, system } = &world;
+    if system.try_run(&["nft", "list", "ruleset"]).code != Some(0) {
+        panic!("netavark's own driver needs nft");
+    }
+    world.podman("network create --subnet 10.91.0.0/24 --subnet fd00:91::/64 old");
+    world.run_web("web", "--network old --publish 8080:80");
+    expect(client, (client.node_v4, 8080), "web");
+    let pid = world.podman("inspect --format {{.State.Pid}} web");
+    // While it runs.
+    world.podman("network connect blue web");
+    assert!(ask_once(client, at(client.node_v4, 8080), patience()).is_ok());
+    world.podman("network disconnect old web");
+    world.open(8080, "web");
+    assert_eq!(world.podman("inspect --format {{.State.Pid}} web"), pid, "it has run all the time");
+    world.podman("restart web");
+    world.open(8080, "web");
+    assert!(node.slipway("ports").contains("blue"));
+    world.podman("rm --force web");
+    world.closed(8080);
+    // The same network, name and addresses: with a restart.
+    world.run_web("web", "--network old --ip 10.91.0.7 --publish 8080:80");
+    world.podman("stop web");
+    let path = "/etc/containers/networks/old.json";
+    let text = system.read(path).replace("\"driver\": \"bridge\"", "\"driver\": \"slipway\"");
+    system.write(path, text);
+    world.podman("start web");
+    world.open(8080, "web");
+    assert_eq!(world.inspect("web")["Networks"]["old"]["IPAddress"], "10.91.0.7");
+    assert!(node.slipway("ports").contains("old"));
+    world.podman("rm --force web");
+    world.podman("network rm old");
+}
