@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Real runtimes with the plugins under test: podman (with CNI, and with netavark), containerd (through its CRI, as kubelet uses it, and
-//! through ctr), and cnitool of the CNI project. Each runs in a system of its own: see [`slipway_tests::system`].
+//! Real runtimes with the plugins under test: podman (with CNI, and with netavark), containerd (through its CRI, as
+//! kubelet uses it, and through ctr), and cnitool of the CNI project. Each runs in a system of its own: see [`slipway_tests::system`].
 //!
 //! `cargo xtask test --runtimes` fetches them and names the folder in `SLIPWAY_RUNTIMES`; without it,
 //! every test here is skipped.

@@ -61,13 +61,19 @@ impl World {
     /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
     fn configure(&self) {
         let system = &self.system;
-        // A directory of its own, as podman takes each file in it for a driver.
-        system.run(&["/bin/busybox", "mkdir", "-p", "/usr/libexec/netavark"]);
-        system.run(&["/bin/busybox", "ln", "-s", "/opt/cni/bin/slipway", "/usr/libexec/netavark/slipway"]);
+        // One of podman's default directories (`netavark_plugin_dirs`).
+        system.run(&["/bin/busybox", "mkdir", "-p", "/usr/local/libexec/netavark"]);
+        system.run(&[
+            "/bin/busybox",
+            "ln",
+            "-s",
+            "/opt/cni/bin/slipway",
+            "/usr/local/libexec/netavark/slipway",
+        ]);
         system.write(
             "/etc/containers/containers.conf",
             "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
-             [network]\nnetavark_plugin_dirs = [\"/usr/libexec/netavark\"]\n[containers]\nlog_driver = \"k8s-file\"\n",
+             [containers]\nlog_driver = \"k8s-file\"\n",
         );
         system.write(
             "/etc/containers/storage.conf",
@@ -139,7 +145,7 @@ impl World {
         expect_closed(node, (Ipv4Addr::LOCALHOST, port));
     }
 
-    /// What must be gone in the end.
+    /// The state that removed containers must leave as it was.
     fn state(&self) -> Snapshot {
         // A killed podman may lose a namespace that it has made.
         crate::state(&self.node).without(&[

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use cni_dataplane::RUN_DIR;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use cni_kernel::lock::{FileLock, LockError};
 use cni_runtime::{Cache, Cached};
@@ -30,6 +31,8 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn open() -> Result<Self, DirError> {
+        // Others have their files there, too.
+        DurableDir::create(Path::new(RUN_DIR), 0o755)?;
         let directory = |name: &str| DurableDir::create(&Path::new(CACHE).join(name), 0o700);
         Ok(Self { pending: directory(PENDING)?, locks: directory(LOCKS)? })
     }
