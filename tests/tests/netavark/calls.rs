@@ -89,6 +89,27 @@ fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
     assert!(left.matching("8080").is_empty() && !node.has_link("sw0"), "{left:?}");
 }
 
+/// A container on two networks whose namespace is gone: the ports of the first do not move to the second.
+#[test]
+fn networks_of_a_container_that_is_gone_are_torn_down() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let pod = node.pod("web");
+    let green = Net::with_subnets("green", "sw1", "10.90.0", "fd00:90:");
+    let both = [(Net::new(), "eth0"), (green, "eth1")].map(|(net, ifname)| {
+        Call::new(&node, &net, &pod, 5)
+            .publish("", "tcp", 8080, 80, 1)
+            .option("interface_name", json!(ifname))
+    });
+    both.iter().for_each(|call| drop(call.setup()));
+    pod.remove();
+    both.iter().for_each(Call::teardown);
+    assert!(!node.ruleset().contains("8080"), "{}", node.ruleset());
+    assert!(!node.has_link("sw0") && !node.has_link("sw1"));
+}
+
 #[test]
 fn a_failed_setup_leaves_nothing() {
     if is_other() {
@@ -108,6 +129,12 @@ fn a_failed_setup_leaves_nothing() {
          interface eth0"
     );
     before.assert_same(&state(&node, &[&second]));
+    // The first of a network takes its bridge along.
+    let alone = Call::new(&node, &Net::with_subnets("green", "sw1", "10.90.0", "fd00:90:"), &second, 6);
+    alone.publish("", "tcp", 8080, 80, 1).refused();
+    assert!(!node.has_link("sw1"));
+    // The chain of its subnet stays.
+    let before = state(&node, &[&second]);
     for (broken, text) in [
         (other.clone().option("static_ips", json!(["10.89.0.7"])), "no address in subnet fd00:89::/64"),
         (other.clone().option("static_mac", json!("x")), "runtimeConfig.mac: address x: invalid MAC address"),

@@ -128,6 +128,40 @@ fn mtu_routes_metric_and_masquerade() {
     call.teardown();
 }
 
+/// The bridge of another program, whose router is elsewhere on it.
+#[test]
+fn an_unmanaged_bridge_is_joined_and_stays() {
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let (pod, router) = (node.pod("web"), node.pod("router"));
+    let net = Net::new().option("mode", "unmanaged");
+    let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
+    assert_eq!(call.refused(), "\"sw0\" is no bridge of the node, and mode=unmanaged makes none");
+    node.cmd("ip link add sw0 type bridge");
+    node.cmd("ip link set sw0 up");
+    node.cmd("ip link add port type veth peer name eth0 netns router");
+    node.cmd("ip link set port master sw0 up");
+    for address in ["10.89.0.1/24", "fd00:89::1/64 nodad"] {
+        router.cmd(&format!("ip address add {address} dev eth0"));
+    }
+    router.cmd("ip address add 198.51.100.1/32 dev lo");
+    router.cmd("ip link set eth0 up");
+    node.wait_up("port");
+    let before = state(&node, &[&pod]).without(&["forwarding"]);
+    call.setup();
+    let _server = router.serve(Proto::Tcp, "[::]:7", "router");
+    assert_eq!(
+        pod.expect(Proto::Tcp, (Ipv4Addr::new(198, 51, 100, 1), 7), "router").peer.ip().to_canonical(),
+        call.address(0)
+    );
+    assert_eq!(node.cmd("ip -4 address show dev sw0").trim(), "");
+    assert!(!node.ruleset().contains("8080"), "{}", node.ruleset());
+    call.teardown();
+    before.assert_same(&state(&node, &[&pod]).without(&["forwarding"]));
+}
+
 #[test]
 fn a_network_without_ipam_is_only_a_link() {
     if is_other() {

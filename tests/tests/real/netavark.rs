@@ -411,15 +411,12 @@ fn errors(packages: &Path) {
     // What a later version of podman might pass.
     let path = "/etc/containers/networks/blue.json";
     let text = system.read(path);
-    system.write(
-        path,
-        text.replace("\"ipam_options\"", "\"options\": {\"mode\": \"unmanaged\"}, \"ipam_options\""),
-    );
+    system.write(path, text.replace("\"ipam_options\"", "\"options\": {\"vrf\": \"red\"}, \"ipam_options\""));
     let group = system.cgroup();
     let run =
         format!("run --detach --name web --cgroup-parent {group} --network blue --publish 8080:80 {WEB}");
     let error = world.refused(&run);
-    assert!(error.contains("option \"mode\" is not known: there are backend, "), "{error}");
+    assert!(error.contains("option \"vrf\" is not known: there are backend, "), "{error}");
     system.write(path, text);
     world.podman("start web");
     world.podman("rm --force web");

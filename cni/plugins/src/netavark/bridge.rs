@@ -6,6 +6,7 @@
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
 
+use super::error::DriverError;
 use crate::interface::bridge::MADE;
 
 /// Deletes a bridge that slipway has made, and its links `<bridge>.<vlan>`, if no container is joined to it.
@@ -25,6 +26,15 @@ pub(super) fn remove_unused(name: &str) -> Result<(), RouteError> {
         }
     }
     Ok(())
+}
+
+/// Checks that there is a bridge of another program.
+pub(super) fn must_exist(name: &str) -> Result<(), DriverError> {
+    let link = RouteSocket::open().and_then(|route| route.find_link(name)).map_err(DriverError::Node)?;
+    match link {
+        Some(link) if link.kind == LinkKind::Bridge => Ok(()),
+        _ => Err(DriverError::NoBridge(name.to_owned())),
+    }
 }
 
 fn is_ours(link: &Link) -> bool {

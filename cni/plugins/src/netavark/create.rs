@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::driver::DriverError;
-use super::options::Options;
+use super::error::DriverError;
+use super::options::{Mode, Options};
 use super::subnets::{Used, first, unique_v6};
 use super::types::{Network, Subnet};
 
@@ -26,11 +26,12 @@ fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Va
     let network: Network = serde_json::from_value(Value::Object(input.clone())).map_err(DriverError::Json)?;
     check_network(&network.name).map_err(|error| DriverError::Network(error.to_string()))?;
     let options = Options::of(network.options.as_ref())?;
-    let bridge = bridge(&network, used)?;
+    let bridge = bridge(&network, &options, used)?;
     let longest = options.vlan.map_or_else(|| bridge.clone(), |vlan| format!("{bridge}.{vlan}"));
     check_ifname(&longest).map_err(|error| DriverError::Network(error.to_string()))?;
     let given = network.subnets();
-    for subnet in given {
+    // An unmanaged bridge has an address in its subnet.
+    for subnet in given.iter().filter(|_| options.mode == Mode::Managed) {
         if let Some(other) = used.overlapping(subnet.subnet) {
             return Err(DriverError::Network(format!("subnet {} is in use: {other}", subnet.subnet)));
         }
@@ -61,14 +62,19 @@ fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Va
     Ok(input)
 }
 
-/// The bridge: as named by `--interface-name`, else after the network's ID.
-fn bridge(network: &Network, used: &Used) -> Result<String, DriverError> {
-    match network.network_interface.as_deref() {
-        Some(name) if !name.is_empty() => match used.bridges.iter().any(|other| other == name) {
-            true => Err(DriverError::Network(format!("bridge {name} is another network's"))),
-            false => Ok(name.to_owned()),
-        },
-        _ => Ok(name_of(network)),
+/// The bridge: as named by `--interface-name`, else after the network's ID. Networks with VLANs, and those that only
+/// join a bridge, may share it.
+fn bridge(network: &Network, options: &Options, used: &Used) -> Result<String, DriverError> {
+    let may_share = options.mode == Mode::Unmanaged || options.vlan.is_some();
+    match network.network_interface.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) if !may_share && used.bridges.iter().any(|other| other == name) => {
+            Err(DriverError::Network(format!("bridge {name} is another network's")))
+        }
+        Some(name) => Ok(name.to_owned()),
+        None if options.mode == Mode::Unmanaged => Err(DriverError::Network(
+            "mode=unmanaged needs a bridge: name it with --interface-name".to_owned(),
+        )),
+        None => Ok(name_of(network)),
     }
 }
 
@@ -164,6 +170,15 @@ mod tests {
     }
 
     #[test]
+    fn bridges_of_vlans_and_of_other_programs_are_shared() {
+        let shared = |options: Value| json!({"network_interface": "podman1", "options": options, "subnets": [{"subnet": "10.89.0.0/24"}]});
+        let made = with(&shared(json!({"mode": "unmanaged"}))).unwrap();
+        assert_eq!(made["subnets"][0]["subnet"], "10.89.0.0/24");
+        let error = with(&shared(json!({"vlan": "5"}))).unwrap_err();
+        assert_eq!(error, "subnet 10.89.0.0/24 is in use: 10.89.0.0/24");
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         for (keys, text) in [
             (json!({"ipam_options": {"driver": "dhcp"}}), "IPAM driver \"dhcp\" is not supported"),
@@ -173,6 +188,10 @@ mod tests {
                 "subnet 10.89.0.128/25 is in use: 10.89.0.0/24",
             ),
             (json!({"options": {"isolate": "strict"}}), "option isolate=\"strict\" is not true or false"),
+            (
+                json!({"options": {"mode": "unmanaged"}}),
+                "mode=unmanaged needs a bridge: name it with --interface-name",
+            ),
             (
                 json!({"network_interface": "a-long-bridge", "options": {"vlan": "100"}}),
                 "interface name is too long: \"a-long-bridge.100\"",

@@ -2,14 +2,11 @@
 
 //! `setup` and `teardown`: an ADD and a DEL, with what netavark expects besides.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cni_kernel::AddressFamily;
-use cni_kernel::dir::DirError;
-use cni_kernel::lock::LockError;
-use cni_kernel::netns::{Netns, NetnsError};
+use cni_kernel::netns::Netns;
 use cni_kernel::route::{LinkChange, MAIN_TABLE, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
 use cni_runtime::exec::{CallOptions, Exec as Plugins};
@@ -18,71 +15,14 @@ use cni_runtime::{Cached, CallError, NetworkError, Runtime};
 use cni_spec::{AddResult, Attachment, AttachmentError, CniError};
 
 use super::bridge;
-use super::options::OptionError;
+use super::error::DriverError;
+use super::options::{Mode, Options};
 use super::store::{self, CACHE, Store};
-use super::translate::{self, METRIC, TranslateError};
+use super::translate::{self, METRIC};
 use super::types::{Exec, Status};
 use crate::plugin::{Env, Request};
 use crate::registry;
 use crate::skel::{self, Callee};
-
-/// A call of the driver that failed.
-#[derive(Debug, thiserror::Error)]
-pub enum DriverError {
-    /// The arguments are none that netavark or podman passes.
-    #[error("{0}: invalid arguments: see netavark's interface for drivers")]
-    Arguments(String),
-    /// Standard input cannot be read.
-    #[error("read the request: {0}")]
-    Input(io::Error),
-    /// Standard input is not the JSON of a request.
-    #[error("decode the request: {0}")]
-    Json(serde_json::Error),
-    /// A new network cannot be as it is wanted.
-    #[error("{0}")]
-    Network(String),
-    /// An option cannot be used.
-    #[error(transparent)]
-    Option(#[from] OptionError),
-    /// The request cannot be carried out.
-    #[error(transparent)]
-    Translate(#[from] TranslateError),
-    /// The container's ID, the network's name or the interface's name is invalid.
-    #[error(transparent)]
-    Name(#[from] AttachmentError),
-    /// A plugin failed.
-    #[error(transparent)]
-    Plugins(#[from] NetworkError),
-    /// The driver's files cannot be used.
-    #[error(transparent)]
-    Files(#[from] DirError),
-    /// The lock of the bridge was not acquired.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// The container's namespace cannot be opened.
-    #[error(transparent)]
-    Netns(#[from] NetnsError),
-    /// Links, addresses or routes of the node or of the container cannot be read.
-    #[error(transparent)]
-    Node(RouteError),
-    /// The bridge of a network without containers could not be deleted.
-    #[error("delete the unused bridge: {0}")]
-    Bridge(RouteError),
-    /// The bridge of an internal network still forwards packets.
-    #[error(transparent)]
-    Forwarding(#[from] SysctlError),
-    /// Ports could not be published on the container's other network.
-    #[error("publish the ports on network {network}: {error}")]
-    Ports {
-        /// The other network.
-        network: String,
-        /// The plugin's error.
-        error: CniError,
-    },
-    /// Several errors, printed one after the other.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Several(Vec<DriverError>),
-}
 
 /// The plugins of this binary, called in this process.
 struct InProcess;
@@ -125,6 +65,9 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
         log::info!("{attachment} was not torn down: removing what is left of it");
         delete(netns, exec, &attachment)?;
     }
+    if wanted.mode == Mode::Unmanaged {
+        bridge::must_exist(&wanted.bridge)?;
+    }
     let inside = RouteSocket::open_in(&namespace).map_err(DriverError::Node)?;
     match next_metric(&inside).map_err(DriverError::Node)? {
         METRIC => {}
@@ -137,11 +80,14 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
             if !matches!(error, NetworkError::Undone { undo: Some(_), .. }) {
                 store.end(&attachment)?;
             }
+            if let Err(error) = remove_bridge(&wanted.bridge, wanted.mode) {
+                log::warn!("{error}");
+            }
             return Err(error.into());
         }
     };
-    if wanted.no_forwarding
-        && let Err(error) = bridge::do_not_forward(&wanted.bridge)
+    if let Some(link) = &wanted.no_forwarding
+        && let Err(error) = bridge::do_not_forward(link)
     {
         delete(netns, exec, &attachment)?;
         store.end(&attachment)?;
@@ -167,12 +113,21 @@ pub(super) fn teardown(netns: &str, exec: &Exec) -> Result<(), DriverError> {
         Err(error) => errors.push(error),
     }
     if let Some(name) = bridge {
-        errors.extend(bridge::remove_unused(name).err().map(DriverError::Bridge));
+        let mode = Options::of(exec.network.options.as_ref()).map_or(Mode::Managed, |options| options.mode);
+        errors.extend(remove_bridge(name, mode).err());
     }
     errors.extend(publish_on_others(&attachment));
     match errors.len() {
         0 | 1 => errors.pop().map_or(Ok(()), Err),
         _ => Err(DriverError::Several(errors)),
+    }
+}
+
+/// Deletes a bridge without containers, unless another program manages it.
+fn remove_bridge(name: &str, mode: Mode) -> Result<(), DriverError> {
+    match mode {
+        Mode::Managed => bridge::remove_unused(name).map_err(DriverError::Bridge),
+        Mode::Unmanaged => Ok(()),
     }
 }
 
@@ -246,7 +201,16 @@ fn publish_on_others(gone: &Attachment) -> Vec<DriverError> {
         Ok(others) => others,
         Err(error) => return vec![error.into()],
     };
-    others.iter().filter_map(|other| publish(other).err()).collect()
+    let is_there = |other: &&Cached| {
+        other.netns.as_deref().is_some_and(|path| Netns::open(path).is_ok_and(|netns| has(&netns, other)))
+    };
+    others.iter().filter(is_there).filter_map(|other| publish(other).err()).collect()
+}
+
+/// True if the container's namespace has the attachment's link.
+fn has(netns: &Netns, cached: &Cached) -> bool {
+    let link = RouteSocket::open_in(netns).and_then(|route| route.find_link(cached.attachment.ifname()));
+    matches!(link, Ok(Some(_)))
 }
 
 fn publish(cached: &Cached) -> Result<(), DriverError> {

@@ -15,6 +15,7 @@
 mod bridge;
 mod create;
 mod driver;
+mod error;
 mod options;
 mod store;
 mod subnets;
@@ -30,7 +31,8 @@ use serde_json::json;
 
 use crate::skel::{LARGEST_CONFIG, closing, panic};
 
-pub use driver::{DriverError, in_process};
+pub use driver::in_process;
+pub use error::DriverError;
 pub use store::CACHE;
 
 /// The driver's commands. No command of the operator has such a name.

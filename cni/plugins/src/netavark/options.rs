@@ -5,17 +5,28 @@
 use super::types::Words;
 
 /// The options that there are, for messages.
-const KEYS: &str = "backend, firewall, ipMasq, isolate, metric, mtu, no_default_route, vlan";
+const KEYS: &str = "backend, firewall, ipMasq, isolate, metric, mode, mtu, no_default_route, vlan";
 /// Backends of published ports and masquerade.
 const BACKENDS: [&str; 3] = ["nftables", "iptables", "ebpf"];
 /// Backends of the plugin firewall.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables", "firewalld"];
+
+/// Who manages the bridge: the words are netavark's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The driver: it is made, has the gateway's address, and goes with the last container.
+    #[default]
+    Managed,
+    /// Another program: it exists, and containers are only joined to it.
+    Unmanaged,
+}
 
 /// The options, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) mtu: Option<u32>,
     pub(super) vlan: Option<u16>,
+    pub(super) mode: Mode,
     /// True to separate the network from others that are isolated.
     pub(super) isolate: bool,
     /// The metric of default routes; without it the lowest free one.
@@ -33,6 +44,7 @@ impl Default for Options {
         Self {
             mtu: None,
             vlan: None,
+            mode: Mode::Managed,
             isolate: false,
             metric: None,
             no_default_route: false,
@@ -96,6 +108,13 @@ impl Options {
             "ipMasq" => self.masquerade = switch()?,
             "isolate" => self.isolate = switch()?,
             "metric" => self.metric = Some(number(0, u32::MAX)?),
+            "mode" => {
+                self.mode = match value {
+                    "" | "managed" => Mode::Managed,
+                    "unmanaged" => Mode::Unmanaged,
+                    _ => return Err(refused("managed, unmanaged".to_owned())),
+                }
+            }
             "mtu" => self.mtu = Some(number(0, 65_535)?).filter(|mtu| *mtu != 0),
             "no_default_route" => self.no_default_route = switch()?,
             "vlan" => self.vlan = Some(u16::try_from(number(1, 4094)?).unwrap_or(u16::MAX)),
@@ -122,6 +141,7 @@ mod tests {
             ("ipMasq", "0"),
             ("isolate", "true"),
             ("metric", "7"),
+            ("mode", "unmanaged"),
             ("mtu", "1400"),
             ("no_default_route", "1"),
             ("vlan", "5"),
@@ -129,6 +149,7 @@ mod tests {
         let expected = Options {
             mtu: Some(1400),
             vlan: Some(5),
+            mode: Mode::Unmanaged,
             isolate: true,
             metric: Some(7),
             no_default_route: true,
@@ -149,10 +170,11 @@ mod tests {
             ("vlan", "4095", "option vlan=\"4095\" is not a number from 1 to 4094"),
             ("mtu", "x", "option mtu=\"x\" is not a number from 0 to 65535"),
             ("backend", "pf", "option backend=\"pf\" is not nftables, iptables, ebpf"),
+            ("mode", "x", "option mode=\"x\" is not managed, unmanaged"),
             (
-                "mode",
-                "unmanaged",
-                "option \"mode\" is not known: there are backend, firewall, ipMasq, isolate, metric, mtu, no_default_route, vlan",
+                "vrf",
+                "red",
+                "option \"vrf\" is not known: there are backend, firewall, ipMasq, isolate, metric, mode, mtu, no_default_route, vlan",
             ),
         ] {
             assert_eq!(of(&[(key, value)]), Err(text.to_owned()));

@@ -11,7 +11,7 @@ use cni_spec::AddResult;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::options::{OptionError, Options};
+use super::options::{Mode, OptionError, Options};
 use super::types::{Address, Exec, Interface, PortMapping, Route, Status, Subnet};
 
 /// The metric of routes without one, as netavark's own drivers set it.
@@ -54,8 +54,9 @@ pub(super) struct Translated {
     pub(super) network: Network,
     pub(super) container: Container,
     pub(super) bridge: String,
-    /// True if packets must not be forwarded from the bridge, which has an address.
-    pub(super) no_forwarding: bool,
+    pub(super) mode: Mode,
+    /// The link with the gateway's addresses, if packets from it must not be forwarded.
+    pub(super) no_forwarding: Option<String>,
 }
 
 /// Translates the input of a set-up. `netns` is the container's namespace, `metric` that of default routes without
@@ -67,10 +68,10 @@ pub(super) fn of(exec: &Exec, netns: &str, metric: u32) -> Result<Translated, Tr
     }
     let bridge = exec.network.network_interface.clone().filter(|name| !name.is_empty());
     let bridge = bridge.ok_or_else(|| TranslateError::Bridge(exec.network.name.clone()))?;
-    let ports = if exec.network.internal { Vec::new() } else { ports(exec)? };
     let plan = Plan { exec, options: &options, bridge: &bridge, metric: options.metric.unwrap_or(metric) };
+    let ports = if plan.translates() { ports(exec)? } else { Vec::new() };
     let mut network = Network::builder(&exec.network.name).plugin(plan.bridge()?);
-    if options.isolate || options.firewall.is_some() {
+    if options.mode == Mode::Managed && (options.isolate || options.firewall.is_some()) {
         network = network.plugin(plan.firewall());
     }
     if !ports.is_empty() {
@@ -79,7 +80,11 @@ pub(super) fn of(exec: &Exec, netns: &str, metric: u32) -> Result<Translated, Tr
     Ok(Translated {
         network: network.build()?,
         container: container(exec, netns, ports),
-        no_forwarding: exec.network.internal && plan.is_gateway(),
+        no_forwarding: (exec.network.internal && plan.is_gateway()).then(|| match options.vlan {
+            Some(vlan) => format!("{bridge}.{vlan}"),
+            None => bridge.clone(),
+        }),
+        mode: options.mode,
         bridge,
     })
 }
@@ -117,7 +122,13 @@ impl Plan<'_> {
     /// True if the bridge has the gateway's addresses. That of an internal network has them if they were named.
     fn is_gateway(&self) -> bool {
         let subnets = self.exec.network.subnets();
-        !subnets.is_empty() && subnets.iter().all(|subnet| subnet.gateway.is_some())
+        let has_all = !subnets.is_empty() && subnets.iter().all(|subnet| subnet.gateway.is_some());
+        self.options.mode == Mode::Managed && has_all
+    }
+
+    /// True if the node translates addresses: masquerade, published ports.
+    fn translates(&self) -> bool {
+        self.options.mode == Mode::Managed && !self.exec.network.internal
     }
 
     fn bridge(&self) -> Result<Value, TranslateError> {
@@ -126,7 +137,7 @@ impl Plan<'_> {
             "type": "bridge", "bridge": bridge, "isGateway": self.is_gateway(),
             // Not only for hairpins: see docs/plugins/bridge.md.
             "hairpinMode": true,
-            "ipMasq": options.masquerade && !exec.network.internal,
+            "ipMasq": options.masquerade && self.translates(),
             "capabilities": { "mac": true },
         });
         if let Some(mtu) = options.mtu {
@@ -284,7 +295,7 @@ mod tests {
         });
         assert_eq!(plugins(&exec), Ok(vec![expected]));
         let made = of(&exec, "/run/netns/c1", 7).unwrap();
-        assert_eq!((made.network.name(), made.bridge.as_str(), made.no_forwarding), ("blue", "sw0", false));
+        assert_eq!((made.network.name(), made.bridge.as_str(), made.no_forwarding), ("blue", "sw0", None));
         assert_eq!(made.container, Container::new("c1", "eth0").netns("/run/netns/c1"));
         assert_eq!(made.network.list().plugins[0]["ipam"]["routes"][0]["priority"], 7);
     }
@@ -348,7 +359,17 @@ mod tests {
         // A gateway that was named gets its address, and forwards nothing.
         let named = exec(&json!({"internal": true}), &json!({}), &port);
         assert_eq!(plugins(&named).unwrap()[0]["isGateway"], true);
-        assert!(of(&named, "", METRIC).unwrap().no_forwarding);
+        assert_eq!(of(&named, "", METRIC).unwrap().no_forwarding.as_deref(), Some("sw0"));
+    }
+
+    #[test]
+    fn an_unmanaged_bridge_is_only_joined() {
+        let options = json!({"options": {"mode": "unmanaged", "isolate": "true"}});
+        let all = plugins(&exec(&options, &json!({}), &json!([{"container_port": 80, "host_port": 8080}])))
+            .unwrap();
+        let [bridge] = all.as_slice() else { panic!("{all:?}") };
+        assert_eq!((&bridge["isGateway"], &bridge["ipMasq"]), (&json!(false), &json!(false)));
+        assert_eq!(bridge["ipam"]["routes"][0]["gw"], "10.89.0.1", "a router on the bridge");
     }
 
     #[test]
