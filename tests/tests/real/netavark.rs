@@ -2,6 +2,8 @@
 
 //! podman 5 with netavark, whose driver is the binary under test: 5.4 and 5.8, as this is written.
 
+mod figures;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
@@ -73,7 +75,7 @@ impl World {
         system.write(
             "/etc/containers/containers.conf",
             "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
-             [containers]\nlog_driver = \"k8s-file\"\n",
+             [network]\nfirewall_driver = \"nftables\"\n[containers]\nlog_driver = \"k8s-file\"\n",
         );
         system.write(
             "/etc/containers/storage.conf",
@@ -407,12 +409,18 @@ fn errors(packages: &Path) {
     assert!(error.contains("option isolate=\"strict\" is not true or false"), "{error}");
     let error = world.refused(&format!("{create} --subnet 10.89.0.0/25 red"));
     assert!(error.contains("subnet 10.89.0.0/25 is in use: 10.89.0.0/24"), "{error}");
+    let error = world.refused(&format!("{create} --dns 192.0.2.53 red"));
+    assert!(error.contains("DNS is not enabled"), "{error}");
     assert!(!world.podman("network ls").contains("red"));
+    let group = system.cgroup();
+    let run = format!(
+        "run --rm --cgroup-parent {group} --network blue --dns 192.0.2.53 {WEB} busybox cat /etc/resolv.conf"
+    );
+    assert!(world.podman(&run).contains("nameserver 192.0.2.53"));
     // What a later version of podman might pass.
     let path = "/etc/containers/networks/blue.json";
     let text = system.read(path);
     system.write(path, text.replace("\"ipam_options\"", "\"options\": {\"vrf\": \"red\"}, \"ipam_options\""));
-    let group = system.cgroup();
     let run =
         format!("run --detach --name web --cgroup-parent {group} --network blue --publish 8080:80 {WEB}");
     let error = world.refused(&run);

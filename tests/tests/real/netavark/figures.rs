@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! podman's containers with the driver, and with netavark's own bridge driver and its nftables rules, in one run.
+//! `SLIPWAY_BIN_DIR` names a folder with a release build and `SLIPWAY_RUNTIMES` that of the packages, as
+//! `cargo xtask test --runtimes` leaves them:
+//! `cargo test --package slipway-tests --test real -- --ignored --nocapture figures`
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slipway_tests::image::{WEB, ask_once};
+use slipway_tests::system::unpacked;
+use slipway_tests::{Space, at, patience};
+
+use super::World;
+
+/// The networks, each of another driver.
+const DRIVERS: [&str; 2] = ["slipway", "bridge"];
+/// Containers one after the other, with each driver.
+const SINGLE: usize = 15;
+/// Containers at once.
+const BURST: u16 = 50;
+/// The time of one measurement of packets, and their number.
+const PACKETS: Duration = Duration::from_secs(1);
+const ROUNDS: usize = 7;
+
+#[test]
+#[ignore = "a measurement"]
+fn trixie() {
+    figures("trixie");
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn unstable() {
+    figures("unstable");
+}
+
+fn figures(suite: &str) {
+    let packages = unpacked(suite, "usr/lib/podman/netavark").expect("SLIPWAY_RUNTIMES names the packages");
+    let world = World::new(&packages).expect("the driver is under test");
+    for (number, driver) in DRIVERS.iter().enumerate() {
+        let options = format!("--subnet 10.9{number}.0.0/24 --subnet fd00:9{number}::/64 --disable-dns");
+        world.podman(&format!("network create --driver {driver} {options} {driver}-net"));
+        // The first container makes the tables.
+        world.run_web("first", &format!("--network {driver}-net --publish 8080:80"));
+        world.podman("rm --force first");
+    }
+    one_after_the_other(&world, suite);
+    at_once(&world, suite);
+    packets(&world, suite);
+}
+
+/// From the start of `podman run` to the first reply, and `podman rm --force`; and what of it is neither's.
+fn one_after_the_other(world: &World, suite: &str) {
+    let mut times = [const { [const { Vec::new() }; 3] }; 3];
+    for _ in 0..SINGLE {
+        for (of_driver, options) in times.iter_mut().zip(["slipway-net", "bridge-net", "none"]) {
+            let is_none = options == "none";
+            let publish = if is_none { "" } else { " --publish 8080:80" };
+            let begin = Instant::now();
+            world.run_web("web", &format!("--network {options}{publish}"));
+            if !is_none {
+                world.answers(8080);
+            }
+            of_driver[0].push(begin.elapsed());
+            if !is_none {
+                let begin = Instant::now();
+                world.podman("network reload web");
+                of_driver[2].push(begin.elapsed());
+            }
+            let begin = Instant::now();
+            world.podman("rm --force --time 0 web");
+            of_driver[1].push(begin.elapsed());
+        }
+    }
+    for (of_driver, name) in times.iter_mut().zip(["slipway", "bridge", "no network"]) {
+        let [run, rm, reload] = of_driver.each_mut().map(|all| median(all));
+        eprintln!("FIGURE {suite} {name}: run to first reply {run}, rm {rm}, network reload {reload} ms");
+    }
+}
+
+impl World {
+    /// Waits for the reply of a published port, without pauses.
+    fn answers(&self, port: u16) {
+        let begin = Instant::now();
+        while ask_once(&self.client, at(self.client.node_v4, port), Duration::from_millis(300)).is_err() {
+            assert!(begin.elapsed() < patience(), "port {port} does not answer");
+        }
+    }
+}
+
+fn median(all: &mut [Duration]) -> String {
+    all.sort_unstable();
+    all.get(all.len() / 2)
+        .map_or_else(|| "-".to_owned(), |middle| format!("{:.0}", middle.as_secs_f64() * 1e3))
+}
+
+/// A burst: all are started at once, until each has replied; then removed at once.
+fn at_once(world: &World, suite: &str) {
+    let group = world.system.cgroup();
+    for round in 0..3 {
+        for driver in DRIVERS {
+            let script = format!(
+                "i=0; while [ $i -lt {BURST} ]; do podman run --detach --name web$i --env WHO=web$i --cgroup-parent {group} \
+                 --network {driver}-net --publish $((8100 + i)):80 {WEB} >/dev/null & i=$((i + 1)); done; wait"
+            );
+            let begin = Instant::now();
+            world.system.run(&["/bin/busybox", "sh", "-c", &script]);
+            (0..BURST).for_each(|number| world.answers(8100 + number));
+            let started = begin.elapsed();
+            let begin = Instant::now();
+            world.podman("rm --force --time 0 --all");
+            let removed = begin.elapsed();
+            eprintln!(
+                "FIGURE {suite} {driver}: burst of {BURST}, round {round}: run {:.1} s, rm {:.1} s",
+                started.as_secs_f64(),
+                removed.as_secs_f64()
+            );
+        }
+    }
+}
+
+/// Throughput and connections per second through a published port, with few and with many ports of the node. The
+/// drivers' measurements alternate, so that other load affects both alike.
+fn packets(world: &World, suite: &str) {
+    for ports in [1, 500] {
+        for (number, driver) in DRIVERS.iter().enumerate() {
+            let (first, many) = (8080 + 10 * number, 20_000 + 1000 * number);
+            let mut publish = format!("--publish {}:81 --publish {}:82", first + 1, first + 2);
+            // Every other port: a range would be one rule.
+            for port in 1..ports {
+                publish.push_str(&format!(" --publish {}:{}", many + 2 * port, 10_000 + port));
+            }
+            world.run_web(driver, &format!("--network {driver}-net --publish {first}:80 {publish}"));
+            world.answers(u16::try_from(first).expect("a port"));
+        }
+        let mut rates = [const { Vec::new() }; DRIVERS.len()];
+        let mut streams = [const { Vec::new() }; DRIVERS.len()];
+        for _ in 0..ROUNDS {
+            for (number, driver) in DRIVERS.iter().enumerate() {
+                let inside = world.inside(driver);
+                let to = |last: usize| {
+                    at(world.client.node_v4, u16::try_from(8080 + 10 * number + last).expect("a port"))
+                };
+                rates[number].push(connections(&inside, &world.client, to(1)));
+                streams[number].push(stream(&inside, &world.client, to(2)));
+            }
+        }
+        for ((driver, rates), streams) in DRIVERS.iter().zip(&mut rates).zip(&mut streams) {
+            let [rate, stream] = [rates, streams].map(|all| {
+                all.sort_by(f64::total_cmp);
+                all[all.len() / 2]
+            });
+            eprintln!(
+                "FIGURE {suite} {driver}: {ports} published ports: {rate:.0} connections/s, {stream:.1} Gbit/s"
+            );
+        }
+        world.podman("rm --force --time 0 --all");
+    }
+}
+
+/// Connections, each with a request and a reply of one byte, one after the other, per second.
+fn connections(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
+    let listener = inside.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 81)).expect("listen"));
+    let until = Instant::now() + PACKETS;
+    let server = thread::spawn(move || {
+        let mut byte = [0];
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            match stream.read(&mut byte) {
+                Ok(1) if byte[0] == b'x' => stream.write_all(&byte).expect("reply"),
+                _ => return,
+            }
+        }
+    });
+    let connect = || TcpStream::connect(to).expect("connect");
+    let count = client.run(|| {
+        let mut count = 0.0;
+        while Instant::now() < until {
+            let mut stream = connect();
+            let mut byte = *b"x";
+            stream.write_all(&byte).and_then(|()| stream.read_exact(&mut byte)).expect("a reply");
+            count += 1.0;
+        }
+        // The server ends with the first connection that says nothing.
+        drop(connect());
+        count
+    });
+    server.join().expect("the server ends");
+    count / PACKETS.as_secs_f64()
+}
+
+/// Bits per second of one connection from the client, in 10^9.
+fn stream(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
+    let listener = inside.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 82)).expect("listen"));
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let (mut buffer, mut bytes) = (vec![0; 1 << 17], 0.0);
+        let begin = Instant::now();
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            bytes += f64::from(u32::try_from(read).expect("a small number"));
+        }
+        bytes * 8.0 / begin.elapsed().as_secs_f64() / 1e9
+    });
+    client.run(|| {
+        let mut stream = TcpStream::connect(to).expect("connect");
+        let (buffer, until) = (vec![0; 1 << 17], Instant::now() + PACKETS);
+        while Instant::now() < until {
+            stream.write_all(&buffer).expect("write");
+        }
+    });
+    server.join().expect("the server ends")
+}
