@@ -11,7 +11,7 @@ const BACKENDS: [&str; 3] = ["nftables", "iptables", "ebpf"];
 /// Backends of the plugin firewall.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables", "firewalld"];
 
-/// Who manages the bridge: the words are netavark's.
+/// The program that manages the bridge, in netavark's words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The driver: it is made, has the gateway's address, and goes with the last container.

@@ -40,17 +40,28 @@ fn unstable() {
 
 fn figures(suite: &str) {
     let packages = unpacked(suite, "usr/lib/podman/netavark").expect("SLIPWAY_RUNTIMES names the packages");
-    let world = World::new(&packages).expect("the driver is under test");
-    for (number, driver) in DRIVERS.iter().enumerate() {
-        let options = format!("--subnet 10.9{number}.0.0/24 --subnet fd00:9{number}::/64 --disable-dns");
-        world.podman(&format!("network create --driver {driver} {options} {driver}-net"));
-        // The first container makes the tables.
-        world.run_web("first", &format!("--network {driver}-net --publish 8080:80"));
-        world.podman("rm --force first");
+    {
+        let world = World::new(&packages).expect("the driver is under test");
+        DRIVERS.iter().for_each(|driver| prepare(&world, driver));
+        one_after_the_other(&world, suite);
+        at_once(&world, suite);
     }
-    one_after_the_other(&world, suite);
-    at_once(&world, suite);
-    packets(&world, suite);
+    // A node each, as packets pass the rules of both.
+    let worlds = DRIVERS.map(|driver| {
+        let world = World::new(&packages).expect("the driver is under test");
+        prepare(&world, driver);
+        world
+    });
+    packets(&worlds, suite);
+}
+
+fn prepare(world: &World, driver: &str) {
+    let number = driver.len();
+    let options = format!("--subnet 10.9{number}.0.0/24 --subnet fd00:9{number}::/64 --disable-dns");
+    world.podman(&format!("network create --driver {driver} {options} {driver}-net"));
+    // The first container makes the tables.
+    world.run_web("first", &format!("--network {driver}-net --publish 8080:80"));
+    world.podman("rm --force first");
 }
 
 /// From the start of `podman run` to the first reply, and `podman rm --force`; and what of it is neither's.
@@ -125,28 +136,29 @@ fn at_once(world: &World, suite: &str) {
 
 /// Throughput and connections per second through a published port, with few and with many ports of the node. The
 /// drivers' measurements alternate, so that other load affects both alike.
-fn packets(world: &World, suite: &str) {
+fn packets(worlds: &[World; DRIVERS.len()], suite: &str) {
     for ports in [1, 500] {
-        for (number, driver) in DRIVERS.iter().enumerate() {
-            let (first, many) = (8080 + 10 * number, 20_000 + 1000 * number);
-            let mut publish = format!("--publish {}:81 --publish {}:82", first + 1, first + 2);
-            // Every other port: a range would be one rule.
+        for (world, driver) in worlds.iter().zip(DRIVERS) {
+            // Every other port: a range would be one rule. The measured ones are the last.
+            let mut publish = String::new();
             for port in 1..ports {
-                publish.push_str(&format!(" --publish {}:{}", many + 2 * port, 10_000 + port));
+                publish.push_str(&format!(" --publish {}:{}", 20_000 + 2 * port, 10_000 + port));
             }
-            world.run_web(driver, &format!("--network {driver}-net --publish {first}:80 {publish}"));
-            world.answers(u16::try_from(first).expect("a port"));
+            world.run_web(
+                "web",
+                &format!(
+                    "--network {driver}-net{publish} --publish 8080:80 --publish 8081:81 --publish 8083:82"
+                ),
+            );
+            world.answers(8080);
         }
         let mut rates = [const { Vec::new() }; DRIVERS.len()];
         let mut streams = [const { Vec::new() }; DRIVERS.len()];
         for _ in 0..ROUNDS {
-            for (number, driver) in DRIVERS.iter().enumerate() {
-                let inside = world.inside(driver);
-                let to = |last: usize| {
-                    at(world.client.node_v4, u16::try_from(8080 + 10 * number + last).expect("a port"))
-                };
-                rates[number].push(connections(&inside, &world.client, to(1)));
-                streams[number].push(stream(&inside, &world.client, to(2)));
+            for (number, world) in worlds.iter().enumerate() {
+                let (inside, to) = (world.inside("web"), |port| at(world.client.node_v4, port));
+                rates[number].push(connections(&inside, &world.client, to(8081)));
+                streams[number].push(stream(&inside, &world.client, to(8083)));
             }
         }
         for ((driver, rates), streams) in DRIVERS.iter().zip(&mut rates).zip(&mut streams) {
@@ -158,7 +170,7 @@ fn packets(world: &World, suite: &str) {
                 "FIGURE {suite} {driver}: {ports} published ports: {rate:.0} connections/s, {stream:.1} Gbit/s"
             );
         }
-        world.podman("rm --force --time 0 --all");
+        worlds.iter().for_each(|world| drop(world.podman("rm --force --time 0 --all")));
     }
 }
 
@@ -185,7 +197,7 @@ fn connections(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
             stream.write_all(&byte).and_then(|()| stream.read_exact(&mut byte)).expect("a reply");
             count += 1.0;
         }
-        // The server ends with the first connection that says nothing.
+        // The server ends with the first connection without a request.
         drop(connect());
         count
     });
