@@ -2,33 +2,29 @@
 
 //! One netlink request and its replies.
 //!
-//! rtnetlink's connection does the protocol, on a socket of ours ([`Patient`]) that [`Transport::wait`] polls
-//! in place. The kernel replies within the call that sends, so no event loop is needed. Messages are bytes
-//! here ([`Message`]), and the callers decode replies attribute by attribute: an attribute that a later kernel
-//! has changed then costs at most itself, not the whole list.
+//! The kernel replies within the call that sends, so the reply is read at once: two system calls for most requests.
+//! Messages are bytes here ([`Message`]), and the callers decode replies attribute by attribute: an attribute that a
+//! later kernel has changed then costs at most itself, not the whole list.
+#![allow(
+    unsafe_code,
+    reason = "receives into memory that is not initialised, and sets netlink's socket options"
+)]
 
 use std::cell::{Cell, RefCell};
-use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use bytes::BufMut;
-use futures_util::Stream;
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, send, socket,
+};
 use rtnetlink::packet_core::{
-    ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST,
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::proto::{Connection, ConnectionHandle, new_connection_with_socket};
-use rtnetlink::sys::protocols::NETLINK_ROUTE;
-use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr};
 
 use super::error::{ReplyError, RouteError};
 use super::wire;
@@ -40,6 +36,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The kernel fills at most 32 KB per datagram of a list (`NLMSG_GOODSIZE`, `netlink_dump`), unless a single
 /// message is larger.
 const LARGEST: usize = 128 * 1024;
+
+// linux/netlink.h
+const NLMSG_NOOP: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_OVERRUN: u16 = 4;
+/// Length of `struct nlmsghdr`.
+const HEADER: usize = 16;
 
 /// Attempts to read a list that changes while it is read.
 const DUMP_ATTEMPTS: u32 = 5;
@@ -61,9 +65,6 @@ pub(super) enum Verb {
 }
 
 /// A message without its netlink header: a request or a reply.
-///
-/// Requests are encoded at once. rtnetlink's connection formats messages for its log: the `Debug`
-/// implementations of `RouteNetlinkMessage` alone would make the binary 3% larger.
 #[derive(Clone)]
 pub(super) struct Message {
     /// The message's type.
@@ -87,124 +88,86 @@ impl From<RouteNetlinkMessage> for Message {
     }
 }
 
-impl NetlinkSerializable for Message {
-    fn message_type(&self) -> u16 {
-        self.kind
-    }
-
-    fn buffer_len(&self) -> usize {
-        self.payload.len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.payload);
-    }
-}
-
-impl NetlinkDeserializable for Message {
-    type Error = Infallible;
-
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
-        Ok(Self { kind: header.message_type, payload: payload.to_vec() })
+impl Message {
+    /// The message with its header (`struct nlmsghdr`).
+    fn with_header(&self, flags: u16, sequence: u32) -> Vec<u8> {
+        let length = HEADER + self.payload.len();
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+        bytes.extend(self.kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        // The kernel's address.
+        bytes.extend([0; 4]);
+        bytes.extend(&self.payload);
+        bytes
     }
 }
 
-/// A socket that does not block; [`Transport::wait`] waits for it.
-///
-/// A failure is stored for [`Transport::wait`] and hidden from rtnetlink, whose connection would end with it:
-/// the request is lost, but the socket is still needed to undo what was done.
-struct Patient {
-    socket: Socket,
-    failure: Cell<Option<Errno>>,
-    /// Simulated delay of the kernel.
-    #[cfg(test)]
-    delay: Cell<Duration>,
+/// A message of a reply.
+struct Reply<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
 }
 
-impl Patient {
-    fn attempt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
-        loop {
-            match call() {
-                Ok(done) => return Poll::Ready(Ok(done)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        self.failure.set(Some(errno_of(&error)));
-                    }
-                    return Poll::Pending;
-                }
-            }
-        }
-    }
-
-    /// Sends a message. One that could not be sent counts as sent: [`Transport::wait`] reports the failure.
-    fn send(&self, length: usize, call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
-        #[cfg(test)]
-        std::thread::sleep(self.delay.get());
-        match self.attempt(call) {
-            Poll::Pending => Poll::Ready(Ok(length)),
-            sent => sent,
-        }
+impl<'a> Reply<'a> {
+    /// Takes the first message of a datagram; none if the rest is no whole message.
+    fn take(rest: &mut &'a [u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*rest.get(at..)?.first_chunk()?));
+        let half = |at: usize| Some(u16::from_ne_bytes(*rest.get(at..)?.first_chunk()?));
+        let length = usize::try_from(word(0)?).ok()?;
+        let reply =
+            Self { kind: half(4)?, flags: half(6)?, sequence: word(8)?, payload: rest.get(HEADER..length)? };
+        *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(reply)
     }
 }
 
-impl AsyncSocket for Patient {
-    fn socket_ref(&self) -> &Socket {
-        &self.socket
-    }
+/// Memory for one datagram. The kernel writes to its capacity, so that only the pages that replies fill are touched.
+#[derive(Default)]
+struct Buffer(Vec<u8>);
 
-    fn socket_mut(&mut self) -> &mut Socket {
-        &mut self.socket
-    }
-
-    fn new(protocol: isize) -> io::Result<Self> {
-        Ok(Self {
-            socket: Socket::new(protocol)?,
-            failure: Cell::new(None),
-            #[cfg(test)]
-            delay: Cell::default(),
-        })
-    }
-
-    fn poll_send(&self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.send(bytes.len(), || self.socket.send(bytes, 0))
-    }
-
-    fn poll_send_to(&self, _: &mut Context<'_>, bytes: &[u8], to: &SocketAddr) -> Poll<io::Result<usize>> {
-        self.send(bytes.len(), || self.socket.send_to(bytes, to, 0))
-    }
-
-    fn poll_recv<B: BufMut>(&self, _: &mut Context<'_>, buffer: &mut B) -> Poll<io::Result<()>> {
-        self.attempt(|| self.socket.recv(buffer, nix::libc::MSG_DONTWAIT).map(|_| ()))
-    }
-
-    fn poll_recv_from<B: BufMut>(&self, _: &mut Context<'_>, buffer: &mut B) -> Poll<io::Result<SocketAddr>> {
-        let room = buffer.chunk_mut().len();
+impl Buffer {
+    /// Receives a datagram, without waiting for one.
+    fn receive(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
+        self.0.clear();
+        self.0.reserve(LARGEST);
+        let (start, room) = (self.0.as_mut_ptr(), self.0.capacity());
         // With MSG_TRUNC the length is that of the whole datagram.
-        let flags = nix::libc::MSG_DONTWAIT | nix::libc::MSG_TRUNC;
-        self.attempt(|| match self.socket.recv_from(buffer, flags)? {
-            (length, _) if length > room => Err(Errno::EMSGSIZE.into()),
-            (_, from) => Ok(from),
-        })
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: the vector owns `room` bytes from `start` on, and is borrowed exclusively.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), start.cast(), room, flags) };
+        let length = usize::try_from(Errno::result(received)?).map_err(|_| Errno::EIO)?;
+        if length > room {
+            return Err(Errno::EMSGSIZE);
+        }
+        // SAFETY: the kernel has written these `length` bytes, of which there are at most `room`.
+        unsafe { self.0.set_len(length) };
+        Ok(())
     }
 
-    fn poll_recv_from_full(&self, _: &mut Context<'_>) -> Poll<io::Result<(Vec<u8>, SocketAddr)>> {
-        self.attempt(|| {
-            let mut buffer = Vec::with_capacity(LARGEST);
-            let (_, from) = self.socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT)?;
-            Ok((buffer, from))
-        })
+    /// The datagram that was received last.
+    fn filled(&self) -> &[u8] {
+        &self.0
     }
 }
 
-/// A connection to routing or generic netlink in the namespace in which it was opened.
+/// A socket to routing or generic netlink in the namespace in which it was opened.
 pub(super) struct Transport {
-    connection: RefCell<Connection<Message, Patient>>,
-    handle: ConnectionHandle<Message>,
+    socket: OwnedFd,
+    /// The sequence number of the last request.
+    sequence: Cell<u32>,
+    /// Taken while a reply is read.
+    buffer: RefCell<Buffer>,
     /// See [`PATIENCE`].
     patience: Duration,
     /// ` in /run/netns/x`, or empty for the caller's namespace: appended to the action of every error.
     place: String,
+    /// Simulated delay of the kernel.
+    #[cfg(test)]
+    delay: Duration,
 }
 
 impl fmt::Debug for Transport {
@@ -225,35 +188,44 @@ enum End {
 
 impl Transport {
     pub(super) fn open(place: String) -> Result<Self, RouteError> {
-        Self::open_protocol(NETLINK_ROUTE, "routing netlink", place)
+        Self::open_protocol(SockProtocol::NetlinkRoute, "routing netlink", place)
     }
 
-    /// Opens a connection of another netlink protocol, with its name for errors.
-    pub(super) fn open_protocol(protocol: isize, name: &str, place: String) -> Result<Self, RouteError> {
-        let failed = |error: io::Error| RouteError::Socket {
-            action: format!("open {name} socket{place}"),
-            errno: errno_of(&error),
+    /// Opens a socket of another netlink protocol, with its name for errors.
+    pub(super) fn open_protocol(
+        protocol: SockProtocol,
+        name: &str,
+        place: String,
+    ) -> Result<Self, RouteError> {
+        let open = || {
+            let socket =
+                socket(AddressFamily::Netlink, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
+            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+            Ok(socket)
         };
-        let opened = new_connection_with_socket::<Message, Patient>(protocol);
-        let (mut connection, handle, _multicast) = opened.map_err(failed)?;
-        // Without them a lost reply would look like success.
-        connection.set_forward_ack(true);
-        connection.set_forward_done(true);
-        let socket = connection.socket_mut().socket_mut();
-        socket.bind_auto().map_err(failed)?;
+        let socket = open()
+            .map_err(|errno| RouteError::Socket { action: format!("open {name} socket{place}"), errno })?;
         // Kernels before 4.12 and 4.20 do not have these options. The first adds messages to errors; the last
         // lets the kernel filter lists, which the callers do again in any case.
-        for (what, done) in [
-            ("NETLINK_EXT_ACK", socket.set_ext_ack(true)),
-            ("NETLINK_CAP_ACK", socket.set_cap_ack(true)),
-            ("NETLINK_GET_STRICT_CHK", socket.set_netlink_get_strict_chk(true)),
+        for (what, option) in [
+            ("NETLINK_EXT_ACK", libc::NETLINK_EXT_ACK),
+            ("NETLINK_CAP_ACK", libc::NETLINK_CAP_ACK),
+            ("NETLINK_GET_STRICT_CHK", libc::NETLINK_GET_STRICT_CHK),
         ] {
-            if let Err(error) = done {
-                log::debug!("netlink socket option {what}: {error}");
+            if let Err(errno) = switch_on(&socket, option) {
+                log::debug!("netlink socket option {what}: {errno}");
             }
         }
-        let connection = RefCell::new(connection);
-        Ok(Self { connection, handle, patience: PATIENCE, place })
+        let (sequence, buffer) = (Cell::new(0), RefCell::default());
+        Ok(Self {
+            socket,
+            sequence,
+            buffer,
+            patience: PATIENCE,
+            place,
+            #[cfg(test)]
+            delay: Duration::ZERO,
+        })
     }
 
     /// Sends a request that is only acknowledged.
@@ -263,7 +235,7 @@ impl Transport {
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
     ) -> Result<(), RouteError> {
-        let done = self.exchange(message.into(), verb_flags(verb), action, &mut |_| Ok(()));
+        let done = self.exchange(&message.into(), verb_flags(verb), action, &mut |_| Ok(()));
         match &done {
             Ok(_) => log::debug!("{action}{}", self.place),
             Err(error) => log::debug!("{error}"),
@@ -291,7 +263,7 @@ impl Transport {
         decode: impl Fn(&[u8]) -> Result<T, ReplyError>,
     ) -> Result<Option<T>, RouteError> {
         let mut found = None;
-        self.exchange(message.into(), verb_flags(verb), action, &mut |payload| {
+        self.exchange(&message.into(), verb_flags(verb), action, &mut |payload| {
             found = Some(decode(payload)?);
             Ok(())
         })?;
@@ -308,7 +280,7 @@ impl Transport {
         let message = message.into();
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
-            let end = self.exchange(message.clone(), NLM_F_REQUEST | NLM_F_DUMP, action, &mut |payload| {
+            let end = self.exchange(&message, NLM_F_REQUEST | NLM_F_DUMP, action, &mut |payload| {
                 found.extend(decode(payload)?);
                 Ok(())
             })?;
@@ -328,72 +300,97 @@ impl Transport {
         format!("{action}{}", self.place)
     }
 
-    /// Drives the connection until a reply arrives.
-    fn wait<T>(&self, mut replies: Pin<&mut impl Stream<Item = T>>) -> Result<T, Errno> {
-        let mut connection = self.connection.borrow_mut();
-        let mut context = Context::from_waker(Waker::noop());
-        let mut until = None;
-        connection.socket_mut().failure.set(None);
-        loop {
-            let ended = Pin::new(&mut *connection).poll(&mut context).is_ready();
-            // From here: sending takes as long as the kernel works and waits for its locks.
-            let until = *until.get_or_insert_with(|| Instant::now() + self.patience);
-            if let Some(errno) = connection.socket_mut().failure.take() {
-                return Err(errno);
-            }
-            match replies.as_mut().poll_next(&mut context) {
-                Poll::Ready(Some(reply)) => return Ok(reply),
-                // The replies are cut off before their end.
-                Poll::Ready(None) => return Err(Errno::EPIPE),
-                Poll::Pending if ended => return Err(Errno::EPIPE),
-                Poll::Pending => {}
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Errno::EAGAIN);
-            }
-            readable(connection.socket_mut().socket_ref(), left)?;
-        }
-    }
-
     fn exchange(
         &self,
-        message: Message,
+        message: &Message,
         flags: u16,
         action: fmt::Arguments<'_>,
         decode: &mut Decode<'_>,
     ) -> Result<End, RouteError> {
         let socket = |errno| RouteError::Socket { action: self.action(action), errno };
-        let mut header = NetlinkHeader::default();
-        header.flags = flags;
-        let request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        let replies = self.handle.request(request, SocketAddr::new(0, 0));
-        let mut replies = std::pin::pin!(replies.map_err(|_| socket(Errno::EPIPE))?);
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        self.send(&message.with_header(flags, sequence)).map_err(socket)?;
+        // From here: sending takes as long as the kernel works and waits for its locks.
+        let until = Instant::now() + self.patience;
         let one = flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
-        let mut collector = Collector { wants_one: one, interrupted: false };
-        loop {
-            let reply = self.wait(replies.as_mut()).map_err(socket)?;
-            match collector.message(&reply, decode) {
+        let mut collector = Collector { sequence, wants_one: one, interrupted: false };
+        let mut buffer = self.buffer.take();
+        let end = loop {
+            let datagram = match self.receive(&mut buffer, until) {
+                Ok(datagram) => datagram,
+                Err(errno) => break Err(socket(errno)),
+            };
+            match collector.datagram(datagram, decode) {
                 Ok(None) => {}
-                Ok(Some(end)) => return Ok(end),
+                Ok(Some(end)) => break Ok(end),
                 Err(Refusal::Kernel(errno, hint)) => {
-                    return Err(RouteError::Kernel { action: self.action(action), errno, hint });
+                    break Err(RouteError::Kernel { action: self.action(action), errno, hint });
                 }
                 Err(Refusal::Reply(source)) => {
-                    return Err(RouteError::Reply { action: self.action(action), source });
+                    break Err(RouteError::Reply { action: self.action(action), source });
                 }
+            }
+        };
+        self.buffer.replace(buffer);
+        end
+    }
+
+    fn send(&self, request: &[u8]) -> Result<(), Errno> {
+        #[cfg(test)]
+        std::thread::sleep(self.delay);
+        loop {
+            match send(self.socket.as_raw_fd(), request, MsgFlags::empty()) {
+                Err(Errno::EINTR) => {}
+                Ok(length) if length != request.len() => return Err(Errno::EMSGSIZE),
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Receives a datagram, and waits for it if there is none.
+    ///
+    /// # Errors
+    /// EAGAIN if the time is over, ENOBUFS if the kernel has dropped a reply.
+    fn receive<'a>(&self, buffer: &'a mut Buffer, until: Instant) -> Result<&'a [u8], Errno> {
+        loop {
+            match buffer.receive(&self.socket) {
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Errno::EAGAIN);
+                    }
+                    readable(&self.socket, left)?;
+                }
+                Err(errno) => return Err(errno),
+                Ok(()) => return Ok(buffer.filled()),
             }
         }
     }
 }
 
+/// Switches a socket option of netlink on.
+fn switch_on(socket: &OwnedFd, option: libc::c_int) -> Result<(), Errno> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of_val(&on)).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the descriptor is open; the value is an int that lives through the call, and its length is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            option,
+            std::ptr::from_ref(&on).cast(),
+            length,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
 /// Waits until the socket has something to read, for `left` at most.
-#[allow(unsafe_code, reason = "the socket's type has no safe way to its descriptor")]
-fn readable(socket: &Socket, left: Duration) -> Result<(), Errno> {
-    // SAFETY: the descriptor belongs to `socket`, which is borrowed for longer.
-    let fd = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
+fn readable(socket: &OwnedFd, left: Duration) -> Result<(), Errno> {
     let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-    match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left) {
+    match poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], left) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(errno) => Err(errno),
     }
@@ -406,45 +403,53 @@ enum Refusal {
 }
 
 struct Collector {
+    /// The request's sequence number. Messages with another one are rests of earlier replies.
+    sequence: u32,
     /// True if the first reply is the only one.
     wants_one: bool,
     interrupted: bool,
 }
 
 impl Collector {
-    fn message(
-        &mut self,
-        message: &NetlinkMessage<Message>,
-        decode: &mut Decode<'_>,
-    ) -> Result<Option<End>, Refusal> {
-        self.interrupted |= message.header.flags & wire::NLM_F_DUMP_INTR != 0;
-        let code = match &message.payload {
-            NetlinkPayload::Error(error) => match error.code {
-                Some(code) => return Err(refused(code.get(), &hint(message.header.flags, error))),
-                None => 0,
-            },
-            NetlinkPayload::Done(done) => done.code,
-            NetlinkPayload::Overrun(_) => return Err(Refusal::Reply(ReplyError::Overrun)),
-            NetlinkPayload::InnerMessage(Message { payload, .. }) => {
-                decode(payload).map_err(Refusal::Reply)?;
-                return Ok(self.wants_one.then_some(End::Complete));
+    fn datagram(&mut self, mut rest: &[u8], decode: &mut Decode<'_>) -> Result<Option<End>, Refusal> {
+        while let Some(reply) = Reply::take(&mut rest) {
+            if reply.sequence != self.sequence {
+                continue;
             }
-            _ => return Ok(None),
-        };
-        match code {
-            0 if self.interrupted => Ok(Some(End::Interrupted)),
-            0 => Ok(Some(End::Complete)),
-            code => Err(refused(code, "")),
+            if let Some(end) = self.message(&reply, decode)? {
+                return Ok(Some(end));
+            }
+        }
+        Ok(None)
+    }
+
+    fn message(&mut self, reply: &Reply<'_>, decode: &mut Decode<'_>) -> Result<Option<End>, Refusal> {
+        let Reply { kind, flags, payload, .. } = *reply;
+        self.interrupted |= flags & wire::NLM_F_DUMP_INTR != 0;
+        // NLMSG_DONE of some lists has no code.
+        let code = || payload.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+        match kind {
+            NLMSG_NOOP => Ok(None),
+            NLMSG_OVERRUN => Err(Refusal::Reply(ReplyError::Overrun)),
+            NLMSG_ERROR | NLMSG_DONE => match code() {
+                0 if self.interrupted => Ok(Some(End::Interrupted)),
+                0 => Ok(Some(End::Complete)),
+                code if kind == NLMSG_ERROR => {
+                    let request = payload.get(size_of::<i32>()..).unwrap_or_default();
+                    Err(refused(code, &wire::hint(flags, request).unwrap_or_default()))
+                }
+                code => Err(refused(code, "")),
+            },
+            _ => {
+                decode(payload).map_err(Refusal::Reply)?;
+                Ok(self.wants_one.then_some(End::Complete))
+            }
         }
     }
 }
 
 fn refused(code: i32, hint: &str) -> Refusal {
     Refusal::Kernel(Errno::from_raw(code.wrapping_neg()), hint.to_owned())
-}
-
-fn hint(flags: u16, error: &ErrorMessage) -> String {
-    wire::hint(flags, &error.header).unwrap_or_default()
 }
 
 fn verb_flags(verb: Verb) -> u16 {
@@ -457,13 +462,9 @@ fn verb_flags(verb: Verb) -> u16 {
     }
 }
 
-fn errno_of(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
-}
-
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_route::link::LinkMessage;
+    use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 
     use super::*;
 
@@ -478,8 +479,45 @@ mod tests {
     fn the_time_that_sending_takes_does_not_count() {
         let mut transport = Transport::open(String::new()).unwrap();
         transport.patience = Duration::from_millis(200);
-        transport.connection.get_mut().socket_mut().delay.set(Duration::from_millis(500));
+        transport.delay = Duration::from_millis(500);
         assert!(!links(&transport).unwrap().is_empty());
+    }
+
+    /// The rest of a list that was not read to its end.
+    #[test]
+    fn messages_of_an_earlier_request_are_no_replies() {
+        let transport = Transport::open(String::new()).unwrap();
+        let list = Message::from(RouteNetlinkMessage::GetLink(LinkMessage::default()));
+        transport.send(&list.with_header(NLM_F_REQUEST | NLM_F_DUMP, 77)).unwrap();
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName("lo".to_owned()));
+        let read = transport.get(RouteNetlinkMessage::GetLink(message), format_args!("read lo"), |payload| {
+            Ok(wire::u32_of(payload.get(4..8).unwrap_or_default()))
+        });
+        assert_eq!(read.unwrap(), 1, "the loopback's index");
+        assert!(!links(&transport).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_refusal_has_the_kernels_message() {
+        let transport = Transport::open(String::new()).unwrap();
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::Mtu(1));
+        let changed = RouteNetlinkMessage::SetLink(message);
+        let error = transport.run(Verb::Change, changed, format_args!("change nothing")).unwrap_err();
+        assert!(matches!(error, RouteError::Kernel { errno: Errno::EINVAL | Errno::ENODEV, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_cut_message_is_none() {
+        let mut whole = Message { kind: 9, payload: vec![1, 2, 3] }.with_header(5, 7);
+        let reply = Reply::take(&mut whole.as_slice()).unwrap();
+        assert_eq!((reply.kind, reply.flags, reply.sequence, reply.payload), (9, 5, 7, &[1, 2, 3][..]));
+        whole.pop();
+        assert!(Reply::take(&mut whole.as_slice()).is_none());
+        assert!(Reply::take(&mut [0; 15].as_slice()).is_none());
+        // A length below that of the header would loop for ever.
+        assert!(Reply::take(&mut [0; 16].as_slice()).is_none());
     }
 
     /// No request was sent, so no reply comes.
@@ -487,9 +525,9 @@ mod tests {
     fn a_missing_reply_times_out() {
         let mut transport = Transport::open(String::new()).unwrap();
         transport.patience = Duration::from_millis(50);
-        let mut nothing = std::pin::pin!(futures_util::stream::pending::<()>());
         let begin = Instant::now();
-        assert_eq!(transport.wait(nothing.as_mut()), Err(Errno::EAGAIN));
+        let received = transport.receive(&mut Buffer::default(), begin + transport.patience).map(<[u8]>::len);
+        assert_eq!(received, Err(Errno::EAGAIN));
         assert!(begin.elapsed() >= transport.patience);
     }
 }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use rtnetlink::sys::protocols::NETLINK_GENERIC;
+use nix::sys::socket::SockProtocol;
 
 use super::error::{ReplyError, RouteError};
 use super::link::Link;
@@ -154,7 +154,8 @@ impl WireGuardSocket {
     /// [`RouteError::is_not_found`] if the kernel has no WireGuard, or its module is not loaded; creating a link loads
     /// it.
     pub fn open() -> Result<Self, RouteError> {
-        let transport = Transport::open_protocol(NETLINK_GENERIC, "generic netlink", String::new())?;
+        let transport =
+            Transport::open_protocol(SockProtocol::NetlinkGeneric, "generic netlink", String::new())?;
         let request = message(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, |attributes| {
             attributes.put(CTRL_ATTR_FAMILY_NAME, WG_GENL_NAME);
         });
