@@ -90,6 +90,12 @@ impl OwnedTable {
         read.map_err(|e| Error::kernel(format!("read chain {name} of table {}", self.definition.label), e))
     }
 
+    /// Reads its chains of these names.
+    pub(crate) fn chains_named(&self, names: &[&str]) -> Result<Vec<ChainInfo>, Error> {
+        let read = self.socket.chains_named(&self.table, names);
+        read.map_err(|e| Error::kernel(format!("read chains of table {}", self.definition.label), e))
+    }
+
     /// Lists its chains.
     pub(crate) fn chains(&self) -> Result<Vec<ChainInfo>, Error> {
         let read = self.socket.chains(&self.table);

@@ -4,14 +4,18 @@
 #![allow(unsafe_code, reason = "netlink's own socket options are set through libmnl")]
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::rc::Rc;
 
 use mnl::mnl_sys;
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
+use nix::libc;
+use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::later;
+use crate::open_socket::OpenSocket;
 use crate::wire::{self, Header, Message};
 
 /// The time limit of a reply. The kernel replies within the system call that sends; this only ends what would
@@ -46,28 +50,40 @@ pub(crate) enum Dump {
     Interrupted,
 }
 
-/// Memory with the alignment of netlink headers.
+/// Memory with the alignment of netlink headers. It stays empty: the kernel writes to its capacity. Zeroing it would
+/// touch sixteen pages, of which most calls use one.
 #[derive(Debug)]
 struct Buffer(Vec<u64>);
 
 impl Buffer {
     fn new() -> Self {
-        // The kernel provides zeroed pages: only those that replies fill are touched.
-        Self(vec![0; BUFFER_LEN / size_of::<u64>()])
+        Self(Vec::with_capacity(BUFFER_LEN / size_of::<u64>()))
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
-        let start = self.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: initialised words are initialised bytes, eight to a word, and bytes need no
-        // alignment; the words are borrowed for as long as the bytes are.
-        unsafe { std::slice::from_raw_parts_mut(start, self.0.len() * size_of::<u64>()) }
+    /// Receives one datagram.
+    ///
+    /// # Errors
+    /// EMSGSIZE for a datagram that does not fit, if the flags have `MSG_TRUNC`; else the kernel's error.
+    fn receive(&mut self, socket: BorrowedFd<'_>, flags: MsgFlags) -> Result<&[u8], Errno> {
+        let (start, room) = (self.0.as_mut_ptr(), self.0.capacity() * size_of::<u64>());
+        // SAFETY: the vector owns `room` bytes from `start` on, and is borrowed exclusively.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), start.cast(), room, flags.bits()) };
+        let length = usize::try_from(Errno::result(received)?).map_err(|_| Errno::EIO)?;
+        if length > room {
+            return Err(Errno::EMSGSIZE);
+        }
+        // SAFETY: the kernel has written these `length` bytes, of which there are at most `room`; the vector is
+        // borrowed for as long as they are.
+        Ok(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), length) })
     }
 }
 
 /// A socket with its counter of sequence numbers.
 pub(crate) struct Channel {
-    socket: mnl::Socket,
+    socket: Rc<OpenSocket>,
     sequence: Cell<u32>,
+    /// False from a request on until its replies are read to their end.
+    is_drained: Cell<bool>,
     /// Buffer for replies. Borrowed while one is read: another request on the same socket would mix up the
     /// replies.
     buffer: RefCell<Buffer>,
@@ -75,13 +91,15 @@ pub(crate) struct Channel {
 
 impl std::fmt::Debug for Channel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Channel").field("fd", &self.socket.as_raw_fd()).finish_non_exhaustive()
+        f.debug_struct("Channel").field("fd", &self.fd()).finish_non_exhaustive()
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        later::keep(self.fd());
+        if !self.is_drained.get() {
+            later::retire(&self.socket);
+        }
     }
 }
 
@@ -90,10 +108,14 @@ fn errno(error: &std::io::Error) -> Errno {
 }
 
 impl Channel {
-    /// Opens a socket in the thread's network namespace.
+    /// Opens a socket in the thread's network namespace, or takes one that an earlier channel has left.
     pub(crate) fn open() -> Result<Self, Errno> {
-        let socket = mnl::Socket::new(mnl::Bus::Netfilter).map_err(|error| errno(&error))?;
-        let channel = Self { socket, sequence: Cell::new(1), buffer: RefCell::new(Buffer::new()) };
+        if let Some(socket) = later::idle() {
+            return Ok(Self::over(socket));
+        }
+        let socket = Rc::new(OpenSocket::new().map_err(|error| errno(&error))?);
+        later::keep(&socket);
+        let channel = Self::over(socket);
         setsockopt(&channel.fd(), sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT_SECONDS))?;
         // Older kernels lack them; then errors come without messages.
         channel.netlink_option(NETLINK_CAP_ACK);
@@ -101,9 +123,13 @@ impl Channel {
         Ok(channel)
     }
 
+    fn over(socket: Rc<OpenSocket>) -> Self {
+        let buffer = RefCell::new(Buffer::new());
+        Self { socket, sequence: Cell::new(1), is_drained: Cell::new(true), buffer }
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to the socket, which outlives the borrow.
-        unsafe { BorrowedFd::borrow_raw(self.socket.as_raw_fd()) }
+        self.socket.as_fd()
     }
 
     fn netlink_option(&self, option: i32) {
@@ -140,15 +166,18 @@ impl Channel {
         }
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         later::committed();
+        self.is_drained.set(false);
         self.send(bytes)?;
-        self.read_acks(buffer.bytes())
+        let acks = self.read_acks(&mut buffer)?;
+        self.is_drained.set(true);
+        Ok(acks)
     }
 
-    fn read_acks(&self, buffer: &mut [u8]) -> Result<Vec<Ack>, Errno> {
+    fn read_acks(&self, buffer: &mut Buffer) -> Result<Vec<Ack>, Errno> {
         let mut acks: Vec<Ack> = Vec::new();
         let mut overflowed = false;
         loop {
-            let received = match recv(self.fd().as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+            let received = match buffer.receive(self.fd(), MsgFlags::MSG_DONTWAIT) {
                 // Of too many errors the first are here; one is enough.
                 Err(Errno::EAGAIN) if overflowed && acks.iter().all(|ack| ack.errno.is_none()) => {
                     return Err(Errno::ENOBUFS);
@@ -161,7 +190,7 @@ impl Channel {
                 }
                 other => other?,
             };
-            for message in mnl::NlMessages::new(buffer.get(..received).unwrap_or_default()) {
+            for message in mnl::NlMessages::new(received) {
                 acks.extend(decode_ack(message.map_err(|error| errno(&error))?));
             }
         }
@@ -172,27 +201,25 @@ impl Channel {
     pub(crate) fn request(&self, message: Message, each: impl FnMut(u8, &[u8])) -> Result<Dump, Errno> {
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         let sequence = self.next_sequence();
+        self.is_drained.set(false);
         self.send(&message.finish(sequence))?;
-        self.read_reply(sequence, buffer.bytes(), each)
+        self.read_reply(sequence, &mut buffer, each)
     }
 
     fn read_reply(
         &self,
         sequence: u32,
-        buffer: &mut [u8],
+        buffer: &mut Buffer,
         mut each: impl FnMut(u8, &[u8]),
     ) -> Result<Dump, Errno> {
         let mut outcome = Dump::Whole;
         loop {
-            let received = match recv(self.fd().as_raw_fd(), buffer, MsgFlags::MSG_TRUNC) {
+            let received = match buffer.receive(self.fd(), MsgFlags::MSG_TRUNC) {
                 Err(Errno::EINTR) => continue,
                 Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
                 other => other?,
             };
-            if received > BUFFER_LEN {
-                return Err(Errno::EMSGSIZE);
-            }
-            for message in mnl::NlMessages::new(buffer.get(..received).unwrap_or_default()) {
+            for message in mnl::NlMessages::new(received) {
                 let message = message.map_err(|error| errno(&error))?;
                 let Some(header) = Header::read(message) else { continue };
                 if header.sequence != sequence {
@@ -203,6 +230,7 @@ impl Channel {
                 }
                 match header.kind {
                     wire::MSG_ERROR | wire::MSG_DONE => {
+                        self.is_drained.set(true);
                         return error_number(message).map_or(Ok(outcome), Err);
                     }
                     _ => {
@@ -212,6 +240,55 @@ impl Channel {
                 }
             }
         }
+    }
+
+    /// Sends requests without `NLM_F_ACK` in one datagram: the kernel replies to each with one object, or with an
+    /// error. Calls `each` with the family and the body of each object.
+    ///
+    /// # Errors
+    /// The first error other than ENOENT.
+    pub(crate) fn requests(
+        &self,
+        messages: impl IntoIterator<Item = Message>,
+        mut each: impl FnMut(u8, &[u8]),
+    ) -> Result<(), Errno> {
+        let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
+        let (mut bytes, mut open) = (Vec::new(), BTreeSet::new());
+        for message in messages {
+            let sequence = self.next_sequence();
+            bytes.extend(message.finish(sequence));
+            open.insert(sequence);
+        }
+        if open.is_empty() {
+            return Ok(());
+        }
+        self.is_drained.set(false);
+        self.send(&bytes)?;
+        let mut failure = None;
+        while !open.is_empty() {
+            let received = match buffer.receive(self.fd(), MsgFlags::MSG_TRUNC) {
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
+                other => other?,
+            };
+            for message in mnl::NlMessages::new(received) {
+                let message = message.map_err(|error| errno(&error))?;
+                let Some(header) = Header::read(message) else { continue };
+                if !open.remove(&header.sequence) {
+                    continue;
+                }
+                match (header.kind, error_number(message)) {
+                    (wire::MSG_ERROR, None | Some(Errno::ENOENT)) => {}
+                    (wire::MSG_ERROR, errno) => failure = failure.or(errno),
+                    _ => {
+                        let family = message.get(wire::HEADER_LEN).copied().unwrap_or_default();
+                        each(family, message.get(wire::NF_HEADER_LEN..).unwrap_or_default());
+                    }
+                }
+            }
+        }
+        self.is_drained.set(true);
+        failure.map_or(Ok(()), Err)
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Errno> {

@@ -24,6 +24,7 @@ mod lower;
 mod message;
 pub mod notify;
 mod object;
+mod open_socket;
 mod parse;
 mod print;
 mod raw;

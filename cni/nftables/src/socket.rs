@@ -47,6 +47,9 @@ const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before repeating the dump of a hash table that is being resized.
 const DUMP_PAUSE: Duration = Duration::from_millis(20);
 
+/// Requests in one datagram. Their replies wait in the socket together, a few thousand bytes each.
+const AT_ONCE: usize = 16;
+
 /// A table that is never committed: dry runs add objects to it.
 const PROBE: &str = "__probe";
 
@@ -388,6 +391,26 @@ impl Socket {
         let mut message = get(GET_CHAIN, wire::ACK, table.family.number());
         message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
         self.one(&format!("read chain {table} {name}"), message, parse::chain)
+    }
+
+    /// The chains of these names, without missing ones. The kernel reads each by itself, as [`Socket::chain`] does.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the kernel's error.
+    pub fn chains_named(&self, table: &TableId, names: &[&str]) -> Result<Vec<ChainInfo>, Error> {
+        let mut found = Vec::new();
+        for some in names.chunks(AT_ONCE) {
+            let message = |name: &&str| {
+                let mut message = get(GET_CHAIN, 0, table.family.number());
+                message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
+                message
+            };
+            let read = self.channel.requests(some.iter().map(message), |family, body| {
+                found.extend(parse::chain(Family::from_number(family), body));
+            });
+            read.map_err(|errno| Error::Io { operation: format!("read chains of table {table}"), errno })?;
+        }
+        Ok(found)
     }
 
     /// One flowtable; none if it or its table is missing.

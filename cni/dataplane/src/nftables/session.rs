@@ -4,7 +4,9 @@
 
 use std::ops::Deref;
 
-use cni_nftables::{ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value, Verdict};
+use cni_nftables::{
+    ChainInfo, ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value, Verdict,
+};
 
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
@@ -186,6 +188,15 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
     }
 }
 
+/// The optional parts of a table with these chains.
+fn layout_of(present: &[ChainInfo]) -> Layout {
+    let chain = |name: &str| present.iter().find(|chain| chain.name == name);
+    let spared = chain(reserved_ports::CHAIN).and_then(reserved_ports::range_of);
+    let addresses = chain(addresses::name(AddressFamily::V4)).is_some();
+    let layout = Layout { spared, addresses, ..Layout::PLAIN };
+    if chain(flowtable::CHAIN).is_some() { layout.offloading() } else { layout }
+}
+
 impl Session {
     /// Opens the socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self, Error> {
@@ -206,20 +217,21 @@ impl Session {
             Some(schema::SCHEMA) => {}
             Some(older) => return self.upgrade(older).map(State::Damaged),
         }
-        let (damaged, wrong) = self.differences(self.layout()?)?;
+        let (damaged, wrong) = self.differences()?;
         let damaged = damaged || table.flags & DORMANT != 0;
         if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
     }
 
     /// Compares the fixed chains: true if one is missing or has lost rules, and the names of those at another
     /// hook or priority.
-    fn differences(&self, layout: Layout) -> Result<(bool, Vec<String>), Error> {
-        let fixed = schema::fixed_chains(layout);
+    fn differences(&self) -> Result<(bool, Vec<String>), Error> {
+        let present = self.chains_named(&schema::CHAINS)?;
+        let fixed = schema::fixed_chains(layout_of(&present));
         let (mut wrong, mut damaged) = (Vec::new(), false);
         for wanted in &fixed {
             let chain = &wanted.chain;
             let expected = schema::expected_use(&chain.name, &fixed);
-            match self.chain(&chain.name)? {
+            match present.iter().find(|present| present.name == chain.name) {
                 None => damaged = true,
                 Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
                 // The kernel counts rules and references. Elements may refer to a chain that is no base
@@ -251,17 +263,14 @@ impl Session {
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
         // The kernel changes neither hook nor priority of an existing chain.
-        let (_, moved) = self.differences(self.layout()?)?;
+        let (_, moved) = self.differences()?;
         batch.append(self.repair(&moved)?);
         Ok(batch)
     }
 
     /// Reads which optional parts the table has.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
-        let spared = self.chain(reserved_ports::CHAIN)?.and_then(|chain| reserved_ports::range_of(&chain));
-        let addresses = self.chain(addresses::name(AddressFamily::V4))?.is_some();
-        let layout = Layout { spared, addresses, ..Layout::PLAIN };
-        Ok(if self.chain(flowtable::CHAIN)?.is_some() { layout.offloading() } else { layout })
+        self.chains_named(&schema::OPTIONAL_CHAINS).map(|present| layout_of(&present))
     }
 
     /// Reads the flowtable.

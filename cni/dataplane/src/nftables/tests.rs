@@ -2,6 +2,7 @@
 
 //! Plans and batches as text.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_nftables::Transaction;
@@ -14,7 +15,7 @@ use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{
     AddressFamily, Conditions, ContainerNetns, HostAddress, HostPorts, IptablesOptions, Loopback,
-    MasqueradeRequest, NftablesOptions, Owner, PortRequest, Protocol, PublishedPort, Snat,
+    MasqueradeRequest, NftablesOptions, Owner, PortRange, PortRequest, Protocol, PublishedPort, Snat,
 };
 
 fn port(protocol: Protocol, address: HostAddress, first: u16, last: u16, to: (&str, u16)) -> PublishedPort {
@@ -24,6 +25,19 @@ fn port(protocol: Protocol, address: HostAddress, first: u16, last: u16, to: (&s
 
 fn any4(first: u16, last: u16, to: u16) -> PublishedPort {
     port(Protocol::Tcp, HostAddress::Any(AddressFamily::V4), first, last, ("10.88.0.2", to))
+}
+
+#[test]
+fn the_names_of_all_chains_are_known() {
+    let names = |layout| {
+        schema::fixed_chains(layout).into_iter().map(|fixed| fixed.chain.name).collect::<BTreeSet<_>>()
+    };
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let spared = Some(PortRange::default());
+    let all = names(Layout { offloading: Some(schema::Protocols::Tcp), spared, addresses: true });
+    assert_eq!(all, set(&schema::CHAINS));
+    let optional = all.difference(&names(Layout::PLAIN)).cloned().collect::<BTreeSet<_>>();
+    assert_eq!(optional, set(&schema::OPTIONAL_CHAINS));
 }
 
 fn request(ports: Vec<PublishedPort>) -> PortRequest {

@@ -81,7 +81,7 @@ impl Fixed {
 }
 
 /// The chain that translates the destination, regardless of the mark.
-pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
+pub(crate) const fn translate_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "translate4",
         AddressFamily::V6 => "translate6",
@@ -89,7 +89,7 @@ pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
 }
 
 /// The chain that looks published ports up.
-pub(crate) fn hostports_chain(family: AddressFamily) -> &'static str {
+pub(crate) const fn hostports_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "hostports4",
         AddressFamily::V6 => "hostports6",

@@ -354,6 +354,40 @@ fn family_of(network: &IpNet) -> AddressFamily {
     AddressFamily::of(network.addr())
 }
 
+/// The chains that only some layouts have.
+pub(crate) const OPTIONAL_CHAINS: [&str; 4] = [
+    addresses::name(AddressFamily::V4),
+    addresses::name(AddressFamily::V6),
+    flowtable::CHAIN,
+    reserved_ports::CHAIN,
+];
+
+/// The chains of all layouts together.
+pub(crate) const CHAINS: [&str; 13] = {
+    let [addresses4, addresses6, flowtable, reserved_ports] = OPTIONAL_CHAINS;
+    [
+        translate_chain(AddressFamily::V4),
+        translate_chain(AddressFamily::V6),
+        hostports_chain(AddressFamily::V4),
+        hostports_chain(AddressFamily::V6),
+        PREROUTING,
+        OUTPUT,
+        POSTROUTING,
+        GUARD,
+        GUARD_TRANSLATED,
+        addresses4,
+        addresses6,
+        flowtable,
+        reserved_ports,
+    ]
+};
+
+const PREROUTING: &str = "prerouting";
+const OUTPUT: &str = "output";
+const POSTROUTING: &str = "postrouting";
+const GUARD: &str = "guard";
+const GUARD_TRANSLATED: &str = "guard-translated";
+
 /// The chains of a layout. A chain comes before those that lead to it.
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
@@ -372,17 +406,17 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
         chains.push(Fixed::regular(hostports_chain(family), hostports_rules(family)));
         chains.extend(layout.addresses.then(|| addresses::chain(family)));
     }
-    chains.push(Fixed::base("prerouting", nat(Hook::Prerouting, BEHIND_DSTNAT), local()));
-    chains.push(Fixed::base("output", nat(Hook::Output, BEHIND_DSTNAT), local()));
+    chains.push(Fixed::base(PREROUTING, nat(Hook::Prerouting, BEHIND_DSTNAT), local()));
+    chains.push(Fixed::base(OUTPUT, nat(Hook::Output, BEHIND_DSTNAT), local()));
     let sources =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).1], Map::Hairpin(f).name())]);
     let outside =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).0], Map::Masquerade(f).name())]);
     let postrouting = sources.into_iter().chain(outside).collect();
-    chains.push(Fixed::base("postrouting", nat(Hook::Postrouting, BEFORE_SRCNAT), postrouting));
+    chains.push(Fixed::base(POSTROUTING, nat(Hook::Postrouting, BEFORE_SRCNAT), postrouting));
     let raw = BaseChain { kind: ChainKind::Filter, ..nat(Hook::Prerouting, RAW) };
-    chains.push(Fixed::base("guard", raw, guard::arriving()));
-    chains.push(Fixed::base("guard-translated", nat(Hook::Input, BEHIND_DSTNAT), guard::translated()));
+    chains.push(Fixed::base(GUARD, raw, guard::arriving()));
+    chains.push(Fixed::base(GUARD_TRANSLATED, nat(Hook::Input, BEHIND_DSTNAT), guard::translated()));
     chains.extend(layout.offloading.map(flowtable::chain));
     chains.extend(layout.spared.map(reserved_ports::chain));
     chains
