@@ -53,7 +53,7 @@ pub(super) enum Use {
 /// [`Error::Kernel`] if the interface is gone, or has another discipline in clsact's place.
 pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Before, Error> {
     let failed = |e: ProgramError| error::failed(format!("attach {} to {interface}", program.display()), e);
-    let mut classifier = SchedClassifier::from_pin(program).map_err(failed)?;
+    let mut classifier = pinned(program).map_err(failed)?;
     if let Some((index, there)) = in_tcx(interface) {
         let own = classifier.info().map_err(failed)?;
         if own.id() != there.id() {
@@ -78,6 +78,13 @@ pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Befor
     }
     add_clsact(interface)?;
     attach_to_clsact(&mut classifier, interface).map_err(failed)
+}
+
+/// Opens a pinned program. [`SchedClassifier::from_pin`] tries a dozen features of the kernel, by programs and maps
+/// that it loads in each process.
+pub(super) fn pinned(program: &Path) -> Result<SchedClassifier, ProgramError> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    SchedClassifier::from_program_info(ProgramInfo::from_pin(program)?, name.into())
 }
 
 /// Adds clsact to an interface, unless it has it.

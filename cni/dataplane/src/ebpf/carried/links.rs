@@ -3,7 +3,7 @@
 //! The programs at interfaces: filters at both hooks of `clsact`.
 
 use aya::programs::tc::SchedClassifierLink;
-use aya::programs::{Link as _, SchedClassifier, TcAttachType};
+use aya::programs::{Link as _, TcAttachType};
 use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::carried;
 
@@ -56,7 +56,7 @@ pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), E
     let (ingress, egress) = kind.programs();
     // Ingress last: an interface with it has both.
     for (name, side) in [(egress, TcAttachType::Egress), (ingress, TcAttachType::Ingress)] {
-        let attached = SchedClassifier::from_pin(store.path(name))
+        let attached = attach::pinned(&store.path(name))
             .and_then(|mut program| attach::attach_filter(&mut program, interface, side, PRIORITY));
         attached.map_err(|e| error::failed(format!("attach {name} to {interface}"), e))?;
     }
