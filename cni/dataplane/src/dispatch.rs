@@ -78,6 +78,13 @@ impl Dataplane {
         Ok(all)
     }
 
+    /// Prepares the host's end of a new pair, before it is set up, for the BPF programs.
+    pub fn prepare_link(&self, name: &str) {
+        if self.choice == Some(BackendName::Ebpf) {
+            self.ebpf.prepare_link(name);
+        }
+    }
+
     fn backend(&self, name: BackendName) -> &dyn Backend {
         match name {
             BackendName::Nftables => &self.nftables,

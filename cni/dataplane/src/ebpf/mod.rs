@@ -73,6 +73,18 @@ impl Ebpf {
         Self { nftables, settings }
     }
 
+    /// Adds clsact to a link that is not up yet. To one that is up, the kernel adds it under the lock of all network
+    /// configuration while it waits for a grace period (`dev_deactivate`): ADDs at once would wait for each other. A failure
+    /// is of no matter, as the programs are attached later.
+    pub(crate) fn prepare_link(&self, name: &str) {
+        if self.settings.flows == FlowSource::Programs
+            && Pins::is_there()
+            && let Err(error) = attach::add_clsact(name)
+        {
+            log::debug!("{error}");
+        }
+    }
+
     /// Attaches the programs that carry checked flows to an attachment's link. A failure is no failure of the
     /// ADD, as in [`Self::on_top`].
     fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {

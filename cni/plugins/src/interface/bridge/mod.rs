@@ -139,6 +139,7 @@ fn set_up<'a>(
         // The container's end is still down: no packet passes before.
         macspoof::protect(attachment, &port.name, mac)?;
     }
+    masquerade::prepare(&settings.common, &port)?;
     host.attach(&port, &bridge, attachment, settings)?;
     let plan = match plan {
         Some(plan) => plan,

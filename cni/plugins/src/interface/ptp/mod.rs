@@ -106,6 +106,7 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     // The peer, its addresses and its routes go with it.
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
+    masquerade::prepare(common, &outer)?;
     host.serve(&outer, plan, attachment)?;
     container.prepare(&inner, &plan.layer3, INSIDE)?;
     container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;

@@ -3,6 +3,7 @@
 //! `ipMasq`: the dataplane's masquerade of a container's addresses.
 
 use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal, node};
+use cni_kernel::route::Link;
 use cni_spec::address::check_container;
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
@@ -12,6 +13,17 @@ use super::keys::Common;
 use crate::node_defaults::NodeDefaults;
 use crate::plugin::Restorable;
 use crate::undo::Undo;
+
+/// Prepares the host's end of a new pair, which is not up yet, for what [`start`] will do with it.
+///
+/// # Errors
+/// Code 7 for node settings that cannot be used.
+pub(crate) fn prepare(common: &Common, port: &Link) -> Result<(), CniError> {
+    if common.masquerade && common.ipam {
+        dataplane(common, &NodeDefaults::read()?).prepare_link(&port.name);
+    }
+    Ok(())
+}
 
 /// Masquerades the container's addresses, if `ipMasq` is set.
 ///
