@@ -102,6 +102,8 @@ pub enum Access {
     Read,
     /// For reading; a missing file is created with this mode.
     ReadOrCreate(u32),
+    /// For reading and writing; the file must exist.
+    Write,
     /// For reading and writing; a missing file is created with this mode.
     WriteOrCreate(u32),
     /// For appending; a missing file is created with this mode.
@@ -205,6 +207,7 @@ impl DurableDir {
         let always = OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let (flags, mode) = match access {
             Access::Read => (OFlag::O_RDONLY, None),
+            Access::Write => (OFlag::O_RDWR, None),
             Access::ReadOrCreate(mode) => (OFlag::O_RDONLY, Some(mode)),
             Access::WriteOrCreate(mode) => (OFlag::O_RDWR, Some(mode)),
             Access::AppendOrCreate(mode) => (OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_NOCTTY, Some(mode)),

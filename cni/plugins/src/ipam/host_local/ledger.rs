@@ -2,7 +2,6 @@
 
 //! The reservations of one network under its lock, read from the index and changed together with it.
 
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 
@@ -167,14 +166,13 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Reserves all of these addresses or none. Returns the `last_reserved_ip` files, which the caller syncs
-    /// before the directory, after the lock is released. Such a file is only a hint for the next search: if
-    /// it cannot be written, for want of an inode for instance, the reservations stand.
+    /// Reserves all of these addresses or none. The `last_reserved_ip` files are only hints for the next search: if one
+    /// cannot be written, for want of an inode for instance, the reservations stand.
     pub(super) fn reserve(
         &mut self,
         attachment: &Attachment,
         reservations: &[Reservation<'_>],
-    ) -> Result<Vec<File>, ReserveError> {
+    ) -> Result<(), ReserveError> {
         self.begin();
         let done = self.link_all(&owner::text(attachment), reservations);
         if done.is_ok() {
@@ -186,15 +184,19 @@ impl<'a> Ledger<'a> {
         done
     }
 
-    fn link_all(&mut self, text: &str, reservations: &[Reservation<'_>]) -> Result<Vec<File>, ReserveError> {
+    fn link_all(&mut self, text: &str, reservations: &[Reservation<'_>]) -> Result<(), ReserveError> {
         for (done, reservation) in reservations.iter().enumerate() {
             if let Err(error) = self.link_one(text, reservation) {
                 self.take_back(reservations.get(..done).unwrap_or_default());
                 return Err(error);
             }
         }
-        let last = reservations.iter().map(|one| self.store.set_last(one.set, one.address));
-        Ok(last.filter_map(|set| set.inspect_err(|error| log::warn!("{error}")).ok()).collect())
+        for one in reservations {
+            if let Err(error) = self.store.set_last(one.set, one.address) {
+                log::warn!("{error}");
+            }
+        }
+        Ok(())
     }
 
     fn link_one(&self, text: &str, reservation: &Reservation<'_>) -> Result<(), ReserveError> {

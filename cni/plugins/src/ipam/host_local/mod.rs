@@ -18,7 +18,6 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -74,7 +73,7 @@ impl Plugin for HostLocal {
         let Some(store) = open(request.config, request.attachment.network())? else { return Ok(()) };
         // A runtime calls DEL several times for each sandbox; only the first one finds reservations.
         if !ledger::index_shows_none(&store, &request.attachment) {
-            release(&store, &request.attachment, None)?;
+            release(&store, &request.attachment)?;
         }
         Ok(())
     }
@@ -193,12 +192,7 @@ fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Resu
     let staged: Vec<Staged> =
         config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
     store.make_ours(&config.data_dir, attachment.network());
-    let (choices, last) = reserve(store, config, attachment, &staged)?;
-    if let Err(error) = sync(store, &last) {
-        let addresses: Vec<IpAddr> = choices.iter().map(|choice| choice.address).collect();
-        release(store, attachment, Some(&addresses))?;
-        return Err(error.into());
-    }
+    let choices = reserve(store, config, attachment, &staged)?;
     Ok(choices.iter().map(Choice::to_ip_config).collect())
 }
 
@@ -208,7 +202,7 @@ fn reserve<'a>(
     config: &'a Config,
     attachment: &Attachment,
     staged: &[Staged],
-) -> Result<(Vec<Choice<'a>>, Vec<File>), CniError> {
+) -> Result<Vec<Choice<'a>>, CniError> {
     let mut ledger = Ledger::open(store)?;
     let mut tries = 0;
     loop {
@@ -217,7 +211,7 @@ fn reserve<'a>(
             .map(|(set, (choice, staged))| Reservation { set, address: choice.address, staged })
             .collect();
         match ledger.reserve(attachment, &reservations) {
-            Ok(last) => return Ok((choices, last)),
+            Ok(()) => return Ok(choices),
             Err(ReserveError::Store(error)) => return Err(error.into()),
             // Another program made the file without the lock, and without a visible change of the directory's
             // mtime.
@@ -288,27 +282,16 @@ impl Choice<'_> {
     }
 }
 
-/// Frees the attachment's addresses; with `only`, no others than these.
-fn release(store: &Store, attachment: &Attachment, only: Option<&[IpAddr]>) -> Result<(), StoreError> {
+/// Frees the attachment's addresses.
+fn release(store: &Store, attachment: &Attachment) -> Result<(), StoreError> {
     let mut ledger = Ledger::open(store)?;
-    let mut addresses = ledger.owned(attachment)?;
-    addresses.retain(|address| only.is_none_or(|only| only.contains(address)));
+    let addresses = ledger.owned(attachment)?;
     if addresses.is_empty() {
         return Ok(());
     }
     let released = ledger.release(attachment, &addresses);
     drop(ledger);
     released.and(store.sync())
-}
-
-/// Syncs the files, then the directory. Syncing the files usually writes the directory too.
-fn sync(store: &Store, last: &[File]) -> Result<(), StoreError> {
-    for file in last {
-        if let Err(error) = file.sync_all() {
-            log::warn!("sync last_reserved_ip in {:?}: {error}", store.dir.path());
-        }
-    }
-    store.sync()
 }
 
 /// Every gateway of the configuration. None is allocated, even if another range includes it.

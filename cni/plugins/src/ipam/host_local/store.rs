@@ -11,13 +11,15 @@
 //!
 //! A reservation is written and synced as an unnamed file (`O_TMPFILE`) before the lock is taken, and linked
 //! to its name under the lock. So it is complete or missing at every moment, also after a power cut; two
-//! callers cannot get the same name; and a killed process leaves nothing. The directory is synced after the
-//! lock is released and before the result is printed.
+//! callers cannot get the same name; and a killed process leaves nothing. ADD does not sync the directory: a power cut
+//! that loses the name has ended the container, too. DEL and GC do, as nothing would remove a reservation that came
+//! back.
 
 use std::fs::File;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -170,7 +172,7 @@ impl Store {
         Ok(Staged::Unnamed(file.into()))
     }
 
-    /// Links a staged reservation to its address. The caller syncs the directory.
+    /// Links a staged reservation to its address.
     pub(super) fn link(&self, staged: &Staged, text: &str, address: IpAddr) -> Result<Linked, StoreError> {
         let name = address.to_string();
         if let Staged::Unnamed(fd) = staged {
@@ -261,10 +263,13 @@ impl Store {
         std::str::from_utf8(&bytes).ok()?.trim().parse().ok().map(super::range::canonical)
     }
 
-    /// Writes the address reserved last, in one step. The caller syncs the returned file; a power cut before
-    /// may leave it empty, and the next search then begins with the first address.
-    pub(super) fn set_last(&self, set: usize, address: IpAddr) -> Result<File, StoreError> {
+    /// Writes the address reserved last, in one step. A power cut may leave the file empty or torn, and the next search
+    /// then begins with the first address.
+    pub(super) fn set_last(&self, set: usize, address: IpAddr) -> Result<(), StoreError> {
         let name = format!("{LAST}{set}");
+        if self.overwrite_last(&name, address).is_some() {
+            return Ok(());
+        }
         if let Some(ours) = &self.ours {
             match self.replace_last(ours, &name, &name, address) {
                 // The network's directory is a mount point or a symbolic link.
@@ -275,6 +280,18 @@ impl Store {
         self.replace_last(&self.dir, &format!("{TEMPORARY}{name}"), &name, address)
     }
 
+    /// Writes the file in place, which needs no other inode. None if it is missing, or would keep the end of a longer
+    /// address.
+    fn overwrite_last(&self, name: &str, address: IpAddr) -> Option<()> {
+        let file = self.dir.open_file(name, Access::Write).ok()?;
+        let (data, text) = (file.metadata().ok()?, address.to_string());
+        let fits = usize::try_from(data.len()).is_ok_and(|length| (1..=text.len()).contains(&length));
+        // Another name of it is not ours.
+        let is_ours = data.nlink() == 1;
+        (fits && is_ours && file.write_at(text.as_bytes(), 0).is_ok_and(|written| written == text.len()))
+            .then_some(())
+    }
+
     /// Runs under the lock, so one name for the temporary file is enough.
     fn replace_last(
         &self,
@@ -282,7 +299,7 @@ impl Store {
         temporary: &str,
         name: &str,
         address: IpAddr,
-    ) -> Result<File, StoreError> {
+    ) -> Result<(), StoreError> {
         let failed = |operation| move |errno| self.system(operation, name, errno);
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let mode = Mode::from_bits_truncate(RESERVATION_MODE);
@@ -298,7 +315,7 @@ impl Store {
             }
             return Err(error);
         }
-        Ok(file)
+        Ok(())
     }
 
     /// Syncs the directory.

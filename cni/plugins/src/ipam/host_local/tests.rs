@@ -230,6 +230,26 @@ fn with_a_torn_last_address_the_search_begins_with_the_first() {
 }
 
 #[test]
+fn a_last_address_that_gets_shorter_leaves_no_rest() {
+    let f = Fixture::new();
+    f.write("last_reserved_ip.0", b"10.1.2.100\n");
+    assert_eq!(f.add_text(small(), "c1"), "10.1.2.2/29");
+    assert_eq!(f.read("last_reserved_ip.0"), "10.1.2.2");
+}
+
+#[test]
+fn a_last_address_in_a_file_with_another_name_is_replaced() {
+    let f = Fixture::new();
+    let other = f.temp.path().join("other");
+    std::fs::write(&other, "10.1.2.4").unwrap();
+    std::fs::create_dir_all(f.path("")).unwrap();
+    std::fs::hard_link(&other, f.path("last_reserved_ip.0")).unwrap();
+    assert_eq!(f.add_text(small(), "c1"), "10.1.2.5/29");
+    assert_eq!(f.read("last_reserved_ip.0"), "10.1.2.5");
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "10.1.2.4");
+}
+
+#[test]
 fn foreign_files_are_never_touched() {
     let f = Fixture::new();
     std::fs::create_dir_all(f.path("10.1.2.2")).unwrap();
