@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Child processes.
+//! Child processes, and the memory of this one.
 #![allow(
     unsafe_code,
-    reason = "what a child does between fork and exec cannot be written without; nix does not wrap pidfd_open"
+    reason = "what a child does between fork and exec cannot be written without; nix does not wrap pidfd_open and mallopt"
 )]
 
 use std::io;
@@ -13,6 +13,26 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
+
+/// Sets the allocator for a process of some milliseconds: all threads share one heap, it grows in large steps, and returns no
+/// memory to the kernel. Without effect on other C libraries than glibc.
+pub fn spare_allocations() {
+    #[cfg(target_env = "gnu")]
+    {
+        /// More than a plugin needs; only the pages that are used count.
+        const STEP: libc::c_int = 1 << 20;
+        let options = [
+            (libc::M_ARENA_MAX, 1),
+            (libc::M_MMAP_THRESHOLD, STEP),
+            (libc::M_TOP_PAD, STEP),
+            (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
+        ];
+        for (option, value) in options {
+            // SAFETY: takes and returns numbers; the allocator locks itself.
+            unsafe { libc::mallopt(option, value) };
+        }
+    }
+}
 
 /// Kills the child when the thread that starts it ends (prctl(2), `PR_SET_PDEATHSIG`: the thread, not the
 /// process), so that a killed plugin leaves no orphaned helper.

@@ -2,14 +2,29 @@
 
 //! Looks up its own name in the registry and answers as that plugin, as netavark's driver, or as `slipway` itself.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use cni_kernel::process;
 use cni_spec::{CniError, ErrorCode};
 use slipway::ipam::dhcp::daemon;
 use slipway::skel::closing;
 use slipway::{logging, netavark, operator, registry};
+
+/// Standard output, without the buffer of [`io::Stdout`], which writes a text up to its last line first, and then the
+/// rest: the runtime would wake twice.
+struct Unbuffered;
+
+impl Write for Unbuffered {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(nix::unistd::write(io::stdout(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -28,7 +43,8 @@ fn main() -> ExitCode {
         return u8::from(closing::close_sockets().is_err()).into();
     }
     if let Some(plugin) = registry::find(name) {
-        return registry::serve(plugin, &mut stdout, &mut stderr).into();
+        process::spare_allocations();
+        return registry::serve(plugin, &mut Unbuffered, &mut stderr).into();
     }
     if name == operator::cnitool::NAME {
         return operator::cnitool::cnitool_command(&args, &mut stdout, &mut stderr).into();
