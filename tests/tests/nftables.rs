@@ -15,7 +15,7 @@ use cni_nftables::notify::{Generation, Notification, Notifications, TableChange}
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, DnatTarget, Element, ElementData, ElementId, Family, Field,
     Hook, IpVersion, Keys, MapData, Operand, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId,
-    Transaction, Value, Verdict,
+    Transaction, Value, Verdict, later,
 };
 use nix::sched::{CloneFlags, unshare};
 use slipway_tests::within;
@@ -393,6 +393,57 @@ fn exclusive_changes_fail_and_name_themselves() {
         let mut tx = Transaction::new();
         tx.add_chain(Chain::new(&table(), "pre").exclusive());
         assert!(socket.commit(&tx, None).unwrap_err().is_exists());
+    });
+}
+
+#[test]
+fn chains_are_read_by_name_together() {
+    in_namespace(|| {
+        let socket = Socket::open().unwrap();
+        // More than one datagram has.
+        let names: Vec<String> = (0..40).map(|number| format!("chain{number:02}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(socket.chains_named(&table(), &names).unwrap(), [], "no table");
+        let mut batch = Transaction::new();
+        batch.add_table(Table::new(&table()));
+        for name in names.iter().step_by(2) {
+            batch.add_chain(Chain::new(&table(), name));
+        }
+        socket.commit(&batch, None).unwrap();
+        let found = socket.chains_named(&table(), &names).unwrap();
+        let single: Vec<_> = names.iter().filter_map(|name| socket.chain(&table(), name).unwrap()).collect();
+        assert_eq!((found.len(), &found), (20, &single));
+        assert_eq!(socket.chains_named(&table(), &[]).unwrap(), []);
+        assert_eq!(socket.generation().unwrap(), Socket::open().unwrap().generation().unwrap());
+    });
+}
+
+#[test]
+fn a_process_that_keeps_its_sockets_opens_few() {
+    // The state is the process's; each test is a process.
+    in_namespace(|| {
+        later::keep_open();
+        let generation = || Socket::open().unwrap().generation().unwrap();
+        let first = generation();
+        for _ in 0..5 {
+            assert_eq!(generation(), first);
+        }
+        // Two at once cannot be one.
+        let (one, two) = (Socket::open().unwrap(), Socket::open().unwrap());
+        let mut batch = Transaction::new();
+        batch.add_table(Table::new(&table()));
+        one.commit(&batch, None).unwrap();
+        assert!(two.table(&table()).unwrap().is_some());
+        drop((one, two));
+        // Another namespace has sockets of its own.
+        let elsewhere = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
+            Socket::open().unwrap().table(&table()).unwrap()
+        });
+        assert_eq!(elsewhere.join().unwrap(), None);
+        let kept = later::take();
+        assert!(kept.has_committed);
+        assert_eq!(kept.sockets.len(), 3, "two of this thread, one of the other");
     });
 }
 
