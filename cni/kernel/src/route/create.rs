@@ -160,6 +160,11 @@ impl RouteSocket {
         peer.attributes.push(LinkAttribute::NetNsFd(new.peer_netns.as_fd().as_raw_fd()));
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(new.name.to_owned()));
+        for end in [&mut message, &mut peer] {
+            // By default a kernel since 5.15 makes a queue for each processor and then removes all but one, for which it
+            // waits for a grace period (`veth_init_queues`).
+            end.attributes.extend([LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)]);
+        }
         if let Some(mtu) = new.mtu {
             message.attributes.push(LinkAttribute::Mtu(mtu));
             peer.attributes.push(LinkAttribute::Mtu(mtu));
