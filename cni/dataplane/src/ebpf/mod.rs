@@ -77,8 +77,7 @@ impl Ebpf {
     /// configuration while it waits for a grace period (`dev_deactivate`): ADDs at once would wait for each other. A failure
     /// is of no matter, as the programs are attached later.
     pub(crate) fn prepare_link(&self, name: &str) {
-        if self.settings.flows == FlowSource::Programs
-            && Pins::is_there()
+        if (Pins::is_there() || carried::is_there())
             && let Err(error) = attach::add_clsact(name)
         {
             log::debug!("{error}");
