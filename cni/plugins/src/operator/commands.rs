@@ -14,7 +14,7 @@ const CONTAINER: Opt =
 const CACHE_DIR: Opt = Opt::value(
     "--cache-dir",
     Value::Directory,
-    "the runtime's cache, if it is neither /var/lib/cni nor /var/lib/cni/cache; its files are in DIR/results",
+    "the cache, if it is neither /var/lib/cni, /var/lib/cni/cache nor /run/slipway/netavark; its files are in DIR/results",
 )
 .many();
 const TO: Opt = Opt::value("--to", Value::Directory, "the plugin directory (/opt/cni/bin)");

@@ -118,8 +118,8 @@ mod tests {
 
             options:
                   --dry-run            only report what is missing
-                  --cache-dir DIR      the runtime's cache, if it is neither /var/lib/cni nor
-                                       /var/lib/cni/cache; its files are in DIR/results; any number of times
+                  --cache-dir DIR      the cache, if it is neither /var/lib/cni, /var/lib/cni/cache nor
+                                       /run/slipway/netavark; its files are in DIR/results; any number of times
               -o, --output table|json  print a table (default), or JSON for programs
               -h, --help               print this
 
