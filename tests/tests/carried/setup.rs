@@ -15,7 +15,7 @@ use slipway_tests::{
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
 
-/// The filters at both hooks of a link, by the names of the programs, of which the kernel keeps 15 characters.
+/// The filters at both hooks of a link, by the names of the programs.
 fn filters(stage: &Stage, link: &str) -> [String; 2] {
     ["ingress", "egress"].map(|side| {
         let text = stage.node.try_cmd(&format!("tc filter show dev {link} {side}")).stdout;
@@ -133,7 +133,7 @@ fn other_settings_change_the_programs_and_no_connection_ends() {
         } else {
             stage.node.slipway("node setup");
         }
-        assert_eq!(filters(&stage, &node_end(&result)), ["flow_ingress_po", "flow_egress_pod"]);
+        assert_eq!(filters(&stage, &node_end(&result)), ["flow_ingress_pod", "flow_egress_pod"]);
         assert_eq!(filters(&stage, &stage.client.node_link), ["flow_ingress", "flow_egress"]);
         assert_eq!(pins(&stage), ["slipway-flows"]);
         all.iter_mut().for_each(|one| are_carried(&stage, one));
@@ -305,11 +305,11 @@ fn migrations_attach_and_detach_the_programs() {
     assert!(report.stdout.contains("to move"), "{report}");
     assert_eq!(filters(&stage, &link), ["", ""]);
     for (to, there) in [
-        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+        ("ebpf", ["flow_ingress_pod", "flow_egress_pod"]),
         ("nftables", ["", ""]),
-        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+        ("ebpf", ["flow_ingress_pod", "flow_egress_pod"]),
         ("iptables", ["", ""]),
-        ("ebpf", ["flow_ingress_po", "flow_egress_pod"]),
+        ("ebpf", ["flow_ingress_pod", "flow_egress_pod"]),
     ] {
         stage.node.slipway(&format!("migrate --to {to}"));
         assert_eq!(filters(&stage, &link), there, "{to}");

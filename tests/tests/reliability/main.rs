@@ -13,7 +13,6 @@ mod stage;
 use serde_json::Value;
 use slipway_tests::{
     Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, kill_points, sample,
-    stride,
 };
 
 use crate::stage::{Cleanup, Stage};
@@ -292,8 +291,9 @@ fn add_fails(interface: &'static str, at: usize) {
     let (output, found) = error_points(&stage.node, network.prepare("ADD", &config, Some(&attach)));
     let _ = output.ok();
     network.del(&attach).expect("DEL");
-    let mut failed = 0;
+    let (mut tried, mut failed) = (0, 0);
     for (point, errno) in to_fail(found, interface) {
+        tried += 1;
         let why = format!("plugin {at}: {} fails with {errno}, number {}", point.syscall, point.nth);
         let config = config_for(&network, &attach, at, "ADD");
         let prepared = stage.state();
@@ -318,7 +318,8 @@ fn add_fails(interface: &'static str, at: usize) {
         let changes = before.changes(&stage.state());
         assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
     }
-    assert!(failed * thinned(interface).1 * stride() > 3, "{failed} of them failed");
+    // Of a small sample, the ADD may survive all failures.
+    assert!(tried < 6 || failed > 0, "{failed} of {tried} failed");
     stage.prove_fresh("after all");
 }
 
