@@ -38,8 +38,9 @@ pub const AGENT_ARCHIVE: &str = "/tmp/slipway.tar";
 const PAGE: &str =
     "#!/bin/sh\nprintf 'Content-type: text/plain\\r\\n\\r\\n%s %s\\n' \"$WHO\" \"$REMOTE_ADDR\"\n";
 
-/// The time until the page for a drain is complete: kube-proxy writes its rules once in a second at most.
-pub const DRAIN: Duration = Duration::from_secs(3);
+/// The time until the page for a drain is complete: kube-proxy writes its rules once in a second at most, and later on a
+/// machine with other load.
+pub const DRAIN: Duration = Duration::from_secs(7);
 
 /// The time limit for a connection that must be refused.
 const REFUSAL: Duration = Duration::from_millis(700);
