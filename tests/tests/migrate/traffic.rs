@@ -112,7 +112,11 @@ impl Traffic {
     }
 
     fn download(&self, from: &Space, to: SocketAddr) {
-        let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience())).expect("a download");
+        let mut stream = match from.run(|| TcpStream::connect_timeout(&to, patience())) {
+            Ok(stream) => stream,
+            // On a fast machine the gap comes first.
+            Err(error) => return self.failed(format!("download from {to}: {error}")),
+        };
         stream.set_read_timeout(Some(patience())).expect("a time-out");
         let mut buffer = vec![0; 64 << 10];
         while self.is_running() {
