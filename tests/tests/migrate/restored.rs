@@ -87,7 +87,7 @@ impl Stage {
 }
 
 fn none_lost(flows: Vec<SteadyFlow>, when: &str) {
-    // What is to be seen may take less than ten intervals.
+    // The work may take less than ten intervals.
     thread::sleep(Duration::from_millis(100));
     let ended: Vec<Deliveries> = flows.into_iter().map(SteadyFlow::stop).collect();
     assert!(ended.iter().all(|flow| flow.lost() == 0 && flow.sent() > 10), "{when}: {ended:#?}");

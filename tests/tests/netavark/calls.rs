@@ -168,7 +168,7 @@ fn a_second_setup_begins_again() {
     moved.setup();
     client.expect(Proto::Tcp, (client.node_v4, 8081), "web");
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
-    // What podman has changed since does not keep the teardown from finding it.
+    // The teardown finds it although podman has changed the network since.
     moved.exec["port_mappings"] = json!([]);
     moved.teardown();
     client.expect_none(Proto::Tcp, (client.node_v4, 8081));

@@ -417,7 +417,7 @@ fn errors(packages: &Path) {
         "run --rm --cgroup-parent {group} --network blue --dns 192.0.2.53 {WEB} busybox cat /etc/resolv.conf"
     );
     assert!(world.podman(&run).contains("nameserver 192.0.2.53"));
-    // What a later version of podman might pass.
+    // As a later version of podman may pass it.
     let path = "/etc/containers/networks/blue.json";
     let text = system.read(path);
     system.write(path, text.replace("\"ipam_options\"", "\"options\": {\"vrf\": \"red\"}, \"ipam_options\""));

@@ -29,7 +29,17 @@ pub(super) const fn version() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
+
+    #[test]
+    fn the_version_is_the_digest_of_the_object() {
+        if let Some(object) = object() {
+            let digest: String = Sha256::digest(object).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(version().len() == 16 && digest.starts_with(version()), "{digest} {}", version());
+        }
+    }
 
     #[test]
     fn an_object_is_a_bpf_object() {

@@ -51,7 +51,7 @@ fn look(wanted: Wanted<'_>) -> Result<Surroundings, Error> {
 }
 
 /// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its own. If all
-/// are in place, this opens two pinned maps, and sends the kernel one request for each uplink.
+/// are in place, this opens three pinned maps, and sends the kernel one request for each uplink.
 ///
 /// # Errors
 /// As [`set_up`].
@@ -59,15 +59,22 @@ pub(in super::super) fn ready(wanted: Wanted<'_>) -> Result<Store, Error> {
     let store = Store::own();
     if store.is_whole() {
         store.refuse_abroad()?;
-        let (socket, uplinks) = (socket()?, store.uplinks()?);
-        let is_whole = |index: &u32| links::has_programs(&socket, *index);
-        if !uplinks.is_empty()
-            && uplinks.iter().map(is_whole).collect::<Result<Vec<_>, _>>()?.iter().all(|one| *one)
-        {
+        if store.is_set_up()? && are_whole(&store)? {
             return Ok(store);
         }
     }
     set_up(wanted, &[]).map(|(store, _)| store)
+}
+
+/// True if all listed uplinks have the programs.
+fn are_whole(store: &Store) -> Result<bool, Error> {
+    let socket = socket()?;
+    for index in store.uplinks()? {
+        if !links::has_programs(&socket, index)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Loads the programs, and attaches them to the uplinks, to the links of pods that have another version, and to
@@ -84,7 +91,6 @@ pub(in super::super) fn set_up(wanted: Wanted<'_>, pods: &[u32]) -> Result<(Stor
     if !store.is_whole() {
         store.load(object, wanted.flows)?;
     }
-    store::next_epoch()?;
     let mut without = Vec::new();
     for (index, (name, uplink)) in &around.uplinks {
         let kind = if is_ethernet(uplink) { Kind::Uplink } else { Kind::UplinkL3 };
@@ -111,6 +117,8 @@ pub(in super::super) fn set_up(wanted: Wanted<'_>, pods: &[u32]) -> Result<(Stor
         }
     }
     store.remove_others();
+    // Last: a set-up that was killed before is begun again by the next ADD.
+    store.start()?;
     Ok((store, without))
 }
 
@@ -120,9 +128,9 @@ pub(in super::super) fn set_up(wanted: Wanted<'_>, pods: &[u32]) -> Result<(Stor
 /// [`Error::Kernel`] if the interface cannot be found, or the programs cannot be attached.
 pub(in super::super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
     let Some((link, _)) = pods::host_end(netns, ifname)? else { return Ok(false) };
-    conntrack::prepare()?;
     // An ADD attaches twice: for masquerade, and for ports.
     if !links::has_programs(&socket()?, link.index)? {
+        conntrack::prepare()?;
         links::attach(store, &link.name, Kind::of_pod(&link)?)?;
     }
     store::next_epoch().map(|()| true)

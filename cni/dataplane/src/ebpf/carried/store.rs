@@ -234,13 +234,33 @@ impl Store {
         Ok(all)
     }
 
-    /// Has netfilter check each flow again.
-    fn next_epoch(&self) -> Result<(), Error> {
+    fn epoch(&self) -> Result<u32, Error> {
+        let failed = |e: MapError| error::failed("read the epoch", e);
+        self.array::<u32>(carried::EPOCH)?.get(&0, 0).map_err(failed)
+    }
+
+    /// True if a set-up is complete. The BPF programs carry nothing before.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be read.
+    pub(super) fn is_set_up(&self) -> Result<bool, Error> {
+        Ok(self.epoch()? != 0)
+    }
+
+    /// Has the BPF programs begin to carry, or netfilter check each flow again.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be written.
+    pub(super) fn start(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("increment the epoch", e);
-        let mut map = self.array::<u32>(carried::EPOCH)?;
         // Concurrent processes may write the same number: each has changed the rules before it.
-        let next = map.get(&0, 0).map_err(failed)?.wrapping_add(1).max(1);
-        map.set(0, next, 0).map_err(failed)
+        let next = self.epoch()?.wrapping_add(1).max(1);
+        self.array::<u32>(carried::EPOCH)?.set(0, next, 0).map_err(failed)
+    }
+
+    /// Has netfilter check each flow again, if any are carried.
+    fn next_epoch(&self) -> Result<(), Error> {
+        if self.is_set_up()? { self.start() } else { Ok(()) }
     }
 
     /// Removes the pins of other versions. Programs that are attached stay loaded until they are replaced.
