@@ -59,6 +59,7 @@ pub mod image;
 mod interrupt;
 mod kube;
 pub mod kubernetes;
+pub mod measure;
 mod node;
 mod pace;
 mod plugin;

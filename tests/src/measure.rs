@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Measurements of paths between namespaces, for `cargo xtask vm-test --measure`.
+//!
+//! All paths of a run alternate on the same machine, whose processors also serve both ends: a difference between paths is
+//! a difference of the work between the ends. What counts is the processor time of the whole machine.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Instant;
+
+use crate::{Space, at, patience};
+
+/// The port that reads a stream, and the one that returns each byte.
+pub const SINK: u16 = 90;
+/// See [`SINK`].
+pub const ECHO: u16 = 91;
+/// The UDP port that acknowledges a batch of datagrams.
+pub const BATCHES: u16 = 92;
+
+/// Measurements of each path.
+const ROUNDS: usize = 7;
+/// Amounts of a measurement.
+const STREAM: usize = 64 << 20;
+const REQUESTS: u32 = 4000;
+const CONNECTIONS: u32 = 500;
+const DATAGRAMS: u32 = 64 * 400;
+/// Datagrams until the receiver acknowledges, which a socket's default buffer holds.
+const BATCH: u32 = 64;
+const PAYLOAD: usize = 1400;
+
+/// A client and the server's addresses on one path.
+#[derive(Debug, Clone)]
+pub struct Path {
+    /// Its name in the figures.
+    pub name: &'static str,
+    /// The namespace of the client.
+    pub client: Space,
+    /// Where [`SINK`], [`ECHO`] and [`BATCHES`] answer.
+    pub sink: SocketAddr,
+    /// See [`Path::sink`].
+    pub echo: SocketAddr,
+    /// See [`Path::sink`].
+    pub batches: SocketAddr,
+}
+
+/// A workload.
+#[derive(Debug, Clone, Copy)]
+pub enum Work {
+    /// One connection that sends 64 MiB.
+    Stream,
+    /// Requests of one byte over one connection.
+    Requests,
+    /// A connection for each request of one byte.
+    Connections,
+    /// Datagrams of 1,400 bytes, 64 before the receiver's acknowledgment.
+    Datagrams,
+}
+
+impl Path {
+    /// The path to a server's own ports.
+    #[must_use]
+    pub fn to(name: &'static str, client: &Space, server: IpAddr) -> Self {
+        Self::published(name, client, server, 0)
+    }
+
+    /// The path to published ports: each is `offset` more than the server's own.
+    #[must_use]
+    pub fn published(name: &'static str, client: &Space, node: IpAddr, offset: u16) -> Self {
+        let [sink, echo, batches] = [SINK, ECHO, BATCHES].map(|port| at(node, offset + port));
+        Self { name, client: client.clone(), sink, echo, batches }
+    }
+
+    fn dial(&self, to: SocketAddr) -> TcpStream {
+        let stream = self.client.run(|| TcpStream::connect_timeout(&to, patience()));
+        let stream = stream.unwrap_or_else(|error| panic!("{}: connect to {to}: {error}", self.name));
+        stream.set_nodelay(true).expect("no delay");
+        stream
+    }
+
+    fn stream(&self) {
+        let mut stream = self.dial(self.sink);
+        let bytes = vec![7; 128 << 10];
+        for _ in 0..STREAM / bytes.len() {
+            stream.write_all(&bytes).expect("write");
+        }
+        stream.shutdown(Shutdown::Write).expect("shut down");
+        let _ = stream.read(&mut [0]);
+    }
+
+    fn datagrams(&self) {
+        let any = if self.batches.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = self.client.run(|| UdpSocket::bind(any)).expect("a socket");
+        socket.connect(self.batches).expect("connect");
+        socket.set_read_timeout(Some(patience())).expect("a time limit");
+        let payload = [7; PAYLOAD];
+        for _ in 0..DATAGRAMS / BATCH {
+            for _ in 0..BATCH {
+                socket.send(&payload).expect("send");
+            }
+            socket.recv(&mut [0]).unwrap_or_else(|error| panic!("{}: an acknowledgment: {error}", self.name));
+        }
+    }
+}
+
+impl Work {
+    /// Its name with the unit, and the number of units.
+    fn unit(self) -> (&'static str, f64) {
+        match self {
+            Self::Stream => ("STREAM, per MB", (STREAM >> 20) as f64),
+            Self::Requests => ("RR, per transaction", f64::from(REQUESTS)),
+            Self::Connections => ("CRR, per connection", f64::from(CONNECTIONS)),
+            Self::Datagrams => ("UDP, per datagram", f64::from(DATAGRAMS)),
+        }
+    }
+
+    fn run(self, path: &Path) {
+        match self {
+            Self::Stream => path.stream(),
+            Self::Requests => {
+                let mut stream = path.dial(path.echo);
+                (0..REQUESTS).for_each(|_| echoed(&mut stream));
+            }
+            Self::Connections => (0..CONNECTIONS).for_each(|_| echoed(&mut path.dial(path.echo))),
+            Self::Datagrams => path.datagrams(),
+        }
+    }
+}
+
+fn echoed(stream: &mut TcpStream) {
+    stream.write_all(b"x").expect("write");
+    stream.read_exact(&mut [0]).expect("an answer");
+}
+
+/// Serves the three ports on an address of a space, until the process ends.
+///
+/// # Panics
+/// If a port is in use.
+pub fn serve(space: &Space, address: IpAddr) {
+    let listen = |port, respond: fn(&mut TcpStream, &mut [u8]) -> bool| {
+        let listener = TcpListener::bind(at(address, port)).expect("listen");
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                thread::spawn(move || {
+                    let mut bytes = vec![0; 256 << 10];
+                    while respond(&mut stream, &mut bytes) {}
+                });
+            }
+        });
+    };
+    space.run(|| {
+        listen(SINK, |stream, bytes| stream.read(bytes).is_ok_and(|length| length > 0));
+        listen(ECHO, |stream, bytes| {
+            stream.read_exact(&mut bytes[..1]).and_then(|()| stream.write_all(&bytes[..1])).is_ok()
+        });
+        let socket = UdpSocket::bind(at(address, BATCHES)).expect("a socket");
+        thread::spawn(move || {
+            let mut number = 0;
+            let mut bytes = [0; PAYLOAD];
+            while let Ok((_, from)) = socket.recv_from(&mut bytes) {
+                number += 1;
+                if number % BATCH == 0 {
+                    let _ = socket.send_to(&[0], from);
+                }
+            }
+        });
+    });
+}
+
+/// Returns the processor time that the machine has used, in seconds.
+fn busy() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let ticks: Vec<f64> =
+        text.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
+    // All fields but the fourth and the fifth, idle and iowait.
+    let all: f64 = ticks.iter().take(8).sum();
+    (all - ticks[3] - ticks[4]) / 100.0
+}
+
+/// Prints the medians of each workload on each path. `prepare` is called with the index of the path that is next.
+///
+/// # Panics
+/// If a connection fails.
+pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) {
+    for work in works {
+        let (what, units) = work.unit();
+        let mut spent = vec![(Vec::new(), Vec::new()); paths.len()];
+        for round in 0..=ROUNDS {
+            for offset in 0..paths.len() {
+                let at = (round + offset) % paths.len();
+                prepare(at);
+                // The first packet may wait for a neighbour or a handshake.
+                drop(paths[at].dial(paths[at].echo));
+                let (before, begun) = (busy(), Instant::now());
+                work.run(&paths[at]);
+                let (wall, cpu) = (begun.elapsed().as_secs_f64(), busy() - before);
+                // The first round warms caches up, and lets flows be offloaded.
+                if round > 0 {
+                    spent[at].0.push(wall / units * 1e6);
+                    spent[at].1.push(cpu / units * 1e6);
+                }
+            }
+        }
+        let medians: Vec<_> = spent.into_iter().map(|(wall, cpu)| (median(wall), median(cpu))).collect();
+        let first = medians[0].1;
+        for (path, (wall, cpu)) in paths.iter().zip(medians) {
+            let (name, ratio) = (path.name, cpu / first);
+            println!("figure: {what}, {name}: {wall:.1} us, processor {cpu:.1} us ({ratio:.2})");
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
