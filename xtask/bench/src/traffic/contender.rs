@@ -45,10 +45,8 @@ pub(super) enum Kind {
     Iptables,
     /// Ours with nftables.
     Nftables,
-    /// Ours with the BPF programs that carry what netfilter has checked.
+    /// Ours with the BPF programs.
     Ebpf,
-    /// Ours with the BPF programs that decide.
-    EbpfPrograms,
 }
 
 impl Kind {
@@ -63,7 +61,6 @@ impl Kind {
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
             Self::Ebpf => "ebpf",
-            Self::EbpfPrograms => "ebpf-programs",
         }
     }
 
@@ -77,7 +74,7 @@ impl Kind {
             Self::Direct | Self::Routed | Self::Tracked => None,
             Self::ReferenceIptables | Self::Iptables => Some("iptables"),
             Self::ReferenceNftables | Self::Nftables => Some("nftables"),
-            Self::Ebpf | Self::EbpfPrograms => Some("ebpf"),
+            Self::Ebpf => Some("ebpf"),
         }
     }
 
@@ -87,8 +84,7 @@ impl Kind {
 
     fn path(self, iptables: &str) -> Result<String> {
         // Without iptables, no plugin can use it.
-        let only_nft =
-            matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf | Self::EbpfPrograms);
+        let only_nft = matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf);
         if only_nft { Backend::Nftables } else { Backend::Iptables }.path(iptables)
     }
 }
@@ -184,15 +180,6 @@ impl Contender {
             clients: [const { Client::new() }; 4],
         };
         load::serve(contender.space.client(), setting.pin)?;
-        if kind == Kind::EbpfPrograms {
-            contender.space.run(|| {
-                // In the node's own mount namespace.
-                run::feed(&mut tool("mount", &["-t", "tmpfs", "tmpfs", "/etc"]), "")?;
-                fs::create_dir("/etc/cni").map_err(|e| Error::system("make /etc/cni", e))?;
-                fs::write("/etc/cni/slipway.json", r#"{"ebpfFlows": "programs"}"#)
-                    .map_err(|e| Error::system("write the node's settings", e))
-            })?;
-        }
         if kind == Kind::Tracked {
             contender.space.run(|| {
                 run::feed(
@@ -298,8 +285,8 @@ impl Contender {
         let (pin, client) = (self.setting.pin, &mut self.clients[way as usize]);
         match way {
             Way::Port => in_net(self.space.client(), || client.run(work, &published, time, pin)),
-            Way::Node => self.space.in_group(|| client.run(work, &published, time, pin)),
-            Way::NodeDirect => self.space.in_group(|| client.run(work, &direct, time, pin)),
+            Way::Node => self.space.run(|| client.run(work, &published, time, pin)),
+            Way::NodeDirect => self.space.run(|| client.run(work, &direct, time, pin)),
             Way::Masquerade => {
                 let outside = Target { addresses: outside().collect(), port: load::PORT };
                 in_net(&measured.net, || client.run(work, &outside, time, pin))

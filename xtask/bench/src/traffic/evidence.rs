@@ -54,63 +54,34 @@ impl Evidence {
     pub(super) fn check(&self, contender: &Contender, series: &[&Series]) -> Result<()> {
         let failed = |why: String| Err(Error::Failed(format!("{}: {why}", contender.kind.name())));
         let (tracked, programs) = (contender.tracked()?, contender.programs()?);
-        if !matches!(contender.kind, Kind::Ebpf | Kind::EbpfPrograms) {
+        if contender.kind != Kind::Ebpf {
             if !programs.is_null() {
                 return failed("BPF programs are pinned on this node".to_owned());
             }
-        } else if let Some(why) = self.missed(contender.kind, &programs, series) {
+        } else if let Some(why) = self.missed(&programs, series) {
             return failed(why);
         }
-        let connections = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way).connections);
-        let many = connections.iter().sum::<f64>() / 20.0;
-        // Connections of the node's own sockets need no translation and are tracked, as is the warm-up.
-        let own = [Way::Node, Way::NodeDirect].map(|way| Done::of(series, way).connections);
-        let allowed = many + 2.0 * own.iter().sum::<f64>();
+        // The warm-up is tracked, too.
+        let many = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way).connections);
+        let least = (many.iter().sum::<f64>() / 20.0).min(100.0);
         match contender.kind {
             Kind::Direct | Kind::Routed => match contender.tables()? {
                 tables if tracked == 0 && tables.trim().is_empty() => Ok(()),
                 tables => failed(format!("{tracked} connections are tracked; tables: {tables}")),
             },
-            Kind::EbpfPrograms if allowed > 10.0 && as_float(tracked) > allowed => {
-                failed(format!("the kernel tracks {tracked} connections"))
-            }
-            Kind::EbpfPrograms => Ok(()),
-            _ if as_float(tracked) < many.min(100.0) => {
-                failed(format!("the kernel tracks {tracked} connections only"))
-            }
+            _ if as_float(tracked) < least => failed(format!("the kernel tracks {tracked} connections only")),
             _ => Ok(()),
         }
     }
 
     /// The shortfall in the BPF programs' counters, if there is one.
-    fn missed(&self, kind: Kind, programs: &Value, series: &[&Series]) -> Option<String> {
-        let counted = |name: &str| {
-            let count = |status: &Value| status["counters"][name].as_f64().unwrap_or(0.0);
-            count(programs) - count(&self.programs)
-        };
-        let [port, out, node] = [Way::Port, Way::Masquerade, Way::Node].map(|way| Done::of(series, way));
-        // A connection has a SYN, an ACK and a byte at least, and the replies.
-        let packets = |done: &Done| done.transactions + 3.0 * done.connections;
-        if kind == Kind::Ebpf {
-            // The first packets of a connection, and all of a short one, pass netfilter alone.
-            let least = [port, out].map(|done| (done.transactions - 50.0 * done.connections).max(0.0));
-            let (carried, least) = (counted("carried_packets"), least.iter().sum::<f64>());
-            return (carried < least)
-                .then(|| format!("the programs carried {carried} packets, and {least} went there"));
-        }
-        let expected = [
-            ("published_flows", port.connections),
-            ("masqueraded_flows", out.connections),
-            ("redirected_sockets", node.connections),
-            ("to_container_packets", packets(&port) + 2.0 * out.connections + out.transactions),
-            ("from_container_packets", packets(&out) + 2.0 * port.connections + port.transactions),
-            ("to_container_bytes", port.kib * 1024.0),
-            ("from_container_bytes", out.kib * 1024.0),
-        ];
-        let missed = expected.into_iter().find(|(name, least)| counted(name) < *least);
-        missed.map(|(name, least)| {
-            format!("the programs counted {} {name}, and {least} went there", counted(name))
-        })
+    fn missed(&self, programs: &Value, series: &[&Series]) -> Option<String> {
+        let counted = |status: &Value| status["counters"]["carried_packets"].as_f64().unwrap_or(0.0);
+        let carried = counted(programs) - counted(&self.programs);
+        let done = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way));
+        // The first packets of a connection, and all of a short one, pass netfilter alone.
+        let least: f64 = done.iter().map(|done| (done.transactions - 50.0 * done.connections).max(0.0)).sum();
+        (carried < least).then(|| format!("the programs carried {carried} packets, and {least} went there"))
     }
 }
 

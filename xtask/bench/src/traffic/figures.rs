@@ -363,9 +363,6 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
         (Way::Port, Kind::Ebpf, Stream, 0.95),
         (Way::Port, Kind::Ebpf, Requests, 0.90),
         (Way::Port, Kind::Ebpf, Connections, 1.05),
-        (Way::Port, Kind::EbpfPrograms, Stream, 0.78),
-        (Way::Port, Kind::EbpfPrograms, Requests, 0.82),
-        (Way::Port, Kind::EbpfPrograms, Connections, 0.85),
     ];
     for (way, kind, work, goal) in to_routed {
         for row in rows.iter().filter(|row| (row.way, row.contender, row.work) == (way, kind, work)) {
@@ -390,17 +387,10 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
             }
         }
     }
-    let others = [
-        (Way::Masquerade, (Way::Masquerade, Kind::Nftables), "nftables", 0.9),
-        (Way::Node, (Way::NodeDirect, Kind::EbpfPrograms), "the pod's own address", 1.02),
-    ];
-    for (way, (other, kind), name, goal) in others {
-        let ours = if way == Way::Node { Kind::EbpfPrograms } else { Kind::Ebpf };
-        for row in rows.iter().filter(|row| (row.way, row.contender) == (way, ours)) {
-            if let Some(base) = find(rows, other, row.work, kind, row.ports) {
-                let what = format!("{} with {} ports, to {name}", row.what(), row.ports);
-                add(what, median(row.to(base, |spent| spent.busy)), goal);
-            }
+    for row in rows.iter().filter(|row| (row.way, row.contender) == (Way::Masquerade, Kind::Ebpf)) {
+        if let Some(base) = find(rows, Way::Masquerade, row.work, Kind::Nftables, row.ports) {
+            let what = format!("{} with {} ports, to nftables", row.what(), row.ports);
+            add(what, median(row.to(base, |spent| spent.busy)), 0.9);
         }
     }
     goals
@@ -472,16 +462,6 @@ mod tests {
         let plots = report.plots();
         assert_eq!(plots.len(), 1);
         assert_eq!(plots[0].1.iter().map(|(_, points)| points.len()).collect::<Vec<_>>(), [2, 2]);
-    }
-
-    #[test]
-    fn the_nodes_own_access_is_compared_with_the_pod_on_the_same_node() {
-        let of = |way, busy| Series { way, ..series(Kind::EbpfPrograms, 1, busy) };
-        let all = vec![of(Way::Node, [1.0, 1.1, 1.2]), of(Way::NodeDirect, [1.0; 3])];
-        let report = Report::new(Vec::new(), &all, Vec::new());
-        let found: Vec<(&str, bool)> =
-            report.goals.iter().map(|goal| (goal.what.as_str(), goal.met)).collect();
-        assert_eq!(found, [("node CRR ebpf-programs with 1 ports, to the pod's own address", false)]);
     }
 
     #[test]

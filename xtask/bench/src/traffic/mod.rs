@@ -64,7 +64,7 @@ pub(crate) struct TrafficArgs {
         value_enum,
         value_delimiter = ',',
         value_name = "NAME,NAME,…",
-        default_value = "direct,routed,reference-iptables,reference-nftables,nftables,ebpf,ebpf-programs"
+        default_value = "direct,routed,reference-iptables,reference-nftables,nftables,ebpf"
     )]
     contenders: Vec<Kind>,
     /// Client and server: a host to a published port, a pod to another host, the node to its own published
@@ -290,7 +290,6 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
         peer_live: args.peer_live.max(1),
         habits: Habits {
             bridge_netfilter: args.bridge_nf,
-            group: args.ways.iter().any(|way| matches!(way, Way::Node | Way::NodeDirect)),
             congestion: args.congestion.clone().map_or_else(own_congestion, Ok)?,
         },
         pin: args.pin,

@@ -7,9 +7,8 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::gettid;
 
 use xtask::error::{Error, Result};
 use xtask::run::{self, tool};
@@ -33,8 +32,6 @@ pub(super) fn outside() -> impl Iterator<Item = Ipv4Addr> {
 pub(super) struct Habits {
     /// Bridged packets pass through netfilter on the node.
     pub(super) bridge_netfilter: bool,
-    /// The node has a control group of its own, for [`Space::in_group`].
-    pub(super) group: bool,
     /// TCP's congestion control at both ends.
     pub(super) congestion: String,
 }
@@ -46,7 +43,6 @@ pub(super) struct Space {
     mnt: File,
     net: File,
     client: File,
-    group: Option<ControlGroup>,
 }
 
 impl Space {
@@ -56,12 +52,10 @@ impl Space {
     /// # Errors
     /// A system call or a command fails.
     pub(super) fn new(habits: &Habits) -> Result<Self> {
-        let group = if habits.group { Some(ControlGroup::new()?) } else { None };
-        let below = group.as_ref().map(|group| group.below_root.clone());
-        let (mnt, net) = in_thread(move || make(below.as_deref()))?;
+        let (mnt, net) = in_thread(make)?;
         let client = net.try_clone().map_err(|e| Error::system("duplicate a namespace", e))?;
         let congestion = habits.congestion.clone();
-        let mut space = Self { congestion, mnt, net, client, group };
+        let mut space = Self { congestion, mnt, net, client };
         space.client = space.run(|| {
             quiet(habits.bridge_netfilter, &habits.congestion)?;
             add_netns(CLIENT, &habits.congestion)
@@ -103,17 +97,6 @@ impl Space {
             setns(&self.mnt, CloneFlags::CLONE_NEWNS)
                 .map_err(|e| Error::system("enter the node's mounts", e))?;
             setns(net, CloneFlags::CLONE_NEWNET).map_err(|e| Error::system("enter the namespace", e))?;
-            work()
-        })
-    }
-
-    /// Runs a function on a thread in the node's namespace and control group.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    pub(super) fn in_group<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        in_net(&self.net, || {
-            self.group.as_ref().map_or(Ok(()), ControlGroup::enter)?;
             work()
         })
     }
@@ -165,9 +148,8 @@ fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         .unwrap_or_else(|_| Err(Error::Failed("a thread ended with a panic".to_owned())))
 }
 
-/// Makes the node's namespaces; the calling thread stays there. The machine's BPF file system and control
-/// groups are hidden.
-fn make(group: Option<&Path>) -> Result<(File, File)> {
+/// Makes the node's namespaces; the calling thread stays there. The machine's BPF file system is hidden.
+fn make() -> Result<(File, File)> {
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(|e| Error::system("make a node's namespaces", e))?;
     let none: Option<&str> = None;
@@ -177,15 +159,6 @@ fn make(group: Option<&Path>) -> Result<(File, File)> {
         mounted(kind, folder)?;
     }
     fs::create_dir("/run/netns").map_err(|e| Error::file("create", Path::new("/run/netns"), e))?;
-    mounted("tmpfs", "/sys/fs/cgroup")?;
-    if let Some(below) = group {
-        let all = Path::new("/run/cgroups");
-        fs::create_dir(all).map_err(|e| Error::file("create", all, e))?;
-        mounted("cgroup2", "/run/cgroups")?;
-        mount(Some(&all.join(below)), "/sys/fs/cgroup", none, MsFlags::MS_BIND, none)
-            .map_err(|e| Error::system("mount the node's control group", e))?;
-        umount2(all, MntFlags::MNT_DETACH).map_err(|e| Error::file("unmount", all, e))?;
-    }
     let open = |path| File::open(path).map_err(|e| Error::file("open", Path::new(path), e));
     Ok((open("/proc/thread-self/ns/mnt")?, open("/proc/thread-self/ns/net")?))
 }
@@ -227,65 +200,4 @@ fn write(path: &str, value: &str) -> Result<()> {
 
 fn ip(batch: &str) -> Result<()> {
     run::feed(&mut tool("ip", &["-batch", "-"]), batch).map(drop)
-}
-
-/// A control group below that of this process, for single threads. It is removed at the end; if a run is
-/// killed, by the next one.
-#[derive(Debug)]
-struct ControlGroup {
-    path: PathBuf,
-    below_root: PathBuf,
-}
-
-/// The prefix of their names, before the PID.
-const GROUP: &str = "slipway-bench-";
-
-impl ControlGroup {
-    fn new() -> Result<Self> {
-        let (root, own) = hierarchy().ok_or_else(|| {
-            Error::Failed("the node's own traffic needs control groups of version 2".to_owned())
-        })?;
-        remove_stale(&root.join(&own));
-        let below_root = own.join(format!("{GROUP}{}-{}", std::process::id(), gettid()));
-        let path = root.join(&below_root);
-        fs::create_dir_all(&path).map_err(|e| Error::file("create", &path, e))?;
-        let made = Self { path, below_root };
-        let kind = made.path.join("cgroup.type");
-        fs::write(&kind, "threaded").map_err(|e| Error::file("write", &kind, e))?;
-        Ok(made)
-    }
-
-    /// Moves the calling thread there.
-    fn enter(&self) -> Result<()> {
-        let file = self.path.join("cgroup.threads");
-        fs::write(&file, gettid().to_string()).map_err(|e| Error::file("write", &file, e))
-    }
-}
-
-impl Drop for ControlGroup {
-    fn drop(&mut self) {
-        // The next run removes one that is in use.
-        let _ = fs::remove_dir(&self.path);
-    }
-}
-
-/// A group that is in use cannot be removed.
-fn remove_stale(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(GROUP).and_then(|rest| rest.split('-').next().map(str::to_owned));
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            let _ = fs::remove_dir(entry.path());
-        }
-    }
-}
-
-/// The mount point of the version 2 hierarchy, and this process's group in it.
-fn hierarchy() -> Option<(PathBuf, PathBuf)> {
-    // proc_pid_mountinfo(5): the fifth field is the mount point; the type comes after a dash.
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some((PathBuf::from(line.split(' ').nth(4)?), PathBuf::from(own)))
 }
