@@ -45,7 +45,6 @@
 //! the ruleset, links, addresses and routes of all its spaces.
 
 mod bpf;
-mod cgroup;
 mod chain;
 mod cluster;
 mod container;
@@ -76,7 +75,7 @@ mod token;
 mod traffic;
 mod tun;
 
-pub use bpf::{PROGRAMS, has_programs};
+pub use bpf::{PROGRAMS, attach_tcx, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
 pub use container::{

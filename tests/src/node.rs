@@ -15,7 +15,6 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use serde_json::Value;
 
-use crate::cgroup::ControlGroup;
 use crate::chain::Network;
 use crate::plugin::{PluginCall, bin_dir};
 use crate::space::{Journal, Space};
@@ -73,33 +72,11 @@ impl Node {
             net: Arc::new(net),
             mnt: Arc::new(mnt),
             journal: Arc::new(Journal::default()),
-            group: None,
         };
         space.cmd("ip link set lo up");
         space.sysctl("net/ipv6/conf/default/accept_dad", "0");
         let places = Mutex::new(vec![("node".to_owned(), Arc::downgrade(&space.net))]);
         Self { space, places, hosts: Mutex::new(0), bin }
-    }
-
-    /// Gives the node a control group of its own, at /sys/fs/cgroup as it sees it. What runs in its spaces from
-    /// now on is in it; call this before any is made. Returns false where there are none of version 2.
-    ///
-    /// # Panics
-    /// When it cannot be made.
-    #[must_use]
-    pub fn own_cgroup(&mut self) -> bool {
-        let Some(group) = ControlGroup::new().expect("make a control group") else { return false };
-        let (all, place) = (Path::new("/run/cgroups"), Path::new("/sys/fs/cgroup"));
-        self.run(|| {
-            std::fs::create_dir(all).expect("make /run/cgroups");
-            mount(Some("none"), all, Some("cgroup2"), MsFlags::MS_NOSUID, None::<&str>)
-                .expect("mount the control groups");
-            mount(Some(&all.join(&group.below_root)), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-                .expect("bind the node's control group");
-            umount2(all, MntFlags::MNT_DETACH).expect("unmount the control groups");
-        });
-        self.space.group = Some(Arc::new(group));
-        true
     }
 
     /// A call of the plugin `name`; see [`PluginCall`].

@@ -18,7 +18,6 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::cgroup::ControlGroup;
 use crate::pace::within;
 
 /// The time limit of a command. A plugin that needs longer hangs.
@@ -61,7 +60,6 @@ pub struct Space {
     pub(crate) net: Arc<File>,
     pub(crate) mnt: Arc<File>,
     pub(crate) journal: Arc<Journal>,
-    pub(crate) group: Option<Arc<ControlGroup>>,
 }
 
 /// The end of a command and its output.
@@ -99,9 +97,6 @@ impl Space {
     /// Moves the calling thread here for good. A thread that enters a mount namespace must not share its current
     /// directory: setns(2).
     fn enter(&self) {
-        if let Some(group) = &self.group {
-            group.enter();
-        }
         unshare(CloneFlags::CLONE_FS).expect("unshare CLONE_FS (the network tests need root)");
         setns(&self.mnt, CloneFlags::CLONE_NEWNS).expect("enter the node's mount namespace");
         setns(&self.net, CloneFlags::CLONE_NEWNET).expect("enter the network namespace");

@@ -111,28 +111,3 @@ fn firewalld_with_strict_forward_ports_is_named() {
     let (report, _) = check(&node);
     assert_eq!(finding(&report, "firewalld, StrictForwardPorts")["state"], "warning");
 }
-
-#[test]
-fn a_masquerade_that_may_choose_the_bpf_programs_ports_is_named() {
-    slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
-    const WHAT: &str = "ports of other masquerade rules";
-    for command in [
-        "iptables-nft -t nat -A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE --random-fully",
-        "ip6tables-legacy -t nat -A POSTROUTING -s fd00:1::/64 -j MASQUERADE --random-fully",
-        "nft add table ip other; nft add chain ip other post '{ type nat hook postrouting priority srcnat; }'; \
-         nft add rule ip other post ip saddr 10.1.0.0/16 masquerade fully-random",
-    ] {
-        let node = Node::new();
-        node.let_programs_decide();
-        let client = node.host("client");
-        node.cmd(&format!("ip route add default via {}", client.v4));
-        node.slipway("node setup");
-        assert!(!check(&node).0.to_string().contains(WHAT));
-        node.cmd_input("sh", command);
-        let (report, success) = check(&node);
-        assert!(success, "{report:#}");
-        let found = finding(&report, WHAT);
-        assert_eq!(found["state"], "warning", "{command}");
-        assert!(found["found"].as_str().unwrap().contains("61000-65535"), "{found}");
-    }
-}

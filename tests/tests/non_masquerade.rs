@@ -7,13 +7,9 @@
 
 use std::net::Ipv4Addr;
 
-use aya::maps::lpm_trie::Key;
-use aya::maps::{LpmTrie, Map, MapData};
 use serde_json::{Value, json};
-use slipway_ebpf_abi::ExemptKey4;
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, Server, at, has_programs, needs,
-    patience,
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, has_programs, patience,
 };
 
 const OUTSIDE: u16 = 9000;
@@ -75,17 +71,6 @@ impl World {
             let answer = pod.expect(proto, (self.client.v6, OUTSIDE), "outside");
             assert_eq!(answer.peer.ip() == answer.own.ip(), own, "{proto:?}: {}", answer.peer);
         }
-    }
-
-    /// The numbers of networks in the BPF map of IPv4.
-    fn in_programs(&self) -> usize {
-        let path = format!("/sys/fs/bpf/slipway/{}/exempt4", slipway_ebpf_abi::VERSION);
-        self.node.run(|| {
-            let map = MapData::from_pin(&path).and_then(Map::from_map_data).expect("the map");
-            let trie = LpmTrie::<MapData, ExemptKey4, u32>::try_from(map).expect("an LPM trie");
-            let keys: Vec<Key<ExemptKey4>> = trie.keys().map(|key| key.expect("a key")).collect();
-            keys.len()
-        })
     }
 }
 
@@ -272,28 +257,4 @@ fn migrate_keeps_the_list() {
         world.client_sees(&pod, true);
         network.check(&attach).unwrap_or_else(|error| panic!("CHECK in {place}: {error}"));
     }
-}
-
-#[test]
-fn pods_with_one_list_share_it_in_the_bpf_maps_and_gc_removes_it() {
-    needs!(has_programs(), PROGRAMS);
-    let world = World::new();
-    world.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs"}).to_string());
-    let network = world.network("bridge", "ebpf", &json!(["192.0.2.0/24", "2001:db8::/64", "10.0.0.0/8"]));
-    let (one, first) = world.add(&network, "one");
-    let (_two, second) = world.add(&network, "two");
-    assert_eq!(world.in_programs(), 2);
-    world.client_sees(&one, true);
-    let other = world.network("bridge", "ebpf", &json!(["10.0.0.0/8"]));
-    let (three, third) = world.add(&other, "three");
-    assert_eq!(world.in_programs(), 3);
-    world.client_sees(&three, false);
-    network.del(&first).expect("DEL");
-    network.del(&second).expect("DEL");
-    network.gc(&[&third]).expect("GC");
-    assert_eq!(world.in_programs(), 1);
-    other.check(&third).expect("CHECK");
-    other.del(&third).expect("DEL");
-    other.gc(&[]).expect("GC");
-    assert_eq!(world.in_programs(), 0);
 }

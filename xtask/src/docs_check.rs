@@ -22,10 +22,9 @@ const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
 const ERROR_CODES: &str = "cni/spec/src/error.rs";
 
 /// Sections whose tables name objects of the kernel in their first columns, and the files that define them.
-const OBJECTS: [(&str, &str, &str); 3] = [
+const OBJECTS: [(&str, &str, &str); 2] = [
     ("docs/dataplane/table.md", "Objects", "cni/dataplane/golden/bootstrap.nft"),
-    ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/carried.rs"),
-    ("docs/dataplane/ebpf-programs.md", "Objects", "ebpf/abi/src/maps.rs"),
+    ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/maps.rs"),
 ];
 
 /// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway`.

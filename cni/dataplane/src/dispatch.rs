@@ -4,7 +4,7 @@
 
 use cni_spec::Attachment;
 
-use crate::ebpf::{Ebpf, Programs, Settings};
+use crate::ebpf::{Ebpf, Settings};
 use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
 use crate::nftables::owner_entry;
@@ -49,9 +49,9 @@ impl Dataplane {
     pub fn new(choice: Option<BackendName>) -> Self {
         Self {
             choice,
-            nftables: Nftables::new().observed_by(&Programs),
+            nftables: Nftables::new(),
             iptables: Iptables::new(),
-            ebpf: over_nftables(Settings::default()),
+            ebpf: Ebpf::over(Nftables::new(), Settings::default()),
         }
     }
 
@@ -65,7 +65,7 @@ impl Dataplane {
     /// Sets what an administrator has configured for the eBPF backend.
     #[must_use]
     pub fn with_settings(self, settings: Settings) -> Self {
-        Self { ebpf: over_nftables(settings), ..self }
+        Self { ebpf: Ebpf::over(Nftables::new(), settings), ..self }
     }
 
     /// Reads the traffic through each of these mappings, in their order.
@@ -93,11 +93,6 @@ impl Dataplane {
         }
     }
 
-    /// The backend that checks what the table has: the programs are compared only if they were chosen.
-    fn of_table(&self) -> &dyn Backend {
-        self.backend(self.choice.filter(|name| *name == BackendName::Ebpf).unwrap_or(BackendName::Nftables))
-    }
-
     /// Runs a call on the chosen backend.
     fn make<T>(&self, work: impl Fn(&dyn Backend) -> Result<T, Error>) -> Result<(BackendName, T), Error> {
         match self.choice {
@@ -110,6 +105,16 @@ impl Dataplane {
                 other => Ok((BackendName::Nftables, other?)),
             },
         }
+    }
+
+    /// Removes what the table has of the attachment. Returns the socket if nothing was removed, for the caller's next
+    /// read.
+    fn withdraw_from_table(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
+        let unused = self.nftables.take_away(withdrawal)?;
+        if unused.is_none() {
+            ebpf::rules_changed();
+        }
+        Ok(unused)
     }
 
     /// As [`Self::withdraw_from_others`]. A failure undoes what was made: an ADD makes all or nothing.
@@ -133,7 +138,7 @@ impl Dataplane {
     ) -> Result<(), Error> {
         let (withdrawal, elsewhere) = (Withdrawal::of(attachment, kinds), Elsewhere::look()?);
         match made {
-            BackendName::Iptables => self.nftables.withdraw(&withdrawal)?,
+            BackendName::Iptables => self.withdraw_from_table(&withdrawal).map(drop)?,
             BackendName::Nftables | BackendName::Ebpf => {
                 self.withdraw_from_iptables(&withdrawal, &elsewhere)?;
             }
@@ -183,10 +188,6 @@ impl Dataplane {
     }
 }
 
-fn over_nftables(settings: Settings) -> Ebpf {
-    Ebpf::over(Nftables::new().observed_by(&Programs), settings)
-}
-
 /// The kinds whose presence decides whether anything is removed.
 fn decisive(kinds: Kinds) -> Kinds {
     if kinds == Kinds::AllIfPorts { Kinds::Ports } else { kinds }
@@ -199,23 +200,17 @@ impl Backend for Dataplane {
             self.iptables.refuse_taken(request)?;
         }
         let (made, ()) = self.make(|backend| backend.publish(request))?;
-        if made != BackendName::Ebpf {
-            ebpf::entries::leave_ports(request);
-        }
         self.clear_others(made, &request.attachment, Kinds::Ports)
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let (made, ()) = self.make(|backend| backend.masquerade(request))?;
-        if made != BackendName::Ebpf {
-            ebpf::entries::leave_masquerade(request);
-        }
         self.clear_others(made, &request.attachment, Kinds::Masquerade)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
         // A failure does not keep the other backends from being cleared.
-        let (withdrawn, session) = match self.nftables.take_away(withdrawal) {
+        let (withdrawn, session) = match self.withdraw_from_table(withdrawal) {
             Ok(session) => (Ok(()), session),
             Err(error) => (Err(error), None),
         };
@@ -231,14 +226,17 @@ impl Backend for Dataplane {
         if elsewhere.iptables || elsewhere.reference {
             // A migration may have made it in the table after this call looked there. It looks for the old
             // one again before it removes that.
-            return results.into_iter().collect::<Result<(), _>>().and(self.nftables.withdraw(withdrawal));
+            return results
+                .into_iter()
+                .collect::<Result<(), _>>()
+                .and(self.withdraw_from_table(withdrawal).map(drop));
         }
         results.into_iter().collect()
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_PORTS)? {
-            Holder::Table => self.of_table().check_ports(request),
+            Holder::Table => self.nftables.check_ports(request),
             Holder::Chains => self.iptables.check_ports(request),
             Holder::Reference(reference) => reference.check_ports(request),
             Holder::None => self.make(|backend| backend.check_ports(request)).map(|_| ()),
@@ -247,7 +245,7 @@ impl Backend for Dataplane {
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_MASQUERADE)? {
-            Holder::Table => self.of_table().check_masquerade(request),
+            Holder::Table => self.nftables.check_masquerade(request),
             Holder::Chains => self.iptables.check_masquerade(request),
             // The reference itself checks no more than this.
             Holder::Reference(_) => Ok(()),
@@ -267,6 +265,7 @@ impl Backend for Dataplane {
             self.nftables.retain(network, valid, kinds),
             self.iptables.retain(network, valid, kinds),
         ];
+        ebpf::rules_changed();
         results.into_iter().collect()
     }
 

@@ -6,7 +6,7 @@
 //! container port), owned by a [`cni_spec::Attachment`]. A *masqueraded address* is a container's address
 //! whose packets leave its own network with an address of the node. A [`Backend`] makes both:
 //! [`nftables::Nftables`] by default, [`iptables::Iptables`] with the reference plugins' chains,
-//! [`ebpf::Ebpf`] as a fast path on top of nftables. [`Dataplane`] dispatches to them; [`fake::Fake`] is for
+//! [`ebpf::Ebpf`] with BPF programs on top of nftables. [`Dataplane`] dispatches to them; [`fake::Fake`] is for
 //! tests of callers.
 //!
 //! Every object in the kernel carries its owner ([`owner`]). The kernel is the state: no file can disagree
@@ -30,14 +30,12 @@ pub mod macspoof;
 pub mod migrate;
 pub mod nftables;
 pub mod node;
-mod observer;
 mod options;
 mod other_backends;
 mod owned_table;
 pub mod owner;
 mod policy;
 mod port;
-mod port_range;
 mod reference;
 mod run_dir;
 mod service_links;
@@ -54,5 +52,4 @@ pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};
 pub use owner::{ContainerNetns, Owner};
 pub use policy::IngressPolicy;
 pub use port::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
-pub use port_range::{InvalidRange, PortRange};
 pub use run_dir::RUN_DIR;

@@ -12,16 +12,9 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use crate::nftables::session::{Session, State};
-use crate::nftables::{addresses, owner_entry as record, schema, spare_ports_of};
+use crate::nftables::{addresses, owner_entry as record, schema};
 use crate::owned_table::Patience;
 use crate::{ContainerNetns, Error};
-
-/// The engine on this node that translates destinations in netfilter, such as kube-proxy, in words. Next to it the BPF
-/// programs leave flows to nftables, from the next set-up on.
-#[must_use]
-pub fn service_engine() -> Option<String> {
-    crate::ebpf::engine()
-}
 
 /// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -310,9 +303,7 @@ pub fn repair_own_table() -> Result<(), Error> {
         let generation = session.generation()?;
         let batch = match session.state()? {
             State::Ready => {
-                addresses::settle(&session)?;
-                spare_ports_of(&crate::ebpf::Programs, &session);
-                return Ok(());
+                return addresses::settle(&session);
             }
             State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,

@@ -267,14 +267,6 @@ impl Piece {
         is_masquerade_of(&self.comment, attachment)
     }
 
-    /// The published ports, if the rules are for ports.
-    pub(crate) fn into_ports(self) -> Option<Vec<crate::PublishedPort>> {
-        match self.what {
-            Ok(What::Ports(ports)) => Some(ports.ports),
-            _ => None,
-        }
-    }
-
     /// The attachment in a masquerade rule's comment, if it is not cut.
     pub(crate) fn named(&self) -> Option<Attachment> {
         let (_, rest) = self.comment.split_once(", net: ")?;

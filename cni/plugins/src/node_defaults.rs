@@ -5,9 +5,8 @@
 //! The keys of a network's configuration override them. DEL and GC do not read them: they search all
 //! backends.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use cni_dataplane::ebpf::{ControlGroup, FlowSource, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_spec::{CniError, ErrorCode};
@@ -28,9 +27,6 @@ struct Keys {
     non_masquerade_cidrs: Vec<String>,
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
-    cgroup: Option<Cgroup>,
-    masquerade_ports: Option<String>,
-    ebpf_flows: Option<EbpfFlows>,
     maps: MapKeys,
     log: LogKeys,
 }
@@ -43,33 +39,11 @@ enum Flowtable {
     At(FlowtableKeys),
 }
 
-/// The key `ebpfFlows`.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum EbpfFlows {
-    Programs,
-    Netfilter,
-}
-
 /// The sizes of BPF maps, in elements.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct MapKeys {
     flows: Option<u32>,
-    /// `embryos` is its former name.
-    #[serde(alias = "embryos")]
-    half_open: Option<u32>,
-    ports: Option<u32>,
-    fragments: Option<u32>,
-    sockets: Option<u32>,
-}
-
-/// The key `cgroup`: `false`, or a path.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "key \"cgroup\": the path of a control group, or false")]
-enum Cgroup {
-    Wanted(bool),
-    At(PathBuf),
 }
 
 #[derive(Debug, Deserialize)]
@@ -124,18 +98,12 @@ impl NodeDefaults {
         let ip_masq_backend = self::backend("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let non_masquerade = non_masquerade::networks(&keys.non_masquerade_cidrs)?;
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
-        let cgroup = control_group(keys.cgroup)?;
-        let masquerade_ports = match keys.masquerade_ports {
-            None => PortRange::default(),
-            Some(text) => text.parse::<PortRange>().map_err(|why| SettingsError::Ports(why.to_string()))?,
-        };
         let _log = keys.log.check()?;
-        let sizes = sizes(&keys.maps)?;
-        let flows = match keys.ebpf_flows {
-            Some(EbpfFlows::Netfilter) | None => FlowSource::Netfilter,
-            Some(EbpfFlows::Programs) => FlowSource::Programs,
-        };
-        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes, flows };
+        let flows = keys.maps.flows.unwrap_or(ebpf::Settings::default().flows);
+        if !(1..=LARGEST_MAP).contains(&flows) {
+            return Err(SettingsError::Size(flows));
+        }
+        let ebpf = ebpf::Settings { uplinks: keys.uplinks, flows };
         Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, ebpf })
     }
 }
@@ -147,16 +115,12 @@ enum SettingsError {
     Json(#[from] serde_json::Error),
     #[error("key {key:?}: unknown backend {name:?}")]
     Backend { key: &'static str, name: String },
-    #[error("key \"masqueradePorts\": {0}")]
-    Ports(String),
     #[error(transparent)]
     Cidr(#[from] CidrError),
     #[error(transparent)]
     Log(#[from] LogError),
-    #[error("key \"cgroup\": {0:?} is not an absolute path")]
-    Cgroup(PathBuf),
-    #[error("key \"maps\": {key:?} is {size}, not a number from 1 to {LARGEST_MAP}")]
-    Size { key: &'static str, size: u32 },
+    #[error("key \"maps\": \"flows\" is {0}, not a number from 1 to {LARGEST_MAP}")]
+    Size(u32),
     #[error("key \"flowtable\": {0:?} is not the name of a link")]
     Link(String),
 }
@@ -167,30 +131,6 @@ const LARGEST_MAP: u32 = 1 << 22;
 fn backend(key: &'static str, name: Option<String>) -> Result<Option<BackendName>, SettingsError> {
     let Some(name) = name else { return Ok(None) };
     BackendName::from_name(&name).map(Some).ok_or(SettingsError::Backend { key, name })
-}
-
-fn control_group(cgroup: Option<Cgroup>) -> Result<ControlGroup, SettingsError> {
-    match cgroup {
-        None | Some(Cgroup::Wanted(true)) => Ok(ControlGroup::Found),
-        Some(Cgroup::Wanted(false)) => Ok(ControlGroup::Off),
-        Some(Cgroup::At(path)) if path.is_absolute() => Ok(ControlGroup::At(path)),
-        Some(Cgroup::At(path)) => Err(SettingsError::Cgroup(path)),
-    }
-}
-
-fn sizes(keys: &MapKeys) -> Result<Sizes, SettingsError> {
-    let default = Sizes::default();
-    let size = |key: &'static str, size: Option<u32>, default: u32| match size {
-        Some(size) if !(1..=LARGEST_MAP).contains(&size) => Err(SettingsError::Size { key, size }),
-        size => Ok(size.unwrap_or(default)),
-    };
-    Ok(Sizes {
-        flows: size("flows", keys.flows, default.flows)?,
-        half_open: size("halfOpen", keys.half_open, default.half_open)?,
-        ports: size("ports", keys.ports, default.ports)?,
-        fragments: size("fragments", keys.fragments, default.fragments)?,
-        sockets: size("sockets", keys.sockets, default.sockets)?,
-    })
 }
 
 fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, SettingsError> {
@@ -242,38 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_is_found_named_or_off() {
-        let parse = |text: &str| {
-            NodeDefaults::parse(text.as_bytes())
-                .map_err(|error| error.to_string())
-                .map(|defaults| defaults.ebpf.cgroup)
-        };
-        assert_eq!(parse("{}"), Ok(ControlGroup::Found));
-        assert_eq!(parse(r#"{"cgroup": true}"#), Ok(ControlGroup::Found));
-        assert_eq!(parse(r#"{"cgroup": false}"#), Ok(ControlGroup::Off));
-        let named = ControlGroup::At("/sys/fs/cgroup/unified".into());
-        assert_eq!(parse(r#"{"cgroup": "/sys/fs/cgroup/unified"}"#), Ok(named));
-        for wrong in [r#"{"cgroup": "sys/fs/cgroup"}"#, r#"{"cgroup": 7}"#] {
-            assert!(parse(wrong).unwrap_err().contains("cgroup"), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn ports_and_map_sizes_are_read() {
+    fn the_size_of_maps_is_read() {
         let parse = |text: &str| {
             NodeDefaults::parse(text.as_bytes())
                 .map_err(|error| error.to_string())
                 .map(|defaults| defaults.ebpf)
         };
-        let ports = parse(r#"{"masqueradePorts": "40000-49999"}"#).unwrap().masquerade_ports;
-        assert_eq!(ports, PortRange { first: 40000, last: 49999 });
-        let sizes = parse(r#"{"maps": {"flows": 1000, "ports": 70000}}"#).unwrap().sizes;
-        assert_eq!(sizes, Sizes { flows: 1000, ports: 70000, ..Sizes::default() });
-        for (wrong, named) in [
-            (r#"{"masqueradePorts": "1-2"}"#, "masqueradePorts"),
-            (r#"{"maps": {"flows": 0}}"#, "flows"),
-            (r#"{"maps": {"flow": 1}}"#, "flow"),
-        ] {
+        assert_eq!(parse("{}"), Ok(ebpf::Settings::default()));
+        assert_eq!(parse(r#"{"maps": {"flows": 1000}}"#).unwrap().flows, 1000);
+        for (wrong, named) in [(r#"{"maps": {"flows": 0}}"#, "flows"), (r#"{"maps": {"flow": 1}}"#, "flow")] {
             assert!(parse(wrong).unwrap_err().contains(named), "{wrong}");
         }
     }

@@ -1,43 +1,25 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Flows: how packets of a known flow are translated.
+//! Flows that netfilter has checked and the BPF programs carry.
 //!
-//! A flow is two elements in the same map, one for each direction: packets that arrive at an uplink
-//! ([`SIDE_UPLINK`]) and packets that leave the pod ([`SIDE_POD`]). The key is the packet as it arrives, the
-//! value is the translation. The key of the reverse direction follows from both: the translated packet,
-//! reversed, on the other side ([`Flow::reverse_key`]).
+//! An entry is one direction of a flow. It describes a packet as it came out of the kernel's stack, so the
+//! BPF programs look up no routes, neighbours or ports.
 
 use crate::address::{Addr4, Addr6, Port};
 
-/// TCP, as in the IP header's protocol field (IANA protocol numbers).
+/// IP protocol number of TCP.
 pub const IPPROTO_TCP: u8 = 6;
-/// UDP.
+/// IP protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
-/// ICMP.
-pub const IPPROTO_ICMP: u8 = 1;
-/// ICMP for IPv6.
-pub const IPPROTO_ICMPV6: u8 = 58;
 
-/// [`FlowKey::side`]: a packet that arrives at an uplink.
-pub const SIDE_UPLINK: u8 = 0;
-/// [`FlowKey::side`]: a packet that leaves a pod.
-pub const SIDE_POD: u8 = 1;
+/// The clock of the flows: ticks of 2^30 ns (1.07 s) of CLOCK_MONOTONIC. A shift replaces the division for
+/// each packet, and 32 bits last for 146 years.
+pub const TICK_SHIFT: u32 = 30;
 
-/// [`Flow::flags`]: this is the direction of the flow's first packet.
-pub const ORIGINAL: u8 = 1;
-/// [`Flow::flags`]: a flow to a published port. A translated flow without it is masqueraded.
-pub const PUBLISHED: u8 = 2;
-/// [`Flow::flags`]: a one-sided flow. The reverse direction is not recorded, as the translation by nftables
-/// is unknown. With [`Action::Pass`] only.
-pub const ONE_SIDED: u8 = 4;
-
-/// Key of the maps [`flows4`](crate::maps::FLOWS4), [`flows6`](crate::maps::FLOWS6),
-/// [`embryos4`](crate::maps::HALF_OPEN4) and [`embryos6`](crate::maps::HALF_OPEN6).
-///
-/// For an ICMP echo, the identifier is the port of the host that requests, and the other port is 0.
+/// The packets of one direction, by the interface on which they arrive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowKey<A> {
+pub struct CarriedKey<A> {
     /// Source of the packet as it arrives.
     pub source: A,
     /// Destination.
@@ -46,34 +28,21 @@ pub struct FlowKey<A> {
     pub source_port: Port,
     /// Destination port.
     pub destination_port: Port,
-    /// [`IPPROTO_TCP`], [`IPPROTO_UDP`], [`IPPROTO_ICMP`] or [`IPPROTO_ICMPV6`].
-    pub protocol: u8,
-    /// [`SIDE_UPLINK`] or [`SIDE_POD`].
-    pub side: u8,
-    /// Zero.
-    pub pad: u16,
+    /// Index of the interface.
+    pub interface: u32,
+    /// [`IPPROTO_TCP`] or [`IPPROTO_UDP`].
+    pub protocol: u32,
 }
 
-/// [`FlowKey`] of IPv4.
-pub type FlowKey4 = FlowKey<Addr4>;
-/// [`FlowKey`] of IPv6.
-pub type FlowKey6 = FlowKey<Addr6>;
+/// [`CarriedKey`] of IPv4.
+pub type CarriedKey4 = CarriedKey<Addr4>;
+/// [`CarriedKey`] of IPv6.
+pub type CarriedKey6 = CarriedKey<Addr6>;
 
-/// One direction of a flow.
+/// The way of a packet that came out of the kernel's stack. A later packet of the direction gets the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow<A> {
-    /// Packets of this direction; a packet merged by GRO counts as its segments.
-    pub packets: u64,
-    /// Bytes of this direction, from the link-layer header on.
-    pub bytes: u64,
-    /// Time of the last packet of either direction in [ticks](crate::TICK_SHIFT); 0: never.
-    pub last_seen: u32,
-    /// Index of the pod's interface on the host; 0: no pod ([`Action::Pass`] only).
-    pub pod: u32,
-    /// [`Pod::generation`](crate::Pod::generation) at the flow's beginning. If the pod has another one, the
-    /// flow is dead.
-    pub generation: u32,
+pub struct Way<A> {
     /// Translated source.
     pub source: A,
     /// Translated destination.
@@ -82,210 +51,100 @@ pub struct Flow<A> {
     pub source_port: Port,
     /// Translated destination port.
     pub destination_port: Port,
-    /// An [`Action`].
-    pub action: u8,
-    /// A [`State`].
-    pub state: u8,
-    /// [`ORIGINAL`], [`PUBLISHED`], [`ONE_SIDED`].
-    pub flags: u8,
-    /// A [`Reason`](crate::Reason), with [`Action::Pass`] only.
-    pub reason: u8,
-    /// TCP: sequence number of this direction's last packet, in host byte order. Others: time of the flow's
-    /// first packet in ticks. 0: unknown.
+    /// Index of the interface by which the packet left.
+    pub interface: u32,
+    /// Firewall mark with which it left.
     pub mark: u32,
+    /// Priority with which it left, which queueing disciplines read.
+    pub priority: u32,
+    /// Link-layer addresses: destination, source.
+    pub ethernet: [u32; 3],
+    /// [`TO_PEER`], [`HAS_ETHERNET`].
+    pub flags: u32,
 }
 
-/// [`Flow`] of IPv4.
-pub type Flow4 = Flow<Addr4>;
-/// [`Flow`] of IPv6.
-pub type Flow6 = Flow<Addr6>;
+/// A flag of [`Way`]: the interface is a pod's host end. The packet goes to the peer, inside the pod.
+pub const TO_PEER: u32 = 1;
+/// A flag of [`Way`]: the interface's packets have an Ethernet header.
+pub const HAS_ETHERNET: u32 = 1 << 1;
 
-impl<A> Flow<A> {
-    /// The [`State`] whose timeout applies. Of a one-sided flow ([`ONE_SIDED`]) the BPF programs do not see the
-    /// replies: conntrack may treat it as a stream, so the flow stays recorded until a stream's timeout.
-    #[inline(always)]
-    #[must_use]
-    pub const fn timeout_state(&self) -> u8 {
-        let is_one_sided = self.flags & ONE_SIDED != 0 && self.state == State::Unreplied as u8;
-        if is_one_sided { State::Stream as u8 } else { self.state }
-    }
+/// One direction of a flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried<A> {
+    /// Packets that the BPF programs carried; a packet merged by GRO counts as its segments.
+    pub packets: u64,
+    /// Their bytes, from the link-layer header on.
+    pub bytes: u64,
+    /// [`Carried::bytes`] at the beginning of the present tick.
+    pub bytes_at_tick: u64,
+    /// Bytes of the tick before.
+    pub bytes_before: u64,
+    /// [Epoch](crate::maps::EPOCH) when netfilter last checked a packet.
+    pub epoch: u32,
+    /// [Tick](TICK_SHIFT) of the last packet that came out of the kernel's stack.
+    pub checked: u32,
+    /// Tick of the last packet that was given to the kernel's stack to be checked.
+    pub asked: u32,
+    /// Length of the longest packet that came out, from the IP header on.
+    pub fits: u32,
+    /// Differentiated services code point of the packet that came out.
+    pub dscp: u32,
+    /// TCP: the last acknowledgment number of this direction, in host byte order. Valid if it is a pod's.
+    pub acknowledgment: u32,
+    /// The way of its packets.
+    pub way: Way<A>,
 }
 
-impl<A: Copy> Flow<A> {
-    /// The key of the reverse direction; `key` is the key of this one.
-    #[inline(always)]
-    #[must_use]
-    pub fn reverse_key(&self, key: &FlowKey<A>) -> FlowKey<A> {
-        FlowKey {
-            source: self.destination,
-            destination: self.source,
-            source_port: self.destination_port,
-            destination_port: self.source_port,
-            protocol: key.protocol,
-            side: key.side ^ 1,
-            pad: 0,
-        }
-    }
+/// [`Carried`] of IPv4.
+pub type Carried4 = Carried<Addr4>;
+/// [`Carried`] of IPv6.
+pub type Carried6 = Carried<Addr6>;
 
-    /// The reverse direction, without packets.
-    #[inline(always)]
-    #[must_use]
-    pub fn reverse(&self, key: &FlowKey<A>) -> Self {
-        Self {
-            packets: 0,
-            bytes: 0,
-            mark: if key.protocol == IPPROTO_TCP { 0 } else { self.mark },
-            source: key.destination,
-            destination: key.source,
-            source_port: key.destination_port,
-            destination_port: key.source_port,
-            action: match self.action {
-                a if a == Action::ToPod as u8 => Action::ToUplink as u8,
-                a if a == Action::ToUplink as u8 => Action::ToPod as u8,
-                other => other,
-            },
-            flags: self.flags ^ ORIGINAL,
-            ..*self
-        }
-    }
+/// A packet that passes through the kernel's stack. `__sk_buff::tc_index` has the index of its record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending<A> {
+    /// The packet as it arrived.
+    pub key: CarriedKey<A>,
+    /// [Epoch](crate::maps::EPOCH) at its arrival.
+    pub epoch: u32,
+    /// Tick of its arrival.
+    pub tick: u32,
+    /// Fields that the kernel's stack does not change. TCP: sequence and acknowledgment number, and the word with the
+    /// flags. UDP: the beginning of the payload.
+    pub proof: [u32; 3],
+    /// Length from the header above IP on.
+    pub length: u32,
+    /// Time to live or hop limit.
+    pub ttl: u32,
+    /// Type of service or traffic class.
+    pub tos: u32,
+    /// [`ORIGINAL`], [`CLONE`], [`CLONE_SEEN`].
+    pub kind: u32,
 }
 
-/// The action for packets of a flow.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Left to the kernel's stack for the flow's whole life: no translation is needed, or nftables
-    /// translates.
-    Pass = 0,
-    /// Translated and redirected into the pod.
-    ToPod = 1,
-    /// Translated and sent by the route to its destination.
-    ToUplink = 2,
-}
+/// [`Pending::kind`]: the packet itself.
+pub const ORIGINAL: u32 = 0;
+/// [`Pending::kind`]: a clone, which is dropped when it has come out, as the packet itself was carried.
+pub const CLONE: u32 = 1;
+/// [`Pending::kind`]: a clone that has passed the ingress.
+pub const CLONE_SEEN: u32 = 2;
 
-/// State of a flow; those of TCP are conntrack's (net/netfilter/nf_conntrack_proto_tcp.c).
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// TCP: SYN seen.
-    SynSent = 1,
-    /// TCP: SYN-ACK seen.
-    SynReceived = 2,
-    /// TCP: established.
-    Established = 3,
-    /// TCP: one FIN seen.
-    FinWait = 4,
-    /// TCP: that FIN acknowledged.
-    CloseWait = 5,
-    /// TCP: both FINs seen.
-    LastAck = 6,
-    /// TCP: both FINs acknowledged.
-    TimeWait = 7,
-    /// TCP: reset.
-    Close = 8,
-    /// UDP: no reply seen.
-    Unreplied = 9,
-    /// UDP: packets in both directions over more than two seconds.
-    Stream = 10,
-    /// ICMP echo.
-    Echo = 11,
-    /// UDP: a reply seen.
-    Replied = 12,
-}
-
-/// Length of a table indexed by [`State`]: a power of two, so that the verifier accepts a masked index.
-pub const STATES: usize = 16;
-
-impl State {
-    /// All states.
-    pub const ALL: [Self; 12] = [
-        Self::SynSent,
-        Self::SynReceived,
-        Self::Established,
-        Self::FinWait,
-        Self::CloseWait,
-        Self::LastAck,
-        Self::TimeWait,
-        Self::Close,
-        Self::Unreplied,
-        Self::Stream,
-        Self::Echo,
-        Self::Replied,
-    ];
-
-    /// The state of this number.
-    #[must_use]
-    pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| *state as u8 == number)
-    }
-}
+/// [`Pending`] of IPv4.
+pub type Pending4 = Pending<Addr4>;
+/// [`Pending`] of IPv6.
+pub type Pending6 = Pending<Addr6>;
 
 #[cfg(test)]
 mod tests {
-    use core::mem::offset_of;
-    use core::net::Ipv4Addr;
-
     use super::*;
 
     #[test]
     fn keys_and_values_have_no_hidden_padding() {
-        assert_eq!(size_of::<FlowKey4>(), 16);
-        assert_eq!(size_of::<FlowKey6>(), 40);
-        assert_eq!(size_of::<Flow4>(), 48);
-        assert_eq!(size_of::<Flow6>(), 72);
-        assert_eq!(offset_of!(Flow4, source), 28);
-        assert_eq!(offset_of!(Flow4, mark) + 4, 48);
-        assert_eq!(offset_of!(Flow6, mark) + 4, 72);
-        assert_eq!(offset_of!(FlowKey6, pad) + 2, 40);
-    }
-
-    fn address(last: u8) -> Addr4 {
-        Ipv4Addr::new(192, 0, 2, last).into()
-    }
-
-    #[test]
-    fn the_directions_of_a_published_port_are_each_others_reverse() {
-        let (client, node, pod) = (address(1), address(2), address(3));
-        let key = FlowKey4 {
-            source: client,
-            destination: node,
-            source_port: Port::new(40000),
-            destination_port: Port::new(8080),
-            protocol: IPPROTO_TCP,
-            side: SIDE_UPLINK,
-            pad: 0,
-        };
-        let forward = Flow4 {
-            source: client,
-            destination: pod,
-            source_port: Port::new(40001),
-            destination_port: Port::new(80),
-            action: Action::ToPod as u8,
-            flags: ORIGINAL | PUBLISHED,
-            pod: 5,
-            generation: 6,
-            packets: 9,
-            ..Flow4::default()
-        };
-        let reverse_key = forward.reverse_key(&key);
-        assert_eq!(reverse_key.source, pod);
-        assert_eq!(reverse_key.destination_port, Port::new(40001));
-        assert_eq!(reverse_key.side, SIDE_POD);
-        let other = forward.reverse(&key);
-        assert_eq!(other.action, Action::ToUplink as u8);
-        assert_eq!((other.source, other.source_port), (node, Port::new(8080)));
-        assert_eq!((other.destination, other.destination_port), (client, Port::new(40000)));
-        assert_eq!((other.flags, other.packets, other.pod), (PUBLISHED, 0, 5));
-        assert_eq!(other.reverse_key(&reverse_key), key);
-        assert_eq!(other.reverse(&reverse_key), Flow4 { packets: 0, ..forward });
-    }
-
-    #[test]
-    fn states_convert_to_numbers_and_back() {
-        for state in State::ALL {
-            assert_eq!(State::from_number(state as u8), Some(state));
-            assert!((state as usize) < STATES);
-        }
-        assert_eq!(State::from_number(0), None);
+        assert_eq!((size_of::<CarriedKey4>(), size_of::<CarriedKey6>()), (20, 44));
+        assert_eq!((size_of::<Way<Addr4>>(), size_of::<Way<Addr6>>()), (40, 64));
+        assert_eq!((size_of::<Carried4>(), size_of::<Carried6>()), (96, 120));
+        assert_eq!((size_of::<Pending4>(), size_of::<Pending6>()), (56, 80));
     }
 }

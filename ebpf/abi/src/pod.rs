@@ -2,11 +2,7 @@
 
 //! Lets aya read and write the types as bytes.
 
-use crate::carried::{Carried, CarriedKey, Way};
-use crate::{
-    Addr4, Addr6, Config, ExemptKey, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port,
-    PortKey, PortTarget, Router, SocketKey, SocketOrigin, Uplink,
-};
+use crate::{Addr4, Addr6, Carried, CarriedKey, Port, Way};
 
 // SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
 // padding that is not a field (the tests of each module compare sizes); any bits are a valid value.
@@ -23,5 +19,5 @@ macro_rules! plain {
     )* };
 }
 
-plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Router, Uplink);
-plain!(both families: Carried, CarriedKey, Way, ExemptKey, Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);
+plain!(Addr4, Addr6, Port);
+plain!(both families: Carried, CarriedKey, Way);

@@ -9,25 +9,11 @@
 pub(crate) struct Difference(u64);
 
 impl Difference {
-    /// The change that [`Self::sum`] returned.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn of(sum: u32) -> Self {
-        Self(sum as u64)
-    }
-
     /// Adds the change of a word.
     #[inline(always)]
     #[must_use]
     pub(crate) fn word(self, old: u32, new: u32) -> Self {
         Self(self.0 + u64::from(!old) + u64::from(new))
-    }
-
-    /// Adds another change.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self(self.0 + other.0)
     }
 
     /// Adds the change of two ports.

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The BPF programs of the eBPF fast path.
+//! The BPF programs of the eBPF backend: netfilter checks a flow, they carry it.
 //!
-//! Those of [`carried`] carry flows that netfilter has decided about. The others decide themselves:
-//! `uplink_ingress` sees the packets from outside, `pod_ingress` those of a pod, and the programs of [`sock`]
-//! the destinations of the node's own sockets. They share the maps of [`maps`]; user space writes some (pods,
-//! ports, uplinks) and reads others (flows, counters).
+//! A packet of a flow without an entry passes the kernel's stack, with the index of its record in `tc_index`.
+//! The program at the egress of an interface compares the packet that comes out with the record, and writes an
+//! entry with the way that the kernel's stack chose: translation, interface, link-layer header. The programs at ingress
+//! send the following packets of that direction the same way. Once in each tick, a packet passes the kernel's stack
+//! again and renews the entry: so conntrack keeps its own, and changed rules apply to running flows.
 //!
-//! Two rules hold everywhere. All checks of a packet come before the first write to it, as a changed packet
-//! cannot be left to the kernel's stack. And a packet that the BPF programs do not understand is left to the
-//! stack, where nftables has every published port, too.
+//! Packets that the kernel's stack drops, delivers to the node or encapsulates never come out as they went in, and get
+//! no entry. All checks of a packet come before the first write to it, as a changed packet cannot be left to the
+//! kernel's stack.
 #![no_std]
 #![no_main]
 #![allow(clippy::cast_possible_truncation, reason = "lengths, offsets and codes of the kernel are small")]
@@ -22,60 +23,26 @@
     reason = "the kernel's constants have other types in other versions of the bindings"
 )]
 
-mod admit;
-mod carried;
-mod config;
 mod csum;
+mod egress;
 mod family;
-mod flow;
-mod icmp;
+mod ingress;
 mod maps;
 mod memory;
 mod packet;
-mod pod;
-mod route;
 mod scratch;
 mod skb;
-mod sock;
-mod tcp_state;
 mod translate;
-mod uplink;
 mod v4;
 mod v6;
 
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use slipway_ebpf_abi::carried::{HAS_ETHERNET, TO_PEER};
+use slipway_ebpf_abi::{HAS_ETHERNET, TO_PEER};
 
 use crate::skb::{Act, Skb};
 use crate::v4::V4;
 use crate::v6::V6;
-
-/// tc, ingress of an uplink whose packets begin with an Ethernet header.
-#[classifier]
-pub(crate) fn uplink_ingress(ctx: TcContext) -> i32 {
-    uplink(Skb(ctx.skb.skb), skb::ETHERNET)
-}
-
-/// tc, ingress of an uplink whose packets begin with the IP header (tun, WireGuard).
-#[classifier]
-pub(crate) fn uplink_l3(ctx: TcContext) -> i32 {
-    uplink(Skb(ctx.skb.skb), 0)
-}
-
-/// tc, ingress of the host's end of a pod's veth.
-#[classifier]
-pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
-    let skb = Skb(ctx.skb.skb);
-    if skb.is_in_vlan() {
-        return Act::STACK;
-    }
-    match skb.protocol() {
-        skb::IPV4 => pod::ingress::<V4>(skb),
-        skb::IPV6 => pod::ingress::<V6>(skb),
-        _ => Act::STACK,
-    }
-}
 
 /// tc, ingress of an uplink: carries flows that netfilter has checked.
 #[classifier]
@@ -128,8 +95,8 @@ fn flow(skb: Skb, l3: u32, from_pod: bool) -> i32 {
         return Act::NEXT;
     }
     match skb.protocol() {
-        skb::IPV4 => carried::ingress::<V4>(skb, l3, index, from_pod),
-        skb::IPV6 => carried::ingress::<V6>(skb, l3, index, from_pod),
+        skb::IPV4 => ingress::ingress::<V4>(skb, l3, index, from_pod),
+        skb::IPV6 => ingress::ingress::<V6>(skb, l3, index, from_pod),
         _ => Act::NEXT,
     }
 }
@@ -145,23 +112,9 @@ fn checked(skb: Skb, l3: u32, flags: u32) -> i32 {
         return Act::NEXT;
     }
     match skb.protocol() {
-        skb::IPV4 => carried::egress::<V4>(skb, index, l3, flags),
-        skb::IPV6 => carried::egress::<V6>(skb, index, l3, flags),
+        skb::IPV4 => egress::egress::<V4>(skb, index, l3, flags),
+        skb::IPV6 => egress::egress::<V6>(skb, index, l3, flags),
         _ => Act::NEXT,
-    }
-}
-
-#[inline(always)]
-fn uplink(skb: Skb, l3: u32) -> i32 {
-    // A frame with a VLAN ID belongs to the VLAN's own interface; a frame to another host is not for the
-    // node.
-    if skb.is_in_vlan() || !skb.is_to_host() {
-        return Act::STACK;
-    }
-    match skb.protocol() {
-        skb::IPV4 => uplink::ingress::<V4>(skb, l3),
-        skb::IPV6 => uplink::ingress::<V6>(skb, l3),
-        _ => Act::STACK,
     }
 }
 

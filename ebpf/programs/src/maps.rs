@@ -2,88 +2,158 @@
 
 //! The maps; `slipway_ebpf_abi::maps` describes them.
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
-use slipway_ebpf_abi::maps as sizes;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use slipway_ebpf_abi::maps::{CARRIED_SIZE, PENDING_CPUS, PENDING_EACH, UPLINKS_SIZE, YOUNG_SIZE};
 use slipway_ebpf_abi::{
-    Addr4, Addr6, Config, Counters, ExemptKey4, ExemptKey6, Flow4, Flow6, FlowKey4, FlowKey6, FragmentKey4,
-    FragmentKey6, FragmentPorts, Pod, PodAddress, PortKey4, PortKey6, PortTarget4, PortTarget6, Router,
-    SocketKey4, SocketKey6, SocketOrigin4, SocketOrigin6, Uplink,
+    COUNTERS, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, Counter, Pending, Pending4,
+    Pending6,
 };
 
-use crate::route::{self, CachedRoute};
+use crate::family::{Addr, Family};
 use crate::scratch::Scratch;
 use crate::v4::V4;
 use crate::v6::V6;
 
-/// For hash maps that only user space writes: allocates memory as elements are added.
-const LAZY: u32 = BPF_F_NO_PREALLOC;
+#[map(name = "epoch")]
+static EPOCH: Array<u32> = Array::with_max_entries(1, 0);
+#[map(name = "carriedcounts")]
+static COUNTS: PerCpuArray<[u64; COUNTERS]> = PerCpuArray::with_max_entries(1, 0);
+#[map(name = "carried4")]
+static CARRIED4: LruHashMap<CarriedKey4, Carried4> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
+#[map(name = "carried6")]
+static CARRIED6: LruHashMap<CarriedKey6, Carried6> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
 
-#[map(name = "config")]
-pub(crate) static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
-#[map(name = "counters")]
-pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
-#[map(name = "uplinks")]
-pub(crate) static UPLINKS: HashMap<u32, Uplink> = HashMap::with_max_entries(sizes::UPLINKS_SIZE, LAZY);
-#[map(name = "pods")]
-pub(crate) static PODS: HashMap<u32, Pod> = HashMap::with_max_entries(sizes::PODS_SIZE, LAZY);
-#[map(name = "routers")]
-pub(crate) static ROUTERS: HashMap<u32, Router> = HashMap::with_max_entries(sizes::PODS_SIZE, LAZY);
+// Not for the BPF programs.
+#[map(name = "flowuplinks")]
+static UPLINKS: HashMap<u32, u32> = HashMap::with_max_entries(UPLINKS_SIZE, 0);
+#[map(name = "flowhome")]
+static HOME: Array<u64> = Array::with_max_entries(1, 0);
 
-#[map(name = "podaddrs4")]
-pub(crate) static POD_ADDRESSES4: HashMap<Addr4, PodAddress> =
-    HashMap::with_max_entries(sizes::POD_ADDRESSES_SIZE, LAZY);
-#[map(name = "exempt4")]
-pub(crate) static EXEMPT4: LpmTrie<ExemptKey4, u32> = LpmTrie::with_max_entries(sizes::EXEMPT_SIZE, LAZY);
-#[map(name = "ports4")]
-pub(crate) static PORTS4: HashMap<PortKey4, PortTarget4> = HashMap::with_max_entries(sizes::PORTS_SIZE, LAZY);
-#[map(name = "locals4")]
-pub(crate) static LOCALS4: HashMap<Addr4, u32> = HashMap::with_max_entries(sizes::LOCALS_SIZE, LAZY);
-#[map(name = "flows4")]
-pub(crate) static FLOWS4: LruHashMap<FlowKey4, Flow4> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
-#[map(name = "embryos4")]
-pub(crate) static HALF_OPEN4: LruHashMap<FlowKey4, Flow4> =
-    LruHashMap::with_max_entries(sizes::HALF_OPEN_SIZE, 0);
-#[map(name = "frags4")]
-pub(crate) static FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
-    LruHashMap::with_max_entries(sizes::FRAGMENTS_SIZE, 0);
-#[map(name = "socks4")]
-pub(crate) static SOCKETS4: LruHashMap<SocketKey4, SocketOrigin4> =
-    LruHashMap::with_max_entries(sizes::SOCKETS_SIZE, 0);
+// Not for user space.
+#[map(name = "pending4")]
+static PENDING4: Array<Pending4> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
+#[map(name = "pending6")]
+static PENDING6: Array<Pending6> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
+/// The last record of each processor.
+#[map(name = "cursors")]
+static CURSORS: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+/// Packets of flows without an entry: a hash of the key in the upper 24 bits, their number in the lower 8.
+#[map(name = "young")]
+static YOUNG: Array<u32> = Array::with_max_entries(YOUNG_SIZE, 0);
+#[map(name = "carrying4")]
+static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
+#[map(name = "carrying6")]
+static SCRATCH6: PerCpuArray<Scratch<V6>> = PerCpuArray::with_max_entries(1, 0);
 
-#[map(name = "podaddrs6")]
-pub(crate) static POD_ADDRESSES6: HashMap<Addr6, PodAddress> =
-    HashMap::with_max_entries(sizes::POD_ADDRESSES_SIZE, LAZY);
-#[map(name = "exempt6")]
-pub(crate) static EXEMPT6: LpmTrie<ExemptKey6, u32> = LpmTrie::with_max_entries(sizes::EXEMPT_SIZE, LAZY);
-#[map(name = "ports6")]
-pub(crate) static PORTS6: HashMap<PortKey6, PortTarget6> = HashMap::with_max_entries(sizes::PORTS_SIZE, LAZY);
-#[map(name = "locals6")]
-pub(crate) static LOCALS6: HashMap<Addr6, u32> = HashMap::with_max_entries(sizes::LOCALS_SIZE, LAZY);
-#[map(name = "flows6")]
-pub(crate) static FLOWS6: LruHashMap<FlowKey6, Flow6> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
-#[map(name = "embryos6")]
-pub(crate) static HALF_OPEN6: LruHashMap<FlowKey6, Flow6> =
-    LruHashMap::with_max_entries(sizes::HALF_OPEN_SIZE, 0);
-#[map(name = "frags6")]
-pub(crate) static FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
-    LruHashMap::with_max_entries(sizes::FRAGMENTS_SIZE, 0);
-#[map(name = "socks6")]
-pub(crate) static SOCKETS6: LruHashMap<SocketKey6, SocketOrigin6> =
-    LruHashMap::with_max_entries(sizes::SOCKETS_SIZE, 0);
+/// The maps of a family.
+pub(crate) trait Maps: Family {
+    /// The scratch memory of this program run.
+    fn memory() -> Option<&'static mut Scratch<Self>>;
+    /// Carried flows.
+    fn carried() -> &'static LruHashMap<CarriedKey<Addr<Self>>, Carried<Addr<Self>>>;
+    /// Records of pending packets.
+    fn pending() -> &'static Array<Pending<Addr<Self>>>;
+}
 
-/// Locks of keys that a processor is taking over from a dead flow, by a hash of the key: the processor that
-/// inserts the hash has the lock. Not for user space.
-#[map(name = "turns")]
-pub(crate) static KEY_LOCKS: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
-/// Scratch memory. Not for user space.
-#[map(name = "work4")]
-pub(crate) static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
-#[map(name = "work6")]
-pub(crate) static SCRATCH6: PerCpuArray<Scratch<V6>> = PerCpuArray::with_max_entries(1, 0);
-/// Caches of routes. Not for user space.
-#[map(name = "routes4")]
-pub(crate) static ROUTE_CACHE4: PerCpuArray<CachedRoute<V4>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
-#[map(name = "routes6")]
-pub(crate) static ROUTE_CACHE6: PerCpuArray<CachedRoute<V6>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
+impl Maps for V4 {
+    #[inline(always)]
+    fn memory() -> Option<&'static mut Scratch<Self>> {
+        // SAFETY: the element is this processor's own, and each program requests it once.
+        SCRATCH4.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
+    }
+    #[inline(always)]
+    fn carried() -> &'static LruHashMap<CarriedKey4, Carried4> {
+        &CARRIED4
+    }
+    #[inline(always)]
+    fn pending() -> &'static Array<Pending4> {
+        &PENDING4
+    }
+}
+
+impl Maps for V6 {
+    #[inline(always)]
+    fn memory() -> Option<&'static mut Scratch<Self>> {
+        // SAFETY: as above.
+        SCRATCH6.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
+    }
+    #[inline(always)]
+    fn carried() -> &'static LruHashMap<CarriedKey6, Carried6> {
+        &CARRIED6
+    }
+    #[inline(always)]
+    fn pending() -> &'static Array<Pending6> {
+        &PENDING6
+    }
+}
+
+/// The epoch; 0 before the set-up.
+#[inline(always)]
+pub(crate) fn epoch() -> u32 {
+    EPOCH.get(0).copied().unwrap_or(0)
+}
+
+/// Adds to a counter.
+#[inline(always)]
+pub(crate) fn add(counter: Counter, number: u64) {
+    if let Some(counts) = COUNTS.get_ptr_mut(0) {
+        // SAFETY: the element is this processor's own, and no program of this kind interrupts another one on
+        // the same processor.
+        if let Some(count) = unsafe { (*counts).get_mut(counter as usize) } {
+            *count = count.wrapping_add(number);
+        }
+    }
+}
+
+/// This processor's next record.
+#[inline(always)]
+pub(crate) fn next_record(processor: u32) -> Option<u32> {
+    let cursor = CURSORS.get_ptr_mut(0)?;
+    // SAFETY: as in `add`.
+    let next = unsafe {
+        *cursor = (*cursor).wrapping_add(1) & (PENDING_EACH - 1);
+        // The first record's index is that of no record.
+        if *cursor == 0 {
+            *cursor = 1;
+        }
+        *cursor
+    };
+    Some(((processor & (PENDING_CPUS - 1)) * PENDING_EACH) | next)
+}
+
+/// The slot that counts the packets of a flow without an entry. Flows whose hashes share a slot restart each
+/// other's number.
+#[derive(Clone, Copy)]
+pub(crate) struct Young {
+    hash: u32,
+    slot: Option<*mut u32>,
+}
+
+impl Young {
+    #[inline(always)]
+    pub(crate) fn of(hash: u32) -> Self {
+        // The upper bits are the better ones.
+        Self { hash, slot: YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) }
+    }
+
+    /// The number of packets so far, if the slot is this flow's: it has no entry while the number is small.
+    #[inline(always)]
+    pub(crate) fn packets(self) -> Option<u32> {
+        // SAFETY: one aligned word of a map, which stays allocated.
+        let old = unsafe { self.slot?.read_volatile() };
+        if (old ^ self.hash) >> 8 == 0 { Some(old & 0xff) } else { None }
+    }
+
+    /// Counts a packet. Returns their number, at most 255.
+    #[inline(always)]
+    pub(crate) fn count(self) -> u32 {
+        let Some(slot) = self.slot else { return 0 };
+        let number = self.packets().map_or(1, |packets| packets + 1);
+        // Half of the range again, so that powers of two recur.
+        let number = if number > 0xff { 0x80 } else { number };
+        // SAFETY: as above; processors that write concurrently lose a count.
+        unsafe { slot.write_volatile(self.hash & !0xff | number) };
+        number
+    }
+}

@@ -35,12 +35,6 @@ pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     differing == 0
 }
 
-/// A hash of 16 bits of a value whose size is a multiple of 4 bytes.
-#[inline(always)]
-pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
-    hash(value) >> 16
-}
-
 /// A hash of a value whose size is a multiple of 4 bytes. The upper bits depend on all bits of the value.
 #[inline(always)]
 pub(crate) fn hash<T: Copy>(value: *const T) -> u32 {

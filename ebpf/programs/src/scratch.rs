@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Scratch memory of a program run.
+//! Scratch memory of a program run, and the decoding of a packet into it.
 //!
 //! It is an element of a per-CPU map instead of the program's stack. The verifier tracks every value on a stack
 //! through every branch, but knows nothing of values in a map: so it verifies each function once, not once
@@ -8,12 +8,9 @@
 //!
 //! The programs run in softirq context, where no other one interrupts them on the same processor.
 
-use aya_ebpf::bindings::bpf_fib_lookup;
-use slipway_ebpf_abi::{Action, Flow, FlowKey, IPPROTO_TCP, ORIGINAL};
+use slipway_ebpf_abi::{Carried, CarriedKey, IPPROTO_TCP, IPPROTO_UDP, Pending, Port, Way};
 
-use crate::admit::{Ports, first_state};
-use crate::family::{Addr, Ends, Family};
-use crate::memory::{clear, copy};
+use crate::family::{Addr, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
@@ -21,69 +18,100 @@ use crate::skb::Skb;
 pub(crate) struct Scratch<F: Family> {
     /// The packet.
     pub(crate) packet: Packet<F>,
-    /// The packet inside it, if it is an ICMP error.
-    pub(crate) inner: Packet<F>,
+    /// TCP: acknowledgment number, in host byte order.
+    pub(crate) acknowledgment: u32,
+    /// [`Pending::proof`].
+    pub(crate) proof: [u32; 3],
+    /// Length from the header above IP on.
+    pub(crate) above: u32,
     /// The packet's direction of its flow.
-    pub(crate) flow: Flow<Addr<F>>,
-    /// Key of the reverse direction.
-    pub(crate) reverse_key: FlowKey<Addr<F>>,
-    /// The reverse direction, while it is built.
-    pub(crate) reverse: Flow<Addr<F>>,
-    /// Source ports for a new flow.
-    pub(crate) ports: Ports,
-    /// New addresses of the packet.
-    pub(crate) ends: Ends<F>,
-    /// Route lookup: request, then result.
-    pub(crate) route: bpf_fib_lookup,
-    /// Another lookup, while the result in `route` is still needed.
-    pub(crate) second_lookup: bpf_fib_lookup,
+    pub(crate) key: CarriedKey<Addr<F>>,
+    /// The key of the reverse direction.
+    pub(crate) reverse: CarriedKey<Addr<F>>,
+    /// The record with which the packet came out, or the one to write.
+    pub(crate) record: Pending<Addr<F>>,
+    /// The way of the packet.
+    pub(crate) way: Way<Addr<F>>,
+    /// The entry to write.
+    pub(crate) entry: Carried<Addr<F>>,
+}
+
+/// First 16 bytes of a TCP header (RFC 9293, section 3.1).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tcp {
+    ports: [Port; 2],
+    sequence: u32,
+    acknowledgment: u32,
+    offset_flags_window: u32,
+}
+
+/// A UDP header (RFC 768).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Udp {
+    ports: [Port; 2],
+    length: u16,
+    checksum: u16,
 }
 
 impl<F: Family> Scratch<F> {
-    /// Sets [`Scratch::reverse_key`].
+    /// Decodes the packet whose IP header is at `l3`, and sets [`Scratch::key`]. Returns false if it is
+    /// neither TCP nor UDP, a fragment, or not whole.
     #[inline(always)]
-    pub(crate) fn set_reverse_key(&mut self) {
-        let (key, flow, other) = (&self.packet.key, &self.flow, &mut self.reverse_key);
-        other.source = flow.destination;
-        other.destination = flow.source;
-        other.source_port = flow.destination_port;
-        other.destination_port = flow.source_port;
-        other.protocol = key.protocol;
-        other.side = key.side ^ 1;
-        other.pad = 0;
+    pub(crate) fn read(&mut self, skb: Skb, l3: u32) -> bool {
+        let packet = &mut self.packet;
+        packet.l3 = l3;
+        packet.tcp = 0;
+        let Some(upper) = F::read_header(skb, l3, packet) else { return false };
+        let present = skb.len().wrapping_sub(l3);
+        let payload = skb.segment_size();
+        // Short frames are padded. A packet of segments is not, and may be longer than the header's field.
+        let total = if payload == 0 { packet.total } else { present };
+        let before = upper.offset.wrapping_sub(l3);
+        if total > present || total < before {
+            return false;
+        }
+        packet.l4 = upper.offset;
+        packet.length = total;
+        self.above = total - before;
+        let (ports, header) = match upper.protocol {
+            IPPROTO_TCP => {
+                let Some(tcp) = skb.load::<Tcp>(packet.l4) else { return false };
+                let [offset, flags, ..] = tcp.offset_flags_window.to_ne_bytes();
+                packet.tcp = flags;
+                packet.sequence = u32::from_be(tcp.sequence);
+                self.acknowledgment = u32::from_be(tcp.acknowledgment);
+                self.proof = [tcp.sequence, tcp.acknowledgment, tcp.offset_flags_window];
+                (tcp.ports, u32::from(offset >> 4) * 4)
+            }
+            IPPROTO_UDP => {
+                let Some(udp) = skb.load::<Udp>(packet.l4) else { return false };
+                self.proof = [u32::from(udp.length), 0, 0];
+                (udp.ports, size_of::<Udp>() as u32)
+            }
+            _ => return false,
+        };
+        if payload != 0 {
+            packet.length = before + header + payload;
+        }
+        self.key.source = packet.source;
+        self.key.destination = packet.destination;
+        self.key.source_port = ports[0];
+        self.key.destination_port = ports[1];
+        self.key.interface = skb.interface();
+        self.key.protocol = u32::from(upper.protocol);
+        true
     }
 
-    /// Starts a new flow in [`Scratch::flow`].
+    /// Adds the beginning of a datagram's payload to [`Scratch::proof`].
     #[inline(always)]
-    pub(crate) fn begin_flow(&mut self, skb: Skb, now: u32) {
-        clear(&raw mut self.flow);
-        self.flow.packets = skb.segments();
-        self.flow.bytes = u64::from(skb.len());
-        self.flow.last_seen = now;
-        self.flow.mark = if self.packet.key.protocol == IPPROTO_TCP { self.packet.sequence } else { now };
-        self.flow.state = first_state(self.packet.key.protocol);
-        self.flow.flags = ORIGINAL;
-    }
-
-    /// Sets [`Scratch::reverse`], without packets of its own.
-    #[inline(always)]
-    pub(crate) fn set_reverse(&mut self) {
-        copy(&raw const self.flow, &raw mut self.reverse);
-        let (key, reverse) = (&self.packet.key, &mut self.reverse);
-        clear(&raw mut reverse.packets);
-        clear(&raw mut reverse.bytes);
-        if key.protocol == IPPROTO_TCP {
-            // Each direction has its own sequence numbers.
-            reverse.mark = 0;
+    pub(crate) fn read_payload(&mut self, skb: Skb) {
+        if self.key.protocol == u32::from(IPPROTO_UDP)
+            && let Some([first, second]) = skb.load::<[u32; 2]>(self.packet.l4 + size_of::<Udp>() as u32)
+        {
+            self.proof[1] = first;
+            self.proof[2] = second;
         }
-        reverse.source = key.destination;
-        reverse.destination = key.source;
-        reverse.source_port = key.destination_port;
-        reverse.destination_port = key.source_port;
-        // The reverse of one translating action is the other one.
-        if reverse.action != Action::Pass as u8 {
-            reverse.action = Action::ToPod as u8 + Action::ToUplink as u8 - reverse.action;
-        }
-        reverse.flags ^= ORIGINAL;
     }
 }

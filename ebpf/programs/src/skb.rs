@@ -4,10 +4,10 @@
 
 use core::mem::MaybeUninit;
 
-use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::{
     bpf_clone_redirect, bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_peer,
-    bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+    bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_store_bytes,
 };
 use slipway_ebpf_abi::TICK_SHIFT;
 
@@ -18,9 +18,6 @@ pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
 /// EtherType of IPv6.
 pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
-/// The VLAN ID in a tag.
-const VLAN_NUMBER: u32 = 0x0fff;
-
 /// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this host.
 const PACKET_HOST: u32 = 0;
 /// `PACKET_OTHERHOST`: addressed to another host, as frames of a pod to the bridge that its link belongs to.
@@ -30,8 +27,6 @@ const PACKET_OTHERHOST: u32 = 3;
 pub(crate) struct Act;
 
 impl Act {
-    /// Leaves the packet to the kernel's stack.
-    pub(crate) const STACK: i32 = TC_ACT_OK as i32;
     /// Drops the packet.
     pub(crate) const DROP: i32 = TC_ACT_SHOT as i32;
     /// Leaves the packet to the filters that follow, and to the kernel's stack. Not a final verdict, after
@@ -101,12 +96,13 @@ impl Skb {
 
     /// Sends the packet into a pod, whatever host its frame was addressed to.
     #[inline(always)]
-    pub(crate) fn into_pod_as_host(self, interface: u32) -> i32 {
+    pub(crate) fn into_pod(self, interface: u32) -> i32 {
         if !self.is_to_host() {
             // SAFETY: the context is valid. Fails for other kinds of frames, which are not carried.
             let _ = unsafe { bpf_skb_change_type(self.0, PACKET_HOST) };
         }
-        self.into_pod(interface)
+        // SAFETY: the helper checks the interface after the program has returned.
+        unsafe { bpf_redirect_peer(interface, 0) as i32 }
     }
 
     /// Has a clone of the packet arrive at its interface again.
@@ -127,19 +123,6 @@ impl Skb {
     #[inline(always)]
     pub(crate) fn has_tag(self) -> bool {
         field!(self, vlan_present) != 0
-    }
-
-    /// True if the frame belongs to a VLAN. A tag with ID 0 only gives a priority (IEEE 802.1Q, section 9.6).
-    #[inline(always)]
-    pub(crate) fn is_in_vlan(self) -> bool {
-        self.has_tag() && field!(self, vlan_tci) & VLAN_NUMBER != 0
-    }
-
-    /// Removes the VLAN tag, if any, as the kernel's stack does before it forwards a packet.
-    #[inline(always)]
-    pub(crate) fn untag(self) -> bool {
-        // SAFETY: the context is valid.
-        !self.has_tag() || unsafe { bpf_skb_vlan_pop(self.0) } == 0
     }
 
     /// True if the frame is addressed to this host.
@@ -215,13 +198,6 @@ impl Skb {
         // SAFETY: the context is valid.
         let failed = unsafe { bpf_skb_change_head(self.0, ETHERNET, 0) };
         failed == 0 && self.store(12, &protocol, 0)
-    }
-
-    /// Redirects the packet to the peer of this veth, in the pod.
-    #[inline(always)]
-    pub(crate) fn into_pod(self, interface: u32) -> i32 {
-        // SAFETY: the helper checks the interface after the program has returned.
-        unsafe { bpf_redirect_peer(interface, 0) as i32 }
     }
 }
 

@@ -3,77 +3,46 @@
 //! Writing new addresses and ports into a packet.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use slipway_ebpf_abi::{IPPROTO_TCP, IPPROTO_UDP, Port};
+use slipway_ebpf_abi::IPPROTO_TCP;
 
 use crate::csum::Difference;
 use crate::family::Family;
-use crate::packet::Fragment;
 use crate::scratch::Scratch;
 use crate::skb::Skb;
 
-/// Offset of the checksum in the header above IP.
+/// Offset of the checksum in a TCP header.
+const TCP_CHECKSUM: u32 = 16;
+/// Offset of the checksum in a UDP header.
+const UDP_CHECKSUM: u32 = 6;
+
+/// Writes addresses, ports and hop limit. Returns false if it failed halfway.
 #[inline(always)]
-pub(crate) fn checksum_offset(protocol: u8) -> u32 {
-    match protocol {
-        IPPROTO_TCP => 16,
-        IPPROTO_UDP => 6,
-        _ => 2,
-    }
-}
-
-/// True if that checksum covers the addresses.
-#[inline(always)]
-pub(crate) fn covers_addresses<F: Family>(protocol: u8) -> bool {
-    protocol != F::ICMP || F::ICMP_PSEUDO
-}
-
-/// Writes the ports, or the identifier of an echo, into the header at `l4`.
-#[inline(always)]
-pub(crate) fn write_ports<F: Family>(skb: Skb, l4: u32, protocol: u8, ports: (Port, Port)) -> bool {
-    if protocol == F::ICMP {
-        // One of them is 0: an echo has one identifier, which is the port of the host that requests.
-        let id = Port(ports.0.0 | ports.1.0);
-        skb.store(l4 + 4, &id, 0)
-    } else {
-        skb.store(l4, &[ports.0, ports.1], 0)
-    }
-}
-
-/// Writes [`Scratch::ends`] and the decremented hop limit into the IP header.
-#[inline(never)]
-pub(crate) fn write_header<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
-    F::write_header(skb, &scratch.packet, scratch.ends)
-}
-
-/// Translates the packet as the flow requires. Returns false if it failed halfway: the packet must be
-/// dropped.
-#[inline(never)]
-pub(crate) fn translate<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
-    scratch.ends = (scratch.flow.source, scratch.flow.destination);
-    if !skb.untag() || !write_header(skb, scratch) {
+pub(crate) fn translate<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
+    let (packet, key, way) = (&scratch.packet, &scratch.key, &scratch.way);
+    let ends = (way.source, way.destination);
+    if !F::write_header(skb, packet, ends) {
         return false;
     }
-    if scratch.packet.fragment == Fragment::Later {
-        return true;
-    }
-    let (packet, key, flow) = (&scratch.packet, &scratch.packet.key, &scratch.flow);
-    let checksum = packet.l4 + checksum_offset(key.protocol);
     // A zero means that a UDP sender omits the checksum (RFC 768); a checksum of zero is sent as all ones.
-    let zero = if key.protocol == IPPROTO_UDP { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
-    let (old_ports, new_ports) =
-        ((key.source_port.0, key.destination_port.0), (flow.source_port.0, flow.destination_port.0));
-    if old_ports != new_ports {
-        let difference = Difference::default().ports(old_ports, new_ports).sum();
-        let ports = (flow.source_port, flow.destination_port);
-        if !write_ports::<F>(skb, packet.l4, key.protocol, ports)
+    let (offset, zero) = if key.protocol == u32::from(IPPROTO_TCP) {
+        (TCP_CHECKSUM, 0)
+    } else {
+        (UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))
+    };
+    let checksum = packet.l4 + offset;
+    let (old, new) =
+        ((key.source_port.0, key.destination_port.0), (way.source_port.0, way.destination_port.0));
+    if old != new {
+        let difference = Difference::default().ports(old, new).sum();
+        if !skb.store(packet.l4, &[way.source_port, way.destination_port], 0)
             || !skb.update_checksum(checksum, difference, zero)
         {
             return false;
         }
     }
-    if !covers_addresses::<F>(key.protocol) {
+    if F::same(key.source, way.source) && F::same(key.destination, way.destination) {
         return true;
     }
-    let difference = F::difference((key.source, key.destination), scratch.ends).sum();
+    let difference = F::difference((key.source, key.destination), ends).sum();
     skb.update_checksum(checksum, difference, zero | u64::from(BPF_F_PSEUDO_HDR))
 }

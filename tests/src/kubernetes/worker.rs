@@ -169,8 +169,7 @@ impl Worker {
     /// For other programs, and when it does not start.
     pub fn start(&mut self, program: &'static str) {
         let words = self.words(program);
-        // Into the node's control group of version 2, as a service manager does. Programs of eBPF look there for the node's
-        // own sockets.
+        // Into the node's control group of version 2, as a service manager does.
         let group = self.system.unified_cgroup().map(|(_, daemons)| daemons.join("cgroup.procs"));
         let group = group.unwrap_or_else(|| PathBuf::from("/dev/null"));
         let script = format!("echo 0 > {} && exec \"$0\" \"$@\"", group.display());
@@ -299,12 +298,7 @@ impl Worker {
         let Network::Slipway(_, backend, _) = self.network else { return None };
         match backend {
             Backend::Nftables => None,
-            Backend::Iptables => Some(json!({ "backend": backend.name() })),
-            Backend::Ebpf => {
-                // The root of the hierarchy has the processes of the other nodes, too.
-                let group = self.system.unified_cgroup().map(|(group, _)| group.display().to_string());
-                Some(json!({ "backend": backend.name(), "cgroup": group.map_or(json!(false), Value::from) }))
-            }
+            Backend::Iptables | Backend::Ebpf => Some(json!({ "backend": backend.name() })),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
-use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_ebpf_abi::Counter;
 use slipway_tests::{PROGRAMS, has_programs, needs, patience};
 
 pub(crate) use raw::packet;
@@ -83,7 +83,7 @@ fn a_blind_attacker_ends_no_masqueraded_connection() {
     }
     println!("{:?}", stage.counts());
     connection.requests(50).expect("replies after the attack");
-    assert!(stage.count(CarriedCounter::DroppedFar) > 0, "{:?}", stage.counts());
+    assert!(stage.count(Counter::DroppedFar) > 0, "{:?}", stage.counts());
 }
 
 /// Short connections to one published port take no entries, and evict none.
@@ -91,10 +91,7 @@ fn a_blind_attacker_ends_no_masqueraded_connection() {
 fn short_connections_evict_nothing() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
-    stage.node.write(
-        "/etc/cni/slipway.json",
-        serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
-    );
+    stage.node.write("/etc/cni/slipway.json", serde_json::json!({"maps": {"flows": 1024}}).to_string());
     let (pod, own) = stage.pod("web");
     let far = SocketAddr::new(stage.client_ips()[0], FAR);
     let mut idle: Vec<_> = {
@@ -124,10 +121,7 @@ fn forged_handshakes_end_no_idle_connection() {
     const PAIRS: u32 = 20_000;
     for engine in [Engine::Nftables, Engine::Carried] {
         let stage = Stage::new(engine);
-        stage.node.write(
-            "/etc/cni/slipway.json",
-            serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
-        );
+        stage.node.write("/etc/cni/slipway.json", serde_json::json!({"maps": {"flows": 1024}}).to_string());
         let (pod, own) = stage.pod("web");
         let far = SocketAddr::new(stage.client_ips()[0], FAR);
         let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
@@ -163,10 +157,7 @@ fn forged_handshakes_end_no_idle_connection() {
 fn one_pods_flows_end_no_connection_of_others() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
-    stage.node.write(
-        "/etc/cni/slipway.json",
-        serde_json::json!({"ebpfFlows": "netfilter", "maps": {"flows": 1024}}).to_string(),
-    );
+    stage.node.write("/etc/cni/slipway.json", serde_json::json!({"maps": {"flows": 1024}}).to_string());
     let (web, _) = stage.pod("web");
     let (other, _) = stage.pod_at("other", PORT + 1);
     let far = SocketAddr::new(stage.client_ips()[0], FAR);
@@ -176,7 +167,7 @@ fn one_pods_flows_end_no_connection_of_others() {
     idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
     let echo = stage.client.run(|| UdpSocket::bind(far)).expect("bind");
     echo.set_read_timeout(Some(patience())).expect("a limit");
-    let before = stage.count(CarriedCounter::Carried);
+    let before = stage.count(Counter::Carried);
     for _ in 0..3000 {
         let socket = other.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         socket.set_read_timeout(Some(patience())).expect("a limit");
@@ -188,13 +179,13 @@ fn one_pods_flows_end_no_connection_of_others() {
             socket.recv(&mut bytes).expect("a reply");
         }
     }
-    assert!(stage.count(CarriedCounter::Carried) - before > 3000, "{:?}", stage.counts());
+    assert!(stage.count(Counter::Carried) - before > 3000, "{:?}", stage.counts());
     for (number, one) in idle.iter_mut().enumerate() {
         one.requests(20).unwrap_or_else(|e| panic!("idle connection {number}: {e}"));
     }
-    let before = stage.count(CarriedCounter::Carried);
+    let before = stage.count(Counter::Carried);
     idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
-    assert!(stage.count(CarriedCounter::Carried) - before > 20 * 30, "{:?}", stage.counts());
+    assert!(stage.count(Counter::Carried) - before > 20 * 30, "{:?}", stage.counts());
 }
 
 /// A filter of another program with a final verdict comes first: the packets pass netfilter. The verdict sets `tc_index`,

@@ -1,31 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The instructions that the verifier processes for the programs.
+//! The cost of the BPF programs: instructions that the verifier processes, and time for each packet.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap};
 use aya::programs::{ProgramInfo, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, EbpfLoader};
-use slipway_ebpf_abi::carried::{
-    CARRIED4, CARRIED6, Carried4, CarriedKey4, EPOCH, HAS_ETHERNET, INGRESS, PROGRAMS, TO_PEER, Way,
-};
-use slipway_ebpf_abi::{Port, TICK_SHIFT};
-use slipway_tests::{Node, has_programs, needs};
+use slipway_ebpf_abi::maps::{CARRIED4, CARRIED6, EPOCH, programs};
+use slipway_ebpf_abi::{Carried4, CarriedKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
+use slipway_tests::{Node, PROGRAMS, has_programs, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
 
-/// The programs that decide themselves verify several times as many.
+/// Instructions that the verifier processed, `<kernel> <program> <number>` on each line.
+const GOLDEN: &str = include_str!("instructions.golden");
+/// The limit on kernels that are not in the file.
 const CEILING: u32 = 20_000;
 
 /// include/uapi/linux/pkt_cls.h
 const TC_ACT_REDIRECT: u32 = 7;
 
+/// The kernel's major and minor version: `6.18` of `6.18.44-something`.
+fn kernel() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
+    release.split('.').take(2).collect::<Vec<_>>().join(".")
+}
+
+/// Prints number and time for each program, so that a run on other kernels reports them, too.
 #[test]
-fn the_verifier_processes_few_instructions() {
-    needs!(has_programs(), slipway_tests::PROGRAMS);
+fn the_verifier_processes_as_many_instructions_as_before() {
+    needs!(has_programs(), PROGRAMS);
     let object = cni_dataplane::ebpf::object().expect("the object");
     let node = Node::new();
     let counts = node.run(|| {
@@ -34,17 +42,35 @@ fn the_verifier_processes_few_instructions() {
             .map_max_entries(CARRIED6, 64)
             .load(object)
             .unwrap_or_else(|error| panic!("load the object: {error:?}"));
-        PROGRAMS.map(|name| {
+        programs::ALL.map(|name| {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).expect("the program").try_into().expect("a program of tc");
+            let begun = Instant::now();
             program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
-            let info = program.info().expect("the program's info");
-            (name, info.verified_instruction_count().unwrap_or_default(), info.size_translated())
+            let (taken, info) = (begun.elapsed(), program.info().expect("the program's info"));
+            (name, info.verified_instruction_count(), taken)
         })
     });
-    println!("{counts:?}");
-    for (name, verified, _) in counts {
-        assert!(verified < CEILING, "{name}: {verified}");
+    let kernel = kernel();
+    let golden: BTreeMap<&str, u32> = GOLDEN
+        .lines()
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [of, name, number] = words[..] else { panic!("instructions.golden: {line:?}") };
+            (of == kernel).then(|| (name, number.parse().expect("a number in instructions.golden")))
+        })
+        .collect();
+    for (name, count, taken) in counts {
+        let shown = count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+        println!("{kernel} {name} {shown} instructions, verified and compiled in {} us", taken.as_micros());
+        // Kernels before 5.16 do not report the number.
+        let Some(count) = count else { continue };
+        let (least, most) = match golden.get(name) {
+            // Other compiler versions order instructions differently.
+            Some(golden) => (golden - golden / 5, golden + golden / 5),
+            None => (1, CEILING),
+        };
+        assert!((least..=most).contains(&count), "{name}: {count}, not {least} to {most}");
     }
 }
 
@@ -91,7 +117,7 @@ fn time_per_packet() {
             ..Way::default()
         };
         let program: &mut SchedClassifier =
-            ebpf.program_mut(INGRESS).expect("the program").try_into().expect("a program of tc");
+            ebpf.program_mut(programs::INGRESS).expect("the program").try_into().expect("a program of tc");
         program.load().expect("load");
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&index.to_ne_bytes());
@@ -148,7 +174,7 @@ fn time_per_connection() {
     }
     let after = stage.counts();
     println!("counters: {:?}", [0, 1, 2, 3, 4, 5].map(|index| after[index] - before[index]));
-    for name in PROGRAMS {
+    for name in programs::ALL {
         let pin = stage.pin(name);
         let info = stage.node.run(|| ProgramInfo::from_pin(&pin));
         let info = info.expect("the program's info");

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_ebpf_abi::Counter;
 use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, needs, within};
 
 use crate::{Engine, FAR, PORT, Stage};
@@ -207,7 +207,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
         Change::DropForward | Change::DropRaw | Change::PolicyForNew | Change::StrictForward | Change::Xfrm
     );
     if engine == Engine::Carried && !(is_blocked && order == Order::BeforeAdd) {
-        assert!(cell.stage.count(CarriedCounter::Carried) > 0, "{change:?}: no packet was carried");
+        assert!(cell.stage.count(Counter::Carried) > 0, "{change:?}: no packet was carried");
     }
     seen
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use slipway_ebpf_abi::carried::CarriedCounter;
+use slipway_ebpf_abi::Counter;
 use slipway_tests::{PROGRAMS, Pod, Space, has_programs, needs, patience, slipway};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
@@ -32,10 +32,10 @@ fn requests_of_a_connection_are_carried_with_correct_packets() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     for (name, from, to, server, at) in each_way(&stage, &pod, own) {
-        let before = stage.count(CarriedCounter::Carried);
+        let before = stage.count(Counter::Carried);
         let mut connection = Connection::new(from, to, server, at).expect("a connection");
         connection.requests(200).expect("replies");
-        let carried = stage.count(CarriedCounter::Carried) - before;
+        let carried = stage.count(Counter::Carried) - before;
         // The packets of 200 requests and replies, without the first ones and those that are checked again.
         assert!(carried >= 350, "{name} {to}: {carried} of 400 packets; {:?}", stage.counts());
     }
@@ -49,10 +49,10 @@ fn a_large_transfer_is_carried() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     for (name, from, to, server, at) in each_way(&stage, &pod, own) {
-        let before = (stage.count(CarriedCounter::Carried), stage.counts());
+        let before = (stage.count(Counter::Carried), stage.counts());
         let mut connection = Connection::new(from, to, server, at).expect("a connection");
         connection.stream(32 << 20);
-        let carried = stage.count(CarriedCounter::Carried) - before.0;
+        let carried = stage.count(Counter::Carried) - before.0;
         let packets = (32 << 20) / 1448;
         assert!(carried > packets * 9 / 10, "{name} {to}: {carried} of {packets}; {:?}", stage.counts());
     }
@@ -70,7 +70,7 @@ fn datagrams_are_carried_from_the_third_on() {
         for socket in [&receiver, &sender] {
             socket.set_read_timeout(Some(patience())).expect("a limit");
         }
-        let before = stage.count(CarriedCounter::Carried);
+        let before = stage.count(Counter::Carried);
         let mut bytes = [0; 2000];
         for number in 0..100_usize {
             // A short one, and some of all lengths.
@@ -83,7 +83,7 @@ fn datagrams_are_carried_from_the_third_on() {
             assert_eq!(sender.recv(&mut bytes).expect("a reply"), length / 2, "{name}");
         }
         // Datagrams that are longer than all before are checked.
-        let carried = stage.count(CarriedCounter::Carried) - before;
+        let carried = stage.count(Counter::Carried) - before;
         assert!(carried < 100, "{name} {to}: {carried}");
         for _ in 0..100 {
             sender.send_to(&[1; 700], to).expect("send");
@@ -91,7 +91,7 @@ fn datagrams_are_carried_from_the_third_on() {
             receiver.send_to(&[1; 300], peer).expect("send");
             sender.recv(&mut bytes).expect("a reply");
         }
-        let carried = stage.count(CarriedCounter::Carried) - before;
+        let carried = stage.count(Counter::Carried) - before;
         assert!(carried >= 180, "{name} {to}: {carried}; {:?}", stage.counts());
     }
 }
@@ -131,12 +131,12 @@ fn another_pods_published_port_on_the_same_node_is_carried() {
     let (web, own) = stage.pod("web");
     let (other, _) = stage.pod_at("other", PORT + 1);
     for (family, inside) in own.into_iter().enumerate() {
-        let before = stage.count(CarriedCounter::Carried);
+        let before = stage.count(Counter::Carried);
         let to = (stage.node_ips()[family], PORT).into();
         let mut connection = Connection::new(&other, to, &web, (inside, 80).into()).expect("a connection");
         connection.requests(200).expect("replies");
         connection.stream(4 << 20);
-        let carried = stage.count(CarriedCounter::Carried) - before;
+        let carried = stage.count(Counter::Carried) - before;
         println!("{to}: {carried} {:?}", stage.counts());
         assert!(carried > 350, "{to}: {carried}; {:?}", stage.counts());
     }
@@ -155,7 +155,7 @@ fn connections_survive_the_teardown_of_the_programs() {
             connection
         })
         .collect();
-    assert!(stage.count(CarriedCounter::Carried) > 0);
+    assert!(stage.count(Counter::Carried) > 0);
     let slipway = slipway();
     stage.node.cmd(&format!("{} node teardown", slipway.display()));
     assert!(!stage.node.list("/sys/fs/bpf").iter().any(|name| name.starts_with("slipway")), "pins are left");

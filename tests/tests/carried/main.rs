@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Flows that netfilter checks and the BPF programs carry: `"ebpfFlows": "netfilter"` in the node's settings.
+//! Flows that netfilter checks and the BPF programs carry.
 
 mod attacks;
 mod cost;
@@ -17,8 +17,8 @@ use std::thread;
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use serde_json::json;
-use slipway_ebpf_abi::carried::{CARRIED_COUNTERS, CARRIED4, COUNTS, Carried4, CarriedCounter, CarriedKey4};
+use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
+use slipway_ebpf_abi::{COUNTERS, Carried4, CarriedKey4, Counter};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Space, patience};
 
 /// The folder of the pins.
@@ -50,7 +50,6 @@ impl Stage {
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip -6 route add default via {}", client.v6));
         node.own_etc();
-        node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
         Self { node, client, engine }
     }
 
@@ -97,18 +96,18 @@ impl Stage {
         format!("{PINS}/{}/{name}", versions[0])
     }
 
-    fn count(&self, counter: CarriedCounter) -> u64 {
+    fn count(&self, counter: Counter) -> u64 {
         if self.engine == Engine::Nftables {
             return 0;
         }
-        let map = PerCpuArray::<_, [u64; CARRIED_COUNTERS]>::try_from(Map::PerCpuArray(self.map(COUNTS)))
+        let map = PerCpuArray::<_, [u64; COUNTERS]>::try_from(Map::PerCpuArray(self.map(COUNTS)))
             .expect("a per-CPU array");
         map.get(&0, 0).expect("the counters").iter().map(|one| one[counter as usize]).sum()
     }
 
     /// All counters, in the order of their numbers.
-    fn counts(&self) -> [u64; CARRIED_COUNTERS] {
-        use CarriedCounter as C;
+    fn counts(&self) -> [u64; COUNTERS] {
+        use Counter as C;
         [C::Carried, C::Asked, C::Checked, C::Unlike, C::DroppedFar, C::DroppedWrite]
             .map(|one| self.count(one))
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use aya::maps::{Array, Map};
 use serde_json::{Value, json};
-use slipway_ebpf_abi::carried::{CarriedCounter, HOME};
+use slipway_ebpf_abi::Counter;
+use slipway_ebpf_abi::maps::HOME;
 use slipway_tests::{
     Attach, PROGRAMS, Pod, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
 };
@@ -19,23 +20,13 @@ use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
 fn filters(stage: &Stage, link: &str) -> [String; 2] {
     ["ingress", "egress"].map(|side| {
         let text = stage.node.try_cmd(&format!("tc filter show dev {link} {side}")).stdout;
-        let name =
-            text.split_whitespace().find(|word| word.starts_with("flow_") || word.contains("_ingress"));
+        let name = text.split_whitespace().find(|word| word.starts_with("flow_"));
         name.unwrap_or_default().split(':').next().unwrap_or_default().to_owned()
     })
 }
 
 fn node_end(result: &Value) -> String {
     result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
-}
-
-/// Our folders in the BPF file system.
-fn pins(stage: &Stage) -> Vec<String> {
-    stage.node.list("/sys/fs/bpf").into_iter().filter(|name| name.starts_with("slipway")).collect()
-}
-
-fn settings(stage: &Stage, flows: &str) {
-    stage.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": flows}).to_string());
 }
 
 /// A connection to the published port.
@@ -62,7 +53,6 @@ fn the_status_names_uplinks_containers_and_counters() {
     for (key, value) in [
         ("loaded", json!(true)),
         ("current", json!(true)),
-        ("decision", json!("netfilter")),
         ("uplinks", json!([stage.client.node_link])),
         ("containers", json!(1)),
         ("uplinks_left_to_nftables", json!([])),
@@ -71,7 +61,7 @@ fn the_status_names_uplinks_containers_and_counters() {
     }
     assert_eq!(status["maps"][0]["name"], "carried4");
     let text = stage.node.slipway("node status");
-    assert!(text.contains("decision    by netfilter\n") && text.contains("containers  1\n"), "{text}");
+    assert!(text.contains("containers  1\n"), "{text}");
     let report = stage.node.try_slipway("check-node").stdout;
     assert!(report.lines().any(|line| line.starts_with("ok") && line.contains("1 containers")), "{report}");
 }
@@ -103,47 +93,6 @@ fn detached_programs_are_reported_and_attached_again() {
     stage.node.slipway("node setup");
     assert_eq!(filters(&stage, &other.node_link), ["", ""]);
     assert_eq!(stage.node.programs()["uplinks"], json!([link]));
-}
-
-/// With other settings, the set-up or the next ADD replaces the programs. Connections continue.
-#[test]
-fn other_settings_change_the_programs_and_no_connection_ends() {
-    needs!(has_programs(), PROGRAMS);
-    for by_add in [false, true] {
-        let stage = Stage::new(Engine::Carried);
-        settings(&stage, "programs");
-        let pod = stage.node.pod("web");
-        let network = stage.network();
-        let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
-        let result = network.add(&attach).expect("ADD");
-        let own = [0, 1].map(|index| {
-            let text = result["ips"][index]["address"].as_str().expect("an address");
-            text.split('/').next().expect("an address").parse().expect("an IP address")
-        });
-        assert_eq!(stage.node.programs()["decision"], "programs");
-        let far = SocketAddr::new(stage.client_ips()[0], FAR);
-        let mut all = [
-            published(&stage, &pod, own),
-            Connection::new(&pod, far, &stage.client, far).expect("a connection"),
-        ];
-        all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
-        settings(&stage, "netfilter");
-        if by_add {
-            drop(stage.pod_at("next", PORT + 1));
-        } else {
-            stage.node.slipway("node setup");
-        }
-        assert_eq!(filters(&stage, &node_end(&result)), ["flow_ingress_pod", "flow_egress_pod"]);
-        assert_eq!(filters(&stage, &stage.client.node_link), ["flow_ingress", "flow_egress"]);
-        assert_eq!(pins(&stage), ["slipway-flows"]);
-        all.iter_mut().for_each(|one| are_carried(&stage, one));
-        // And back.
-        settings(&stage, "programs");
-        stage.node.slipway("node setup");
-        assert_eq!(filters(&stage, &stage.client.node_link), ["uplink_ingress", ""]);
-        assert_eq!(pins(&stage), ["slipway"]);
-        all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
-    }
 }
 
 #[test]
@@ -218,7 +167,7 @@ fn an_uplink_without_ethernet_is_served() {
         are_carried(&stage, &mut from_pod);
         from_pod.stream(4 << 20);
     }
-    assert_eq!(stage.count(CarriedCounter::DroppedWrite), 0);
+    assert_eq!(stage.count(Counter::DroppedWrite), 0);
 }
 
 /// A rate that the bandwidth plugin sets holds for carried packets.
@@ -269,11 +218,11 @@ fn no_packet_is_carried_after_a_del() {
     let mut config = network.configs(Some(&attach)).pop().expect("portmap");
     config["prevResult"] = result;
     network.call("DEL", &config, Some(&attach)).result().expect("DEL");
-    let before = stage.count(CarriedCounter::Carried);
+    let before = stage.count(Counter::Carried);
     for _ in 0..5 {
         flow.request().expect_err("the port is withdrawn");
     }
-    assert_eq!(stage.count(CarriedCounter::Carried), before);
+    assert_eq!(stage.count(Counter::Carried), before);
 }
 
 #[test]

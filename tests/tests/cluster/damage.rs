@@ -205,30 +205,6 @@ fn detached_bpf_programs_come_back() {
     });
 }
 
-/// The BPF programs leave new flows to nftables next to kube-proxy, and serve them again without it.
-#[test]
-fn an_engine_of_services_is_noticed() {
-    needs!(has_programs(), PROGRAMS);
-    let lab = lab();
-    let node = lab.node(1);
-    node.let_programs_decide();
-    let network = ebpf_network(node);
-    with_repairs(&lab, Program { loads_programs: true, ..program() }, |_| {
-        until("programs at the uplink", || filters(node).contains("uplink_ingress"));
-        let _web = web_of(&lab, &network, "web", PORT);
-        let is_carried = || {
-            let before = node.counted("published_flows");
-            assert!(answers(&lab, PORT));
-            node.counted("published_flows") > before
-        };
-        assert!(is_carried());
-        node.cmd("nft add table ip kube-proxy");
-        until("nftables", || !is_carried());
-        node.cmd("nft delete table ip kube-proxy");
-        until("the BPF programs", is_carried);
-    });
-}
-
 /// With kube-proxy in mode ipvs our table has a list of the node's addresses; those of Services have no published ports.
 #[test]
 fn addresses_next_to_ipvs_get_their_ports_as_they_come() {

@@ -126,10 +126,9 @@ fn of_programs(rounds: usize) {
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
-    lab.node(1).let_programs_decide();
     let agents = Agents::start(&lab, &server, &server.kubeconfig(), "never", &["--node-setup"]);
     let node = lab.node(1);
-    let filter = ("tc filter show dev eth0 ingress", "uplink_ingress");
+    let filter = ("tc filter show dev eth0 ingress", "flow_ingress");
     until("programs at the uplink", || node.try_cmd(filter.0).stdout.contains(filter.1));
     let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
     list["plugins"][0]["ipMasqBackend"] = "ebpf".into();

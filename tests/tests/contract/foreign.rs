@@ -103,10 +103,6 @@ fn another_engines_dnat_keeps_its_source() {
         }}",
         service[0], web.v4, service[1], web.v6
     ));
-    if crate::DATAPLANE == crate::world::Dataplane::Programs {
-        // An ADD itself looks only for kube-proxy's chains.
-        world.node.slipway("node setup");
-    }
     for index in [0, 1] {
         for proto in Proto::ALL {
             let answer = other.expect(proto, (service[index], 80), "web");
@@ -168,12 +164,7 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
         }
         policy(tool, "drop");
         for proto in Proto::ALL {
-            if crate::DATAPLANE == crate::world::Dataplane::Programs {
-                // The BPF programs' flows bypass netfilter.
-                world.client.expect(proto, to, "web");
-            } else {
-                world.client.expect_none(proto, to);
-            }
+            world.client.expect_none(proto, to);
         }
         peer_fails("there is no check-node", || {
             let output = world.node.try_slipway("check-node");

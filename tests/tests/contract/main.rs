@@ -13,6 +13,7 @@ mod owners;
 mod reach;
 mod sctp;
 mod udp;
+mod wire;
 mod world;
 
 /// The backend of this suite. Other suites run the same tests with other values.

@@ -14,10 +14,7 @@ use slipway_tests::{BridgeNetfilter, Space, patience};
 
 use crate::world::{PORT, Web, World};
 
-#[path = "../ebpf_programs/wire.rs"]
-#[expect(dead_code, reason = "the suite ebpf_programs uses the rest")]
-mod wire;
-use wire::{Ip, SYN};
+use crate::wire::{Ip, SYN};
 
 /// Sources that Linux drops without `rp_filter`. It forwards the rest of 0/8, broadcast addresses of subnets,
 /// and IPv4-mapped IPv6 addresses.

@@ -48,13 +48,7 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
 #[test]
 fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
     only_nftables("nothing is published on ::1", || {
-        let mut worlds = vec![World::new(BridgeNetfilter::Off), World::ptp()];
-        // With a control group for the node's sockets, the BPF programs do not depend on bridge netfilter.
-        if crate::DATAPLANE == crate::world::Dataplane::Programs {
-            let world = World::new(BridgeNetfilter::On);
-            worlds.extend(Some(world).filter(|world| !world.node.list("/sys/fs/cgroup").is_empty()));
-        }
-        for world in worlds {
+        for world in [World::new(BridgeNetfilter::Off), World::ptp()] {
             let network = world.network(1);
             let _web = Web::published(&world, &network, "web");
             for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {

@@ -56,10 +56,6 @@ fn a_client_reaches_the_new_pod_at_once() {
 /// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.
 #[test]
 fn other_flows_are_untouched() {
-    if crate::DATAPLANE == crate::world::Dataplane::Programs {
-        // conntrack does not have the flows of the BPF programs.
-        return;
-    }
     peer_fails("flows are flushed by port number alone", || {
         let world = World::new(slipway_tests::BridgeNetfilter::Off);
         let network = world.network(1);

@@ -27,8 +27,6 @@ pub(crate) enum Dataplane {
     Flowtable,
     /// nftables, and BPF programs that carry what netfilter has checked.
     Ebpf,
-    /// BPF programs that decide, on top of nftables.
-    Programs,
 }
 
 /// Runs a test that passes with nftables and must fail with iptables chains, for `reason`.
@@ -52,10 +50,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
-        let mut node = Node::new();
-        if crate::DATAPLANE == Dataplane::Programs && !node.own_cgroup() {
-            eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
-        }
+        let node = Node::new();
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
         if let Dataplane::Iptables(variant) = crate::DATAPLANE {
@@ -68,10 +63,7 @@ impl World {
             node.own_etc();
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
         }
-        if crate::DATAPLANE == Dataplane::Programs {
-            node.let_programs_decide();
-        }
-        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::Programs) {
+        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf) {
             // The default routes make the client's link the uplink, which both the flowtable and the BPF
             // programs look for.
             node.cmd(&format!("ip route add default via {}", client.v4));
@@ -140,7 +132,7 @@ pub(crate) fn list(number: u8, extra: &Value) -> Value {
         portmap["backend"] = json!("iptables");
         list["plugins"][0]["ipMasqBackend"] = json!("iptables");
     }
-    if matches!(crate::DATAPLANE, Dataplane::Ebpf | Dataplane::Programs) {
+    if crate::DATAPLANE == Dataplane::Ebpf {
         portmap["backend"] = json!("ebpf");
         list["plugins"][0]["ipMasqBackend"] = json!("ebpf");
     }

@@ -16,6 +16,8 @@ mod owners;
 mod reach;
 #[path = "../contract/udp.rs"]
 mod udp;
+#[path = "../contract/wire.rs"]
+mod wire;
 #[path = "../contract/world.rs"]
 mod world;
 

@@ -74,9 +74,7 @@ fn the_programs_load_without_btf_of_the_kernel() {
 fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage
-        .node
-        .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
+    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
     // As on a kernel without a BPF file system, there is no directory to mount it on.
     stage.node.cmd("mount -t tmpfs tmpfs /sys/fs");
     let network = stage.network();
@@ -99,9 +97,7 @@ fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
 fn a_missing_bpf_capability_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    stage
-        .node
-        .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
+    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
     let without = |args: &str| {
         let program = slipway();
         stage.node.try_cmd(&format!("setpriv --bounding-set=-bpf,-sys_admin {} {args}", program.display()))
@@ -153,9 +149,7 @@ fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
     needs!(has_programs(), PROGRAMS);
     for (error, text) in REFUSALS {
         let stage = Stage::new();
-        stage
-            .node
-            .write("/etc/cni/slipway.json", json!({"ebpfFlows": "programs", "backend": "ebpf"}).to_string());
+        stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
         stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
         let wrapper = refusing(error);
         let run_wrapped =
@@ -178,8 +172,7 @@ fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
         assert_eq!(stage.node.programs()["loaded"], false);
         // Once it is allowed, the same container's ADD has the programs serve it.
         crate::publish(&network, &attach, &result);
-        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
-        assert!(stage.carried() > 0, "{}", stage.node.programs());
+        stage.expect_carried(true, Proto::Tcp, &stage.client, (stage.client.node_v4, PORT));
         network.del(&attach).expect("DEL");
     }
 }
@@ -201,10 +194,8 @@ fn where_bpf_is_refused_later_the_next_container_is_left_to_nftables() {
         "{stderr}"
     );
     let _two = two.serve(Proto::Tcp, &format!("{}:80", address(&result)), "two");
-    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "two");
-    assert_eq!(stage.carried(), 0, "{}", stage.node.programs());
-    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "one");
-    assert!(stage.carried() > 0, "{}", stage.node.programs());
+    stage.expect_carried(false, Proto::Tcp, &stage.client, (stage.client.node_v4, PORT + 1));
+    stage.expect_carried(true, Proto::Tcp, &stage.client, (stage.client.node_v4, PORT));
     let words: Vec<&str> = wrapper.iter().map(String::as_str).collect();
     for mut config in network.configs(Some(&attach)).into_iter().rev() {
         config["prevResult"] = result.clone();

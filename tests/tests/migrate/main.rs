@@ -58,7 +58,6 @@ struct World {
 impl World {
     fn new(variant: &str) -> Self {
         let node = Node::new();
-        node.let_programs_decide();
         node.bridge_netfilter(BridgeNetfilter::Off);
         let client = node.host("client");
         for family in ["iptables", "ip6tables"] {
@@ -131,7 +130,7 @@ impl World {
         let of_reference = all.contains("cni_hostport") || all.contains("cni_plugins_masquerade");
         let in_table = all.contains(" : 10.88.1.2 . 80");
         let programs = self.node.programs();
-        let by_programs = programs["containers"].as_u64() > Some(0) || programs["ports"].as_u64() > Some(0);
+        let by_programs = programs["containers"].as_u64() > Some(0);
         let found = (in_table, in_chains, of_reference, by_programs);
         // The eBPF backend needs the nftables table, too.
         let wanted = (

@@ -72,7 +72,7 @@ on_each_backend!(
     rows_with_rules_of_mode_nftables
 );
 
-/// Without kube-proxy, where the BPF programs translate.
+/// Without kube-proxy.
 fn rows_without_services(backend: Backend) {
     let world = World::new(backend, |_| {});
     expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |row| row.seen);
@@ -108,8 +108,6 @@ fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(programs, node, &url, mode)).collect();
     for (node, proxy) in nodes.iter().zip(&proxies) {
         kube::wait_for_rules(node, proxy, mode);
-        // As containerd does every few seconds: the BPF programs leave new flows to nftables next to kube-proxy.
-        world::network(backend, node).status().expect("STATUS");
     }
     expect_all(&world, ROWS, |row| row.with(mode));
 }

@@ -9,7 +9,7 @@ use slipway_tests::at;
 use crate::kube::Mode;
 use crate::services::{CLUSTER, LOCAL, ON_NODE, Service};
 use crate::world::{BEYOND, HOST_PORTS, METADATA, NODE_PORT, POD_PORTS, World};
-use Seen::{Bridge, Client, Closed, First, FirstOrBridge, NotAsked, Second};
+use Seen::{Bridge, Client, Closed, First, NotAsked, Second};
 
 /// A client, relative to the server pod on the first node: a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,6 @@ pub(crate) enum Seen {
     Bridge,
     /// The address of the server's node on the link.
     First,
-    /// One of these two: the BPF programs replace the address in the node's own sockets.
-    FirstOrBridge,
     /// The address of the other node on the link.
     Second,
     /// None: no server replies.
@@ -65,7 +63,6 @@ impl Seen {
             Self::Client => "client",
             Self::Bridge => "bridge",
             Self::First => "its node",
-            Self::FirstOrBridge => "its node or bridge",
             Self::Second => "other node",
             Self::Closed => "closed",
             Self::NotAsked => "–",
@@ -107,7 +104,7 @@ const fn row(name: &'static str, to: To, seen: [Seen; 6]) -> Row {
 pub(crate) const ROWS: &[Row] = &[
     //                                                            itself    same node other node  node      other     outside
     row("the pod", To::Pod,                                      [Client,   Client,   Client,   Bridge,   Second,   Client]),
-    row("hostPort, its node", To::HostPort(0),                   [Bridge,   Bridge,   Second,   FirstOrBridge, Second, Client]),
+    row("hostPort, its node", To::HostPort(0),                   [Bridge,   Bridge,   Second,   First,    Second,   Client]),
     row("hostPort, the other node", To::HostPort(1),             [Closed,   Closed,   Closed,   Closed,   Closed,   Closed]),
     row("hostPort, 127.0.0.1", To::LoopbackHostPort,             [NotAsked, NotAsked, NotAsked, Bridge,   Closed,   NotAsked]),
     row("its node", To::Node,                                    [Client,   Client,   Second,   Client,   Second,   Client]),

@@ -110,7 +110,6 @@ impl World {
             Seen::Client => vec![own],
             Seen::Bridge => vec![bridge],
             Seen::First => vec![node(0)],
-            Seen::FirstOrBridge => vec![node(0), bridge],
             Seen::Second => vec![node(1)],
             Seen::Closed | Seen::NotAsked => Vec::new(),
         }

@@ -103,10 +103,6 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
         engine.expect(1, "there before the container");
         stage.expect_published("next to a Service");
         let _second = engine.service(2);
-        if backend == Backend::Programs {
-            // `node setup` records the node's addresses.
-            stage.node.slipway("node setup");
-        }
         engine.expect(2, "created after the container");
         // A restart of kube-proxy, and of a node that is cleaned up by it.
         stage.addresses("del", &cluster_ips(1), engine.link);
@@ -130,10 +126,6 @@ fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     engine.expect(1, "there before the container");
     stage.expect_published("next to a Service");
     engine.balance(2, &endpoint);
-    if backend == Backend::Programs {
-        // `node setup` records the node's addresses.
-        stage.node.slipway("node setup");
-    }
     engine.expect(2, "created after the container");
 }
 

@@ -29,8 +29,6 @@ const SERVED: u16 = 80;
 enum Backend {
     Nftables,
     Ebpf,
-    /// BPF programs that decide about flows.
-    Programs,
     Iptables,
 }
 
@@ -46,12 +44,6 @@ macro_rules! on_each_backend {
                 super::$test(crate::Backend::Ebpf);
             })+
         }
-        mod programs {
-            $(#[test] fn $test() {
-                slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
-                super::$test(crate::Backend::Programs);
-            })+
-        }
         mod iptables {
             $(#[test] fn $test() { super::$test(crate::Backend::Iptables); })+
         }
@@ -63,7 +55,7 @@ impl Backend {
     fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
-            Self::Ebpf | Self::Programs => "ebpf",
+            Self::Ebpf => "ebpf",
             Self::Iptables => "iptables",
         }
     }
@@ -93,13 +85,7 @@ impl Stage {
 
     /// On a node whose kubelet uses this variant of iptables, as its chain shows.
     fn on_node_of(backend: Backend, variant: &str) -> Self {
-        let mut node = Node::new();
-        if backend == Backend::Programs {
-            if !node.own_cgroup() {
-                eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
-            }
-            node.let_programs_decide();
-        }
+        let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
         let client = node.host("client");
         node.cmd(&format!("ip route add default via {}", client.v4));

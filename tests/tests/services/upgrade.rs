@@ -2,7 +2,7 @@
 
 //! A table of schema 1, whose chains translated at dstnat: it is upgraded in place.
 
-use slipway_tests::{FLOWTABLE, PROGRAMS, Proto, at, has_flowtable, has_programs, needs, patience};
+use slipway_tests::{FLOWTABLE, Proto, at, has_flowtable, needs, patience};
 
 use crate::{Backend, PORT, Stage};
 
@@ -62,14 +62,6 @@ fn a_table_with_a_flowtable_is_upgraded() {
     stage.node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
     is_upgraded(&stage);
     assert!(stage.node.ruleset().contains("flow add @flows"));
-}
-
-#[test]
-fn a_table_with_reserved_ports_is_upgraded() {
-    needs!(has_programs(), PROGRAMS);
-    let stage = Stage::new(Backend::Programs);
-    assert!(stage.node.ruleset().contains("chain spare-ports"));
-    is_upgraded(&stage);
 }
 
 #[test]

@@ -29,10 +29,6 @@ impl World {
             Mode::Nftables => Stage::new(backend),
         };
         stage.addresses("add", &vips(), &stage.client.node_link);
-        if backend == Backend::Programs {
-            // The programs know these addresses, too.
-            stage.node.slipway("node setup");
-        }
         let web = stage.pod(2, "service", |attach| attach);
         Self { stage, mode, web }
     }

@@ -1,237 +1,183 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The programs at interfaces: at uplinks, and at the host ends of containers' links.
+//! The programs at interfaces: filters at both hooks of `clsact`.
 //!
-//! A program masquerades a pod's packet only if the map has the packet's uplink with an address. Only the
-//! program at that uplink can translate the reply. So the address is written after that program is attached,
-//! and removed before it is detached: without an address, netfilter masquerades.
+//! A container in use loses the packets that it sends while its link gets its first `clsact`. tcx does without, but
+//! attaching by it takes twenty times as long, and needs Linux 6.6.
 
 use std::path::Path;
 
-use cni_kernel::route::{Link, RouteSocket};
-use slipway_ebpf_abi::{Addr4, Addr6, LEFT, UPLINK_ETHERNET, Uplink, maps};
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle};
+use aya::programs::{Link as _, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, tc};
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use nix::errno::Errno;
+use slipway_ebpf_abi::maps::programs;
 
-use super::attach::{self, Use};
-use super::pins::Pins;
-use super::pods;
-use super::tables::{self, PodId, Table, Tables};
-use super::uplinks::{self, Surroundings};
-use crate::Error;
+use super::error;
+use super::store::Store;
+use crate::{ContainerNetns, Error};
 
-/// An interface without the program that it needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Without {
-    /// Its name.
-    pub name: String,
-    /// The reason, if known.
-    pub why: String,
+/// Priority of the filters: after most others, whose verdict counts.
+const PRIORITY: u16 = 0x534d;
+/// Number of the filter at that priority: one for each hook of an interface.
+const NUMBER: u16 = 1;
+const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
+
+/// The kind of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An uplink whose packets begin with an Ethernet header.
+    Uplink,
+    /// An uplink whose packets begin with the IP header.
+    UplinkL3,
+    /// The host's end of a pod's veth.
+    Pod,
+    /// The same, with a queueing discipline that must see all packets.
+    LimitedPod,
 }
 
-const FIX: &str = "`slipway node setup` attaches it or prints why it cannot";
-
-/// True if an uplink's packets begin with an Ethernet header.
-pub(super) fn is_ethernet(uplink: &Uplink) -> bool {
-    uplink.flags & UPLINK_ETHERNET != 0
-}
-
-fn socket() -> Result<RouteSocket, Error> {
-    RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
-}
-
-/// Attaches the programs to the uplinks and writes the uplinks to the map; removes former uplinks. Returns
-/// the uplinks to which no program could be attached.
-///
-/// # Errors
-/// [`Error::Kernel`] if the map cannot be read or written.
-pub(super) fn settle(pins: &Pins, folder: &Path, around: &Surroundings) -> Result<Vec<Without>, Error> {
-    let mut table = tables::uplinks(pins)?;
-    let mut left = Vec::new();
-    for (index, uplink) in table.all()? {
-        if !around.uplinks.contains_key(&index) {
-            remove_uplink(&mut table, index, uplink)?;
+impl Kind {
+    /// The programs at ingress and egress.
+    const fn programs(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Uplink => (programs::INGRESS, programs::EGRESS),
+            Self::UplinkL3 => (programs::INGRESS_L3, programs::EGRESS_L3),
+            Self::Pod => (programs::INGRESS_POD, programs::EGRESS_POD),
+            Self::LimitedPod => (programs::INGRESS_POD, programs::EGRESS),
         }
     }
-    for (index, (name, uplink)) in &around.uplinks {
-        if table.get(index)?.is_none() {
-            table.put(*index, without_address(*uplink))?;
-        }
-        // Without Ethernet, packets begin with the IP header.
-        let program =
-            if is_ethernet(uplink) { maps::programs::UPLINK_INGRESS } else { maps::programs::UPLINK_L3 };
-        match attach::attach(name, &folder.join(program), Use::None) {
-            Ok(_) => table.put(*index, *uplink)?,
-            Err(error) => {
-                log::warn!("{name} is left to nftables: {error}");
-                left.push(Without { name: name.clone(), why: error.to_string() });
-                remove_uplink(&mut table, *index, *uplink)?;
-            }
-        }
-    }
-    Ok(left)
-}
 
-fn without_address(uplink: Uplink) -> Uplink {
-    Uplink { address4: Addr4::default(), address6: Addr6::default(), ..uplink }
-}
-
-/// Removes an uplink. If its program cannot be detached, it stays in the map without an address: a program at
-/// an unknown uplink would let in packets whose replies it does not translate.
-fn remove_uplink(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<(), Error> {
-    table.put(index, without_address(uplink))?;
-    match detach_index(index) {
-        Ok(_) => table.remove(&index).map(drop),
-        Err(error) => {
-            log::warn!("{error}");
-            Ok(())
-        }
+    /// The kind of a pod's link.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if its queueing disciplines cannot be listed.
+    pub(super) fn of_pod(link: &Link) -> Result<Self, Error> {
+        Ok(if is_limited(link)? { Self::LimitedPod } else { Self::Pod })
     }
 }
 
-/// Stops the programs from masquerading new flows.
+/// Attaches both programs, or replaces those of another version.
 ///
 /// # Errors
-/// [`Error::Kernel`] if the map cannot be read or written.
-pub(super) fn withhold_addresses(pins: &Pins) -> Result<(), Error> {
-    let mut table = tables::uplinks(pins)?;
-    table.all()?.into_iter().try_for_each(|(index, uplink)| table.put(index, without_address(uplink)))
+/// [`Error::Kernel`] if the interface is gone, or has another discipline in clsact's place.
+pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), Error> {
+    add_clsact(interface)?;
+    let (ingress, egress) = kind.programs();
+    // Ingress last: an interface with it has both.
+    for (name, side) in [(egress, TcAttachType::Egress), (ingress, TcAttachType::Ingress)] {
+        let attached =
+            pinned(&store.path(name)).and_then(|mut program| attach_filter(&mut program, interface, side));
+        attached.map_err(|e| error::failed(format!("attach {name} to {interface}"), e))?;
+    }
+    Ok(())
 }
 
-/// The names of uplinks whose program has maps that are not pinned in this mount namespace: another process
-/// has pinned them in its own.
+/// Opens a pinned program. [`SchedClassifier::from_pin`] tries a dozen features of the kernel, by programs and maps
+/// that it loads in each process.
+fn pinned(program: &Path) -> Result<SchedClassifier, ProgramError> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    SchedClassifier::from_program_info(ProgramInfo::from_pin(program)?, name.into())
+}
+
+/// Adds clsact to an interface, unless it has it.
 ///
 /// # Errors
-/// [`Error::Kernel`] if interfaces or programs cannot be read.
-pub(super) fn served_from_elsewhere(around: &Surroundings) -> Result<Vec<String>, Error> {
-    let socket = socket()?;
-    let (mut known, mut found) = (None, Vec::new());
-    for (index, (name, _)) in &around.uplinks {
-        let Some(id) = attach::program_at(&socket, *index)? else { continue };
-        let maps = attach::maps_of(id)?;
-        let known = known.get_or_insert_with(Pins::map_ids);
-        // A program that was detached concurrently has no maps.
-        if !maps.is_empty() && maps.iter().all(|map| !known.contains(map)) {
-            found.push(name.clone());
+/// [`Error::Kernel`] if the interface is gone, or has another discipline in its place.
+pub(super) fn add_clsact(interface: &str) -> Result<(), Error> {
+    match tc::qdisc_add_clsact(interface) {
+        Ok(()) => Ok(()),
+        Err(TcError::NetlinkError(e)) if e.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
+        Err(e) => Err(Error::kernel(format!("add clsact to {interface}"), e)),
+    }
+}
+
+/// Attaches a program as our filter at clsact, or replaces the one that is there.
+fn attach_filter(
+    classifier: &mut SchedClassifier,
+    interface: &str,
+    side: TcAttachType,
+) -> Result<(), ProgramError> {
+    let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+    let attached = classifier.attach_with_options(interface, side, TcAttachOptions::Netlink(options));
+    let link = match attached {
+        Err(ProgramError::TcError(TcError::NetlinkError(e)) | ProgramError::NetlinkError(e))
+            if e.raw_os_error() == Some(Errno::EEXIST as i32) =>
+        {
+            let there = SchedClassifierLink::attached(interface, side, PRIORITY, HANDLE, None)
+                .map_err(TcError::IoError)?;
+            classifier.attach_to_link(there)?
+        }
+        attached => attached?,
+    };
+    // Dropping the link would detach the program, which has to outlive this process.
+    std::mem::forget(classifier.take_link(link)?);
+    Ok(())
+}
+
+/// True if an interface has the programs, of any version.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel refuses; a missing interface has none.
+pub(super) fn has_programs(socket: &RouteSocket, index: u32) -> Result<bool, Error> {
+    match socket.program_at(index, PRIORITY, NUMBER.into()) {
+        Ok(found) => Ok(found.is_some()),
+        Err(e) if e.is_not_found() => Ok(false),
+        Err(e) => Err(Error::kernel(format!("look for the BPF program at interface {index}"), e)),
+    }
+}
+
+/// The links with the programs.
+///
+/// # Errors
+/// [`Error::Kernel`] if links or their programs cannot be listed.
+pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
+    let mut found = Vec::new();
+    for link in socket.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
+        if has_programs(socket, link.index)? {
+            found.push(link);
         }
     }
     Ok(found)
 }
 
-/// Refuses to replace programs at uplinks that have other maps: their containers would be lost, and no other
-/// process would find the entries of this one.
-///
-/// # Errors
-/// [`Error::NoEbpf`] with the interfaces.
-pub(super) fn refuse_elsewhere(around: &Surroundings) -> Result<(), Error> {
-    let found = served_from_elsewhere(around)?;
-    let Some(first) = found.first() else { return Ok(()) };
-    Err(Error::NoEbpf(format!(
-        "programs whose maps are pinned in another mount namespace serve {}: mount the node's BPF file system at \
-         /sys/fs/bpf here, too (if those pins are gone, `tc filter del dev {first} ingress pref {}` detaches a program)",
-        found.join(", "),
-        attach::PRIORITY,
-    )))
-}
-
-/// True if all uplinks in the map have their program: one request for each.
-///
-/// # Errors
-/// [`Error::Kernel`] if the map or an interface cannot be read.
-pub(super) fn are_whole(pins: &Pins) -> Result<bool, Error> {
-    let socket = socket()?;
-    for (index, _) in tables::uplinks(pins)?.all()? {
-        if lacks(&socket, index)?.is_some() {
-            return Ok(false);
+/// Detaches the programs from an interface, which may be gone.
+pub(super) fn detach(interface: &str) {
+    // Ingress first, as above.
+    for side in [TcAttachType::Ingress, TcAttachType::Egress] {
+        if let Ok(filter) = SchedClassifierLink::attached(interface, side, PRIORITY, HANDLE, None) {
+            // Most links have none.
+            let _ = filter.detach();
         }
     }
-    Ok(true)
 }
 
-/// The name of a link without a program of ours; none if it has one, or is gone.
-fn lacks(socket: &RouteSocket, index: u32) -> Result<Option<String>, Error> {
-    if attach::program_at(socket, index)?.is_some() {
-        return Ok(None);
-    }
-    match socket.link_by_index(index) {
-        Ok(link) => Ok(Some(link.name)),
+/// True if the rate of a link is limited.
+fn is_limited(link: &Link) -> Result<bool, Error> {
+    let failed = |e: RouteError| Error::kernel(format!("ask for the limits of {}", link.name), e);
+    let socket = RouteSocket::open().map_err(failed)?;
+    let queue = socket.token_bucket(link).map_err(failed)?;
+    Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
+}
+
+/// Finds the host end of a container's veth; none if its interface is no veth.
+///
+/// # Errors
+/// [`Error::Kernel`] if the namespace cannot be opened, or has no such interface.
+pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
+    let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
+        Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
+    };
+    let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
+    let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
+    let own = socket.link(ifname).map_err(|e| failed(e.into()))?;
+    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
+    let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
+    match socket.link_by_index(peer) {
+        // If the other end is in a third namespace, the index is that of another link here.
+        Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(Some(link)),
+        Ok(_) => Ok(None),
         Err(e) if e.is_not_found() => Ok(None),
-        Err(e) => Err(Error::kernel("look for an interface", e)),
-    }
-}
-
-/// Checks the programs that a container's flows need: at its link's host end, and at each uplink. A container
-/// that is unknown or left to nftables needs none.
-///
-/// # Errors
-/// [`Error::Missing`] with the first interface without its program.
-pub(super) fn check(pins: &Pins, link: &Link) -> Result<(), Error> {
-    if Tables::open(pins)?.pods.get(&link.index)?.is_none_or(|pod| pod.flags & LEFT != 0) {
-        return Ok(());
-    }
-    let socket = socket()?;
-    let uplinks = tables::uplinks(pins)?.all()?;
-    for index in [link.index].into_iter().chain(uplinks.into_iter().map(|(index, _)| index)) {
-        if let Some(name) = lacks(&socket, index)? {
-            return Err(Error::Missing(format!("the BPF program at {name} is missing: {FIX}")));
-        }
-    }
-    Ok(())
-}
-
-/// Lists the interfaces without the program that they need. `named` are the administrator's uplinks.
-///
-/// # Errors
-/// [`Error::Kernel`] if the map or an interface cannot be read.
-pub(super) fn without(pins: &Pins, named: &[String]) -> Result<Vec<Without>, Error> {
-    let around = uplinks::look(named).map_err(|e| Error::kernel("look for uplinks", e))?;
-    let (table, socket) = (tables::uplinks(pins)?, socket()?);
-    let mut left = Vec::new();
-    let is_there = |name: &&String| around.uplinks.values().any(|(there, _)| there == *name);
-    for name in named.iter().filter(|name| !is_there(name)) {
-        left.push(Without { name: name.clone(), why: "there is no such interface".to_owned() });
-    }
-    let known: Vec<u32> = table.all()?.into_iter().map(|(index, _)| index).collect();
-    for index in &known {
-        if let Some(name) = lacks(&socket, *index)? {
-            left.push(Without { name, why: format!("its BPF program is gone: {FIX}") });
-        }
-    }
-    for (_, (name, _)) in around.uplinks.into_iter().filter(|(index, _)| !known.contains(index)) {
-        left.push(Without { name, why: format!("it has no BPF program: {FIX}") });
-    }
-    Ok(left)
-}
-
-/// Attaches this version's program to the links of containers; removes containers whose link is gone, with
-/// their entries.
-///
-/// # Errors
-/// [`Error::Kernel`] if a program cannot be attached, or a map cannot be written.
-pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> {
-    let mut tables = Tables::open(pins)?;
-    let socket = socket()?;
-    for (index, pod) in tables.pods.all()? {
-        match socket.link_by_index(index) {
-            Ok(link) => {
-                attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
-                pods::put_router(&mut tables, &link, pod.generation)?;
-            }
-            Err(e) if e.is_not_found() => {
-                tables.forget_pod(PodId { link: index, generation: pod.generation })?;
-            }
-            Err(e) => return Err(Error::kernel("look for the link of a container", e)),
-        }
-    }
-    tables.remove_unowned()
-}
-
-/// Detaches our program from an interface; true if there was one.
-///
-/// # Errors
-/// [`Error::Kernel`] if the kernel refuses.
-pub(super) fn detach_index(index: u32) -> Result<bool, Error> {
-    match socket()?.link_by_index(index) {
-        Ok(link) => attach::detach(&link.name),
-        Err(e) if e.is_not_found() => Ok(false),
-        Err(e) => Err(Error::kernel("look for an interface", e)),
+        Err(e) => Err(failed(e.into())),
     }
 }

@@ -1,65 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The eBPF fast path: BPF programs on the node's interfaces that translate host ports and masquerade.
+//! The eBPF backend: nftables with BPF programs on top, which carry the flows that netfilter has checked.
 //!
 //! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds the
 //! object, and the binary carries it. A binary without the object has no such backend.
 //!
-//! The nftables table holds the ownership, and serves what the programs do not. The entries of the BPF maps
-//! are written after the table's elements and removed before them (`entries`). If the programs fail, nftables
-//! serves the ports.
+//! The nftables table has every published port and masquerade. The programs learn from the packets that come out of the
+//! kernel's stack, so user space writes no ports and addresses: it attaches the programs, and increments the
+//! epoch when rules may have changed. A link without the programs loses nothing but speed.
 
-mod attach;
-mod carried;
-mod cgroup;
-mod config;
-mod conntrack_export;
-mod conntrack_import;
-pub(crate) mod entries;
+mod conntrack;
 mod error;
-mod exempt;
+mod file_system;
 mod fill;
-mod flows;
-mod kube_proxy;
+mod former;
 mod links;
 mod load;
 pub(crate) mod migrate;
 mod netns_cookie;
-mod node;
 mod object;
-mod other_versions;
-mod pins;
-mod pods;
-mod tables;
-mod timeouts;
+mod setup;
+mod store;
+mod traffic;
 mod uplinks;
 
 use cni_spec::Attachment;
 
-pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
-pub use cgroup::{ControlGroup, Sockets};
-pub use entries::Left;
-pub(crate) use entries::{Programs, name_served};
-pub use entries::{leave_addresses, leave_link};
 pub use fill::Fill;
-pub(crate) use flows::add_traffic;
-pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
-pub(crate) use kube_proxy::engine;
-pub use links::Without;
-pub use load::{Sizes, try_object};
-pub use node::{
-    FlowSource, Settings, Status, is_there, served_in_other_namespace, setup_node, status, teardown_node,
-    try_out,
-};
+pub use load::try_object;
+pub use migrate::Left;
 pub use object::object;
-use pins::Pins;
-pub use slipway_ebpf_abi::carried::CarriedCounter;
-pub use slipway_ebpf_abi::{Counter, Reason, State};
+pub(crate) use setup::rules_changed;
+pub use setup::{
+    Settings, Status, Without, is_there, limit_link, served_in_other_namespace, setup_node, status,
+    teardown_node, try_out,
+};
+pub use slipway_ebpf_abi::Counter;
+pub(crate) use traffic::{add_traffic, name_served};
 
-/// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs
-/// do not.
+/// The eBPF backend: a decorator of [`Nftables`].
 #[derive(Debug)]
 pub struct Ebpf {
     nftables: Nftables,
@@ -77,35 +58,21 @@ impl Ebpf {
     /// configuration while it waits for a grace period (`dev_deactivate`): ADDs at once would wait for each other. A failure
     /// is of no matter, as the programs are attached later.
     pub(crate) fn prepare_link(&self, name: &str) {
-        if (Pins::is_there() || carried::is_there())
-            && let Err(error) = attach::add_clsact(name)
+        if store::is_there()
+            && let Err(error) = links::add_clsact(name)
         {
             log::debug!("{error}");
         }
     }
 
-    /// Attaches the programs that carry checked flows to an attachment's link. A failure is no failure of the
-    /// ADD, as in [`Self::on_top`].
+    /// Attaches the programs to an attachment's link. A failure is logged and is no failure of the ADD: nftables
+    /// serves the container already.
     fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {
-        let attached = node::ready_to_carry(&self.settings)
-            .and_then(|store| carried::attach(&store, netns, attachment.ifname()));
+        let attached =
+            setup::ready(&self.settings).and_then(|store| setup::attach(&store, netns, attachment.ifname()));
         match attached {
             Ok(true) => {}
             Ok(false) => log::info!("{attachment} is left to nftables: {}", Left::NoVeth),
-            Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
-        }
-    }
-
-    /// Updates the BPF maps for an attachment. A failure is logged and is no failure of the ADD: nftables
-    /// serves the ports already.
-    fn on_top(&self, attachment: &Attachment, work: impl Fn(&Pins) -> Result<Option<Left>, Error>) {
-        let done = node::ready(&self.settings).and_then(|pins| {
-            node::yield_to_services(&pins)?;
-            work(&pins)
-        });
-        match done {
-            Ok(None) => {}
-            Ok(Some(left)) => log::info!("{attachment} is left to nftables: {left}"),
             Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
         }
     }
@@ -114,35 +81,13 @@ impl Ebpf {
 impl Backend for Ebpf {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.publish(request)?;
-        if self.settings.flows == FlowSource::Netfilter {
-            self.carry(&request.attachment, &request.netns);
-            return Ok(());
-        }
-        self.on_top(&request.attachment, |pins| {
-            let left = entries::unserved(request);
-            let done = if left.is_none() { entries::publish(pins, request) } else { Ok(left) };
-            if !matches!(done, Ok(None)) {
-                entries::leave_ports(request);
-            }
-            done
-        });
+        self.carry(&request.attachment, &request.netns);
         Ok(())
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
-        if self.settings.flows == FlowSource::Netfilter {
-            self.carry(&request.attachment, &request.netns);
-            return Ok(());
-        }
-        self.on_top(&request.attachment, |pins| {
-            let done = entries::masquerade(pins, request);
-            // An earlier ADD may have had other exempt networks.
-            if done.is_err() {
-                entries::leave_masquerade(request);
-            }
-            done
-        });
+        self.carry(&request.attachment, &request.netns);
         Ok(())
     }
 
@@ -151,21 +96,11 @@ impl Backend for Ebpf {
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
-        self.nftables.check_ports(request)?;
-        match config::at_home() {
-            Some(pins) if object().is_some() && entries::unserved(request).is_none() => {
-                entries::check_ports(&pins, request)
-            }
-            _ => Ok(()),
-        }
+        self.nftables.check_ports(request)
     }
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        self.nftables.check_masquerade(request)?;
-        match config::at_home() {
-            Some(pins) if object().is_some() => entries::check_masquerade(&pins, request),
-            _ => Ok(()),
-        }
+        self.nftables.check_masquerade(request)
     }
 
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
@@ -177,11 +112,6 @@ impl Backend for Ebpf {
     }
 
     fn status(&self) -> Result<(), Error> {
-        self.nftables.status()?;
-        // kube-proxy may start after the last ADD.
-        if let Some(Err(error)) = config::at_home().map(|pins| node::yield_to_services(&pins)) {
-            log::warn!("look for engines that translate Services: {error}");
-        }
-        Ok(())
+        self.nftables.status()
     }
 }

@@ -2,6 +2,8 @@
 
 //! The BPF programs as this binary carries them.
 
+use crate::Error;
+
 /// Aligned for the loader.
 #[cfg(ebpf_object)]
 #[repr(C, align(8))]
@@ -17,6 +19,14 @@ pub fn object() -> Option<&'static [u8]> {
     return Some(&OBJECT.0);
     #[cfg(not(ebpf_object))]
     None
+}
+
+/// The BPF programs of this binary.
+///
+/// # Errors
+/// [`Error::NoEbpf`] if it was built without.
+pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
+    object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
 }
 
 /// A digest of the object: the name of this version of the BPF programs.

@@ -53,10 +53,8 @@ use tools::Tools;
 pub use crate::chain_name::ChainName;
 pub use conditions::check as check_conditions;
 pub(crate) use conditions::{Untranslatable, to_iptables};
-pub(crate) use detect::places_with_chain;
 pub use detect::{chosen_variant, containers_places};
 pub(crate) use legacy::has_nat as legacy_has_nat;
-pub(crate) use names::TableName;
 pub use shared_chains::{Purpose, SharedChains};
 pub use tools::{Place, Variant};
 

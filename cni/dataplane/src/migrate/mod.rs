@@ -15,8 +15,7 @@
 //! entry and a DEL removes it; both thereby end the migration of the thing. A later call continues where a
 //! killed one ended.
 //!
-//! The BPF programs serve what is in our table, so things are made there first. Which side has a flow is then
-//! in the maps of flows and in conntrack (`to_programs`).
+//! The BPF programs serve what is in our table, so things are made there first (`to_programs`).
 
 mod read_table;
 mod survey;
@@ -31,13 +30,13 @@ use cni_kernel::grace::wait_for_packets;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::ebpf::migrate::{self as ebpf, Moving};
-use crate::ebpf::{Programs, Settings};
+use crate::ebpf::Settings;
+use crate::ebpf::migrate::{self as ebpf, Programs};
 use crate::iptables::read_back;
 use crate::iptables::{Purpose, SharedChains};
 use crate::nftables::migration::{self, Key, Transit};
 use crate::nftables::owner_entry;
-use crate::nftables::session::Writer;
+use crate::nftables::session::Session;
 use crate::owner::AttachmentHash;
 use crate::reference::{self, Piece, Reference};
 use crate::{AddressFamily, BackendName, ContainerNetns, Error, Owner, PortRequest};
@@ -153,7 +152,7 @@ pub fn migrate(
     plan_only: Plan,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Row>, Error> {
-    let mover = Mover { order, session: Writer::open(&Programs)? };
+    let mover = Mover { order, session: Session::open()? };
     // Refuses a table of a later version, or of another program.
     mover.session.state()?;
     let (works, mut rows) = mover.survey()?;
@@ -165,17 +164,17 @@ pub fn migrate(
         return Ok(rows);
     }
     let total = works.len();
-    let mut programs = match order.to {
+    let programs = match order.to {
         // Fails before anything is moved if the node cannot run the programs.
-        BackendName::Ebpf if total > 0 => Some(Moving::set_up(&order.settings)?),
-        _ => Moving::find()?,
+        BackendName::Ebpf if total > 0 => Some(Programs::set_up(&order.settings)?),
+        _ => Programs::find(),
     };
     mover.finish_interrupted(&works)?;
     let mut done = 0;
     for group in groups(works) {
         progress(done, total);
         done += group.len();
-        rows.extend(mover.move_group(group, programs.as_mut())?);
+        rows.extend(mover.move_group(group, programs.as_ref())?);
     }
     progress(total, total);
     if order.to != BackendName::Iptables && order.networks.is_empty() {
@@ -218,7 +217,7 @@ pub enum Plan {
 
 struct Mover<'a> {
     order: &'a Order,
-    session: Writer,
+    session: Session,
 }
 
 impl Mover<'_> {
@@ -236,15 +235,15 @@ impl Mover<'_> {
         self.order.networks.is_empty() || self.order.networks.iter().any(|wanted| wanted == network)
     }
 
-    fn move_group(&self, group: Vec<Work>, programs: Option<&mut Moving>) -> Result<Vec<Row>, Error> {
+    fn move_group(&self, group: Vec<Work>, programs: Option<&Programs>) -> Result<Vec<Row>, Error> {
         match (self.order.to, programs) {
             (BackendName::Ebpf, Some(programs)) => self.to_programs(programs, group),
             (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
             (BackendName::Nftables, Some(programs)) => {
                 let (of_programs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
                 let mut rows = Vec::new();
-                let moved = self.leave_programs(programs, of_programs, &mut rows);
-                rows.extend(moved.iter().map(|(work, why)| work.row(State::Moved, why.as_str())));
+                let moved = Self::leave_programs(programs, of_programs, &mut rows);
+                rows.extend(moved.iter().map(|work| work.row(State::Moved, "")));
                 rows.extend(self.only_to_table(others)?);
                 Ok(rows)
             }
@@ -253,17 +252,8 @@ impl Mover<'_> {
                 let (of_programs, mut others): (Vec<Work>, Vec<Work>) =
                     group.into_iter().partition(|work| work.place == Place::Ebpf);
                 let mut rows = Vec::new();
-                let (free, whys): (Vec<Work>, Vec<String>) =
-                    self.leave_programs(programs, of_programs, &mut rows).into_iter().unzip();
-                let remarks: BTreeMap<String, String> =
-                    free.iter().map(|work| work.wanted.to_string()).zip(whys).collect();
-                others.extend(free);
-                for mut row in self.to_chains(others)? {
-                    if let Some(why) = remarks.get(&row.what).filter(|_| row.why.is_empty()) {
-                        row.why.clone_from(why);
-                    }
-                    rows.push(row);
-                }
+                others.extend(Self::leave_programs(programs, of_programs, &mut rows));
+                rows.extend(self.to_chains(others)?);
                 Ok(rows)
             }
         }

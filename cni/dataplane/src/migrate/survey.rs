@@ -10,8 +10,7 @@ use ipnet::IpNet;
 
 use super::work::{Source, Wanted, Work};
 use super::{Clue, Mover, Place, Row, State, read_table};
-use crate::ebpf::Left;
-use crate::ebpf::migrate::{Known, Moving};
+use crate::ebpf::migrate::Programs;
 use crate::iptables::read_back::{self, What};
 use crate::nftables::migration::Key;
 use crate::nftables::owner_entry::{self, Recorded};
@@ -62,7 +61,7 @@ impl Mover<'_> {
     /// The things in all places that the move is from or to.
     pub(super) fn everything(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
         let mut findings = Findings::default();
-        let programs = Moving::find()?;
+        let programs = Programs::find();
         let to = self.order.to;
         if to != BackendName::Nftables || programs.is_some() {
             self.survey_table(programs.as_ref(), &mut findings)?;
@@ -79,17 +78,12 @@ impl Mover<'_> {
     }
 
     /// The place that serves a thing in our table.
-    fn place(&self, programs: Option<&Moving>, wanted: &Wanted) -> Result<Place, Error> {
-        let Some(programs) = programs else { return Ok(Place::Nftables) };
-        Ok(match programs.knows(wanted.thing())? {
-            Known::Yes => Place::Ebpf,
-            // A killed call leaves such things; either direction continues with them.
-            Known::Partly if self.order.to != BackendName::Ebpf => Place::Ebpf,
-            Known::Partly | Known::No => Place::Nftables,
-        })
+    fn place(programs: Option<&Programs>, wanted: &Wanted) -> Result<Place, Error> {
+        let serve = programs.map_or(Ok(false), |programs| programs.serve(wanted.thing()))?;
+        Ok(if serve { Place::Ebpf } else { Place::Nftables })
     }
 
-    fn survey_table(&self, programs: Option<&Moving>, findings: &mut Findings) -> Result<(), Error> {
+    fn survey_table(&self, programs: Option<&Programs>, findings: &mut Findings) -> Result<(), Error> {
         for (key, found) in read_table::all(&self.session)? {
             if !self.moves_network(&found.owner.network) {
                 continue;
@@ -101,7 +95,7 @@ impl Mover<'_> {
             let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.hash);
             let place = match (attachment.as_ref().or(named.as_ref()), &found.what) {
                 (Some(name), Ok(what)) => {
-                    self.place(programs, &self.wanted(name, found.netns.clone(), what.clone()))?
+                    Self::place(programs, &self.wanted(name, found.netns.clone(), what.clone()))?
                 }
                 _ => Place::Nftables,
             };
@@ -112,9 +106,6 @@ impl Mover<'_> {
                     let netns = self.netns(&attachment, Some(found.netns));
                     let wanted = self.wanted(&attachment, netns, what);
                     findings.works.push(Work { attachment, wanted, source: Source::Table, place });
-                }
-                (owner @ Some(_), Err(why)) if self.order.to == BackendName::Ebpf => {
-                    findings.leave(place, description, owner, &format!("{}: {why}", Left::Conditions));
                 }
                 (owner @ Some(_), Err(why)) => findings.leave(place, description, owner, &why),
                 (None, _) => findings.leave(place, description, None, &Unowned::Cut),

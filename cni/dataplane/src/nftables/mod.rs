@@ -15,7 +15,6 @@ pub mod offload;
 pub(crate) mod owner_entry;
 pub(crate) mod plan;
 pub(crate) mod publish;
-mod reserved_ports;
 pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]
@@ -30,7 +29,6 @@ use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::observer::{NoObserver, RulesetObserver};
 use crate::owned_table::unless_no_nf_tables;
 use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
@@ -40,22 +38,15 @@ use conntrack::Which;
 use offload::Offload;
 use publish::Job;
 use schema::{Map, Protocols};
-use session::{Held, Session, State, Writer};
+use session::{Held, Session, State};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
 /// The process must be in the mount namespace of the runtime, in which the paths of network namespaces are
 /// valid.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Nftables {
     offload: Offload,
-    observer: &'static dyn RulesetObserver,
-}
-
-impl Default for Nftables {
-    fn default() -> Self {
-        Self { offload: Offload::default(), observer: &NoObserver }
-    }
 }
 
 impl Nftables {
@@ -63,12 +54,6 @@ impl Nftables {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Has an observer hear of what is deleted.
-    #[must_use]
-    pub(crate) fn observed_by(self, observer: &'static dyn RulesetObserver) -> Self {
-        Self { observer, ..self }
     }
 
     /// Sets the treatment of established flows, from the next publishing or masquerading on.
@@ -90,13 +75,13 @@ impl Nftables {
     /// # Errors
     /// As [`Backend::withdraw`].
     pub(crate) fn take_away(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
-        let withdrawn = Writer::open(self.observer).and_then(|session| {
+        let withdrawn = Session::open().and_then(|session| {
             let gone = withdraw::withdraw(&session, withdrawal)?;
             Ok(Some((session, gone)))
         });
         let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(None) };
         if gone.is_empty() {
-            return Ok(Some(session.into_session()));
+            return Ok(Some(session));
         }
         let ports = gone.iter().filter_map(published);
         let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
@@ -107,7 +92,6 @@ impl Nftables {
         drop(session);
         flush(&ports);
         offload::cut(&offloaded);
-        self.observer.deleted();
         Ok(None)
     }
 
@@ -176,27 +160,6 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, &request.attachment, &request.netns, plan)
 }
 
-/// Makes masquerade leave the observer's ports alone. A failure is logged: a container that chooses such a
-/// port by itself is rare.
-pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) {
-    let settled = match observer.reserved_ports() {
-        None => Ok(()),
-        reserved => reserved_ports::settle(session, reserved),
-    };
-    if let Err(error) = settled {
-        log::warn!("masquerade may choose ports of the BPF programs: {error}");
-    }
-}
-
-/// Makes masquerade avoid these ports for new flows. A node without nf_tables has nothing to change.
-///
-/// # Errors
-/// [`Error::Kernel`] if the table cannot be read or changed; [`Error::Busy`] if other processes change the
-/// ruleset at every attempt.
-pub(crate) fn spare_ports(ports: Option<crate::PortRange>) -> Result<(), Error> {
-    unless_no_nf_tables(Session::open().and_then(|session| reserved_ports::settle(&session, ports)))
-}
-
 /// Removes UDP flows. A failure is logged: idle flows end by themselves.
 fn flush(ports: &[(crate::HostPorts, Which)]) {
     if let Err(e) = conntrack::flush(ports) {
@@ -206,7 +169,7 @@ fn flush(ports: &[(crate::HostPorts, Which)]) {
 
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        let session = Writer::open(self.observer)?;
+        let session = Session::open()?;
         ports_job(request)?.run(&session)?;
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
@@ -216,10 +179,9 @@ impl Backend for Nftables {
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        let session = Writer::open(self.observer)?;
+        let session = Session::open()?;
         masquerade_job(request).run(&session)?;
         addresses::settle_or_warn(&session);
-        spare_ports_of(self.observer, &session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
         Ok(())
     }
@@ -239,8 +201,7 @@ impl Backend for Nftables {
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let kinds = withdraw::kinds(kinds);
         unless_no_nf_tables(
-            Writer::open(self.observer)
-                .and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
+            Session::open().and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
         )
     }
 
@@ -288,14 +249,6 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     }
     let entries = session.dump([Map::Owners], |_| true)?;
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
-}
-
-/// Maps the containers' addresses in the table to their owners.
-pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, crate::Owner>, Error> {
-    let session = Session::open()?;
-    let maps = Map::all().filter(|map| matches!(map, Map::Hairpin(_) | Map::Masquerade(_)));
-    let held = session.dump(maps, |_| true)?;
-    Ok(held.into_iter().filter_map(|held| Some((container(&held)?, held.owner?))).collect())
 }
 
 /// Opens a socket; none if the kernel has no nf_tables.

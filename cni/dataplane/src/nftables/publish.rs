@@ -15,7 +15,7 @@ use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{Held, Session, State, Writer, describe, element_id};
+use super::session::{Held, Session, State, describe, element_id};
 use super::{addresses, exempt};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
@@ -89,14 +89,14 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Conflict`], [`Error::ConflictUnowned`], [`Error::Kernel`], or [`Error::Busy`].
-    pub(crate) fn run(&self, session: &Writer) -> Result<(), Error> {
+    pub(crate) fn run(&self, session: &Session) -> Result<(), Error> {
         match self.fast(session)? {
             Fast::Done => Ok(()),
             Fast::NotUsual => self.careful(session),
         }
     }
 
-    fn fast(&self, session: &Writer) -> Result<Fast, Error> {
+    fn fast(&self, session: &Session) -> Result<Fast, Error> {
         // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
         // would make another one.
         let mut batch = match session.state()? {
@@ -133,7 +133,7 @@ impl Job {
 
     /// Removes what the failed batch may have made: the attachment had nothing of this kind before. Returns
     /// the error.
-    fn take_back(&self, session: &Writer, error: Error) -> Error {
+    fn take_back(&self, session: &Session, error: Error) -> Error {
         if let Err(left) = super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind]) {
             log::warn!("{}: undo: {left}", self.operation);
         }
@@ -203,11 +203,11 @@ impl Job {
 
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation.
-    fn careful(&self, session: &Writer) -> Result<(), Error> {
-        session.transact(&self.operation, |generation| Ok((self.difference(session, generation)?, ())))
+    fn careful(&self, session: &Session) -> Result<(), Error> {
+        session.transact(&self.operation, |_| Ok((self.difference(session)?, ())))
     }
 
-    fn difference(&self, session: &Writer, generation: u32) -> Result<Transaction, Error> {
+    fn difference(&self, session: &Session) -> Result<Transaction, Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -218,17 +218,11 @@ impl Job {
         };
         let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
         let others = self.others(session)?;
-        batch.append(super::withdraw::removal(session, generation, &others.dead)?);
+        batch.append(super::withdraw::removal(session, &others.dead)?);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
-        // An address that stays masqueraded with other exempt networks is the observer's to keep, with its flows.
-        let stays = |held: &Held| {
-            let same = |item: &&Item| item.map == held.map && item.key == held.key;
-            matches!(held.map, Map::Masquerade(_)) && items.iter().any(same)
-        };
-        session.announce(generation, own.iter().filter(|held| !wanted(held) && !stays(held)));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }

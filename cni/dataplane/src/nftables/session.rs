@@ -11,8 +11,7 @@ use cni_nftables::{
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
 use super::plan;
-use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, reserved_ports};
-use crate::observer::{Entry, RulesetObserver};
+use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
@@ -29,42 +28,6 @@ impl Deref for Session {
 
     fn deref(&self) -> &OwnedTable {
         &self.0
-    }
-}
-
-/// A session that may delete elements: it announces each deletion to the observer first.
-#[derive(Debug)]
-pub(crate) struct Writer {
-    session: Session,
-    observer: &'static dyn RulesetObserver,
-}
-
-impl Deref for Writer {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl Writer {
-    /// Opens the socket in the calling thread's network namespace.
-    pub(crate) fn open(observer: &'static dyn RulesetObserver) -> Result<Self, Error> {
-        Ok(Self { session: Session::open()?, observer })
-    }
-
-    pub(crate) fn observer(&self) -> &'static dyn RulesetObserver {
-        self.observer
-    }
-
-    /// Announces the deletion of elements that were read under a generation.
-    pub(crate) fn announce<'a>(&self, generation: u32, held: impl IntoIterator<Item = &'a Held>) {
-        let mut entries = held.into_iter().filter_map(Held::entry);
-        self.observer.before_delete(&mut entries, &|| Ok(self.generation()? == generation));
-    }
-
-    pub(crate) fn into_session(self) -> Session {
-        self.session
     }
 }
 
@@ -150,19 +113,6 @@ impl Held {
         }
     }
 
-    /// The element as an observer knows it.
-    fn entry(&self) -> Option<Entry> {
-        let address = || self.key.first().and_then(plan::as_address);
-        match (self.map, &self.data) {
-            (Map::Hairpin(_), _) => address().map(Entry::Container),
-            (Map::Masquerade(_), _) => address().map(Entry::Masqueraded),
-            (map, ElementData::Values(data)) => {
-                plan::published(map, &self.key, self.end.as_deref(), data).map(Entry::Port)
-            }
-            _ => None,
-        }
-    }
-
     /// Its name for people.
     pub(crate) fn describe(&self) -> String {
         describe(self.map, &self.key, self.end.as_deref())
@@ -191,9 +141,8 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
 /// The optional parts of a table with these chains.
 fn layout_of(present: &[ChainInfo]) -> Layout {
     let chain = |name: &str| present.iter().find(|chain| chain.name == name);
-    let spared = chain(reserved_ports::CHAIN).and_then(reserved_ports::range_of);
     let addresses = chain(addresses::name(AddressFamily::V4)).is_some();
-    let layout = Layout { spared, addresses, ..Layout::PLAIN };
+    let layout = Layout { addresses, ..Layout::PLAIN };
     if chain(flowtable::CHAIN).is_some() { layout.offloading() } else { layout }
 }
 

@@ -15,7 +15,7 @@ use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{
     AddressFamily, Conditions, ContainerNetns, HostAddress, HostPorts, IptablesOptions, Loopback,
-    MasqueradeRequest, NftablesOptions, Owner, PortRange, PortRequest, Protocol, PublishedPort, Snat,
+    MasqueradeRequest, NftablesOptions, Owner, PortRequest, Protocol, PublishedPort, Snat,
 };
 
 fn port(protocol: Protocol, address: HostAddress, first: u16, last: u16, to: (&str, u16)) -> PublishedPort {
@@ -33,8 +33,7 @@ fn the_names_of_all_chains_are_known() {
         schema::fixed_chains(layout).into_iter().map(|fixed| fixed.chain.name).collect::<BTreeSet<_>>()
     };
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-    let spared = Some(PortRange::default());
-    let all = names(Layout { offloading: Some(schema::Protocols::Tcp), spared, addresses: true });
+    let all = names(Layout { offloading: Some(schema::Protocols::Tcp), addresses: true });
     assert_eq!(all, set(&schema::CHAINS));
     let optional = all.difference(&names(Layout::PLAIN)).cloned().collect::<BTreeSet<_>>();
     assert_eq!(optional, set(&schema::OPTIONAL_CHAINS));

@@ -11,7 +11,7 @@ use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{Held, Session, Writer};
+use super::session::{Held, Session};
 use super::{exempt, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
@@ -30,16 +30,12 @@ pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
 }
 
 /// Removes what the withdrawal names, and returns it.
-pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
+pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
     let kinds = kinds(withdrawal.kinds);
-    session.transact(&operation, |generation| {
+    session.transact(&operation, |_| {
         let entries = entries(session, hash, &kinds)?;
-        if entries.is_empty() {
-            // The observer does not see a flush of the ruleset.
-            session.observer().nothing_held(withdrawal);
-        }
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
         if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
             return unchanged(Vec::new());
@@ -51,7 +47,6 @@ pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<
         if held.len() != expected {
             held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
         }
-        session.announce(generation, &held);
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
         if kinds.contains(&schema::KIND_PORTS) {
@@ -63,15 +58,14 @@ pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<
 
 /// Removes all that one attachment has of these kinds, without hints.
 pub(crate) fn everything_of(
-    session: &Writer,
+    session: &Session,
     operation: &str,
     hash: AttachmentHash,
     kinds: &[u32],
 ) -> Result<(), Error> {
-    session.transact(operation, |generation| {
+    session.transact(operation, |_| {
         let mut held = entries(session, hash, kinds)?;
         held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
-        session.announce(generation, &held);
         let mut batch = Transaction::new();
         delete(&mut batch, &held);
         if kinds.contains(&schema::KIND_PORTS) {
@@ -81,12 +75,8 @@ pub(crate) fn everything_of(
     })
 }
 
-/// Builds the removal of everything that these attachments have, to be committed under this generation.
-pub(crate) fn removal(
-    session: &Writer,
-    generation: u32,
-    hashes: &BTreeSet<AttachmentHash>,
-) -> Result<Transaction, Error> {
+/// Builds the removal of everything that these attachments have.
+pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> Result<Transaction, Error> {
     let mut batch = Transaction::new();
     if hashes.is_empty() {
         return Ok(batch);
@@ -94,7 +84,6 @@ pub(crate) fn removal(
     let of_them =
         |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
     let held = session.dump(Map::all(), of_them)?;
-    session.announce(generation, &held);
     delete(&mut batch, &held);
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
@@ -215,7 +204,7 @@ impl Found<'_> {
 
 /// Removes what belongs to invalid attachments of a network, and unused shared chains.
 pub(crate) fn retain(
-    session: &Writer,
+    session: &Session,
     network: &str,
     valid: &[Attachment],
     kinds: &[u32],
@@ -230,10 +219,8 @@ pub(crate) fn retain(
                 owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
             })
     };
-    // Also containers that no element names, as after a flush of the ruleset.
-    session.observer().collect();
     // Until nothing is left to remove.
-    while session.transact(&operation, |generation| {
+    while session.transact(&operation, |_| {
         match session.schema() {
             Ok(Some(schema::SCHEMA)) => {}
             // A missing table, or one that was made by hand, has no element of ours.
@@ -247,7 +234,6 @@ pub(crate) fn retain(
         });
         let mut batch = Transaction::new();
         for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
-            session.announce(generation, of_one);
             delete(&mut batch, of_one);
             let owner = of_one.first().and_then(|held| held.owner.as_ref());
             if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
@@ -262,9 +248,7 @@ pub(crate) fn retain(
         }
         let is_changed = !batch.is_empty();
         Ok((batch, is_changed))
-    })? {
-        session.observer().deleted();
-    }
+    })? {}
     Ok(())
 }
 

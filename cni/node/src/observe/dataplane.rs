@@ -41,7 +41,6 @@ pub(super) struct Node {
     pub(super) containers: u64,
     pub(super) counters: BTreeMap<String, u64>,
     pub(super) dropped: BTreeMap<String, u64>,
-    pub(super) left_to_netfilter: BTreeMap<String, u64>,
     /// Missing in the output of earlier versions.
     #[serde(default)]
     pub(super) maps: Vec<Map>,
@@ -174,23 +173,22 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let script = r#"echo "$*" >> "$0.calls"
             case $1 in
-            node) echo '{"schema": 1, "loaded": true, "containers": 2, "counters": {"published_flows": 7},
-                "dropped": {}, "left_to_netfilter": {"ttl": 3},
-                "maps": [{"name": "flows4", "elements": 5, "max_elements": 10}]}' ;;
+            node) echo '{"schema": 1, "loaded": true, "containers": 2, "counters": {"carried_packets": 7},
+                "dropped": {},
+                "maps": [{"name": "carried4", "elements": 5, "max_elements": 10}]}' ;;
             ports) echo '{"schema": 1, "ports": [{"backend": "ebpf", "protocol": "tcp", "connections": null}]}' ;;
             esac"#;
         let path = program(temp.path(), script);
         let dataplane = Dataplane::new(&path);
         let view = dataplane.view().await.unwrap();
         let one = |name: &str, count| [(name.to_owned(), count)].into();
-        let map = Map { name: "flows4".to_owned(), elements: 5, max_elements: 10 };
+        let map = Map { name: "carried4".to_owned(), elements: 5, max_elements: 10 };
         let expected = View {
             node: Node {
                 loaded: true,
                 containers: 2,
-                counters: one("published_flows", 7),
+                counters: one("carried_packets", 7),
                 dropped: BTreeMap::new(),
-                left_to_netfilter: one("ttl", 3),
                 maps: vec![map],
             },
             ports: vec![Port { backend: "ebpf".to_owned(), protocol: "tcp".to_owned(), connections: None }],

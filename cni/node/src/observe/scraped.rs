@@ -75,32 +75,16 @@ fn encode_view(out: &mut DescriptorEncoder<'_>, View { node, ports }: &View) -> 
     gauges(
         out,
         "bpf_containers",
-        "Containers that the BPF programs know",
+        "Containers whose links have BPF programs",
         [(vec![], number(node.containers))],
     )?;
-    let of = |names: &[&'static str], suffix: &str, label: &'static str| -> Vec<(Labels, u64)> {
-        let found = names.iter().filter_map(|name| {
-            Some((vec![(label, (*name).to_owned())], *node.counters.get(&format!("{name}{suffix}"))?))
-        });
-        found.collect()
-    };
-    let kinds = ["published", "masqueraded", "netfilter", "established"];
-    counters(
-        out,
-        "bpf_flows",
-        "Flows that the BPF programs have seen, by kind",
-        of(&kinds, "_flows", "kind"),
-    )?;
-    let directions = ["to_container", "from_container"];
-    let packets = of(&directions, "_packets", "direction");
-    counters(out, "bpf_packets", "Packets that the BPF programs have sent, by direction", packets)?;
-    let bytes = of(&directions, "_bytes", "direction");
-    counters(out, "bpf_bytes", "Bytes of these packets, with the link layer's header", bytes)?;
+    let kinds = ["carried", "recorded", "checked", "changed"].into_iter().filter_map(|kind| {
+        Some((vec![("kind", kind.to_owned())], *node.counters.get(&format!("{kind}_packets"))?))
+    });
+    counters(out, "bpf_packets", "Packets that the BPF programs have seen, by kind", kinds.collect())?;
     let by_reason = |counts: &BTreeMap<String, u64>| -> Vec<(Labels, u64)> {
         counts.iter().map(|(reason, count)| (vec![("reason", reason.clone())], *count)).collect()
     };
-    let left = by_reason(&node.left_to_netfilter);
-    counters(out, "bpf_left_to_netfilter", "Flows that were left to netfilter, by reason", left)?;
     counters(
         out,
         "bpf_dropped_packets",

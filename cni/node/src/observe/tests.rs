@@ -193,23 +193,13 @@ fn exposed() -> String {
     metrics.repaired("port", Outcome::Done);
     metrics.looked(&look());
     let counts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 7)).collect();
-    let counters = [
-        "published_flows",
-        "masqueraded_flows",
-        "netfilter_flows",
-        "established_flows",
-        "to_container_packets",
-        "from_container_packets",
-        "to_container_bytes",
-        "from_container_bytes",
-    ];
+    let counters = ["carried_packets", "recorded_packets", "checked_packets", "changed_packets"];
     let node = DataplaneNode {
         loaded: true,
         containers: 2,
         counters: counts(&counters),
-        dropped: counts(&["too_big"]),
-        left_to_netfilter: counts(&["ttl"]),
-        maps: vec![Map { name: "flows4".to_owned(), elements: 5, max_elements: 10 }],
+        dropped: counts(&["forged_end"]),
+        maps: vec![Map { name: "carried4".to_owned(), elements: 5, max_elements: 10 }],
     };
     let port = |connections| Port { backend: "ebpf".to_owned(), protocol: "tcp".to_owned(), connections };
     let view = View { node, ports: vec![port(Some(2)), port(None), port(Some(3))] };
@@ -277,7 +267,7 @@ fn values_are_those_of_the_reports() {
         "slipway_published_ports{backend=\"ebpf\",protocol=\"tcp\"} 3.0",
         "slipway_published_connections{backend=\"ebpf\"} 5.0",
         "slipway_addresses_free{range=\"10.244.1.0/24\"} 250.0",
-        "slipway_bpf_left_to_netfilter_total{reason=\"ttl\"} 7",
+        "slipway_bpf_packets_total{kind=\"carried\"} 7",
         "slipway_repairs_total{what=\"port\",result=\"done\"} 1",
         "slipway_former_addresses 1.0",
         "slipway_cri_lists_total{result=\"failed\"} 1",

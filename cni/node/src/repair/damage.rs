@@ -11,7 +11,6 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::Owner;
-use cni_dataplane::node::service_engine;
 use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
 use cni_nftables::notify::{self, Generation, TableChange};
 use cni_nftables::{Family, Socket, TableId};
@@ -50,9 +49,6 @@ const IPTABLES: [&str; 2] = ["filter", "nat"];
 /// The beginning of the names of the compatibility mode's chains, and of the reference's.
 const CHAINS: &str = "CNI-";
 
-/// The least time between two looks for an engine of Services: kube-proxy may write its rules every second.
-const LOOK: Duration = Duration::from_secs(1);
-
 /// A change that may have damaged the dataplane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Damage {
@@ -72,12 +68,6 @@ pub enum Damage {
     },
     /// The node's addresses changed.
     Addresses,
-    /// An engine that translates the addresses of Services came or went: the BPF programs leave flows to nftables next to
-    /// one.
-    Engine {
-        /// The present one.
-        present: Option<String>,
-    },
     /// Notifications were lost.
     Lost,
 }
@@ -100,8 +90,6 @@ impl fmt::Display for Damage {
             }
             Self::TrafficControl { link } => write!(f, "a filter or qdisc of {link} was deleted"),
             Self::Addresses => f.write_str("the node's addresses changed"),
-            Self::Engine { present: Some(engine) } => f.write_str(engine),
-            Self::Engine { present: None } => f.write_str("no engine translates Services any more"),
             Self::Lost => f.write_str("notifications of the kernel were lost"),
         }
     }
@@ -128,10 +116,6 @@ pub struct Observer {
     rules: Option<notify::Notifications>,
     links: Notifications,
     socket: RouteSocket,
-    engine: Option<String>,
-    /// The time of the last look for an engine, and of the next one if rules of other programs changed.
-    looked: Instant,
-    look: Option<Instant>,
     pending: VecDeque<Damage>,
 }
 
@@ -147,16 +131,7 @@ impl Observer {
             Err(error) => return Err(error.into()),
         };
         let links = Notifications::open(&[NotificationGroup::Addresses, NotificationGroup::TrafficControl])?;
-        Ok(Self {
-            rules,
-            links,
-            socket: RouteSocket::open()?,
-            // After the subscription: no later change is missed.
-            engine: service_engine(),
-            looked: Instant::now(),
-            look: None,
-            pending: VecDeque::new(),
-        })
+        Ok(Self { rules, links, socket: RouteSocket::open()?, pending: VecDeque::new() })
     }
 
     /// The next damage, waited for for at most `timeout`.
@@ -167,34 +142,18 @@ impl Observer {
         let end = Instant::now() + timeout;
         loop {
             self.read()?;
-            let now = Instant::now();
-            self.look_for_engine(now);
-            let left = end.saturating_duration_since(now);
+            let left = end.saturating_duration_since(Instant::now());
             if !self.pending.is_empty() || left.is_zero() {
                 return Ok(self.pending.pop_front());
             }
             let fds = self.rules.as_ref().map(AsFd::as_fd).into_iter().chain([self.links.as_fd()]);
-            let wait = self.look.map_or(left, |look| left.min(look.saturating_duration_since(now)));
             // Rounded up: with 0 the loop would be busy until then.
-            let wait = PollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             match poll(&mut fds, wait) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(ObserverError::Wait(errno)),
             }
-        }
-    }
-
-    /// Compares the engine of Services with the last one, if it is time for that.
-    fn look_for_engine(&mut self, now: Instant) {
-        if self.look.is_none_or(|look| look > now) {
-            return;
-        }
-        (self.look, self.looked) = (None, now);
-        let present = service_engine();
-        if present != self.engine {
-            self.engine.clone_from(&present);
-            self.pending.push_back(Damage::Engine { present });
         }
     }
 
@@ -207,9 +166,6 @@ impl Observer {
         {
             match notification {
                 notify::Notification::Generation(generation) => {
-                    if has_foreign_rules(&generation) {
-                        self.look = Some(self.look.unwrap_or(self.looked + LOOK));
-                    }
                     self.pending.extend(of_commit(&generation, has_chains));
                 }
                 notify::Notification::Lost => self.pending.push_back(Damage::Lost),
@@ -236,12 +192,6 @@ impl Observer {
         }
         Ok(())
     }
-}
-
-/// True if a table of another program came, went, or has other rules.
-fn has_foreign_rules(generation: &Generation) -> bool {
-    let is_rules = |change: &TableChange| matches!(change, TableChange::Contents | TableChange::Deleted);
-    generation.tables.iter().any(|(table, change)| !is_ours(table) && is_rules(change))
 }
 
 /// The damages of a commit. `has_chains` is asked if a table of iptables has chains of the compatibility mode.

@@ -107,19 +107,7 @@ pub(super) const NODE: &[Key] = &[
     key("nonMasqueradeCIDRs", Address),
     key("flowtable", Object(&[key("devices", Name)])),
     key("uplinks", Name),
-    key("cgroup", Path),
-    key("masqueradePorts", Name),
-    key("ebpfFlows", Word),
-    key(
-        "maps",
-        Object(&[
-            key("flows", Number),
-            key("halfOpen", Number),
-            key("ports", Number),
-            key("fragments", Number),
-            key("sockets", Number),
-        ]),
-    ),
+    key("maps", Object(&[key("flows", Number)])),
     key(
         "log",
         Object(&[key("level", Word), key("file", Path), key("maxSize", Number), key("journal", Bool)]),

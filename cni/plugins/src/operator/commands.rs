@@ -41,20 +41,6 @@ pub static COMMANDS: &[Command] = &[
         reader: Reader::Table,
     },
     Command {
-        name: "flows",
-        summary: "list the flows that the BPF programs track",
-        about: "SERVED names the server of the flow: the BPF programs, or netfilter with the reason in \
-                brackets.",
-        arguments: &[],
-        options: &[NETWORK, CONTAINER, OUTPUT],
-        exit_codes: &[],
-        examples: &[
-            ("slipway flows --container web1", "the flows of one container"),
-            ("slipway flows --network pods -o json", "those of a network, for a program"),
-        ],
-        reader: Reader::Table,
-    },
-    Command {
         name: "check-node",
         summary: "check the kernel and the host for missing features and conflicts",
         about: "Probes the kernel in a network namespace of its own and changes nothing on the node. Each \
@@ -451,7 +437,6 @@ mod tests {
             with,
             [
                 "ports",
-                "flows",
                 "check-node",
                 "node",
                 "explain",

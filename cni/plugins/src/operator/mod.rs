@@ -16,7 +16,6 @@ mod plugins;
 mod check_node;
 mod detach;
 mod explain;
-mod flows;
 mod migrate;
 mod migration_lock;
 mod node;
@@ -35,7 +34,6 @@ use crate::registry;
 fn code(name: &str) -> Option<Code> {
     Some(match name {
         "ports" => ports::run,
-        "flows" => flows::run,
         "check-node" => check_node::run,
         "node" => node::run,
         "explain" => explain::run,

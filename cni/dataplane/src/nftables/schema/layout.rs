@@ -2,15 +2,11 @@
 
 //! The optional parts of the table.
 
-use crate::PortRange;
-
 /// The optional parts that a table has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// The protocols of the flowtable; none: there is no flowtable.
     pub(crate) offloading: Option<Protocols>,
-    /// The source ports that masquerade reserves for the BPF programs.
-    pub(crate) spared: Option<PortRange>,
     /// True if published ports respond only at the addresses in the table's sets, of all that are local.
     pub(crate) addresses: bool,
 }
@@ -73,7 +69,7 @@ impl Kernel {
 
 impl Layout {
     /// No optional part.
-    pub(crate) const PLAIN: Self = Self { offloading: None, spared: None, addresses: false };
+    pub(crate) const PLAIN: Self = Self { offloading: None, addresses: false };
 
     /// This with a flowtable, as this kernel can have it.
     pub(crate) fn offloading(self) -> Self {

@@ -33,7 +33,6 @@ pub(crate) mod exempt;
 pub(crate) mod flowtable;
 mod guard;
 mod layout;
-pub(crate) mod reserved_ports;
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Policy, Rule, Set, Stmt,
@@ -316,8 +315,7 @@ impl SharedChain {
                 let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
                 let mut rules = vec![vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)]];
                 rules.extend(exempt.map(|id| vec![id.matches(), Stmt::Verdict(Verdict::Return)]));
-                let masquerade = [reserved_ports::masquerade(layout)];
-                rules.push(flowtable::remember(layout).into_iter().chain(masquerade).collect());
+                rules.push(flowtable::remember(layout).into_iter().chain([masquerade()]).collect());
                 rules
             }
             Self::Hairpin { network, bit } => {
@@ -355,16 +353,12 @@ fn family_of(network: &IpNet) -> AddressFamily {
 }
 
 /// The chains that only some layouts have.
-pub(crate) const OPTIONAL_CHAINS: [&str; 4] = [
-    addresses::name(AddressFamily::V4),
-    addresses::name(AddressFamily::V6),
-    flowtable::CHAIN,
-    reserved_ports::CHAIN,
-];
+pub(crate) const OPTIONAL_CHAINS: [&str; 3] =
+    [addresses::name(AddressFamily::V4), addresses::name(AddressFamily::V6), flowtable::CHAIN];
 
 /// The chains of all layouts together.
-pub(crate) const CHAINS: [&str; 13] = {
-    let [addresses4, addresses6, flowtable, reserved_ports] = OPTIONAL_CHAINS;
+pub(crate) const CHAINS: [&str; 12] = {
+    let [addresses4, addresses6, flowtable] = OPTIONAL_CHAINS;
     [
         translate_chain(AddressFamily::V4),
         translate_chain(AddressFamily::V6),
@@ -378,7 +372,6 @@ pub(crate) const CHAINS: [&str; 13] = {
         addresses4,
         addresses6,
         flowtable,
-        reserved_ports,
     ]
 };
 
@@ -418,7 +411,6 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     chains.push(Fixed::base(GUARD, raw, guard::arriving()));
     chains.push(Fixed::base(GUARD_TRANSLATED, nat(Hook::Input, BEHIND_DSTNAT), guard::translated()));
     chains.extend(layout.offloading.map(flowtable::chain));
-    chains.extend(layout.spared.map(reserved_ports::chain));
     chains
 }
 

@@ -56,7 +56,7 @@ impl Plugin for Bandwidth {
         } else {
             let sides = Sides::find(request, previous)?;
             // The BPF programs bypass the queues.
-            ebpf::leave_link(sides.veth.index);
+            ebpf::limit_link(sides.veth.index);
             Some(sides)
         };
         let Some(sides) = sides else { return Ok(previous.clone()) };

@@ -9,7 +9,6 @@ mod firewalld;
 
 use std::net::IpAddr;
 
-use cni_dataplane::ebpf;
 use cni_dataplane::firewall::{self, BridgeUse, FirewallLock, FirewallRequest, Held, IngressPolicy, Means};
 use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
@@ -45,10 +44,6 @@ impl Plugin for Firewall {
         let config = Config::read(request.config)?;
         let previous = previous(request)?;
         let wanted = wanted(request, &config, previous)?;
-        if config.policy != IngressPolicy::Open {
-            // The BPF programs bypass the chains that isolate containers.
-            ebpf::leave_addresses(wanted.addresses.iter().copied());
-        }
         let lock = FirewallLock::for_add(&wanted)?;
         if let Err(error) = make(&wanted, &lock) {
             drop(lock);

@@ -3,51 +3,22 @@
 //! Other engines that translate or filter the traffic of published ports and masquerade.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 use cni_dataplane::nftables::addresses::{self, Answering};
-use cni_dataplane::{ebpf, node};
+use cni_dataplane::node;
 
 use super::{Finding, State};
-use crate::node_defaults::NodeDefaults;
 
 /// The file of firewalld's settings.
 const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
-/// A program that prints the rules that masquerade.
-#[derive(Debug, Clone, Copy)]
-struct Printer {
-    command: &'static [&'static str],
-    /// The option for a random source port.
-    word: &'static str,
-    /// True if the table exists: the tools of iptables may create the tables that they print.
-    is_there: fn() -> bool,
-}
-
-const PRINTERS: [Printer; 5] = [
-    Printer { command: &["nft", "list", "ruleset"], word: "fully-random", is_there: || true },
-    of_iptables(&["iptables-nft-save", "-t", "nat"], || has_table("ip nat")),
-    of_iptables(&["ip6tables-nft-save", "-t", "nat"], || has_table("ip6 nat")),
-    of_iptables(&["iptables-legacy-save", "-t", "nat"], || has_legacy_nat("ip_tables_names")),
-    of_iptables(&["ip6tables-legacy-save", "-t", "nat"], || has_legacy_nat("ip6_tables_names")),
-];
-
-const fn of_iptables(command: &'static [&'static str], is_there: fn() -> bool) -> Printer {
-    Printer { command, word: "--random-fully", is_there }
-}
 
 fn has_table(name: &str) -> bool {
     node::foreign_tables().unwrap_or_default().iter().any(|table| table == name)
 }
 
-fn has_legacy_nat(names: &str) -> bool {
-    let tables = fs::read_to_string(Path::new("/proc/self/net").join(names)).unwrap_or_default();
-    tables.split_whitespace().any(|table| table == "nat")
-}
-
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [services(), strict_forward_ports(), random_ports()].into_iter().flatten().collect()
+    [services(), strict_forward_ports()].into_iter().flatten().collect()
 }
 
 /// A link with the addresses of Services.
@@ -102,32 +73,6 @@ fn is_strict(settings: &str) -> bool {
     of_key
         .next_back()
         .is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
-}
-
-/// Masquerade of another engine that may choose one of the BPF programs' ports.
-fn random_ports() -> Option<Finding> {
-    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
-    let ports = ebpf::status(&settings).ok().filter(|status| status.is_set_up)?.masquerade_ports?;
-    let Printer { command, .. } = PRINTERS.into_iter().find(finds)?;
-    let found = format!(
-        "a rule in `{}` chooses among all ports, including those of the BPF programs ({ports})",
-        command.join(" ")
-    );
-    Some(
-        Finding::new("ports of other masquerade rules", State::Warning, found)
-            .reason("a reply to a port that both have chosen reaches the container only: the other connection breaks")
-            .fix("give that rule ports outside of the range (--to-ports), or \"ipMasqBackend\": \"nftables\" to the networks"),
-    )
-}
-
-/// True if the command exists and prints the option.
-fn finds(printer: &Printer) -> bool {
-    let Some((program, args)) = printer.command.split_first() else { return false };
-    if !(printer.is_there)() {
-        return false;
-    }
-    let output = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(printer.word))
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@
 use std::path::Path;
 
 use cni_dataplane::BackendName;
-use cni_dataplane::ebpf::{self, Sockets, Status};
+use cni_dataplane::ebpf::{self, Status};
 use cni_dataplane::node::{self, Feature, Need};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{NewBridge, NewVeth, RouteError, RouteSocket, VlanFiltering};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
+use nix::sys::statfs::{BPF_FS_MAGIC, FsType, statfs};
 
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
@@ -141,19 +141,14 @@ fn programs() -> Vec<Finding> {
     let defaults = NodeDefaults::read().unwrap_or_default();
     let wanted = [defaults.backend, defaults.ip_masq_backend].contains(&Some(BackendName::Ebpf));
     let found = ebpf::status(&defaults.ebpf);
-    let at_sockets = found.as_ref().ok().and_then(at_sockets);
-    let masquerade = found.as_ref().ok().and_then(masquerade);
     let at_uplinks = found.as_ref().ok().and_then(at_uplinks);
     let loaded = programs_loaded(found, if wanted { State::Warning } else { State::Note });
-    [Some(loaded), at_uplinks, at_sockets, masquerade].into_iter().flatten().collect()
+    [Some(loaded), at_uplinks].into_iter().flatten().collect()
 }
 
 /// Uplinks that have no program.
 fn at_uplinks(status: &Status) -> Option<Finding> {
-    let (what, why) = (
-        "BPF programs at uplinks",
-        "nftables serves flows on other links; replies to masqueraded flows are lost at an uplink without the BPF program",
-    );
+    let (what, why) = ("BPF programs at uplinks", "nftables serves the flows of the others");
     let left: Vec<String> =
         status.uplinks_without.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
     if left.is_empty() || !status.is_set_up {
@@ -163,38 +158,6 @@ fn at_uplinks(status: &Status) -> Option<Finding> {
     Some(Finding::new(what, State::Warning, left.join("; ")).reason(why).fix(fix))
 }
 
-/// The BPF programs at the node's own sockets, if any are loaded.
-fn at_sockets(status: &Status) -> Option<Finding> {
-    let (what, why) = ("BPF programs at the node's own sockets", "[::1] where bridges call ip6tables");
-    Some(match status.sockets.as_ref()? {
-        Sockets::At(group) => Finding::ok(what, group.display().to_string()).reason(why),
-        Sockets::Not(reason) => {
-            let fix = "nftables serves these sockets; name the control group as \"cgroup\" in \
-                        /etc/cni/slipway.json, then `slipway node setup`";
-            Finding::new(what, State::Note, reason.clone()).reason(why).fix(fix)
-        }
-    })
-}
-
-/// The ports of the BPF programs for masquerade, if another program uses them, too.
-fn masquerade(status: &Status) -> Option<Finding> {
-    let (what, why) =
-        ("ports that BPF programs masquerade with", "replies to such a port belong to a container");
-    if let Some(engine) = status.services.as_ref().filter(|_| status.is_set_up) {
-        let why = "a BPF program sees a packet before Services are translated, and would bypass them";
-        let text = match status.masquerade_ports {
-            None => format!("none: {engine}, so that nftables masquerades, and serves published ports"),
-            Some(ports) => format!("{ports}, but {engine}"),
-        };
-        let state = if status.masquerade_ports.is_some() { State::Warning } else { State::Note };
-        return Some(Finding::new(what, state, text).reason(why).fix("`slipway node setup` after a change"));
-    }
-    let clash = status.masquerade_clash.as_ref().filter(|_| status.is_set_up)?;
-    let fix = "set net.ipv4.ip_local_reserved_ports to these ports, or \"masqueradePorts\" in \
-                /etc/cni/slipway.json to others, then `slipway node setup`; nftables masquerades until then";
-    Some(Finding::new(what, State::Warning, clash.clone()).reason(why).fix(fix))
-}
-
 /// The loaded programs. `otherwise` is the state if there are none.
 fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State) -> Finding {
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
@@ -202,12 +165,6 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
         _ if ebpf::object().is_none() => {
             let fix = "build with `cargo xtask build`, which fetches the compiler";
             Finding::new(what, otherwise, "not in this binary").reason(why).fix(fix)
-        }
-        Ok(status) if !status.served_elsewhere.is_empty() => {
-            let found =
-                format!("at {}, pinned in another mount namespace", status.served_elsewhere.join(", "));
-            let fix = "run plugins in the mount namespace of `slipway node setup`, with its BPF file system";
-            Finding::new(what, State::Warning, found).reason(why).fix(fix)
         }
         Ok(status) if !status.is_set_up => {
             let fix = "the first container with backend ebpf, or `slipway node setup`, loads them";
@@ -250,8 +207,6 @@ fn bpf() -> Vec<Finding> {
     let is = |path: &str, kind: FsType| {
         statfs(Path::new(path)).is_ok_and(|status| status.filesystem_type() == kind)
     };
-    let cgroup =
-        ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().find(|path| is(path, CGROUP2_SUPER_MAGIC));
     let finding = |what: &str, found: Option<&str>, fix: &str| match found {
         Some(path) => Finding::ok(what, path).reason(WHY),
         None => Finding::new(what, State::Note, "not found").reason(WHY).fix(fix),
@@ -261,7 +216,6 @@ fn bpf() -> Vec<Finding> {
     let mut found = programs();
     found.extend([
         finding("BPF file system", bpffs, "mount -t bpf bpf /sys/fs/bpf"),
-        finding("cgroup v2", cgroup, "boot with systemd.unified_cgroup_hierarchy=1"),
         finding("type information of the kernel (BTF)", btf, "a kernel with DEBUG_INFO_BTF"),
     ]);
     found

@@ -2,20 +2,20 @@
 
 //! Packets that came out of the kernel's stack.
 
-use slipway_ebpf_abi::carried::{CLONE_SEEN, CarriedCounter, HAS_ETHERNET};
+use slipway_ebpf_abi::{CLONE_SEEN, Counter, HAS_ETHERNET};
 
-use super::Scratch;
-use super::maps::{Maps, add};
+use crate::maps::{Maps, add};
 use crate::memory::{clear, copy, same};
+use crate::packet::{FIN, RST, SYN};
+use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
-use crate::tcp_state::{FIN, RST, SYN};
 
 /// The program for one family. `l3`: offset of the IP header; `flags`: of the way by this interface.
 #[inline(never)]
 pub(crate) fn egress<F: Maps>(skb: Skb, index: u32, l3: u32, flags: u32) -> i32 {
     let Some(scratch) = F::memory() else { return Act::NEXT };
     if !scratch.read(skb, l3) {
-        add(CarriedCounter::Unlike, 1);
+        add(Counter::Unlike, 1);
         return Act::NEXT;
     }
     let Some(record) = F::pending().get_ptr_mut(index) else { return Act::NEXT };
@@ -51,14 +51,14 @@ fn is_alike<F: Maps>(skb: Skb, scratch: &Scratch<F>) -> bool {
 fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> i32 {
     let now = now();
     if !is_recorded(skb, scratch, now) {
-        add(CarriedCounter::Unlike, 1);
+        add(Counter::Unlike, 1);
         return Act::NEXT;
     }
     let is_clone = scratch.record.kind == CLONE_SEEN;
     if is_alike(skb, scratch) {
         learn(skb, scratch, flags, now);
     } else {
-        add(CarriedCounter::Unlike, 1);
+        add(Counter::Unlike, 1);
     }
     if is_clone { Act::DROP } else { Act::NEXT }
 }
@@ -81,7 +81,7 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
         let Some(ethernet) = skb.load(0) else { return Act::NEXT };
         way.ethernet = ethernet;
     }
-    add(CarriedCounter::Checked, 1);
+    add(Counter::Checked, 1);
     let (length, dscp) = (scratch.packet.length, u32::from(scratch.packet.tos >> 2));
     clear(&raw mut scratch.entry);
     if let Some(entry) = F::carried().get_ptr_mut(&scratch.record.key) {

@@ -11,34 +11,31 @@ use std::path::{Path, PathBuf};
 
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
-use aya::{EbpfLoader, VerifierLogLevel};
-use slipway_ebpf_abi::carried::{
-    self, CARRIED_COUNTERS, Carried, CarriedCounter, CarriedKey, PENDING_CPUS, PENDING_EACH,
-};
-use slipway_ebpf_abi::{Addr4, Addr6, Port, maps};
+use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
+use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Carried, CarriedKey, Counter, Port};
 
-use super::super::{error, load, netns_cookie, object, pins};
+use super::{error, file_system, load, netns_cookie, object};
 use crate::Error;
 
 const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
 /// Attempts to load: concurrent first ADDs pin the same maps.
 const ATTEMPTS: usize = 8;
 /// The program that is pinned last: its pin marks a version as complete.
-const LAST: &str = carried::EGRESS_L3;
+const LAST: &str = programs::EGRESS_L3;
 
 /// A direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Carriage {
+pub(super) struct Carriage {
     /// IP protocol number.
-    pub(in super::super) protocol: u8,
+    pub(super) protocol: u8,
     /// Source and destination of its packets as they arrive.
-    pub(in super::super) before: (SocketAddr, SocketAddr),
+    pub(super) before: (SocketAddr, SocketAddr),
     /// The same after translation.
-    pub(in super::super) after: (SocketAddr, SocketAddr),
+    pub(super) after: (SocketAddr, SocketAddr),
     /// Number of carried packets.
-    pub(in super::super) packets: u64,
+    pub(super) packets: u64,
     /// Their bytes, from the link-layer header on.
-    pub(in super::super) bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Carriage {
@@ -89,28 +86,19 @@ impl Store {
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
     pub(super) fn load(&self, object: &[u8], flows: u32) -> Result<(), Error> {
-        pins::mount_file_system()?;
-        pins::make(&self.folder)?;
-        load::lift_memory_limit();
-        let mut loader = EbpfLoader::new();
-        loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
-        for name in carried::ALL {
+        file_system::make(&self.folder)?;
+        let mut loader = load::loader();
+        for name in maps::ALL {
             loader.map_pin_path(name, self.path(name));
         }
-        for name in [carried::CARRIED4, carried::CARRIED6] {
+        for name in [maps::CARRIED4, maps::CARRIED6] {
             loader.map_max_entries(name, flows);
         }
         // Records for the processors that there are: the BPF programs count them modulo `PENDING_CPUS`.
         let processors = aya::util::nr_cpus().ok().and_then(|count| u32::try_from(count).ok());
         let processors = processors.map_or(PENDING_CPUS, |count| count.min(PENDING_CPUS));
-        for name in [carried::PENDING4, carried::PENDING6] {
+        for name in [maps::PENDING4, maps::PENDING6] {
             loader.map_max_entries(name, PENDING_EACH * processors);
-        }
-        // The maps of the programs that decide, which stay unused.
-        for name in
-            [maps::FLOWS4, maps::FLOWS6, maps::HALF_OPEN4, maps::HALF_OPEN6, maps::SOCKETS4, maps::SOCKETS6]
-        {
-            loader.map_max_entries(name, 1);
         }
         let mut attempt = 0;
         let mut ebpf = loop {
@@ -122,7 +110,7 @@ impl Store {
             }
         };
         self.write_home()?;
-        for name in carried::PROGRAMS {
+        for name in programs::ALL {
             let program =
                 ebpf.program_mut(name).ok_or_else(|| Error::NoEbpf(format!("no BPF program {name}")))?;
             load::load_one(program)
@@ -149,7 +137,7 @@ impl Store {
 
     fn write_home(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the network namespace's cookie", e);
-        self.array::<u64>(carried::HOME)?.set(0, netns_cookie::of_this_namespace(), 0).map_err(failed)
+        self.array::<u64>(maps::HOME)?.set(0, netns_cookie::of_this_namespace(), 0).map_err(failed)
     }
 
     /// Refuses to work from another network namespace: the maps name links by index.
@@ -157,7 +145,7 @@ impl Store {
     /// # Errors
     /// [`Error::NoEbpf`] with a remedy.
     pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
-        let home = self.array::<u64>(carried::HOME)?.get(&0, 0);
+        let home = self.array::<u64>(maps::HOME)?.get(&0, 0);
         let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
         let here = netns_cookie::of_this_namespace();
         if here == 0 || home == 0 || here == home {
@@ -179,7 +167,7 @@ impl Store {
     }
 
     fn uplink_map(&self) -> Result<HashMap<MapData, u32, u32>, Error> {
-        let name = carried::UPLINKS;
+        let name = maps::UPLINKS;
         HashMap::try_from(self.map(name)?).map_err(|e| error::failed(format!("open the BPF map {name}"), e))
     }
 
@@ -200,16 +188,16 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Kernel`] if the map cannot be read.
-    pub(super) fn counters(&self) -> Result<Vec<(CarriedCounter, u64)>, Error> {
+    pub(super) fn counters(&self) -> Result<Vec<(Counter, u64)>, Error> {
         let failed = |e: MapError| error::failed("read the BPF programs' counters", e);
-        let map = PerCpuArray::<_, [u64; CARRIED_COUNTERS]>::try_from(self.map(carried::COUNTS)?);
+        let map = PerCpuArray::<_, [u64; COUNTERS]>::try_from(self.map(maps::COUNTS)?);
         let each = map.map_err(failed)?.get(&0, 0).map_err(failed)?;
-        let sum = |counter: CarriedCounter| {
+        let sum = |counter: Counter| {
             each.iter()
                 .filter_map(|counts| counts.get(counter as usize))
                 .fold(0, |a: u64, b| a.wrapping_add(*b))
         };
-        Ok(CarriedCounter::ALL.map(|one| (one, sum(one))).into_iter().filter(|(_, sum)| *sum != 0).collect())
+        Ok(Counter::ALL.map(|one| (one, sum(one))).into_iter().filter(|(_, sum)| *sum != 0).collect())
     }
 
     /// The carried directions of flows of one family.
@@ -229,14 +217,14 @@ impl Store {
     /// # Errors
     /// [`Error::Kernel`] if a map cannot be read.
     pub(super) fn directions(&self) -> Result<Vec<Carriage>, Error> {
-        let mut all = self.directions_of::<Addr4>(carried::CARRIED4)?;
-        all.extend(self.directions_of::<Addr6>(carried::CARRIED6)?);
+        let mut all = self.directions_of::<Addr4>(maps::CARRIED4)?;
+        all.extend(self.directions_of::<Addr6>(maps::CARRIED6)?);
         Ok(all)
     }
 
     fn epoch(&self) -> Result<u32, Error> {
         let failed = |e: MapError| error::failed("read the epoch", e);
-        self.array::<u32>(carried::EPOCH)?.get(&0, 0).map_err(failed)
+        self.array::<u32>(maps::EPOCH)?.get(&0, 0).map_err(failed)
     }
 
     /// True if a set-up is complete. The BPF programs carry nothing before.
@@ -255,7 +243,7 @@ impl Store {
         let failed = |e: MapError| error::failed("increment the epoch", e);
         // Concurrent processes may write the same number: each has changed the rules before it.
         let next = self.epoch()?.wrapping_add(1).max(1);
-        self.array::<u32>(carried::EPOCH)?.set(0, next, 0).map_err(failed)
+        self.array::<u32>(maps::EPOCH)?.set(0, next, 0).map_err(failed)
     }
 
     /// Has netfilter check each flow again, if any are carried.
@@ -274,7 +262,7 @@ impl Store {
 }
 
 /// True if any version is on this node.
-pub(in super::super) fn is_there() -> bool {
+pub(super) fn is_there() -> bool {
     Path::new(FOLDER).is_dir()
 }
 
@@ -282,17 +270,17 @@ pub(in super::super) fn is_there() -> bool {
 ///
 /// # Errors
 /// [`Error::NoEbpf`] with a remedy.
-pub(in super::super) fn refuse_abroad() -> Result<(), Error> {
+pub(super) fn refuse_abroad() -> Result<(), Error> {
     // An incomplete version serves nothing.
-    Store::all().iter().filter(|store| store.path(carried::HOME).exists()).try_for_each(Store::refuse_abroad)
+    Store::all().iter().filter(|store| store.path(maps::HOME).exists()).try_for_each(Store::refuse_abroad)
 }
 
 /// Has netfilter check each flow again. Does nothing on a node without the programs.
 ///
 /// # Errors
 /// [`Error::Kernel`] if a map cannot be written: flows are carried for two more ticks then.
-pub(in super::super) fn next_epoch() -> Result<(), Error> {
-    Store::all().iter().filter(|store| store.path(carried::EPOCH).exists()).try_for_each(Store::next_epoch)
+pub(super) fn next_epoch() -> Result<(), Error> {
+    Store::all().iter().filter(|store| store.path(maps::EPOCH).exists()).try_for_each(Store::next_epoch)
 }
 
 /// Removes the pins of all versions.

@@ -2,21 +2,16 @@
 
 //! Packets that arrive, from a pod or from outside.
 
-use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
-use slipway_ebpf_abi::IPPROTO_TCP;
-use slipway_ebpf_abi::carried::{
-    CLONE, CLONE_SEEN, Carried, CarriedCounter, HAS_ETHERNET, ORIGINAL, TO_PEER,
-};
+use slipway_ebpf_abi::{CLONE, CLONE_SEEN, Carried, Counter, HAS_ETHERNET, IPPROTO_TCP, ORIGINAL, TO_PEER};
 
-use super::maps::{self, Maps, Young};
-use super::{Scratch, maps::add};
-use crate::csum::Difference;
 use crate::family::Addr;
+use crate::maps::{self, Maps, Young, add};
 use crate::memory::{copy, hash, same};
+use crate::packet::{ACK, FIN, RST, SYN};
+use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
-use crate::tcp_state::{ACK, FIN, RST, SYN};
-use crate::translate::{checksum_offset, write_ports};
+use crate::translate::translate;
 
 /// Ticks for which the BPF programs carry a direction after a packet came out of the kernel's stack.
 const CARRIED_FOR: u32 = 2;
@@ -101,7 +96,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     entry.packets = entry.packets.wrapping_add(segments);
     entry.bytes = entry.bytes.wrapping_add(u64::from(skb.len()));
     copy(&raw const entry.way, &raw mut scratch.way);
-    add(CarriedCounter::Carried, segments);
+    add(Counter::Carried, segments);
     carry(skb, scratch)
 }
 
@@ -141,7 +136,7 @@ fn ask<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, kind: 
     record.kind = kind;
     copy(&raw const scratch.record, place);
     skb.set_record(index);
-    add(CarriedCounter::Asked, 1);
+    add(Counter::Asked, 1);
     Act::NEXT
 }
 
@@ -192,7 +187,7 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i
     let limit = NEAR + if in_flight < 1 << 30 { in_flight } else { 1 << 30 };
     let distance = scratch.packet.sequence.wrapping_sub(reverse.acknowledgment).cast_signed();
     if u64::from(distance.unsigned_abs()) > limit {
-        add(CarriedCounter::DroppedFar, 1);
+        add(Counter::DroppedFar, 1);
         return Act::DROP;
     }
     reverse.epoch = 0;
@@ -203,7 +198,7 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i
 #[inline(never)]
 fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     if !translate(skb, scratch) {
-        add(CarriedCounter::DroppedWrite, 1);
+        add(Counter::DroppedWrite, 1);
         return Act::DROP;
     }
     let way = &scratch.way;
@@ -212,37 +207,8 @@ fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     if way.flags & HAS_ETHERNET != 0
         && (scratch.packet.l3 == 0 && !skb.add_ethernet() || !skb.store(0, &way.ethernet, 0))
     {
-        add(CarriedCounter::DroppedWrite, 1);
+        add(Counter::DroppedWrite, 1);
         return Act::DROP;
     }
-    if way.flags & TO_PEER != 0 { skb.into_pod_as_host(way.interface) } else { skb.send_by(way.interface) }
-}
-
-/// Writes addresses, ports and hop limit. Returns false if it failed halfway.
-#[inline(always)]
-fn translate<F: Maps>(skb: Skb, scratch: &Scratch<F>) -> bool {
-    let (packet, key, way) = (&scratch.packet, &scratch.key, &scratch.way);
-    let ends = (way.source, way.destination);
-    if !F::write_header(skb, packet, ends) {
-        return false;
-    }
-    let protocol = key.protocol as u8;
-    let checksum = packet.l4 + checksum_offset(protocol);
-    // A zero means that a UDP sender omits the checksum (RFC 768); a checksum of zero is sent as all ones.
-    let zero = if protocol == IPPROTO_TCP { 0 } else { u64::from(BPF_F_MARK_MANGLED_0) };
-    let (old, new) =
-        ((key.source_port.0, key.destination_port.0), (way.source_port.0, way.destination_port.0));
-    if old != new {
-        let difference = Difference::default().ports(old, new).sum();
-        if !write_ports::<F>(skb, packet.l4, protocol, (way.source_port, way.destination_port))
-            || !skb.update_checksum(checksum, difference, zero)
-        {
-            return false;
-        }
-    }
-    if F::same(key.source, way.source) && F::same(key.destination, way.destination) {
-        return true;
-    }
-    let difference = F::difference((key.source, key.destination), ends).sum();
-    skb.update_checksum(checksum, difference, zero | u64::from(BPF_F_PSEUDO_HDR))
+    if way.flags & TO_PEER != 0 { skb.into_pod(way.interface) } else { skb.send_by(way.interface) }
 }

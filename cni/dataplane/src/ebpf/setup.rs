@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Sets up, inspects and removes the programs of a node.
+
+use std::collections::BTreeMap;
+
+use cni_kernel::route::{Link, RouteSocket};
+use slipway_ebpf_abi::{Counter, maps};
+
+use super::fill::Fill;
+use super::links::{self, Kind};
+use super::store::{self, Store};
+use super::uplinks::{self, Uplink};
+use super::{conntrack, file_system, former, load, object};
+use crate::{ContainerNetns, Error};
+
+const FIX: &str = "`slipway node setup` attaches them";
+
+/// The administrator's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Names of the uplinks; empty: they are found by addresses and routes.
+    pub uplinks: Vec<String>,
+    /// The size of the maps of flows, two elements for each flow; used once, when they are made.
+    pub flows: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { uplinks: Vec::new(), flows: maps::CARRIED_SIZE }
+    }
+}
+
+/// An uplink without programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Without {
+    /// Its name.
+    pub name: String,
+    /// The reason, if known.
+    pub why: String,
+}
+
+/// The programs on this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// True if any version is loaded.
+    pub is_set_up: bool,
+    /// True if this binary's version is loaded, and not another one.
+    pub is_current: bool,
+    /// Names of the uplinks with the programs.
+    pub uplinks: Vec<String>,
+    /// The uplinks without.
+    pub uplinks_without: Vec<Without>,
+    /// Number of other links with the programs: those of containers.
+    pub containers: usize,
+    /// The counters that are not zero.
+    pub counters: Vec<(Counter, u64)>,
+    /// The elements of the maps of flows.
+    pub maps: Vec<Fill>,
+}
+
+fn socket() -> Result<RouteSocket, Error> {
+    RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
+}
+
+fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
+    uplinks::find(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))
+}
+
+/// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its own. If all
+/// are in place, this opens three pinned maps, and sends the kernel one request for each uplink.
+///
+/// # Errors
+/// As [`setup_node`].
+pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
+    let store = Store::own();
+    if store.is_whole() && !former::is_there() {
+        store.refuse_abroad()?;
+        if store.is_set_up()? && are_whole(&store)? {
+            return Ok(store);
+        }
+    }
+    set_up(settings).map(|(store, _)| store)
+}
+
+/// True if all listed uplinks have the programs.
+fn are_whole(store: &Store) -> Result<bool, Error> {
+    let socket = socket()?;
+    for index in store.uplinks()? {
+        if !links::has_programs(&socket, index)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Loads the programs, and attaches them to the uplinks and to the links of containers that have another version.
+/// Returns the uplinks without programs, too.
+///
+/// # Errors
+/// As [`setup_node`].
+pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error> {
+    let object = object::of_this_binary()?;
+    store::refuse_abroad()?;
+    let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
+    let containers = former::remove()?;
+    conntrack::prepare()?;
+    if !store.is_whole() {
+        store.load(object, settings.flows)?;
+    }
+    let mut without = Vec::new();
+    for (index, Uplink { name, is_ethernet }) in &uplinks {
+        let kind = if *is_ethernet { Kind::Uplink } else { Kind::UplinkL3 };
+        match links::attach(&store, name, kind) {
+            Ok(()) => store.list_uplink(*index, true)?,
+            Err(error) => {
+                log::warn!("{name} is left to nftables: {error}");
+                without.push(Without { name: name.clone(), why: error.to_string() });
+            }
+        }
+    }
+    let gone: Vec<u32> = store.uplinks()?.into_iter().filter(|index| !uplinks.contains_key(index)).collect();
+    for index in &gone {
+        store.list_uplink(*index, false)?;
+    }
+    for link in socket.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
+        if gone.contains(&link.index) {
+            links::detach(&link.name);
+        } else if !uplinks.contains_key(&link.index)
+            && (containers.contains(&link.index) || links::has_programs(&socket, link.index)?)
+        {
+            links::attach(&store, &link.name, Kind::of_pod(&link)?)?;
+        }
+    }
+    store.remove_others();
+    // Last: a set-up that was killed before is begun again by the next ADD.
+    store.start()?;
+    Ok((store, without))
+}
+
+/// Loads and attaches the programs, or updates them: new uplinks, another version of the programs.
+///
+/// # Errors
+/// [`Error::NoEbpf`] if this node cannot have the programs, [`Error::Kernel`] if one cannot be loaded, or links
+/// cannot be listed.
+pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
+    let (_, without) = set_up(settings)?;
+    let mut status = status(settings)?;
+    // The set-up knows the reasons.
+    for one in &mut status.uplinks_without {
+        if let Some(known) = without.iter().find(|known| known.name == one.name) {
+            one.why.clone_from(&known.why);
+        }
+    }
+    Ok(status)
+}
+
+/// Attaches the programs to a container's link. Returns false if its interface is no veth.
+///
+/// # Errors
+/// [`Error::Kernel`] if the interface cannot be found, or the programs cannot be attached.
+pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
+    let Some(link) = links::host_end(netns, ifname)? else { return Ok(false) };
+    // An ADD attaches twice: for masquerade, and for ports.
+    if has_programs(&link)? { store::next_epoch() } else { attach_link(store, &link) }.map(|()| true)
+}
+
+/// Attaches the programs to the host end of a container's link.
+///
+/// # Errors
+/// [`Error::Kernel`] if they cannot be attached.
+pub(super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
+    conntrack::prepare()?;
+    links::attach(store, &link.name, Kind::of_pod(link)?)?;
+    store::next_epoch()
+}
+
+/// The programs of this binary, if they are loaded for this network namespace.
+pub(super) fn find() -> Option<Store> {
+    Some(Store::own()).filter(|store| store.is_whole() && store.refuse_abroad().is_ok())
+}
+
+/// True if a container's link has the programs.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel refuses.
+pub(super) fn has_programs(link: &Link) -> Result<bool, Error> {
+    links::has_programs(&socket()?, link.index)
+}
+
+/// Has packets to a container pass the queueing discipline of its link's host end, by the index of that: its rate
+/// is about to be limited. A failure is logged.
+pub fn limit_link(index: u32) {
+    let limited = || {
+        let (store, socket) = (Store::own(), socket()?);
+        if !store.is_whole() || !links::has_programs(&socket, index)? {
+            return Ok(());
+        }
+        let link =
+            socket.link_by_index(index).map_err(|e| Error::kernel("look for the link of a container", e))?;
+        links::attach(&store, &link.name, Kind::LimitedPod)?;
+        store::next_epoch()
+    };
+    if let Err(error) = limited() {
+        log::warn!("{error}");
+    }
+}
+
+/// Has netfilter check each carried flow again, as rules have changed. A failure is logged: soon the flows are
+/// checked anyway.
+pub(crate) fn rules_changed() {
+    if let Err(error) = store::next_epoch() {
+        log::warn!("{error}");
+    }
+}
+
+/// True if this node has pins of the programs, of any version.
+#[must_use]
+pub fn is_there() -> bool {
+    store::is_there() || former::is_there()
+}
+
+/// The error if the programs serve another network namespace; none if there are no programs.
+#[must_use]
+pub fn served_in_other_namespace() -> Option<Error> {
+    store::refuse_abroad().and_then(|()| former::refuse_abroad()).err()
+}
+
+/// Checks that this kernel takes the programs of this binary and can mount a BPF file system. Nothing stays
+/// loaded.
+///
+/// # Errors
+/// [`Error::NoEbpf`] without programs, [`Error::Kernel`] if the kernel refuses one.
+pub fn try_out() -> Result<(), Error> {
+    file_system::mountable()?;
+    load::try_object(object::of_this_binary()?)
+}
+
+/// Inspects the programs of this node.
+///
+/// # Errors
+/// [`Error::Kernel`] if links or maps cannot be read, [`Error::NoEbpf`] in another network namespace.
+pub fn status(settings: &Settings) -> Result<Status, Error> {
+    if !store::is_there() {
+        return Ok(Status::default());
+    }
+    store::refuse_abroad()?;
+    let (store, mut uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
+    let mut found = Status { is_set_up: true, is_current: store.is_whole(), ..Status::default() };
+    let is_there = |name: &&String| uplinks.values().any(|uplink| uplink.name == **name);
+    for name in settings.uplinks.iter().filter(|name| !is_there(name)) {
+        let why = "there is no such interface".to_owned();
+        found.uplinks_without.push(Without { name: name.clone(), why });
+    }
+    for link in links::with_programs(&socket)? {
+        match uplinks.remove(&link.index) {
+            Some(uplink) => found.uplinks.push(uplink.name),
+            None => found.containers += 1,
+        }
+    }
+    found.uplinks.sort();
+    for Uplink { name, .. } in uplinks.into_values() {
+        found.uplinks_without.push(Without { name, why: format!("it has no BPF programs: {FIX}") });
+    }
+    if found.is_current {
+        found.counters = store.counters()?;
+        let fill = |name| Fill::of(&store.path(name), name).inspect_err(|error| log::warn!("{error}")).ok();
+        found.maps = [maps::CARRIED4, maps::CARRIED6].into_iter().filter_map(fill).collect();
+    }
+    Ok(found)
+}
+
+/// Detaches the programs from all links, and removes them; true if there were any. conntrack has every flow, so none
+/// ends; its settings stay.
+///
+/// # Errors
+/// [`Error::Kernel`] if the links cannot be listed, or a pin cannot be removed; [`Error::NoEbpf`] in another network
+/// namespace.
+pub fn teardown_node() -> Result<bool, Error> {
+    let (was_there, former) = (is_there(), former::remove());
+    if store::is_there() {
+        store::refuse_abroad()?;
+        // A killed process may have attached the program at egress only.
+        for link in socket()?.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
+            links::detach(&link.name);
+        }
+        store::remove_all()?;
+    }
+    former.map(|_| was_there)
+}
