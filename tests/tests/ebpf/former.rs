@@ -5,10 +5,10 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use aya::EbpfLoader;
 use aya::maps::Array;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcHandle, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{Ebpf, EbpfLoader};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use slipway_ebpf_abi::maps::programs;
@@ -32,14 +32,18 @@ fn renamed() -> Vec<u8> {
     object
 }
 
+fn make_folder(stage: &Stage, folder: &str) {
+    if !stage.node.cmd("mount").contains("on /sys/fs/bpf type bpf") {
+        stage.node.cmd("mount -t bpf bpf /sys/fs/bpf");
+    }
+    stage.node.cmd(&format!("mkdir -p {folder}"));
+}
+
 /// Leaves pins of a map and of the programs, a filter at the uplink, and one at a container's link: by tcx, if that is
 /// wanted and the kernel has it.
 fn leave_programs(stage: &Stage, container: &str, by_tcx: bool) {
     let folder = format!("{FOLDER}/3/programs-0123456789abcdef");
-    if !stage.node.cmd("mount").contains("type bpf") {
-        stage.node.cmd("mount -t bpf bpf /sys/fs/bpf");
-    }
-    stage.node.cmd(&format!("mkdir -p {folder}"));
+    make_folder(stage, &folder);
     let uplink = stage.client.node_link.clone();
     stage.node.run(|| {
         let mut ebpf = EbpfLoader::new().load(&renamed()).unwrap_or_else(|error| panic!("load: {error:?}"));
@@ -59,13 +63,23 @@ fn leave_programs(stage: &Stage, container: &str, by_tcx: bool) {
             }
             // It may have clsact already.
             let _ = qdisc_add_clsact(link);
-            let options = NlOptions { priority: 21324, handle: TcHandle::new(0, 1), classid: None };
-            let id = program
-                .attach_with_options(link, TcAttachType::Ingress, TcAttachOptions::Netlink(options))
-                .expect("attach");
-            std::mem::forget(program.take_link(id).expect("the link"));
+            attach_filter(&mut ebpf, name, link);
         }
     });
+}
+
+/// Attaches a program with the preference that such programs had.
+fn attach_filter(ebpf: &mut Ebpf, name: &str, link: &str) {
+    let program: &mut SchedClassifier =
+        ebpf.program_mut(name).expect("the program").try_into().expect("a program of tc");
+    if program.fd().is_err() {
+        program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+    }
+    let options = NlOptions { priority: 21324, handle: TcHandle::new(0, 1), classid: None };
+    let id = program
+        .attach_with_options(link, TcAttachType::Ingress, TcAttachOptions::Netlink(options))
+        .expect("attach");
+    std::mem::forget(program.take_link(id).expect("the link"));
 }
 
 /// Leaves the chain that kept source ports free.
@@ -145,20 +159,21 @@ fn the_teardown_removes_former_programs() {
     are_removed(Some("node teardown"), true);
 }
 
-/// Another program's filter with the same preference stays.
+/// A filter of another program with the same preference stays.
 #[test]
 fn filters_of_other_programs_stay() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let link = stage.client.node_link.clone();
-    stage.node.cmd("mount -t bpf bpf /sys/fs/bpf");
-    stage.node.cmd(&format!("mkdir {FOLDER}"));
+    make_folder(&stage, FOLDER);
     stage.node.cmd(&format!("tc qdisc add dev {link} clsact"));
-    stage.node.cmd(&format!(
-        "tc filter add dev {link} ingress pref 21324 handle 1 bpf bytecode '1,6 0 0 4294967295,'"
-    ));
+    stage.node.run(|| {
+        let object = cni_dataplane::ebpf::object().expect("the object");
+        let mut ebpf = EbpfLoader::new().load(object).unwrap_or_else(|error| panic!("load: {error:?}"));
+        attach_filter(&mut ebpf, programs::EGRESS_L3, &link);
+    });
     stage.node.slipway("node setup");
     assert!(!stage.node.list("/sys/fs/bpf").contains(&"slipway".to_owned()));
     let found = stage.filters(&link);
-    assert!(found.contains("pref 21324") && found.contains("flow_ingress"), "{found}");
+    assert!(found.contains("pref 21324 bpf chain 0 handle 0x1 flow_egress_l3"), "{found}");
 }

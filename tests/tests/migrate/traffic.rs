@@ -279,15 +279,9 @@ pub(super) fn assert_no_connection_fails(maker: &Maker, ways: &[&str]) {
     world.assert_is_in(ways.last().expect("a way"));
 }
 
-/// Gives the interfaces their ingress qdisc in advance: an interface that gets its first one loses what it
-/// sends at that moment. Uplinks have theirs from the node's setup; from Linux 6.6 on containers need none.
+/// Gives the interfaces clsact in advance: an interface that gets its first one loses what it sends at that moment.
 fn attach_quietly(world: &World) {
     world.node.slipway("node setup");
-    let release = world.node.cmd("uname -r");
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
-    if (numbers.next(), numbers.next()) >= (Some(6), Some(6)) {
-        return;
-    }
     for line in world.node.cmd("ip -o link show type veth").lines() {
         let name = line.split(": ").nth(1).and_then(|name| name.split('@').next()).expect("a link");
         let _ = world.node.try_cmd(&format!("tc qdisc add dev {name} clsact"));

@@ -70,12 +70,15 @@ impl Thing<'_> {
 
 /// The programs of this node.
 #[derive(Debug)]
-pub(crate) struct Programs(Store);
+pub(crate) struct Programs {
+    store: Store,
+    finder: Finder,
+}
 
 impl Programs {
     /// Finds the programs, if this network namespace has any.
     pub(crate) fn find() -> Option<Self> {
-        setup::find().map(Self)
+        setup::find().map(Self::new)
     }
 
     /// Sets up or updates the node's programs.
@@ -83,7 +86,19 @@ impl Programs {
     /// # Errors
     /// [`Error::NoEbpf`] or [`Error::Kernel`], as [`setup::setup_node`].
     pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
-        setup::set_up(settings).map(|(store, _)| Self(store))
+        setup::set_up(settings).map(|(store, _)| Self::new(store))
+    }
+
+    fn new(store: Store) -> Self {
+        Self { store, finder: Finder::default() }
+    }
+
+    /// Finds the link of a container, as [`Finder::link`].
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if links cannot be read.
+    pub(crate) fn link(&self, things: &[Thing<'_>]) -> Result<Result<Link, Left>, Error> {
+        self.finder.link(things)
     }
 
     /// True if the container's link has the programs.
@@ -91,7 +106,7 @@ impl Programs {
     /// # Errors
     /// [`Error::Kernel`] if links cannot be read.
     pub(crate) fn serve(&self, thing: Thing<'_>) -> Result<bool, Error> {
-        link_of(thing)?.map_or(Ok(false), |link| setup::has_programs(&link))
+        self.link(&[thing])?.map_or(Ok(false), |link| setup::has_programs(&link))
     }
 
     /// Has the programs serve a container.
@@ -99,7 +114,7 @@ impl Programs {
     /// # Errors
     /// [`Error::Kernel`] if they cannot be attached.
     pub(crate) fn attach(&self, link: &Link) -> Result<(), Error> {
-        setup::attach_link(&self.0, link)
+        setup::attach_link(&self.store, link)
     }
 
     /// Takes back [`Self::attach`] for a container that was removed concurrently.
@@ -113,21 +128,12 @@ impl Programs {
     /// [`Error::Kernel`] if a link cannot be read; another call continues.
     pub(crate) fn withdraw(&self, things: &[Thing<'_>]) -> Result<(), Error> {
         for thing in things {
-            if let Some(link) = link_of(*thing)? {
+            if let Ok(link) = self.link(&[*thing])? {
                 links::detach(&link.name);
             }
         }
         Ok(())
     }
-}
-
-/// The host's end of the link of a container whose namespace is known.
-fn link_of(thing: Thing<'_>) -> Result<Option<Link>, Error> {
-    let netns = thing.netns();
-    if Netns::open(&netns.path).is_err() {
-        return Ok(None);
-    }
-    links::host_end(netns, thing.attachment().ifname())
 }
 
 /// Finds the links of containers by their namespace, or by their addresses if it is unknown.

@@ -241,7 +241,7 @@ pub fn try_out() -> Result<(), Error> {
 /// # Errors
 /// [`Error::Kernel`] if links or maps cannot be read, [`Error::NoEbpf`] in another network namespace.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
-    if !store::is_there() {
+    if !store::is_loaded() {
         return Ok(Status::default());
     }
     store::refuse_abroad()?;

@@ -261,7 +261,12 @@ impl Store {
     }
 }
 
-/// True if any version is on this node.
+/// True if any version is loaded.
+pub(super) fn is_loaded() -> bool {
+    Store::all().iter().any(Store::is_whole)
+}
+
+/// True if any version is on this node; a set-up that failed or was killed may have left a part.
 pub(super) fn is_there() -> bool {
     Path::new(FOLDER).is_dir()
 }

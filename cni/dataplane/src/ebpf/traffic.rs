@@ -18,10 +18,20 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
         return Ok(());
     }
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
-    let links = links::with_programs(&socket)?.into_iter();
-    let owners: Vec<Owner> = links.filter_map(|link| Owner::from_comment(&link.alias)).collect();
+    let (mut owners, mut addresses) = (Vec::new(), Vec::new());
+    for link in links::with_programs(&socket)? {
+        match Owner::from_comment(&link.alias) {
+            Some(owner) => owners.push(owner),
+            // An uplink, or the link of a container that the reference plugins made. The other end may be gone.
+            None => addresses.extend(socket.peer_addresses(&link).unwrap_or_default()),
+        }
+    }
+    let is_served = |one: &Listed| {
+        one.owner.as_ref().is_some_and(|owner| owners.contains(owner))
+            || addresses.iter().any(|address| address.net.addr() == one.port.container)
+    };
     for one in all.iter_mut().filter(|one| one.backend == BackendName::Nftables) {
-        if one.owner.as_ref().is_some_and(|owner| owners.contains(owner)) {
+        if is_served(one) {
             one.backend = BackendName::Ebpf;
         }
     }

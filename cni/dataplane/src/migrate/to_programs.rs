@@ -86,9 +86,9 @@ impl Mover<'_> {
             rows.extend(left);
             here = on;
         }
-        let (mut passengers, finder) = (Vec::new(), Finder::default());
+        let mut passengers = Vec::new();
         for works in by_attachment(here).into_values() {
-            match self.embark(programs, &finder, works) {
+            match self.embark(programs, works) {
                 Ok(passenger) => passengers.push(passenger),
                 Err(whys) => rows.extend(whys),
             }
@@ -111,12 +111,12 @@ impl Mover<'_> {
     }
 
     /// Attaches the programs to a container's link. Returns rows with the reason if that is not possible.
-    fn embark(&self, programs: &Programs, finder: &Finder, works: Vec<Work>) -> Result<Passenger, Vec<Row>> {
+    fn embark(&self, programs: &Programs, works: Vec<Work>) -> Result<Passenger, Vec<Row>> {
         let all = |state: State, why: String| -> Vec<Row> {
             works.iter().map(|work| work.row(state, why.as_str())).collect()
         };
         let failed = |error: Error| all(State::Failed, error.to_string());
-        let link = match finder.link(&things(&works)) {
+        let link = match programs.link(&things(&works)) {
             Ok(Ok(link)) => link,
             Ok(Err(left)) => return Err(all(State::LeftAlone, left.to_string())),
             Err(error) => return Err(failed(error)),
