@@ -15,7 +15,7 @@ use crate::space::Space;
 /// element and rule by itself), iptables rules of both variants, and all files under the node's private
 /// /run and /var/lib.
 ///
-/// Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
+/// Without the record of UDP flows (`schema::udp_seen`), which follows the packets. Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
 /// by themselves; and without what any call may leave in /run/slipway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
@@ -171,6 +171,10 @@ fn ruleset(space: &Space, found: &mut Vec<String>) {
             body.remove("elem")
         });
         strip_counters(&mut body);
+        // The kernel adds elements for packets, and the chains and the set exist once there was a flow.
+        if name.starts_with("udp-seen") {
+            continue;
+        }
         let place = if kind == "table" { plain(&body["family"]) } else { place };
         found.push(format!("nft {kind} {place} {name} {body}"));
         for element in elements.as_ref().and_then(Value::as_array).into_iter().flatten() {

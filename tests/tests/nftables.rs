@@ -85,7 +85,8 @@ fn add_sets(tx: &mut Transaction) {
         .add_set(Set::new(&t, "owners", &[DataType::Ipv6Addr, DataType::Mark]).data(&[DataType::Mark]))
         .add_set(Set::new(&t, "nets", &[DataType::Ipv4Addr]).intervals())
         .add_set(Set::new(&t, "macs", &[DataType::Ifname, DataType::EtherAddr]))
-        .add_set(Set::new(&t, "names", &[DataType::Ifname]).size(100));
+        .add_set(Set::new(&t, "names", &[DataType::Ifname]).size(100))
+        .add_set(Set::new(&t, "seen", &[DataType::InetService]).updated().size(1000));
 }
 
 fn add_elements(tx: &mut Transaction) {
@@ -157,6 +158,7 @@ fn statements() -> Vec<Vec<Stmt>> {
         vec![compare(Field::IpSaddr, Ne, Operand::Range(v4("10.0.0.1"), v4("10.0.0.5"))), accept()],
         vec![compare(Field::TcpDport, Eq, Operand::Range(Value::Port(5), Value::Port(9))), accept()],
         vec![compare(Field::TcpDport, Eq, one_of(vec![port(1), port(7)])), accept()],
+        vec![Stmt::eq(Field::L4Proto, TCP), Stmt::update(Field::ThDport, "seen"), accept()],
         vec![
             compare(
                 Field::UdpSport,
@@ -285,7 +287,9 @@ fn rules_are_read_back_as_statements() {
                 ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade
                 ip saddr 10.16.0.0/12 ip ttl 3 return
                 meta l4proto icmp masquerade to :0-60999
+                udp dport 1-65535 update @seen { udp dport } counter packets 7 bytes 8
             }
+            set seen { type inet_service; size 100; flags dynamic; }
             }
             table ip t { chain c {
                 type nat hook prerouting priority -100;
@@ -312,7 +316,13 @@ fn rules_are_read_back_as_statements() {
                 "meta nfproto ipv6 ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade",
                 "meta nfproto ipv4 ip saddr 10.16.0.0/12 ip ttl 3 return",
                 "meta l4proto icmp masquerade to :0-60999",
+                "meta l4proto udp th dport 1-65535 update @seen { th dport } counter",
             ]
+        );
+        let counted = socket.rules(&TableId::new(Family::Inet, "t"), "c").unwrap();
+        assert_eq!(
+            counted.iter().map(|rule| rule.packets).collect::<Vec<_>>(),
+            [None, None, None, None, Some(7)]
         );
         assert_eq!(
             read(Family::Ip),

@@ -3,6 +3,7 @@
 //! `cargo xtask figures`: the tables of figures in the README, in `docs/benchmarks.md` and `docs/cluster.md`, written from the data in
 //! `docs/data`, and measured.
 
+mod burst;
 mod cluster;
 mod runtime;
 
@@ -20,6 +21,9 @@ use crate::workspace;
 
 /// The lines of a page around the tables.
 const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask figures -->\n", "<!-- end of figures -->\n"];
+/// Those around the tables of bursts, which are in a page with others.
+const BURST_MARKS: [&str; 2] =
+    ["<!-- bursts: written by cargo xtask figures -->\n", "<!-- end of bursts -->\n"];
 
 /// The run of ADD and DEL that the README shows, and its number of pods.
 const CONTROL: (&str, u32) = ("readme-control.json", 100);
@@ -40,7 +44,7 @@ struct Measurement {
     has_samples: bool,
 }
 
-const MEASUREMENTS: [Measurement; 4] = [
+const MEASUREMENTS: [Measurement; 7] = [
     Measurement {
         page: Page::Readme,
         options: "control --static --fetch-peer --ebpf --pods 100 --reps 7",
@@ -63,6 +67,27 @@ const MEASUREMENTS: [Measurement; 4] = [
         has_samples: true,
     },
     Measurement {
+        page: Page::Burst,
+        options: "control --static --fetch-peer --ebpf --pods 0,1000 --burst 100 --callers 32",
+        saved: "burst",
+        kept: "burst-100",
+        has_samples: false,
+    },
+    Measurement {
+        page: Page::Burst,
+        options: "control --static --fetch-peer --ebpf --pods 0 --burst 250 --callers 64 --reps 3",
+        saved: "burst",
+        kept: "burst-250",
+        has_samples: false,
+    },
+    Measurement {
+        page: Page::Burst,
+        options: "control --static --fetch-peer --ebpf --pods 0 --burst 100 --callers 32 --conntrack 200000 --reps 3",
+        saved: "burst",
+        kept: "burst-flows",
+        has_samples: false,
+    },
+    Measurement {
         page: Page::Cluster,
         options: "cluster --nodes 1000,5000",
         saved: "cluster",
@@ -78,25 +103,32 @@ enum Page {
     Readme,
     /// The runtime's side in docs/benchmarks.md
     Runtime,
+    /// Bursts in docs/benchmarks.md
+    Burst,
     /// slipwayd with many Nodes in docs/cluster.md
     Cluster,
 }
 
 impl Page {
-    const ALL: [Self; 3] = [Self::Readme, Self::Runtime, Self::Cluster];
+    const ALL: [Self; 4] = [Self::Readme, Self::Runtime, Self::Burst, Self::Cluster];
 
     fn file(self) -> &'static str {
         match self {
             Self::Readme => "README.md",
-            Self::Runtime => "docs/benchmarks.md",
+            Self::Runtime | Self::Burst => "docs/benchmarks.md",
             Self::Cluster => "docs/cluster.md",
         }
+    }
+
+    fn marks(self) -> [&'static str; 2] {
+        if self == Self::Burst { BURST_MARKS } else { MARKS }
     }
 
     fn tables(self, root: &Path) -> Result<String> {
         match self {
             Self::Readme => tables(root),
             Self::Runtime => runtime::tables(root),
+            Self::Burst => burst::tables(root),
             Self::Cluster => cluster::tables(root),
         }
     }
@@ -117,7 +149,7 @@ pub(crate) struct Args {
     #[arg(long)]
     print: bool,
     /// Measure first what a page shows: some ten minutes for the README, six for the runtime's side,
-    /// five for the cluster, as root, on a
+    /// five for the cluster, an hour for bursts, as root, on a
     /// machine that does nothing else and a tree without changes
     #[arg(long, value_name = "PAGE", num_args = 0..=1, default_missing_value = "readme")]
     measure: Option<Page>,
@@ -140,7 +172,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         let path = root.join(page.file());
         let text = read(&path)?;
-        let [before, _, after] = around(page.file(), &text)?;
+        let [before, _, after] = around(page, &text)?;
         fs::write(&path, format!("{before}{tables}{after}")).map_err(|e| Error::file("write", &path, e))?;
     }
     Ok(())
@@ -195,7 +227,7 @@ fn with_entry(list: &str, file: &str, entry: &str) -> String {
 pub(crate) fn check(root: &Path) -> Result<()> {
     for page in Page::ALL {
         let text = read(&root.join(page.file()))?;
-        let [_, written, _] = around(page.file(), &text)?;
+        let [_, written, _] = around(page, &text)?;
         if written != page.tables(root)? {
             return Err(Error::Failed(format!(
                 "{}: its figures are not those of docs/data: run `cargo xtask figures`",
@@ -401,13 +433,13 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// The text up to the first mark, between the marks, and from the second one on.
-fn around<'a>(page: &str, text: &'a str) -> Result<[&'a str; 3]> {
-    let [first, last] = MARKS;
+fn around(page: Page, text: &str) -> Result<[&str; 3]> {
+    let [first, last] = page.marks();
     let from = text.find(first).map(|at| at + first.len());
     let to = text.find(last);
     match (from, to) {
         (Some(from), Some(to)) if from <= to => Ok([&text[..from], &text[from..to], &text[to..]]),
-        _ => Err(Error::Failed(format!("{page} lacks the lines {first:?} and {last:?}"))),
+        _ => Err(Error::Failed(format!("{} lacks the lines {first:?} and {last:?}", page.file()))),
     }
 }
 
@@ -437,12 +469,16 @@ mod tests {
 
     #[test]
     fn only_what_is_between_the_marks_is_replaced() {
-        let [first, last] = MARKS;
-        let text = format!("before\n{first}old\n{last}after\n");
-        let [before, old, after] = around("README.md", &text).unwrap();
-        assert_eq!((before, old, after), (&*format!("before\n{first}"), "old\n", &*format!("{last}after\n")));
-        assert!(
-            around("README.md", "none").unwrap_err().to_string().starts_with("README.md lacks the lines")
-        );
+        for page in [Page::Readme, Page::Burst] {
+            let [first, last] = page.marks();
+            let text = format!("before\n{first}old\n{last}after\n");
+            let [before, old, after] = around(page, &text).unwrap();
+            assert_eq!(
+                (before, old, after),
+                (&*format!("before\n{first}"), "old\n", &*format!("{last}after\n"))
+            );
+        }
+        let error = around(Page::Readme, "none").unwrap_err().to_string();
+        assert!(error.starts_with("README.md lacks the lines"), "{error}");
     }
 }

@@ -6,6 +6,7 @@ use cni_spec::Attachment;
 
 use crate::ebpf::{Ebpf, Settings};
 use crate::iptables::Iptables;
+use crate::nftables::FlowSearch;
 use crate::nftables::offload::Offload;
 use crate::nftables::owner_entry;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
@@ -51,7 +52,7 @@ impl Dataplane {
             choice,
             nftables: Nftables::new(),
             iptables: Iptables::new(),
-            ebpf: Ebpf::over(Nftables::new(), Settings::default()),
+            ebpf: over_nftables(Settings::default(), FlowSearch::default()),
         }
     }
 
@@ -62,10 +63,10 @@ impl Dataplane {
         self
     }
 
-    /// Sets what an administrator has configured for the eBPF backend.
+    /// Sets what an administrator has configured: for the eBPF backend, and when conntrack is searched.
     #[must_use]
-    pub fn with_settings(self, settings: Settings) -> Self {
-        Self { ebpf: Ebpf::over(Nftables::new(), settings), ..self }
+    pub fn with_settings(self, settings: Settings, search: FlowSearch) -> Self {
+        Self { nftables: self.nftables.flow_search(search), ebpf: over_nftables(settings, search), ..self }
     }
 
     /// Reads the traffic through each of these mappings, in their order.
@@ -186,6 +187,10 @@ impl Dataplane {
         }
         Ok(Holder::None)
     }
+}
+
+fn over_nftables(settings: Settings, search: FlowSearch) -> Ebpf {
+    Ebpf::over(Nftables::new().flow_search(search), settings)
 }
 
 /// The kinds whose presence decides whether anything is removed.

@@ -99,6 +99,7 @@ impl Decoder {
                 self.stmts.push(Stmt::Masquerade(choice));
                 Some(())
             }
+            "dynset" => self.update(body),
             "counter" => {
                 self.stmts.push(Stmt::Counter);
                 Some(())
@@ -209,6 +210,21 @@ impl Decoder {
         let cmp = if number(body, 5).unwrap_or_default() & 1 == 0 { Cmp::Eq } else { Cmp::Ne };
         let to = Operand::Set(text(find(body, 1)?));
         self.stmts.push(Stmt::Match { fields: vec![*field], cmp, to });
+        Some(())
+    }
+
+    /// Decodes the update of a set with a key of one field, without a timeout or other statements.
+    fn update(&mut self, body: &[u8]) -> Option<()> {
+        let Held::Field { field, len } = self.registers.get(&register(number(body, 4)?))? else {
+            return None;
+        };
+        let timeout = find(body, 6).and_then(crate::wire::be64).unwrap_or_default();
+        let (is_update, more) =
+            (number(body, 3) == Some(1), [5, 7, 10].into_iter().any(|kind| find(body, kind).is_some()));
+        if *len != field.data_type().size() || !is_update || timeout != 0 || more {
+            return None;
+        }
+        self.stmts.push(Stmt::update(*field, &text(find(body, 1)?)));
         Some(())
     }
 

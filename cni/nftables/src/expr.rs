@@ -15,6 +15,8 @@ use crate::stmt::Verdict;
 const LOOKUP_INVERT: u32 = 1;
 /// `NFT_RANGE_NEQ`.
 const RANGE_NE: u32 = 1;
+/// `NFT_DYNSET_OP_UPDATE`.
+const DYNSET_UPDATE: u32 = 1;
 /// `NFT_NAT_DNAT`.
 const NAT_DNAT: u32 = 1;
 
@@ -90,6 +92,11 @@ impl Expr {
                 e.u32(sys::NFTNL_EXPR_IMM_DREG, *register).data(sys::NFTNL_EXPR_IMM_DATA, data);
             }
             Self::Counter => {}
+            Self::Update { set, source } => {
+                e.u32(sys::NFTNL_EXPR_DYNSET_SREG_KEY, *source)
+                    .u32(sys::NFTNL_EXPR_DYNSET_OP, DYNSET_UPDATE)
+                    .text(sys::NFTNL_EXPR_DYNSET_SET_NAME, &c(set));
+            }
             Self::Offload { flowtable } => {
                 e.text(sys::NFTNL_EXPR_FLOW_TABLE_NAME, &c(flowtable));
             }

@@ -60,6 +60,7 @@ pub(crate) enum Expr {
     Dnat { family: u8, address: u32, port: Option<u32> },
     Masquerade { flags: u32, ports: Option<[u32; 2]> },
     Counter,
+    Update { set: String, source: u32 },
     Offload { flowtable: String },
 }
 
@@ -79,6 +80,7 @@ impl Expr {
             Self::Dnat { .. } => "nat",
             Self::Masquerade { .. } => "masq",
             Self::Counter => "counter",
+            Self::Update { .. } => "dynset",
             Self::Offload { .. } => "flow_offload",
         }
     }
@@ -178,6 +180,11 @@ impl Lowering<'_> {
             }
             Stmt::Counter => {
                 self.push(Expr::Counter);
+                Ok(())
+            }
+            Stmt::Update { fields, set } => {
+                self.load_all(fields)?;
+                self.push(Expr::Update { set: set.clone(), source: register(0)? });
                 Ok(())
             }
             Stmt::Offload(flowtable) => {

@@ -55,6 +55,8 @@ const MAX_LINK_NAME: usize = 16;
 // enum nft_set_flags
 const SET_CONSTANT: u32 = 0x2;
 const SET_CONCAT: u32 = 0x80;
+/// `NFT_SET_EVAL`.
+const SET_UPDATED: u32 = 0x20;
 
 /// The object of a message.
 #[derive(Debug)]
@@ -160,6 +162,9 @@ impl Encoder {
         }
         if set.data != MapData::None {
             flags |= uapi::SET_MAP;
+        }
+        if set.is_updated {
+            flags |= SET_UPDATED;
         }
         let mut raw = raw_set(&set.table, &set.name)?;
         raw.u32(sys::NFTNL_SET_ID, self.next_set_id)
@@ -322,7 +327,7 @@ fn rule_of(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<raw::Rule, In
     let mut raw = raw_rule(table, chain)?;
     for expr in exprs {
         match expr {
-            Expr::Lookup { set, .. } => drop(name(set)?),
+            Expr::Lookup { set, .. } | Expr::Update { set, .. } => drop(name(set)?),
             Expr::Offload { flowtable } => drop(name(flowtable)?),
             Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => drop(name(chain)?),
             _ => {}

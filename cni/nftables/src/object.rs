@@ -399,6 +399,8 @@ pub struct Set {
     pub keys: Keys,
     /// Maximum number of elements; none for no limit.
     pub size: Option<u32>,
+    /// True if rules add elements, with [`Stmt::Update`] (`flags dynamic`).
+    pub is_updated: bool,
     /// A comment of at most 128 bytes.
     pub comment: Option<String>,
     /// The effect of an existing one.
@@ -416,6 +418,7 @@ impl Set {
             data: MapData::None,
             keys: Keys::Exact,
             size: None,
+            is_updated: false,
             comment: None,
             create: Create::OrKeep,
         }
@@ -439,6 +442,13 @@ impl Set {
     #[must_use]
     pub const fn intervals(mut self) -> Self {
         self.keys = Keys::Intervals;
+        self
+    }
+
+    /// Lets rules add elements. Such a set needs a size.
+    #[must_use]
+    pub const fn updated(mut self) -> Self {
+        self.is_updated = true;
         self
     }
 

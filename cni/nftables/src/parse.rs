@@ -93,7 +93,18 @@ pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
         comment: find(body, USERDATA).and_then(udata::comment),
         target: find(body, uapi::RULE_EXPRESSIONS).and_then(target),
         stmts: statements(family, find(body, uapi::RULE_EXPRESSIONS).unwrap_or_default()),
+        packets: find(body, uapi::RULE_EXPRESSIONS).and_then(packets),
     })
+}
+
+/// The packets of the first counter of a rule.
+fn packets(expressions: &[u8]) -> Option<u64> {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    const COUNTER_PACKETS: u16 = 2;
+    let is_counter = |expression: &&[u8]| find(expression, NAME).map(text).as_deref() == Some("counter");
+    let counter = attrs(expressions).map(|(_, expression)| expression).find(is_counter)?;
+    find(find(counter, DATA)?, COUNTER_PACKETS).and_then(be64)
 }
 
 /// The chain to which the last verdict of a rule jumps or goes.

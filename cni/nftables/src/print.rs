@@ -90,6 +90,9 @@ impl fmt::Display for Set {
         if self.keys == Keys::Intervals {
             f.write_str(" flags interval ;")?;
         }
+        if self.is_updated {
+            f.write_str(" flags dynamic ;")?;
+        }
         if let Some(size) = self.size {
             write!(f, " size {size} ;")?;
         }

@@ -120,4 +120,6 @@ pub struct RuleInfo {
     /// Statements; none if an expression has no statement in this crate. Ports are those of `th`; an
     /// anonymous set has the name that the kernel gave it.
     pub stmts: Option<Vec<Stmt>>,
+    /// Packets that its first counter has counted; none without a counter.
+    pub packets: Option<u64>,
 }

@@ -285,8 +285,10 @@ impl Socket {
         let lowered = Encoder::default().lower(rule).ok()?;
         let mut seen = Vec::new();
         for expr in &lowered.exprs {
-            // Lookups and jumps are built in; their set or chain is missing in a dry run.
-            if matches!(expr, Expr::Lookup { .. } | Expr::Verdict(_)) || seen.contains(expr) {
+            // Lookups, updates and jumps are built in; their set or chain is missing in a dry run.
+            if matches!(expr, Expr::Lookup { .. } | Expr::Update { .. } | Expr::Verdict(_))
+                || seen.contains(expr)
+            {
                 continue;
             }
             if self.lacks_expression(rule.table.family, expr) {

@@ -314,6 +314,14 @@ pub enum Stmt {
     Masquerade(PortChoice),
     /// Counts packets and bytes.
     Counter,
+    /// `update @set { field }`: adds the field's value to a set with [`Set::updated`](crate::Set::updated), if it is
+    /// missing. The rule ends where that fails, as in a full set.
+    Update {
+        /// The key.
+        fields: Vec<Field>,
+        /// The set's name.
+        set: String,
+    },
     /// `flow add @flowtable`: from the next packet on the flow takes this flowtable and bypasses all chains.
     /// Only in chains of the forward hook. Without effect where the kernel cannot offload the flow; the
     /// packet continues.
@@ -419,6 +427,12 @@ impl Stmt {
         Self::Dnat { version, target }
     }
 
+    /// `update @set { field }`.
+    #[must_use]
+    pub fn update(field: Field, set: &str) -> Self {
+        Self::Update { fields: vec![field], set: set.to_owned() }
+    }
+
     /// `goto chain`.
     #[must_use]
     pub fn goto(chain: &str) -> Self {
@@ -505,6 +519,7 @@ impl fmt::Display for Stmt {
             Self::Masquerade(PortChoice::FullyRandom) => f.write_str("masquerade fully-random"),
             Self::Masquerade(PortChoice::Between(first, last)) => write!(f, "masquerade to :{first}-{last}"),
             Self::Counter => f.write_str("counter"),
+            Self::Update { fields, set } => write!(f, "update @{set} {{ {} }}", join_fields(fields)),
             Self::Offload(flowtable) => write!(f, "flow add @{flowtable}"),
             Self::Verdict(verdict) => verdict.fmt(f),
         }

@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_spec::{CniError, ErrorCode};
@@ -27,6 +28,7 @@ struct Keys {
     non_masquerade_cidrs: Vec<String>,
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
+    search_udp_flows: Option<SearchUdpFlows>,
     maps: MapKeys,
     log: LogKeys,
 }
@@ -37,6 +39,14 @@ struct Keys {
 enum Flowtable {
     Wanted(bool),
     At(FlowtableKeys),
+}
+
+/// The key `searchUdpFlows`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SearchUdpFlows {
+    Seen,
+    Always,
 }
 
 /// The sizes of BPF maps, in elements.
@@ -63,6 +73,8 @@ pub(crate) struct NodeDefaults {
     pub(crate) non_masquerade: Vec<IpNet>,
     /// The flowtable's uplinks; none for no flowtable.
     pub(crate) flowtable: Option<Uplinks>,
+    /// When conntrack is searched for UDP flows to published ports.
+    pub(crate) flow_search: FlowSearch,
     /// For the BPF programs.
     pub(crate) ebpf: ebpf::Settings,
 }
@@ -71,7 +83,7 @@ impl NodeDefaults {
     /// The dataplane with a configuration's choice of a backend, if it makes one.
     pub(crate) fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
         let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
-        Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone())
+        Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone(), self.flow_search)
     }
 
     /// Reads the file. A missing one sets nothing.
@@ -103,8 +115,12 @@ impl NodeDefaults {
         if !(1..=LARGEST_MAP).contains(&flows) {
             return Err(SettingsError::Size(flows));
         }
+        let flow_search = match keys.search_udp_flows {
+            Some(SearchUdpFlows::Seen) | None => FlowSearch::Seen,
+            Some(SearchUdpFlows::Always) => FlowSearch::Always,
+        };
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, flows };
-        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, ebpf })
+        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, flow_search, ebpf })
     }
 }
 
@@ -225,6 +241,15 @@ mod tests {
         assert_eq!(read, ["10.0.0.0/8".parse::<IpNet>().unwrap(), "fd00::/8".parse().unwrap()]);
         let wrong = parse(r#"{"nonMasqueradeCIDRs": ["10.1.0.0/8"]}"#).unwrap_err();
         assert!(wrong.contains("nonMasqueradeCIDRs") && wrong.contains("10.1.0.0/8"), "{wrong}");
+    }
+
+    #[test]
+    fn flows_are_searched_where_they_were_seen_or_always() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.flow_search);
+        assert_eq!(parse("{}").unwrap(), FlowSearch::Seen);
+        assert_eq!(parse(r#"{"searchUdpFlows": "seen"}"#).unwrap(), FlowSearch::Seen);
+        assert_eq!(parse(r#"{"searchUdpFlows": "always"}"#).unwrap(), FlowSearch::Always);
+        assert!(parse(r#"{"searchUdpFlows": "never"}"#).is_err());
     }
 
     #[test]

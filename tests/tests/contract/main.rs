@@ -13,6 +13,7 @@ mod owners;
 mod reach;
 mod sctp;
 mod udp;
+mod udp_seen;
 mod wire;
 mod world;
 

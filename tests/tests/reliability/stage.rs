@@ -98,6 +98,14 @@ impl Stage {
     pub(crate) fn new(interface: &'static str) -> Self {
         let stage = Self::empty(interface);
         stage.network_of(1).add(&stage.first()).expect("ADD of the first pod");
+        if is_pair(interface) {
+            // Without any flow, publishing a UDP port would not look for flows to it.
+            stage.node.run(|| {
+                let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+                socket.send_to(b"x", "127.0.0.1:9").expect("send");
+            });
+            let _ = stage.node.try_cmd("conntrack -U -p udp -t 86400 --dport 9");
+        }
         stage
     }
 

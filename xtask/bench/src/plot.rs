@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::traffic::Report;
 use xtask::error::{Error, Result};
 use xtask::workspace;
 
-/// Draw ADD and DEL by the number of pods, and packets by the number of ports, from what `bench control` and
-/// `bench traffic` saved, as SVG.
+/// Draw ADD and DEL by the number of pods, their latencies in a burst, and packets by the number of ports, from what
+/// `bench control` and `bench traffic` saved, as SVG.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlotArgs {
     /// The figures; of a number of pods that several runs have, those of the first are drawn
@@ -30,6 +31,12 @@ pub(crate) struct PlotArgs {
     /// The picture of them to write
     #[arg(long, value_name = "FILE", default_value = "docs/images/traffic.svg")]
     traffic_out: PathBuf,
+    /// The figures of bursts; without them no picture of them is drawn
+    #[arg(long, value_name = "FILE", default_value = "docs/data/burst-100.json")]
+    burst: PathBuf,
+    /// The picture of them to write
+    #[arg(long, value_name = "FILE", default_value = "docs/images/burst.svg")]
+    burst_out: PathBuf,
     /// Print the figures of packets as the tables of the documentation, and draw nothing
     #[arg(long)]
     table: bool,
@@ -50,6 +57,28 @@ struct Row {
     add_p95_ms: f64,
     del_p50_ms: f64,
     del_p95_ms: f64,
+}
+
+/// The part of burst.json that is drawn.
+#[derive(Debug, Deserialize)]
+struct Bursts {
+    rows: Vec<BurstRow>,
+}
+
+#[derive(Debug, Deserialize)]
+struct BurstRow {
+    contender: String,
+    pods: u32,
+    add: Latencies,
+    del: Latencies,
+}
+
+#[derive(Debug, Deserialize)]
+struct Latencies {
+    p50_ms: f64,
+    p95_ms: f64,
+    p99_ms: f64,
+    slowest_ms: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -91,15 +120,20 @@ pub(super) fn run(args: &PlotArgs) -> Result<()> {
     if traffic.exists() {
         write(&args.traffic_out, &draw_traffic(&Report::read(&traffic)?)?)?;
     }
+    let burst = workspace::root().join(&args.burst);
+    if burst.exists() {
+        write(&args.burst_out, &draw_burst(&read(&burst)?)?)?;
+    }
     let mut data = Data { rows: Vec::new(), floor: Vec::new() };
     for file in &args.data {
-        let file = workspace::root().join(file);
-        let text = fs::read_to_string(&file).map_err(|e| Error::file("read", &file, e))?;
-        let run: Data = serde_json::from_str(&text)
-            .map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))?;
-        data.add(run);
+        data.add(read(&workspace::root().join(file))?);
     }
     write(&args.out, &draw(&data)?)
+}
+
+fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
+    let text = fs::read_to_string(file).map_err(|e| Error::file("read", file, e))?;
+    serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))
 }
 
 fn write(out: &Path, picture: &str) -> Result<()> {
@@ -127,18 +161,43 @@ fn draw_traffic(report: &Report) -> Result<String> {
 }
 
 fn draw(data: &Data) -> Result<String> {
+    let of = "ms (median, 95th percentile)";
+    draw_verbs(of, "pods present", [adds(data), dels(data)])
+}
+
+/// The latencies with the fewest pods present.
+fn draw_burst(data: &Bursts) -> Result<String> {
+    let fewest = data.rows.iter().map(|row| row.pods).min();
+    let lines = |of: fn(&BurstRow) -> &Latencies| -> Vec<Line> {
+        let rows = data.rows.iter().filter(|row| Some(row.pods) == fewest);
+        rows.map(|row| {
+            let of = of(row);
+            let points = [(50, of.p50_ms), (95, of.p95_ms), (99, of.p99_ms), (100, of.slowest_ms)];
+            (name(&row.contender), points.map(|(percent, ms)| (percent, ms, ms)).to_vec())
+        })
+        .collect()
+    };
+    draw_verbs("ms", "percentile", [lines(|row| &row.add), lines(|row| &row.del)])
+}
+
+/// A panel for ADD and one for DEL.
+fn draw_verbs(of: &str, x: &str, lines: [Vec<Line>; 2]) -> Result<String> {
     let mut picture = String::new();
     {
         let area = SVGBackend::with_string(&mut picture, (960, 400)).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let (left, right) = area.split_horizontally(480);
-        for (area, what, lines) in [(left, "ADD", adds(data)), (right, "DEL", dels(data))] {
-            let title = format!("{what}, ms (median, 95th percentile)");
-            panel(&area, &Panel { title: &title, x: "pods present", lines: &lines })?;
+        for ((area, verb), lines) in [(left, "ADD"), (right, "DEL")].into_iter().zip(&lines) {
+            panel(&area, &Panel { title: &format!("{verb}, {of}"), x, lines })?;
         }
         area.present().map_err(failed)?;
     }
     Ok(picture)
+}
+
+/// A contender's name for readers.
+fn name(contender: &str) -> String {
+    contender.replace("peer-", "reference, ")
 }
 
 fn lines(data: &Data, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
@@ -146,7 +205,7 @@ fn lines(data: &Data, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
     for row in &data.rows {
         let (p50, p95) = of(row);
         let point = (row.pods, p50, p95);
-        let contender = row.contender.replace("peer-", "reference, ");
+        let contender = name(&row.contender);
         match lines.iter_mut().find(|(name, _)| *name == contender) {
             Some((_, points)) => points.push(point),
             None => lines.push((contender, vec![point])),
@@ -255,5 +314,22 @@ mod tests {
         for word in ["one", "two", "the kernel&apos;s floor", ">100<"] {
             assert!(picture.replace('\n', "").contains(word), "{word}: {picture}");
         }
+    }
+
+    #[test]
+    fn a_burst_is_drawn_with_the_fewest_pods() {
+        let of = |ms: f64| Latencies { p50_ms: ms, p95_ms: 2.0 * ms, p99_ms: 3.0 * ms, slowest_ms: 4.0 * ms };
+        let row = |contender: &str, pods| BurstRow {
+            contender: contender.to_owned(),
+            pods,
+            add: of(10.0),
+            del: of(20.0),
+        };
+        let rows = vec![row("one", 0), row("peer-two", 0), row("three", 1000)];
+        let picture = draw_burst(&Bursts { rows }).unwrap().replace('\n', "");
+        for word in ["one", "reference, two", ">99<", "percentile"] {
+            assert!(picture.contains(word), "{word}: {picture}");
+        }
+        assert!(!picture.contains("three"), "{picture}");
     }
 }

@@ -39,6 +39,11 @@ impl Which {
     }
 }
 
+/// The UDP ports among what was published or withdrawn.
+pub(crate) fn udp(ports: &[(HostPorts, Which)]) -> impl Iterator<Item = &(HostPorts, Which)> {
+    ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp)
+}
+
 /// Most flows on the node for which one unfiltered pass through the kernel's table is cheaper than a filtered
 /// one for each family.
 const FEW: usize = 10_000;
@@ -55,18 +60,43 @@ pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
     if targets.is_empty() {
         return Ok(0);
     }
-    let flows = flow_count();
-    if flows == Some(0) {
-        return Ok(0);
+    match Size::read() {
+        Size::Empty => Ok(0),
+        size => pass(targets.filters(size), |flow| targets.include(flow)),
     }
+}
+
+/// As [`flush`], and adds the destination ports of all UDP flows to `seen`.
+///
+/// # Errors
+/// As of [`flush`].
+pub(crate) fn flush_and_list(ports: &[(HostPorts, Which)], seen: &mut BTreeSet<u16>) -> Result<usize, Error> {
+    let targets = Targets::new(ports);
+    let families = match Size::read() {
+        Size::Empty => return Ok(0),
+        Size::Small => vec![FlowFamily::Both],
+        Size::Large => AddressFamily::BOTH.map(flow_family).to_vec(),
+    };
+    pass(families.into_iter().map(|family| udp_filter(family, None)).collect(), |flow| {
+        seen.insert(flow.original.destination_port);
+        targets.include(flow)
+    })
+}
+
+/// Removes the flows for which `condition` is true, of those that pass the filters.
+fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
     let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
-    let size = if flows.is_some_and(|flows| flows <= FEW) { Size::Small } else { Size::Large };
     let mut flushed = 0;
-    for filter in targets.filters(size) {
-        let deleted = conntrack.delete_if(&filter, |flow| targets.include(flow));
+    for filter in filters {
+        let deleted = conntrack.delete_if(&filter, &mut condition);
         flushed += deleted.map_err(|e| Error::kernel("flush the UDP flows to published ports", e))?;
     }
     Ok(flushed)
+}
+
+fn udp_filter(family: FlowFamily, port: Option<u16>) -> Filter {
+    let protocol = Some(Protocol::Udp.number());
+    Filter { family, protocol, destinations: Vec::new(), port, reply_source: None, status: 0 }
 }
 
 /// The number of flows in the namespace, all protocols together.
@@ -76,9 +106,23 @@ pub(crate) fn flow_count() -> Option<usize> {
 
 /// The size of the kernel's table of flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+pub(crate) enum Size {
+    /// It has no flow.
+    Empty,
+    /// At most [`FEW`].
     Small,
+    /// More, or unknown.
     Large,
+}
+
+impl Size {
+    pub(crate) fn read() -> Self {
+        match flow_count() {
+            Some(0) => Self::Empty,
+            Some(flows) if flows <= FEW => Self::Small,
+            _ => Self::Large,
+        }
+    }
 }
 
 /// The UDP ports among what was published or withdrawn.
@@ -93,7 +137,7 @@ struct Targets {
 impl Targets {
     fn new(ports: &[(HostPorts, Which)]) -> Self {
         let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: OnceCell::new() };
-        for one in ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp) {
+        for one in udp(ports) {
             match one.0.len() {
                 1 => targets.singles.entry(one.0.first).or_default().push(*one),
                 _ => targets.runs.push(*one),
@@ -111,14 +155,7 @@ impl Targets {
     }
 
     fn filters(&self, size: Size) -> Vec<Filter> {
-        let filter = |family| Filter {
-            family,
-            protocol: Some(Protocol::Udp.number()),
-            destinations: Vec::new(),
-            port: self.only_port(),
-            reply_source: None,
-            status: 0,
-        };
+        let filter = |family| udp_filter(family, self.only_port());
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
         if size == Size::Small && families.len() > 1 {

@@ -19,6 +19,7 @@ pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;
+pub(crate) mod udp_seen;
 mod withdraw;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +39,8 @@ use conntrack::Which;
 use offload::Offload;
 use publish::Job;
 use schema::{Map, Protocols};
-use session::{Held, Session, State};
+use session::{Held, Session, State, Writer};
+pub use udp_seen::FlowSearch;
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
@@ -47,6 +49,7 @@ use session::{Held, Session, State};
 #[derive(Debug, Default)]
 pub struct Nftables {
     offload: Offload,
+    search: FlowSearch,
 }
 
 impl Nftables {
@@ -61,6 +64,12 @@ impl Nftables {
     pub fn offload(mut self, offload: Offload) -> Self {
         self.offload = offload;
         self
+    }
+
+    /// Sets when conntrack is searched for flows of published UDP ports.
+    #[must_use]
+    pub fn flow_search(self, search: FlowSearch) -> Self {
+        Self { search, ..self }
     }
 
     /// Updates the flowtable. A failure is logged: every packet goes through the chains then.
@@ -89,8 +98,11 @@ impl Nftables {
             Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
             _ => BTreeSet::new(),
         };
+        let may_flow = udp_seen::may_be_there(&session, &ports);
         drop(session);
-        flush(&ports);
+        if may_flow {
+            or_warn(conntrack::flush(&ports));
+        }
         offload::cut(&offloaded);
         Ok(None)
     }
@@ -160,9 +172,9 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, &request.attachment, &request.netns, plan)
 }
 
-/// Removes UDP flows. A failure is logged: idle flows end by themselves.
-fn flush(ports: &[(crate::HostPorts, Which)]) {
-    if let Err(e) = conntrack::flush(ports) {
+/// Logs a failure to remove UDP flows: idle ones end by themselves.
+fn or_warn<T>(flushed: Result<T, Error>) {
+    if let Err(e) = flushed {
         log::warn!("{e}");
     }
 }
@@ -174,7 +186,8 @@ impl Backend for Nftables {
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
         let ports = plan::collapse(&request.ports);
-        flush(&ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect::<Vec<_>>());
+        let ports: Vec<_> = ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect();
+        or_warn(udp_seen::flush(&session, self.search, &ports));
         Ok(())
     }
 

@@ -107,6 +107,7 @@ pub(super) const NODE: &[Key] = &[
     key("nonMasqueradeCIDRs", Address),
     key("flowtable", Object(&[key("devices", Name)])),
     key("uplinks", Name),
+    key("searchUdpFlows", Word),
     key("maps", Object(&[key("flows", Number)])),
     key(
         "log",

@@ -101,7 +101,7 @@ pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
             Ok(format!("{rounds} times {} bursts", measured.len()))
         })?;
     }
-    let report = Report::new(conditions, rows);
+    let report = Report::new(conditions, shape, rows);
     println!("\n{}", report.text());
     for dir in [Some(out), save].into_iter().flatten() {
         println!("written: {}", report.save(&dir)?.display());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Side;
+use super::{Shape, Side};
 use crate::report::{milliseconds, quantile};
 use xtask::error::{Error, Result};
 
@@ -70,6 +70,9 @@ struct Ratio {
 pub(super) struct Report {
     /// The machine and the conditions, one line each.
     conditions: Vec<String>,
+    /// Pods of a burst.
+    burst: u32,
+    callers: usize,
     rows: Vec<Row>,
     ratios: Vec<Ratio>,
 }
@@ -115,9 +118,9 @@ impl Goal {
 }
 
 impl Report {
-    pub(super) fn new(conditions: Vec<String>, rows: Vec<Row>) -> Self {
+    pub(super) fn new(conditions: Vec<String>, shape: Shape, rows: Vec<Row>) -> Self {
         let ratios = ratios(&rows);
-        Self { conditions, rows, ratios }
+        Self { conditions, burst: shape.pods, callers: shape.callers, rows, ratios }
     }
 
     /// Writes `burst.json` into a directory and returns its path.
@@ -236,7 +239,7 @@ mod tests {
             of("peer-iptables", 20, 20, 0),
             of("peer-iptables", 1, 1, 9),
         ];
-        let report = Report::new(Vec::new(), rows);
+        let report = Report::new(Vec::new(), Shape { pods: 4, callers: 2 }, rows);
         let found: Vec<(f64, bool)> = report.ratios.iter().map(|ratio| (ratio.value, ratio.met)).collect();
         assert_eq!(found, [(20.0, true), (10.0, false), (2.0, true), (2.0, false), (5.0, true)]);
         let text = report.text();

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The set of destination ports to which UDP flows have begun.
+//!
+//! ```text
+//! set   udp-seen      { inet_service ; flags dynamic }
+//! chain udp-seen-in   { type nat hook prerouting priority -199 }   and udp-seen-out at output
+//!       meta l4proto != udp accept
+//!       th dport 1-65535 update @udp-seen { th dport } accept
+//!       th dport != 0 counter
+//! ```
+//!
+//! A chain of type nat sees the first packet of each flow and no other one, so the set costs later packets
+//! nothing. The kernel runs the nat chains of a hook by priority until one has translated the flow
+//! (`nf_nat_inet_fn`): these have the lowest priority that it permits, so that they see the flows of other
+//! engines, too. The counter counts the flows that could not be recorded.
+//!
+//! Element 0 is the [mark](super::super::udp_seen) of a complete set: no packet adds it, as no port is 0.
+//!
+//! The chains and the set are optional and in no layout: earlier versions of Slipway ignore them, and nothing
+//! but a search through conntrack depends on them.
+
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, Cmp, DataType, Element, ElementId, Field, Hook, Operand, Policy, Set, Stmt,
+    Transaction, Value, Verdict,
+};
+
+use super::base::{Rules, one_of, table};
+
+/// The set's name.
+pub(crate) const SET: &str = "udp-seen";
+/// The chains' names.
+pub(crate) const CHAINS: [&str; 2] = ["udp-seen-in", "udp-seen-out"];
+/// Type of the mark in the userdata of its element.
+pub(crate) const TLV_KIND: u8 = 0x5d;
+/// All ports, and the mark.
+const SIZE: u32 = 1 << 16;
+/// The lowest priority of a nat chain: one more than `NF_IP_PRI_CONNTRACK` (`nft_chain_parse_hook`).
+const FIRST: i32 = -199;
+const UDP: u8 = 17;
+
+/// The element of a port; that of port 0 has the mark.
+pub(crate) fn element(port: u16) -> ElementId {
+    ElementId::new(&table(), SET, vec![Value::Port(port)])
+}
+
+/// The mark's element.
+pub(crate) fn mark(bytes: Vec<u8>) -> Element {
+    Element::new(element(0)).comment("no port: the state of this set").tlv(TLV_KIND, bytes)
+}
+
+fn rules() -> Rules {
+    let accept = || Stmt::Verdict(Verdict::Accept);
+    let ports = Operand::Range(Value::Port(1), Value::Port(u16::MAX));
+    let not = |field, value| Stmt::Match { fields: vec![field], cmp: Cmp::Ne, to: Operand::Value(value) };
+    vec![
+        vec![not(Field::L4Proto, Value::Proto(UDP)), accept()],
+        vec![one_of(Field::ThDport, ports), Stmt::update(Field::ThDport, SET), accept()],
+        vec![not(Field::ThDport, Value::Port(0)), Stmt::Counter],
+    ]
+}
+
+/// Empties the set, makes the rules again, and marks the set with these bytes.
+pub(crate) fn begin(bytes: Vec<u8>) -> Transaction {
+    let id = table();
+    let mut batch = Transaction::new();
+    batch.add_set(Set::new(&id, SET, &[DataType::InetService]).updated().size(SIZE));
+    batch.flush_set(&id, SET);
+    for (name, hook) in CHAINS.into_iter().zip([Hook::Prerouting, Hook::Output]) {
+        let base = BaseChain { kind: ChainKind::Nat, hook, priority: FIRST, policy: Policy::Accept };
+        batch.add_chain(Chain::new(&id, name).base(base)).flush_chain(&id, name);
+        super::add_rules(&mut batch, name, rules());
+    }
+    batch.add_element(mark(bytes));
+    batch
+}
+
+/// Adds ports, and replaces the mark.
+pub(crate) fn complete(ports: impl IntoIterator<Item = u16>, bytes: Vec<u8>) -> Transaction {
+    let mut batch = Transaction::new();
+    for port in ports.into_iter().filter(|port| *port != 0) {
+        batch.add_element(Element::new(element(port)).or_keep());
+    }
+    batch.delete_element(element(0)).add_element(mark(bytes));
+    batch
+}
