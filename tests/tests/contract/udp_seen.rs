@@ -131,20 +131,19 @@ fn flows_are_found_after_a_change_by_another_program() {
         ];
         for (port, (before, after)) in (LATER..).step_by(2).zip(changes) {
             let why = format!("{before}; {after}");
-            let sh = |line: &str| world.node.cmd(&format!("sh -c \"{}\"", line.replace('"', "\\\"")));
+            let sh = |line: &str| world.node.cmd_input("sh -e", line);
             let mut filler = early(&world, port + 1);
             let one = udp(&world, &network, "one", port + 1);
             reach(&mut filler, "one", &why);
             assert!(set(&world).contains(MARK), "{why}: not complete");
-            network.del(&one.attach).expect("DEL");
-            drop(one);
+            network.del(&one.vanish()).expect("DEL");
             sh(save);
             sh(before);
             let mut flows = early(&world, port);
             sh(after);
             let two = udp(&world, &network, "two", port);
             reach(&mut flows, "two", &why);
-            network.del(&two.attach).expect("DEL");
+            network.del(&two.vanish()).expect("DEL");
         }
     });
 }
@@ -256,7 +255,7 @@ fn clients_reach_the_port_after_a_kill_at_any_step() {
             for (port, flows) in [(LATER + 1, &mut flows), (LATER + 2, &mut later)] {
                 let web = udp(&world, &network, "web", port);
                 reach(flows, "web", &why);
-                network.del(&web.attach).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
+                network.del(&web.vanish()).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
             }
         }
     });

@@ -112,8 +112,8 @@ fn table(data: &Burst) -> String {
         for (name, shown) in CONTENDERS {
             let Some(row) = rows().find(|row| row.contender == name) else { continue };
             for (name, verb, of) in [(shown, "ADD", &row.add), ("", "DEL", &row.del)] {
-                let figures =
-                    [of.pods_per_second, of.p50_ms, of.p95_ms, of.p99_ms, of.slowest_ms, of.cpu_ms].map(digits);
+                let figures = [of.pods_per_second, of.p50_ms, of.p95_ms, of.p99_ms, of.slowest_ms, of.cpu_ms]
+                    .map(digits);
                 let _ = writeln!(text, "| {name} | {verb} | {} |", figures.join(" | "));
             }
         }

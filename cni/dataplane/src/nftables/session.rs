@@ -11,7 +11,7 @@ use cni_nftables::{
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
 use super::plan;
-use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable};
+use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, udp_seen};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
@@ -203,6 +203,10 @@ impl Session {
             batch.add_flowtable(flowtable::flowtable(&self.table, &[]));
         }
         batch.append(schema::repair(&shared, layout));
+        // The rules of a dormant table have recorded nothing, and stay as they are.
+        if self.element(&udp_seen::element(0))?.is_some() {
+            batch.delete_element(udp_seen::element(0));
+        }
         log::warn!("table {}: another program changed chains: repairing them", schema::TABLE);
         Ok(batch)
     }

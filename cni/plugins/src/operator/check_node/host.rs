@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cni_dataplane::iptables::{self, Iptables, Variant};
+use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, Standing};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
@@ -38,6 +39,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(foreign_tables());
     found.extend(settings());
     found.extend(flows());
+    found.extend(flow_writer(Path::new("/proc")));
     found.push(state_dir(Path::new(STATE_DIR)));
     found
 }
@@ -201,6 +203,23 @@ fn iptables() -> Finding {
             .reason("new ones are created with iptables-nft; both see every packet")
             .fix("none needed if the older containers are removed; until then use both iptables-nft-save and iptables-legacy-save"),
     }
+}
+
+/// conntrackd writes flows into conntrack that the table has not seen.
+fn flow_writer(processes: &Path) -> Option<Finding> {
+    const NAME: &str = "conntrackd";
+    let is_named = |entry: fs::DirEntry| {
+        fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == NAME)
+    };
+    fs::read_dir(processes).ok()?.filter_map(Result::ok).map(is_named).find(|named| *named)?;
+    Some(match NodeDefaults::read().unwrap_or_default().flow_search {
+        FlowSearch::Always => Finding::ok(NAME, "runs; conntrack is searched for each UDP port"),
+        FlowSearch::Seen => Finding::new(NAME, State::Warning, "runs")
+            .reason(
+                "UDP flows that it writes into conntrack may keep their translation when a port is published",
+            )
+            .fix("\"searchUdpFlows\": \"always\" in /etc/cni/slipway.json"),
+    })
 }
 
 /// The tables of legacy iptables, which nft does not list.
@@ -452,6 +471,16 @@ mod tests {
         assert_eq!(state_dir(dir.path()).state, State::Ok);
         let inner = state_dir(&dir.path().join("a/b"));
         assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "does not exist yet, can be created"));
+    }
+
+    #[test]
+    fn a_running_conntrackd_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("17")).unwrap();
+        fs::write(dir.path().join("17/comm"), "conntrack\n").unwrap();
+        assert_eq!(flow_writer(dir.path()), None);
+        fs::write(dir.path().join("17/comm"), "conntrackd\n").unwrap();
+        assert_eq!(flow_writer(dir.path()).unwrap().state, State::Warning);
     }
 
     #[test]
