@@ -268,7 +268,7 @@ fn everything_reads_back() {
         assert_eq!(rules[0].target.as_deref(), Some("regular"));
         assert!(rules.iter().all(|rule| rule.comment.as_deref() == Some("text")));
         let sets = socket.sets(&table()).unwrap();
-        assert_eq!(sets.len(), 9);
+        assert_eq!(sets.len(), 10);
         let hosts = sets.iter().find(|set| set.name == "hosts6").unwrap();
         let key = [DataType::Ipv6Addr, DataType::InetProto, DataType::InetService];
         assert_eq!(hosts.key.as_deref(), Some(&key[..]));

@@ -46,7 +46,10 @@ pub fn own_tables() -> Result<String, Error> {
             let elements =
                 elements.map_err(|e| Error::kernel(format!("list map {} of table {id}", set.name), e))?;
             let _written = writeln!(text, "  map {}: {} elements", set.name, elements.len());
-            for element in &elements {
+            // A port scan fills the set of seen ports; its mark has a comment.
+            let is_port =
+                |element: &&ElementInfo| set.name == schema::udp_seen::SET && element.comment.is_none();
+            for element in elements.iter().filter(|element| !is_port(element)) {
                 let _written = writeln!(text, "    {}", of_element(element));
             }
         }
