@@ -24,9 +24,9 @@ use cni_kernel::grace;
 use nix::time::{ClockId, clock_gettime};
 
 use super::conntrack::{self, Size, Which};
-use super::schema::udp_seen::{CHAINS, TLV_KIND, begin, complete, element};
+use super::schema::udp_seen::{CHAINS, RULES, TLV_KIND, begin, complete, element};
 use super::session::Session;
-use crate::owned_table::unchanged;
+use crate::owned_table::{unchanged, unless_no_nf_tables};
 use crate::{Error, HostPorts};
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
@@ -39,13 +39,13 @@ const OLD: u64 = 3600;
 const ABANDONED: u64 = 5;
 const VERSION: u8 = 1;
 
-/// When conntrack is searched for the flows of published ports.
+/// The condition for a search through conntrack for the flows of published ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FlowSearch {
-    /// Where the table has seen flows to one of the ports.
+    /// The table has seen a flow to one of the ports.
     #[default]
     Seen,
-    /// Always: another program adds flows to conntrack.
+    /// None: another program adds flows to conntrack.
     Always,
 }
 
@@ -241,7 +241,7 @@ fn start(session: &Session) -> Result<Option<Started>, Error> {
     begun.map_err(|e| Error::kernel("begin to record the ports of UDP flows", e))?;
     // Before the pass: what began without these rules is found by it.
     let rules = read_rules(session)?;
-    if rules.handles.is_empty() {
+    if rules.handles.len() != RULES {
         return Ok(None);
     }
     grace::wait_for_packets();
@@ -284,7 +284,7 @@ fn distrust(session: &Session) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read or changed.
 pub(crate) fn before_insertion() -> Result<(), Error> {
-    distrust(&Session::open()?)
+    unless_no_nf_tables(Session::open().and_then(|session| distrust(&session)))
 }
 
 #[cfg(test)]

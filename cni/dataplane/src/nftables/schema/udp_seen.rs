@@ -25,12 +25,15 @@ use cni_nftables::{
     Transaction, Value, Verdict,
 };
 
-use super::base::{Rules, one_of, table};
+use super::base::{one_of, table};
 
 /// The set's name.
 pub(crate) const SET: &str = "udp-seen";
 /// The chains' names.
 pub(crate) const CHAINS: [&str; 2] = ["udp-seen-in", "udp-seen-out"];
+/// The number of their rules.
+pub(crate) const RULES: usize = 2 * RULES_OF_CHAIN;
+const RULES_OF_CHAIN: usize = 3;
 /// Type of the mark in the userdata of its element.
 pub(crate) const TLV_KIND: u8 = 0x5d;
 /// All ports, and the mark.
@@ -49,11 +52,11 @@ pub(crate) fn mark(bytes: Vec<u8>) -> Element {
     Element::new(element(0)).comment("no port: the state of this set").tlv(TLV_KIND, bytes)
 }
 
-fn rules() -> Rules {
+fn rules() -> [Vec<Stmt>; RULES_OF_CHAIN] {
     let accept = || Stmt::Verdict(Verdict::Accept);
     let ports = Operand::Range(Value::Port(1), Value::Port(u16::MAX));
     let not = |field, value| Stmt::Match { fields: vec![field], cmp: Cmp::Ne, to: Operand::Value(value) };
-    vec![
+    [
         vec![not(Field::L4Proto, Value::Proto(UDP)), accept()],
         vec![one_of(Field::ThDport, ports), Stmt::update(Field::ThDport, SET), accept()],
         vec![not(Field::ThDport, Value::Port(0)), Stmt::Counter],
@@ -69,7 +72,7 @@ pub(crate) fn begin(bytes: Vec<u8>) -> Transaction {
     for (name, hook) in CHAINS.into_iter().zip([Hook::Prerouting, Hook::Output]) {
         let base = BaseChain { kind: ChainKind::Nat, hook, priority: FIRST, policy: Policy::Accept };
         batch.add_chain(Chain::new(&id, name).base(base)).flush_chain(&id, name);
-        super::add_rules(&mut batch, name, rules());
+        super::add_rules(&mut batch, name, rules().to_vec());
     }
     batch.add_element(mark(bytes));
     batch
