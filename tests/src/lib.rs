@@ -101,7 +101,7 @@ pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, without_seen_ports};
 pub use sniffer::{Frame, Sniffer};
 pub use space::{CommandOutput, Space};
 pub use steady::{Deliveries, SteadyFlow, Stop};

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::chain::Network;
 use crate::plugin::{PluginCall, bin_dir};
+use crate::snapshot::without_seen_ports;
 use crate::space::{Journal, Space};
 
 /// A node: a network namespace, and a mount namespace with an empty /run and /var/lib of its own.
@@ -232,13 +233,13 @@ impl Node {
         })
     }
 
-    /// The whole ruleset as nft prints it.
+    /// The whole ruleset as nft prints it, [without the record of UDP flows](crate::without_seen_ports).
     ///
     /// # Panics
     /// When nft fails.
     #[must_use]
     pub fn ruleset(&self) -> String {
-        self.cmd("nft list ruleset")
+        without_seen_ports(&self.cmd("nft list ruleset"))
     }
 
     /// Gives the node a new network namespace. The old one ends with its last process and clone.

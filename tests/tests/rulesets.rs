@@ -3,7 +3,9 @@
 //! Rulesets and results after ADD, compared with golden files.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Space, golden, is_peer, newest_version};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Node, Proto, Space, golden, is_peer, newest_version, without_seen_ports,
+};
 
 /// The version of nft whose way of printing is in the golden files.
 const NFT: &str = "v1.0.6";
@@ -56,13 +58,8 @@ fn the_table_of_published_ports() {
     golden("empty.nft", &table(&node));
 }
 
-/// The table without the record of UDP flows, which it has if the kernel has sent a multicast report by now.
 fn table(node: &Node) -> String {
-    let remove = "flush chain inet slipway udp-seen-in\nflush chain inet slipway udp-seen-out\n\
-                  delete chain inet slipway udp-seen-in\ndelete chain inet slipway udp-seen-out\n\
-                  delete set inet slipway udp-seen\n";
-    let _missing = node.try_cmd_input("nft -f -", remove);
-    node.cmd("nft list table inet slipway")
+    without_seen_ports(&node.cmd("nft list table inet slipway"))
 }
 
 /// The list's result in every version, compared with the reference's.

@@ -162,7 +162,7 @@ fn draw_traffic(report: &Report) -> Result<String> {
 
 fn draw(data: &Data) -> Result<String> {
     let of = "ms (median, 95th percentile)";
-    draw_verbs(of, "pods present", [adds(data), dels(data)])
+    draw_verbs(of, "pods present", &[adds(data), dels(data)])
 }
 
 /// The latencies with the fewest pods present.
@@ -177,17 +177,17 @@ fn draw_burst(data: &Bursts) -> Result<String> {
         })
         .collect()
     };
-    draw_verbs("ms", "percentile", [lines(|row| &row.add), lines(|row| &row.del)])
+    draw_verbs("ms", "percentile", &[lines(|row| &row.add), lines(|row| &row.del)])
 }
 
 /// A panel for ADD and one for DEL.
-fn draw_verbs(of: &str, x: &str, lines: [Vec<Line>; 2]) -> Result<String> {
+fn draw_verbs(of: &str, x: &str, lines: &[Vec<Line>; 2]) -> Result<String> {
     let mut picture = String::new();
     {
         let area = SVGBackend::with_string(&mut picture, (960, 400)).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let (left, right) = area.split_horizontally(480);
-        for ((area, verb), lines) in [(left, "ADD"), (right, "DEL")].into_iter().zip(&lines) {
+        for ((area, verb), lines) in [(left, "ADD"), (right, "DEL")].into_iter().zip(lines) {
             panel(&area, &Panel { title: &format!("{verb}, {of}"), x, lines })?;
         }
         area.present().map_err(failed)?;
