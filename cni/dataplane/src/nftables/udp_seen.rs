@@ -15,7 +15,7 @@
 //! rules, which the kernel gives only once in a table's life: rules that were flushed and made again are others,
 //! and what began between them is in no set. The mark is in a field that nft neither prints nor restores, so a
 //! table that was saved and loaded again has none. Elements are never deleted one by one: a flow that begins
-//! meanwhile would find its port recorded, and then the record gone.
+//! concurrently would find its port recorded, and then the record gone.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -49,7 +49,7 @@ pub enum FlowSearch {
     Always,
 }
 
-/// What the table knows of the flows to some ports.
+/// The table's knowledge of the flows to some ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     /// There are none.
