@@ -39,7 +39,7 @@ use conntrack::Which;
 use offload::Offload;
 use publish::Job;
 use schema::{Map, Protocols};
-use session::{Held, Session, State, Writer};
+use session::{Held, Session, State};
 pub use udp_seen::FlowSearch;
 
 /// The nftables backend, on the network namespace of the thread that calls it.

@@ -279,14 +279,6 @@ fn distrust(session: &Session) -> Result<(), Error> {
     })
 }
 
-/// Has conntrack be searched for flows that are about to be added to it in another way than by their packets.
-///
-/// # Errors
-/// [`Error::Kernel`] if the table cannot be read or changed.
-pub(crate) fn before_insertion() -> Result<(), Error> {
-    unless_no_nf_tables(Session::open().and_then(|session| distrust(&session)))
-}
-
 #[cfg(test)]
 mod tests {
     use expect_test::expect_file;
