@@ -5,6 +5,7 @@
 mod attacks;
 mod cost;
 mod engines;
+mod filters;
 mod flows;
 #[path = "../ebpf/list.rs"]
 mod list;

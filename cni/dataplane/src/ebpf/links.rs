@@ -19,7 +19,7 @@ use super::store::Store;
 use crate::{ContainerNetns, Error};
 
 /// Priority of the filters: after most others, whose verdict counts.
-const PRIORITY: u16 = 0x534d;
+pub(super) const PRIORITY: u16 = 0x534d;
 /// Number of the filter at that priority: one for each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);

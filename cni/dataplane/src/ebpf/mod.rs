@@ -10,6 +10,7 @@
 //! epoch when rules may have changed. A link without the programs loses nothing but speed.
 
 mod conntrack;
+mod earlier;
 mod error;
 mod file_system;
 mod fill;
@@ -28,6 +29,7 @@ use cni_spec::Attachment;
 
 use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+pub use earlier::EarlierFilter;
 pub use fill::Fill;
 pub use load::try_object;
 pub use migrate::Left;

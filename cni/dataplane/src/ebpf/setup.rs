@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::{Counter, maps};
 
+use super::earlier::{self, EarlierFilter};
 use super::fill::Fill;
 use super::links::{self, Kind};
 use super::store::{self, Store};
@@ -51,6 +52,8 @@ pub struct Status {
     pub uplinks: Vec<String>,
     /// The uplinks without.
     pub uplinks_without: Vec<Without>,
+    /// The filters of other programs that come before these.
+    pub earlier: Vec<EarlierFilter>,
     /// Number of other links with the programs: those of containers.
     pub containers: usize,
     /// The counters that are not zero.
@@ -253,6 +256,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         found.uplinks_without.push(Without { name: name.clone(), why });
     }
     for link in links::with_programs(&socket)? {
+        found.earlier.extend(earlier::at(&socket, &link)?);
         match uplinks.remove(&link.index) {
             Some(uplink) => found.uplinks.push(uplink.name),
             None => found.containers += 1,

@@ -41,7 +41,7 @@ pub use notify::{Notification, NotificationGroup, Notifications};
 pub use path::{Existing, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 pub use port::{PortSettings, Switch, VlanFiltering};
 pub use rule::Rule;
-pub use traffic::TokenBucket;
+pub use traffic::{Filter, Hook, TokenBucket};
 pub use wireguard::{Peer, PeerChange, PrivateKey, PublicKey, WireGuardDevice, WireGuardSocket};
 
 use transport::Transport;

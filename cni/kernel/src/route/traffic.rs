@@ -34,6 +34,24 @@ const LEAST_BYTES: u64 = 600_000;
 /// Bytes of a packet beyond the MTU: its link-layer header, VLAN tags.
 const HEADERS: u64 = 32;
 
+/// A hook of clsact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// Packets that a link receives.
+    Ingress,
+    /// Packets that it sends.
+    Egress,
+}
+
+/// A filter at a hook.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Filter {
+    /// The lowest is asked first.
+    pub preference: u16,
+    /// `bpf`, `u32`, `flower`, …
+    pub kind: String,
+}
+
 /// A token bucket filter: a queue that sends at a rate, with bursts (tc-tbf(8)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
@@ -182,6 +200,7 @@ const TC_H_INGRESS: u32 = 0xffff_fff1;
 const INGRESS_HANDLE: u32 = 0xffff_0000;
 /// The ingress hook of clsact.
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
+const CLSACT_EGRESS: u32 = 0xffff_fff3;
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_PBURST: u16 = 7;
@@ -365,6 +384,25 @@ impl RouteSocket {
         }
     }
 
+    /// The filters at a hook of clsact of the link with index `link`, in their order; none without clsact.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list them.
+    pub fn filters(&self, link: u32, hook: Hook) -> Result<Vec<Filter>, RouteError> {
+        let parent = match hook {
+            Hook::Ingress => CLSACT_INGRESS,
+            Hook::Egress => CLSACT_EGRESS,
+        };
+        let request = Request { link, handle: 0, parent, info: 0 };
+        let message = request.message(RTM_GETTFILTER, Attributes::default());
+        let action = format_args!("list filters of link {link}");
+        let mut found = self.transport.list(message, action, |payload| Ok(Some(filter(payload)?)))?;
+        // The kernel lists each element of a filter, such as a hash table of u32.
+        found.sort();
+        found.dedup();
+        Ok(found)
+    }
+
     /// The hook for packets received: that of clsact, which is shared with BPF programs, or of the older
     /// `ingress` if the link has that one. Adds clsact if it has none.
     fn ingress_hook(&self, link: &Link) -> Result<u32, RouteError> {
@@ -423,6 +461,13 @@ fn redirection(to: &Link) -> Attributes {
     // The first in a list of actions.
     let actions = Attributes::default().nested(1, &action);
     Attributes::default().with(TCA_U32_SEL, &selector).nested(TCA_U32_ACT, &actions)
+}
+
+/// The filter in a message: the preference is in the upper half of `tcm_info`.
+fn filter(payload: &[u8]) -> Result<Filter, ReplyError> {
+    let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
+    let preference = u16::try_from(wire::u32_of(&header[TCMSG - 4..]) >> 16).unwrap_or_default();
+    Ok(Filter { preference, kind: find(attributes, TCA_KIND).map(wire::text).unwrap_or_default() })
 }
 
 /// The links that a filter redirects to.
@@ -488,6 +533,15 @@ mod tests {
         for length in 0..all.0.len() {
             let _ = redirected_to(&all.0[..length]);
         }
+    }
+
+    #[test]
+    fn a_filters_preference_is_the_upper_half() {
+        let mut payload = vec![0; TCMSG - 4];
+        payload.extend((21_325_u32 << 16 | 0x0300).to_ne_bytes());
+        payload.extend(Attributes::default().text(TCA_KIND, "bpf").0);
+        assert_eq!(filter(&payload).unwrap(), Filter { preference: 21_325, kind: "bpf".to_owned() });
+        assert!(filter(&payload[..TCMSG - 1]).is_err());
     }
 
     #[test]

@@ -57,6 +57,9 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         for left in &status.uplinks_without {
             writeln!(out, "without     {}: {}", left.name, left.why)?;
         }
+        for filter in &status.earlier {
+            writeln!(out, "before      {filter}: a final verdict leaves packets to netfilter")?;
+        }
         writeln!(out, "containers  {}", status.containers)?;
     }
     for Fill { map, elements, max_elements } in status.maps.iter().filter(|fill| fill.elements > 0) {
@@ -80,6 +83,13 @@ fn document(status: &Status) -> Value {
     };
     let uplinks_left: Vec<Value> =
         status.uplinks_without.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect();
+    let earlier: Vec<Value> = status
+        .earlier
+        .iter()
+        .map(|one| {
+            json!({ "interface": one.link, "hook": one.hook, "kind": one.kind, "preference": one.preference })
+        })
+        .collect();
     let maps: Vec<Value> = status
         .maps
         .iter()
@@ -91,6 +101,7 @@ fn document(status: &Status) -> Value {
         "current": status.is_current,
         "uplinks": status.uplinks,
         "uplinks_left_to_nftables": uplinks_left,
+        "earlier_filters": earlier,
         "containers": status.containers,
         "counters": counts(false),
         "dropped": counts(true),
@@ -100,7 +111,7 @@ fn document(status: &Status) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::ebpf::{Counter, Without};
+    use cni_dataplane::ebpf::{Counter, EarlierFilter, Without};
 
     use super::*;
 
@@ -111,6 +122,20 @@ mod tests {
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
             uplinks_without: vec![Without { name: "eth2".to_owned(), why: "no such interface".to_owned() }],
+            earlier: vec![
+                EarlierFilter {
+                    link: "eth0".to_owned(),
+                    hook: "ingress",
+                    kind: "u32".to_owned(),
+                    preference: Some(1),
+                },
+                EarlierFilter {
+                    link: "eth1".to_owned(),
+                    hook: "egress",
+                    kind: "tcx".to_owned(),
+                    preference: None,
+                },
+            ],
             containers: 2,
             counters: vec![(Counter::Carried, 7), (Counter::DroppedWrite, 1)],
             maps: [("carried4", 2), ("carried6", 0)]
@@ -122,7 +147,9 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nwithout     eth2: no such interface\ncontainers  2\n\
+                "uplinks     eth0, eth1\nwithout     eth2: no such interface\n\
+                 before      eth0 ingress: u32, preference 1: a final verdict leaves packets to netfilter\n\
+                 before      eth1 egress: tcx: a final verdict leaves packets to netfilter\ncontainers  2\n\
                  map         carried4: 2 of 64 elements\n\
                  counter     carried_packets: 7\n\
                  dropped     write_failed: 1 (the kernel refused to change the packet)\n"

@@ -5,9 +5,10 @@
 use std::fs;
 
 use cni_dataplane::nftables::addresses::{self, Answering};
-use cni_dataplane::node;
+use cni_dataplane::{ebpf, node};
 
 use super::{Finding, State};
+use crate::node_defaults::NodeDefaults;
 
 /// The file of firewalld's settings.
 const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
@@ -18,7 +19,7 @@ fn has_table(name: &str) -> bool {
 
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [services(), strict_forward_ports()].into_iter().flatten().collect()
+    [services(), strict_forward_ports(), earlier_filters()].into_iter().flatten().collect()
 }
 
 /// A link with the addresses of Services.
@@ -73,6 +74,18 @@ fn is_strict(settings: &str) -> bool {
     of_key
         .next_back()
         .is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
+}
+
+/// Filters that may take packets from the BPF programs.
+fn earlier_filters() -> Option<Finding> {
+    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
+    let filters = ebpf::status(&settings).ok()?.earlier;
+    let found: Vec<String> = filters.iter().map(ToString::to_string).collect();
+    (!found.is_empty()).then(|| {
+        Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
+            .reason("packets to which one gives a final verdict are not carried: nftables serves them")
+            .fix("give them a preference above 21325, or a verdict that continues (`pipe`, TC_ACT_UNSPEC)")
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Filters of other programs that come before ours. A final verdict of theirs ends the list: netfilter has such packets,
+//! and ours do not see them.
+
+use std::fmt;
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use cni_kernel::route::{Hook, Link, RouteSocket};
+
+use super::links::PRIORITY;
+use crate::Error;
+
+/// A filter of another program that comes before ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EarlierFilter {
+    /// The interface.
+    pub link: String,
+    /// The hook of tc(8): `ingress` or `egress`.
+    pub hook: &'static str,
+    /// Its kind, as tc(8) prints it; `tcx` for a BPF program that comes before all filters.
+    pub kind: String,
+    /// Its preference; none with `tcx`.
+    pub preference: Option<u16>,
+}
+
+impl fmt::Display for EarlierFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { link, hook, kind, preference } = self;
+        match preference {
+            Some(preference) => write!(f, "{link} {hook}: {kind}, preference {preference}"),
+            None => write!(f, "{link} {hook}: {kind}"),
+        }
+    }
+}
+
+/// The filters before ours at a link.
+///
+/// # Errors
+/// [`Error::Kernel`] if they cannot be listed.
+pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<EarlierFilter>, Error> {
+    let mut found = Vec::new();
+    for (hook, name, side) in
+        [(Hook::Ingress, "ingress", TcAttachType::Ingress), (Hook::Egress, "egress", TcAttachType::Egress)]
+    {
+        let filter =
+            |kind, preference| EarlierFilter { link: link.name.clone(), hook: name, kind, preference };
+        // Kernels before Linux 6.6 have no tcx.
+        let (_, programs) = SchedClassifier::query_tcx(&link.name, side).unwrap_or_default();
+        found.extend(programs.iter().map(|_| filter("tcx".to_owned(), None)));
+        let filters = socket.filters(link.index, hook);
+        let filters = filters.map_err(|e| Error::kernel(format!("list the filters of {}", link.name), e))?;
+        let before = filters.into_iter().filter(|one| one.preference < PRIORITY);
+        found.extend(before.map(|one| filter(one.kind, Some(one.preference))));
+    }
+    Ok(found)
+}
