@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Other engines of the node decide about pods' packets as they do with the nftables backend, before the ADD
-//! and after it.
+//! Other engines of the node decide about pods' packets as they do with the nftables backend: before the ADD, after it,
+//! and at boot.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use slipway_ebpf_abi::Counter;
 use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, needs, within};
 
-use crate::{Engine, FAR, PORT, Stage};
+use crate::{Engine, FAR, PORT, Stage, boot};
 
 /// An address that both hosts have.
 const ANYCAST: [&str; 2] = ["198.18.0.9", "2001:db8:9::9"];
@@ -25,6 +25,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 enum Order {
     BeforeAdd,
     AfterAdd,
+    /// At boot, before `slipway restore` puts back what a running container had.
+    BeforeRestore,
 }
 
 /// The other engine's rules.
@@ -172,7 +174,10 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
     if order == Order::BeforeAdd {
         cell.apply(change);
     }
-    let (pod, _) = cell.stage.pod("web");
+    let pod = match order {
+        Order::BeforeRestore => boot::restored(&cell.stage, || cell.apply(change)),
+        Order::BeforeAdd | Order::AfterAdd => cell.stage.pod("web").0,
+    };
     let mut seen = Vec::new();
     let ask = |proto: Proto| match pod.dial(proto, None, to, within(QUICK)) {
         Ok(mut flow) => {
@@ -206,7 +211,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
         change,
         Change::DropForward | Change::DropRaw | Change::PolicyForNew | Change::StrictForward | Change::Xfrm
     );
-    if engine == Engine::Carried && !(is_blocked && order == Order::BeforeAdd) {
+    if engine == Engine::Carried && !(is_blocked && order != Order::AfterAdd) {
         assert!(cell.stage.count(Counter::Carried) > 0, "{change:?}: no packet was carried");
     }
     seen
@@ -216,8 +221,8 @@ fn holds(change: Change) {
     let mut wrong = Vec::new();
     thread::scope(|scope| {
         let mut runs = Vec::new();
-        for (order, family) in [Order::BeforeAdd, Order::AfterAdd].into_iter().flat_map(|o| [(o, 0), (o, 1)])
-        {
+        let orders = [Order::BeforeAdd, Order::AfterAdd, Order::BeforeRestore];
+        for (order, family) in orders.into_iter().flat_map(|order| [(order, 0), (order, 1)]) {
             let run = move |engine| scope.spawn(move || outcome(engine, order, family, change));
             runs.push((order, family, run(Engine::Nftables), run(Engine::Carried)));
         }

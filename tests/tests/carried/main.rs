@@ -3,6 +3,7 @@
 //! Flows that netfilter checks and the BPF programs carry.
 
 mod attacks;
+mod boot;
 mod cost;
 mod engines;
 mod filters;
