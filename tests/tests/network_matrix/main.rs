@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod kube;
+mod late_proxy;
 mod nftables_mode;
 mod objects;
 mod rows;
