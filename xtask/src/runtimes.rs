@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Container runtimes for the tests, as Debian's suites have them: each suite's in a folder that is a whole
-//! root file system. Nothing is installed. cnitool, which no package has, is built from its source package.
+//! Container runtimes and engines for the tests, as Debian's suites have them: each suite's in folders that are whole
+//! root file systems. Nothing is installed. cnitool, which no package has, is built from its source package.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -46,6 +46,8 @@ const CNITOOL: &str = "usr/local/bin/cnitool";
 #[derive(Debug)]
 struct Wanted {
     suite: &'static str,
+    /// The folder's name.
+    folder: &'static str,
     runtimes: &'static [&'static str],
     /// True for podman 5 besides.
     netavark: bool,
@@ -56,16 +58,71 @@ struct Wanted {
 const PODMAN: [&str; 6] =
     ["podman", "netavark", "aardvark-dns", "conmon", "golang-github-containers-common", "nftables"];
 
-/// podman had CNI up to version 4, which Debian 12 has. The tests know the suites by these names.
-const WANTED: [Wanted; 3] = [
+/// Engines that translate and filter packets next to ours, with what they need.
+const ENGINES: [&str; 9] = [
+    "containerd",
+    "dbus-daemon",
+    "dnsmasq-base",
+    "docker.io",
+    "firewalld",
+    "libvirt-clients",
+    "libvirt-daemon",
+    "nftables",
+    "runc",
+];
+
+/// The same of a suite whose packages are smaller.
+const NEWER_ENGINES: [&str; 11] = [
+    "containerd",
+    "dbus-daemon",
+    "dnsmasq-base",
+    "docker-cli",
+    "docker.io",
+    "firewalld",
+    "libvirt-clients",
+    "libvirt-daemon",
+    "libvirt-daemon-driver-network",
+    "nftables",
+    "runc",
+];
+
+/// podman had CNI up to version 4, which Debian 12 has. The tests know the folders by these names.
+const WANTED: [Wanted; 5] = [
     Wanted {
         suite: "bookworm",
+        folder: "bookworm",
         runtimes: &["podman", "containerd", "runc", "conmon", "golang-github-containers-common"],
         netavark: false,
         cnitool: true,
     },
-    Wanted { suite: "trixie", runtimes: &["containerd", "runc"], netavark: true, cnitool: false },
-    Wanted { suite: "unstable", runtimes: &["containerd", "runc"], netavark: true, cnitool: true },
+    Wanted {
+        suite: "trixie",
+        folder: "trixie",
+        runtimes: &["containerd", "runc"],
+        netavark: true,
+        cnitool: false,
+    },
+    Wanted {
+        suite: "bookworm",
+        folder: "bookworm-engines",
+        runtimes: &ENGINES,
+        netavark: false,
+        cnitool: false,
+    },
+    Wanted {
+        suite: "trixie",
+        folder: "trixie-engines",
+        runtimes: &NEWER_ENGINES,
+        netavark: true,
+        cnitool: false,
+    },
+    Wanted {
+        suite: "unstable",
+        folder: "unstable",
+        runtimes: &["containerd", "runc"],
+        netavark: true,
+        cnitool: true,
+    },
 ];
 
 /// The variable with the root file system of a cluster's nodes, for the tests.
@@ -81,7 +138,7 @@ const NODE_PROGRAM: &str = "usr/bin/containerd";
 /// It cannot be fetched, with `require`.
 pub(crate) fn for_nodes(asked: bool, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
     let [wanted, ..] = &WANTED;
-    let root = workspace::scratch("runtimes")?.join(wanted.suite);
+    let root = workspace::scratch("runtimes")?.join(wanted.folder);
     let is_whole = || root.join(NODE_PROGRAM).is_file();
     if asked && !is_whole() {
         stages.run("containerd", |log| match wanted.fetch(&root, log) {
@@ -111,7 +168,7 @@ impl Runtimes {
         let dir = workspace::scratch("runtimes")?;
         let mut all = Self { dir: dir.clone(), versions: Vec::new(), missing: Vec::new() };
         for wanted in &WANTED {
-            match wanted.fetch(&dir.join(wanted.suite), log) {
+            match wanted.fetch(&dir.join(wanted.folder), log) {
                 Ok((versions, without)) => {
                     all.versions.push(versions);
                     let what = format!("cnitool of Debian {}", wanted.suite);
@@ -159,7 +216,7 @@ impl Runtimes {
 pub fn cnitool(log: &Log) -> Result<(PathBuf, String)> {
     let wanted = WANTED.iter().rfind(|wanted| wanted.cnitool);
     let wanted = wanted.ok_or_else(|| Error::Failed("no suite has cnitool".to_owned()))?;
-    let root = workspace::scratch("runtimes")?.join(wanted.suite);
+    let root = workspace::scratch("runtimes")?.join(wanted.folder);
     let (program, stamp) = (root.join(CNITOOL), root.with_extension("from"));
     let text = || fs::read_to_string(&stamp).ok().filter(|text| text.starts_with(&layout()));
     let plan = match text() {
@@ -229,6 +286,9 @@ impl Wanted {
             ("netavark", "netavark"),
             ("containerd", "containerd"),
             ("runc", "runc"),
+            ("docker.io", "docker"),
+            ("firewalld", "firewalld"),
+            ("libvirt-daemon", "libvirt"),
             (CNI_LIBRARY, "cnitool"),
         ];
         let known =
@@ -317,6 +377,8 @@ mod tests {
             ("podman".to_owned(), "5.4.2+ds1-2+b2".to_owned()),
         ]);
         assert_eq!(WANTED[1].versions(&plan), "podman 5.4.2, netavark 1.14.0 (trixie)");
+        let plan = text_of(&[("docker.io".to_owned(), "26.1.5+dfsg1-9+b1".to_owned())]);
+        assert_eq!(WANTED[3].versions(&plan), "docker 26.1.5 (trixie)");
         assert!(WANTED[1].packages().contains(&"netavark") && !WANTED[0].packages().contains(&"netavark"));
     }
 

@@ -30,6 +30,8 @@ pub(super) fn make(packages: &Path) {
     for dir in ["dev", "etc/cni/net.d", "opt/cni/bin", "proc", "root", "run", "sys", "tmp", "var/lib/cni"] {
         make_dir(&root.join(dir));
     }
+    // Empty in packages that bring it.
+    let _ = fs::remove_dir(root.join("var/run"));
     if !root.join("var/run").exists() {
         symlink("/run", root.join("var/run")).expect("link /var/run");
     }

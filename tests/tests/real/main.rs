@@ -10,6 +10,7 @@ mod cnitool;
 mod containerd;
 mod cri;
 mod deployment;
+mod engines;
 mod garbage;
 mod netavark;
 mod podman;

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Engines that Debian packages, on a node with pods: with `backend: ebpf` each packet has the fate that it has with
+//! `backend: nftables`, before the engine starts, while it starts, reloads and stops, and after.
+
+mod docker;
+mod firewalld;
+mod libvirt;
+mod podman;
+mod world;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread;
+
+use slipway_tests::{Server, Space, is_peer};
+
+use world::{Backend, Running, World};
+
+/// A test on the packages of a Debian suite, if they are there.
+macro_rules! cells {
+    ($suite:literal, $program:literal, $needed:literal: $($name:ident => $cell:expr;)*) => { $(
+        #[test]
+        fn $name() {
+            let Some(packages) = slipway_tests::system::unpacked($suite, $program) else {
+                slipway_tests::skip!($needed)
+            };
+            slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
+            $cell(&packages);
+        }
+    )* };
+}
+use cells;
+
+/// The moment of the engine's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    BeforeAdd,
+    AfterAdd,
+}
+
+/// The pods' network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chain {
+    Plain,
+    /// With the plugin firewall, whose rules accept the pods' packets.
+    Firewall,
+}
+
+/// An engine that runs on the node.
+trait Engine {
+    /// Starts it, with a container of its own if it has some.
+    fn start(&mut self, world: &World);
+    /// Has it write its rules again.
+    fn reload(&mut self, world: &World);
+    /// Stops it, with its containers.
+    fn stop(&mut self, world: &World);
+    /// Its container.
+    fn guest(&self) -> Option<&Guest>;
+}
+
+/// A container of the engine, with servers for each protocol and family.
+struct Guest {
+    space: Space,
+    /// Its addresses: IPv4, and IPv6 if it has one.
+    ips: Vec<std::net::IpAddr>,
+    /// The port of the node that leads to it.
+    published: Option<u16>,
+    _servers: Vec<Server>,
+}
+
+/// The port of the engine's container.
+const GUEST_PORT: u16 = 81;
+/// The port of the node that leads to it.
+const GUEST_PUBLISHED: u16 = 8090;
+
+impl Guest {
+    fn new(space: Space, ips: Vec<std::net::IpAddr>, published: Option<u16>) -> Self {
+        let servers = world::serve(&space, &ips, GUEST_PORT, "guest");
+        Self { space, ips, published, _servers: servers }
+    }
+}
+
+/// The outcomes, by phase and path.
+type Outcomes = BTreeMap<String, String>;
+
+/// Compares both backends in each order.
+fn equal<E: Engine>(packages: &Path, chain: Chain, make: impl Fn() -> E + Sync) {
+    if is_peer() {
+        return;
+    }
+    let orders = [Order::BeforeAdd, Order::AfterAdd];
+    let mut wrong = Vec::new();
+    for order in orders {
+        let (control, found) = thread::scope(|scope| {
+            let run = |backend| {
+                let make = &make;
+                scope.spawn(move || outcomes(packages, backend, chain, order, make()))
+            };
+            let (control, found) = (run(Backend::Nftables), run(Backend::Ebpf));
+            (control.join().expect("a run"), found.join().expect("a run"))
+        });
+        for (path, outcome) in &control {
+            println!("{order:?} {path}: {outcome}");
+            if found.get(path) != Some(outcome) {
+                wrong.push(format!("{order:?} {path}: {:?} instead of {outcome:?}", found.get(path)));
+            }
+        }
+        assert_eq!(control.len(), found.len(), "{order:?}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn outcomes(
+    packages: &Path,
+    backend: Backend,
+    chain: Chain,
+    order: Order,
+    mut engine: impl Engine,
+) -> Outcomes {
+    let world = World::new(packages, backend);
+    let mut seen = Outcomes::new();
+    if order == Order::BeforeAdd {
+        engine.start(&world);
+    }
+    let pods = world.pods(chain);
+    let running = Running::open(&world, &pods, engine.guest());
+    world.settle();
+    let carried = world.carried();
+    if order == Order::AfterAdd {
+        assert!(backend == Backend::Nftables || carried > 0, "no packet was carried");
+        assert!(running.alive().values().all(|state| state == "runs"), "{:?}", running.alive());
+        engine.start(&world);
+        world.settle();
+    }
+    let mut look = |phase: &str, engine: &dyn Engine| {
+        let found = running.alive().into_iter().chain(world.probe(&pods, engine.guest()));
+        seen.extend(found.map(|(path, outcome)| (format!("{phase}: {path}"), outcome)));
+    };
+    look("started", &engine);
+    engine.reload(&world);
+    world.settle();
+    look("reloaded", &engine);
+    engine.stop(&world);
+    world.settle();
+    look("stopped", &engine);
+    println!("{backend:?} {order:?}: {} packets carried, {carried} before", world.carried());
+    seen
+}
