@@ -120,7 +120,7 @@ pub struct Pending<A> {
     pub ttl: u32,
     /// Type of service or traffic class.
     pub tos: u32,
-    /// [`ORIGINAL`], [`CLONE`], [`CLONE_SEEN`].
+    /// [`ORIGINAL`], [`CLONE`], [`CLONE_SEEN`], [`SPENT`].
     pub kind: u32,
 }
 
@@ -130,6 +130,8 @@ pub const ORIGINAL: u32 = 0;
 pub const CLONE: u32 = 1;
 /// [`Pending::kind`]: a clone that has passed the ingress.
 pub const CLONE_SEEN: u32 = 2;
+/// [`Pending::kind`]: a packet that has come out.
+pub const SPENT: u32 = 3;
 
 /// [`Pending`] of IPv4.
 pub type Pending4 = Pending<Addr4>;

@@ -20,5 +20,5 @@ pub use address::{Addr4, Addr6, Port};
 pub use counters::{COUNTERS, Counter};
 pub use flow::{
     CLONE, CLONE_SEEN, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, HAS_ETHERNET,
-    IPPROTO_TCP, IPPROTO_UDP, ORIGINAL, Pending, Pending4, Pending6, TICK_SHIFT, TO_PEER, Way,
+    IPPROTO_TCP, IPPROTO_UDP, ORIGINAL, Pending, Pending4, Pending6, SPENT, TICK_SHIFT, TO_PEER, Way,
 };

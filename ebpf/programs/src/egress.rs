@@ -2,8 +2,9 @@
 
 //! Packets that came out of the kernel's stack.
 
-use slipway_ebpf_abi::{CLONE_SEEN, Counter, HAS_ETHERNET};
+use slipway_ebpf_abi::{CLONE_SEEN, Counter, HAS_ETHERNET, Pending, SPENT};
 
+use crate::family::Addr;
 use crate::maps::{Maps, add};
 use crate::memory::{clear, copy, same};
 use crate::packet::{FIN, RST, SYN};
@@ -20,10 +21,12 @@ pub(crate) fn egress<F: Maps>(skb: Skb, index: u32, l3: u32, flags: u32) -> i32 
     }
     let Some(record) = F::pending().get_ptr_mut(index) else { return Act::NEXT };
     copy(record, &raw mut scratch.record);
-    check(skb, scratch, flags)
+    // SAFETY: the element is aligned, and stays allocated.
+    check(skb, scratch, unsafe { &mut *record }, flags)
 }
 
-/// True if the packet is the one that the record describes.
+/// True if the packet is the one that the record describes. The final verdict of another program's filter at ingress may
+/// have set `tc_index` of another packet: a record is used once, and a reply comes out where its request arrived.
 #[inline(always)]
 fn is_recorded<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, now: u32) -> bool {
     scratch.read_payload(skb);
@@ -33,29 +36,31 @@ fn is_recorded<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, now: u32) -> bool {
     (a ^ d) | (b ^ e) | (c ^ f) == 0
         && record.key.protocol == scratch.key.protocol
         && record.length == scratch.above
+        && record.kind != SPENT
+        && record.key.interface != skb.interface()
         && now.wrapping_sub(record.tick) <= 1
 }
 
 /// True if the kernel's stack has changed the packet in no other way than the BPF programs change packets.
 #[inline(always)]
-fn is_alike<F: Maps>(skb: Skb, scratch: &Scratch<F>) -> bool {
+fn is_alike<F: Maps>(scratch: &Scratch<F>) -> bool {
     let (packet, record) = (&scratch.packet, &scratch.record);
     record.ttl == u32::from(packet.ttl) + 1
         && record.tos >> 2 == u32::from(packet.tos >> 2)
-        && record.key.interface != skb.interface()
         && packet.tcp & (SYN | FIN | RST) == 0
 }
 
 /// Handles a packet with a record.
 #[inline(never)]
-fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> i32 {
+fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, place: &mut Pending<Addr<F>>, flags: u32) -> i32 {
     let now = now();
     if !is_recorded(skb, scratch, now) {
         add(Counter::Unlike, 1);
         return Act::NEXT;
     }
+    place.kind = SPENT;
     let is_clone = scratch.record.kind == CLONE_SEEN;
-    if is_alike(skb, scratch) {
+    if is_alike(scratch) {
         learn(skb, scratch, flags, now);
     } else {
         add(Counter::Unlike, 1);
