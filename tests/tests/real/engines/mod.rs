@@ -10,6 +10,7 @@ mod podman;
 mod world;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::thread;
 
@@ -63,7 +64,7 @@ trait Engine {
 struct Guest {
     space: Space,
     /// Its addresses: IPv4, and IPv6 if it has one.
-    ips: Vec<std::net::IpAddr>,
+    ips: Vec<IpAddr>,
     /// The port of the node that leads to it.
     published: Option<u16>,
     _servers: Vec<Server>,
@@ -75,7 +76,7 @@ const GUEST_PORT: u16 = 81;
 const GUEST_PUBLISHED: u16 = 8090;
 
 impl Guest {
-    fn new(space: Space, ips: Vec<std::net::IpAddr>, published: Option<u16>) -> Self {
+    fn new(space: Space, ips: Vec<IpAddr>, published: Option<u16>) -> Self {
         let servers = world::serve(&space, &ips, GUEST_PORT, "guest");
         Self { space, ips, published, _servers: servers }
     }
