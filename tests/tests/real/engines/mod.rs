@@ -102,7 +102,7 @@ fn equal<E: Engine>(packages: &Path, chain: Chain, make: impl Fn() -> E + Sync) 
             (control.join().expect("a run"), found.join().expect("a run"))
         });
         for (path, outcome) in &control {
-            println!("{order:?} {path}: {outcome}");
+            eprintln!("{order:?} {path}: {outcome}");
             if found.get(path) != Some(outcome) {
                 wrong.push(format!("{order:?} {path}: {:?} instead of {outcome:?}", found.get(path)));
             }
@@ -145,6 +145,6 @@ fn outcomes(
     engine.stop(&world);
     world.settle();
     look("stopped", &engine);
-    println!("{backend:?} {order:?}: {} packets carried, {carried} before", world.carried());
+    eprintln!("{backend:?} {order:?}: {} packets carried, {carried} before", world.carried());
     seen
 }
