@@ -9,7 +9,8 @@ use std::time::Duration;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use serde_json::{Value, json};
-use slipway_ebpf_abi::carried::{self, CarriedCounter};
+use slipway_ebpf_abi::Counter;
+use slipway_ebpf_abi::maps::programs;
 use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs, patience};
 
 use crate::{Engine, FAR, PORT, Stage};
@@ -76,7 +77,7 @@ fn a_tcx_program_before_ours_is_named() {
     let stage = Stage::new(Engine::Carried);
     let (_pod, _) = stage.pod("web");
     let uplink = &stage.client.node_link;
-    let path = stage.pin(carried::INGRESS);
+    let path = stage.pin(programs::INGRESS);
     stage.node.run(|| {
         let mut program = SchedClassifier::from_pin(path).expect("open the program");
         let order = TcAttachOptions::TcxOrder(LinkOrder::default());
@@ -128,7 +129,7 @@ fn a_final_verdict_at_any_hook_loses_nothing() {
         let (mut duplicates, mut carried) = ([0; 2], 0);
         for number in 0..600_u32 {
             if number == 200 {
-                carried = stage.count(CarriedCounter::Carried);
+                carried = stage.count(Counter::Carried);
                 stage.node.cmd(&format!(
                     "tc filter add dev {link} {hook} protocol all pref 1 u32 match u32 0 0 flowid :1"
                 ));

@@ -26,7 +26,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::conntrack::{self, Size, Which};
 use super::schema::udp_seen::{CHAINS, RULES, TLV_KIND, begin, complete, element};
 use super::session::Session;
-use crate::owned_table::{unchanged, unless_no_nf_tables};
+use crate::owned_table::unchanged;
 use crate::{Error, HostPorts};
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
