@@ -482,7 +482,16 @@ mod tests {
 
     fn rule(table: TableId, comment: &str) -> RuleInfo {
         let comment = Some(comment.to_owned());
-        RuleInfo { table, chain: String::new(), handle: 1, comment, target: None, stmts: None, packets: None }
+        RuleInfo {
+            table,
+            chain: String::new(),
+            handle: 1,
+            comment,
+            target: None,
+            map: None,
+            stmts: None,
+            packets: None,
+        }
     }
 
     #[test]

@@ -97,6 +97,12 @@ impl Expr {
                     .u32(sys::NFTNL_EXPR_DYNSET_OP, DYNSET_UPDATE)
                     .text(sys::NFTNL_EXPR_DYNSET_SET_NAME, &c(set));
             }
+            Self::Limit { rate, burst } => {
+                // The unit is a second.
+                e.u64(sys::NFTNL_EXPR_LIMIT_RATE, u64::from(*rate))
+                    .u64(sys::NFTNL_EXPR_LIMIT_UNIT, 1)
+                    .u32(sys::NFTNL_EXPR_LIMIT_BURST, *burst);
+            }
             Self::Offload { flowtable } => {
                 e.text(sys::NFTNL_EXPR_FLOW_TABLE_NAME, &c(flowtable));
             }

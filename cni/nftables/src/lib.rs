@@ -31,6 +31,8 @@ mod raw;
 mod read;
 mod socket;
 mod stmt;
+mod subscription;
+pub mod trace;
 mod transaction;
 mod uapi;
 mod udata;

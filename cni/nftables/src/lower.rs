@@ -25,6 +25,7 @@ const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_IIFTYPE: u32 = 8;
+const META_NFTRACE: u32 = 12;
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
 const CT_STATE: u32 = 0;
@@ -61,6 +62,7 @@ pub(crate) enum Expr {
     Masquerade { flags: u32, ports: Option<[u32; 2]> },
     Counter,
     Update { set: String, source: u32 },
+    Limit { rate: u32, burst: u32 },
     Offload { flowtable: String },
 }
 
@@ -81,6 +83,7 @@ impl Expr {
             Self::Masquerade { .. } => "masq",
             Self::Counter => "counter",
             Self::Update { .. } => "dynset",
+            Self::Limit { .. } => "limit",
             Self::Offload { .. } => "flow_offload",
         }
     }
@@ -185,6 +188,16 @@ impl Lowering<'_> {
             Stmt::Update { fields, set } => {
                 self.load_all(fields)?;
                 self.push(Expr::Update { set: set.clone(), source: register(0)? });
+                Ok(())
+            }
+            Stmt::Limit { rate, burst } => {
+                self.push(Expr::Limit { rate: *rate, burst: *burst });
+                Ok(())
+            }
+            Stmt::Trace => {
+                let register = register(0)?;
+                self.push(Expr::Load { register, data: vec![1] });
+                self.push(Expr::MetaSet { key: META_NFTRACE, register });
                 Ok(())
             }
             Stmt::Offload(flowtable) => {

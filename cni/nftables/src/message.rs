@@ -54,9 +54,13 @@ const MAX_LINK_NAME: usize = 16;
 
 // enum nft_set_flags
 const SET_CONSTANT: u32 = 0x2;
+const SET_TIMEOUT: u32 = 0x10;
 const SET_CONCAT: u32 = 0x80;
 /// `NFT_SET_EVAL`.
 const SET_UPDATED: u32 = 0x20;
+
+/// `NFT_TABLE_F_OWNER`.
+const TABLE_OWNER: u32 = 0x2;
 
 /// The object of a message.
 #[derive(Debug)]
@@ -153,7 +157,7 @@ impl Encoder {
         self.next_set_id += 1;
         let concatenated = set.key.len() > 1;
         let intervals = set.keys == Keys::Intervals;
-        let mut flags = 0;
+        let mut flags = if set.timeouts { SET_TIMEOUT } else { 0 };
         if intervals {
             flags |= uapi::SET_INTERVAL;
         }
@@ -391,7 +395,7 @@ fn add_flowtable(flowtable: &Flowtable) -> Result<Message, Invalid> {
 fn add_table(table: &Table) -> Result<Message, Invalid> {
     let mut raw = raw_table(&table.id)?;
     // As nft does: this activates a dormant table.
-    raw.u32(sys::NFTNL_TABLE_FLAGS, 0);
+    raw.u32(sys::NFTNL_TABLE_FLAGS, if table.owned { TABLE_OWNER } else { 0 });
     if let Some(comment) = &table.comment {
         let data = udata::encode(Some(comment), None)?;
         raw.data(sys::NFTNL_TABLE_USERDATA, &data);
@@ -464,6 +468,9 @@ fn add_element(element: &Element) -> Result<Message, Invalid> {
                 raw.text(sys::NFTNL_SET_ELEM_CHAIN, &name(chain)?);
             }
         }
+    }
+    if let Some(time) = element.timeout {
+        raw.u64(sys::NFTNL_SET_ELEM_TIMEOUT, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     }
     let data = udata::encode(element.comment.as_deref(), element.tlv.as_ref());
     let data = data?;

@@ -7,19 +7,12 @@
 //! an object is decoded, so that a commit of thousands of elements costs little.
 
 use std::collections::BTreeMap;
-use std::io::IoSliceMut;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
-
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvmsg, setsockopt,
-    socket, sockopt,
-};
 
 use crate::error::Error;
 use crate::object::{Family, TableId};
+use crate::subscription::{Incoming, Subscription};
 use crate::uapi;
 use crate::wire;
 
@@ -81,8 +74,6 @@ pub enum Notification {
 
 /// `NFNLGRP_NFTABLES` (`linux/netfilter/nfnetlink.h`, counted from 1), as a bit of `nl_groups`.
 const GROUP: u32 = 1 << 6;
-/// `NFNL_SUBSYS_NFTABLES`, in the upper byte of a message's type.
-const SUBSYSTEM: u16 = 10;
 
 // enum nf_tables_msg_types
 const NEW_ELEMENT: u16 = 12;
@@ -101,12 +92,6 @@ const GENERATION_ID: u16 = 1;
 const GENERATION_PROCESS: u16 = 2;
 const GENERATION_NAME: u16 = 3;
 
-/// Size of the socket's buffer in bytes, of which the kernel counts each datagram with its overhead. A proxy
-/// that writes the rules of a cluster's services sends megabytes at once.
-const RECEIVE_BUFFER: usize = 8 * 1024 * 1024;
-/// Size of the buffer for one datagram: several messages of up to a page together (`NLMSG_GOODSIZE`,
-/// `nft_commit_notify`), or a larger one alone.
-const DATAGRAM: usize = 64 * 1024;
 /// The number of tables that one commit may touch.
 const MOST_TABLES: usize = 1024;
 
@@ -116,10 +101,7 @@ const MOST_TABLES: usize = 1024;
 /// for one datagram and the tables of one commit here, the socket's buffer in the kernel.
 #[derive(Debug)]
 pub struct Notifications {
-    socket: OwnedFd,
-    buffer: Box<[u8]>,
-    /// The bytes of the last datagram that are not read yet.
-    unread: std::ops::Range<usize>,
+    subscription: Subscription,
     commit: Commit,
 }
 
@@ -175,14 +157,6 @@ impl Commit {
     }
 }
 
-/// A received datagram.
-enum Received {
-    /// Its length; 0 if it is not the kernel's.
-    Whole(usize),
-    /// It is longer than the buffer.
-    Cut,
-}
-
 impl Notifications {
     /// Subscribes to the commits in the calling thread's network namespace.
     ///
@@ -190,22 +164,7 @@ impl Notifications {
     /// [`Error::Unsupported`] if the kernel has no netfilter netlink; [`Error::Open`] without `CAP_NET_ADMIN`
     /// in the namespace.
     pub fn open() -> Result<Self, Error> {
-        let open = || {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let protocol = SockProtocol::NetlinkNetFilter;
-            let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-            enlarge(&socket, RECEIVE_BUFFER)?;
-            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
-            Ok(socket)
-        };
-        let socket = open().map_err(|errno| match errno {
-            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => Error::Unsupported {
-                feature: "netfilter netlink".to_owned(),
-                op: "subscribe to nf_tables".to_owned(),
-            },
-            errno => Error::Open { errno },
-        })?;
-        Ok(Self { socket, buffer: vec![0; DATAGRAM].into(), unread: 0..0, commit: Commit::default() })
+        Ok(Self { subscription: Subscription::open(GROUP)?, commit: Commit::default() })
     }
 
     /// Sets the size of the socket's buffer in bytes. Without `CAP_NET_ADMIN` in the initial user namespace,
@@ -214,7 +173,7 @@ impl Notifications {
     /// # Errors
     /// [`Error::Io`] if the kernel refuses.
     pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), Error> {
-        enlarge(&self.socket, bytes).map_err(|errno| failed("set receive buffer", errno))
+        self.subscription.set_receive_buffer(bytes)
     }
 
     /// The next commit; none if there is none now. Does not block.
@@ -223,19 +182,18 @@ impl Notifications {
     /// [`Error::Io`] if the socket fails.
     pub fn read(&mut self) -> Result<Option<Notification>, Error> {
         loop {
-            if let Some(next) = self.next_in_datagram() {
-                return Ok(Some(next));
-            }
-            match self.receive() {
-                Ok(Received::Whole(length)) => self.unread = 0..length,
-                Ok(Received::Cut) | Err(Errno::ENOBUFS) => {
-                    self.drain().map_err(|errno| failed("read notifications", errno))?;
+            match self.subscription.read()? {
+                None => return Ok(None),
+                Some(Incoming::Lost) => {
                     self.commit = Commit::default();
                     return Ok(Some(Notification::Lost));
                 }
-                Err(Errno::EAGAIN) => return Ok(None),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(failed("read notifications", errno)),
+                Some(Incoming::Message { kind, family, body }) => {
+                    let completed = self.commit.message(kind, family, body);
+                    if completed.is_some() {
+                        return Ok(completed);
+                    }
+                }
             }
         }
     }
@@ -250,60 +208,10 @@ impl Notifications {
             if let Some(next) = self.read()? {
                 return Ok(Some(next));
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if !self.subscription.wait(end)? {
                 return Ok(None);
             }
-            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], left) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(failed("wait for notifications", errno)),
-            }
         }
-    }
-
-    /// Reads the rest of the datagram, up to the message that completes a notification.
-    fn next_in_datagram(&mut self) -> Option<Notification> {
-        while let Some((length, message)) = first_message(self.buffer.get(self.unread.clone())?) {
-            self.unread.start += length;
-            let header = wire::Header::read(message)?;
-            if header.kind >> 8 != SUBSYSTEM {
-                continue;
-            }
-            let family = message.get(wire::HEADER_LEN).copied().unwrap_or_default();
-            let body = message.get(wire::NF_HEADER_LEN..).unwrap_or_default();
-            let completed = self.commit.message(header.kind & 0xff, family, body);
-            if completed.is_some() {
-                return completed;
-            }
-        }
-        self.unread = 0..0;
-        None
-    }
-
-    /// Discards what the socket has. After an overflow the kernel adds nothing, and reports no second one,
-    /// until the queue is empty (`NETLINK_S_CONGESTED`): a caller that read the ruleset before that would
-    /// miss later changes.
-    fn drain(&mut self) -> Result<(), Errno> {
-        loop {
-            match self.receive() {
-                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Ok(()),
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-
-    fn receive(&mut self) -> Result<Received, Errno> {
-        let fd = self.socket.as_raw_fd();
-        let mut parts = [IoSliceMut::new(&mut self.buffer)];
-        let got = recvmsg::<NetlinkAddr>(fd, &mut parts, None, MsgFlags::MSG_DONTWAIT)?;
-        if got.flags.contains(MsgFlags::MSG_TRUNC) {
-            return Ok(Received::Cut);
-        }
-        // Privileged processes can send to the group, too. The kernel's port is 0.
-        let is_kernel = got.address.is_some_and(|from| from.pid() == 0);
-        Ok(Received::Whole(if is_kernel { got.bytes } else { 0 }))
     }
 }
 
@@ -311,34 +219,20 @@ impl Notifications {
 /// [`Notifications::read`] takes.
 impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.subscription.as_fd()
     }
 }
 
 impl AsRawFd for Notifications {
     fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.subscription.as_fd().as_raw_fd()
     }
-}
-
-/// The first message and its length with padding; none at the end and before a malformed one.
-fn first_message(bytes: &[u8]) -> Option<(usize, &[u8])> {
-    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
-    let message = bytes.get(..length).filter(|message| message.len() >= wire::HEADER_LEN)?;
-    Some((length.next_multiple_of(4).min(bytes.len()), message))
-}
-
-fn failed(operation: &str, errno: Errno) -> Error {
-    Error::Io { operation: format!("nf_tables: {operation}"), errno }
-}
-
-fn enlarge(socket: &OwnedFd, bytes: usize) -> Result<(), Errno> {
-    setsockopt(socket, sockopt::RcvBufForce, &bytes).or_else(|_| setsockopt(socket, sockopt::RcvBuf, &bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::subscription::first_message;
 
     const NEW_TABLE: u16 = 0;
     const NEW_RULE: u16 = 6;

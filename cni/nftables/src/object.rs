@@ -3,6 +3,7 @@
 //! Tables, chains, rules, sets and elements to add, as plain values.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::stmt::{Stmt, Verdict};
 use crate::value::{DataType, Value};
@@ -114,6 +115,9 @@ pub struct Table {
     pub id: TableId,
     /// A comment of at most 128 bytes. The kernel stores it since Linux 5.10.
     pub comment: Option<String>,
+    /// True if only the socket that adds it may change it, and the kernel deletes it when that is closed
+    /// (`NFT_TABLE_F_OWNER`, Linux 5.12).
+    pub owned: bool,
     /// The effect of an existing one.
     pub create: Create,
 }
@@ -122,7 +126,14 @@ impl Table {
     /// A table that may exist already.
     #[must_use]
     pub fn new(id: &TableId) -> Self {
-        Self { id: id.clone(), comment: None, create: Create::OrKeep }
+        Self { id: id.clone(), comment: None, owned: false, create: Create::OrKeep }
+    }
+
+    /// Makes it end with the socket that adds it.
+    #[must_use]
+    pub const fn owned(mut self) -> Self {
+        self.owned = true;
+        self
     }
 
     /// Sets the comment.
@@ -401,6 +412,8 @@ pub struct Set {
     pub size: Option<u32>,
     /// True if rules add elements, with [`Stmt::Update`] (`flags dynamic`).
     pub is_updated: bool,
+    /// True if its elements may have a time limit (`flags timeout`).
+    pub timeouts: bool,
     /// A comment of at most 128 bytes.
     pub comment: Option<String>,
     /// The effect of an existing one.
@@ -419,6 +432,7 @@ impl Set {
             keys: Keys::Exact,
             size: None,
             is_updated: false,
+            timeouts: false,
             comment: None,
             create: Create::OrKeep,
         }
@@ -449,6 +463,13 @@ impl Set {
     #[must_use]
     pub const fn updated(mut self) -> Self {
         self.is_updated = true;
+        self
+    }
+
+    /// Lets its elements have a time limit.
+    #[must_use]
+    pub const fn timeouts(mut self) -> Self {
+        self.timeouts = true;
         self
     }
 
@@ -546,6 +567,8 @@ pub struct Element {
     pub comment: Option<String>,
     /// The owner's entry in the userdata.
     pub tlv: Option<Tlv>,
+    /// The time after which the kernel deletes it, in a set with [`Set::timeouts`].
+    pub timeout: Option<Duration>,
     /// The effect of an existing one.
     pub create: Create,
 }
@@ -554,7 +577,7 @@ impl Element {
     /// An element without data.
     #[must_use]
     pub const fn new(id: ElementId) -> Self {
-        Self { id, data: ElementData::None, comment: None, tlv: None, create: Create::Exclusive }
+        Self { id, data: ElementData::None, comment: None, tlv: None, timeout: None, create: Create::Exclusive }
     }
 
     /// Sets the data to values.
@@ -582,6 +605,13 @@ impl Element {
     #[must_use]
     pub fn tlv(mut self, kind: u8, bytes: Vec<u8>) -> Self {
         self.tlv = Some(Tlv { kind, bytes });
+        self
+    }
+
+    /// Has the kernel delete it after a time.
+    #[must_use]
+    pub const fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
         self
     }
 

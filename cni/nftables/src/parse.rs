@@ -92,6 +92,7 @@ pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
         handle: find(body, HANDLE).and_then(be64)?,
         comment: find(body, USERDATA).and_then(udata::comment),
         target: find(body, uapi::RULE_EXPRESSIONS).and_then(target),
+        map: find(body, uapi::RULE_EXPRESSIONS).and_then(map),
         stmts: statements(family, find(body, uapi::RULE_EXPRESSIONS).unwrap_or_default()),
         packets: find(body, uapi::RULE_EXPRESSIONS).and_then(packets),
     })
@@ -121,6 +122,19 @@ fn target(expressions: &[u8]) -> Option<String> {
         Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
         _ => None,
     }
+}
+
+/// The last map of a rule: a lookup (`enum nft_lookup_attributes`) with a register for the data.
+fn map(expressions: &[u8]) -> Option<String> {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    const SET: u16 = 1;
+    const TARGET: u16 = 3;
+    let lookups = attrs(expressions).filter_map(|(_, expression)| {
+        (find(expression, NAME).map(text)? == "lookup").then(|| find(expression, DATA))?
+    });
+    let maps = lookups.filter(|lookup| find(lookup, TARGET).is_some());
+    maps.filter_map(|lookup| find(lookup, SET).map(text)).last()
 }
 
 pub(crate) fn set(family: Option<Family>, body: &[u8]) -> Option<SetInfo> {

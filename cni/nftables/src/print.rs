@@ -24,7 +24,11 @@ fn join_types(types: &[DataType]) -> String {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} table {}", self.create.verb(), self.id)?;
-        fmt_comment_block(f, self.comment.as_ref())
+        match &self.comment {
+            Some(comment) if self.owned => write!(f, " {{ flags owner ; comment {} ; }}", quoted(comment)),
+            None if self.owned => f.write_str(" { flags owner ; }"),
+            comment => fmt_comment_block(f, comment.as_ref()),
+        }
     }
 }
 
@@ -93,6 +97,9 @@ impl fmt::Display for Set {
         if self.is_updated {
             f.write_str(" flags dynamic ;")?;
         }
+        if self.timeouts {
+            f.write_str(" flags timeout ;")?;
+        }
         if let Some(size) = self.size {
             write!(f, " size {size} ;")?;
         }
@@ -127,6 +134,9 @@ impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ElementId { table, set, .. } = &self.id;
         write!(f, "{} element {table} {set} {{ {}", self.create.verb(), self.id.key_text())?;
+        if let Some(time) = self.timeout {
+            write!(f, " timeout {}ms", time.as_millis())?;
+        }
         fmt_comment(f, self.comment.as_ref())?;
         match &self.data {
             ElementData::None => {}

@@ -141,6 +141,14 @@ object! {
 }
 setters!(SetElement: nftnl_set_elem_set_u32, nftnl_set_elem_set_str, nftnl_set_elem_set);
 
+impl SetElement {
+    pub(crate) fn u64(&mut self, number: u32, value: u64) -> &mut Self {
+        // SAFETY: the object is alive, and the attribute has eight bytes.
+        unsafe { sys::nftnl_set_elem_set_u64(self.0.as_ptr(), attr(number), value) };
+        self
+    }
+}
+
 object! {
     /// A flowtable.
     Flowtable: nftnl_flowtable, nftnl_flowtable_alloc, nftnl_flowtable_free
@@ -166,6 +174,12 @@ impl Expression {
     pub(crate) fn new(name: &CStr) -> Self {
         // SAFETY: the name ends with a NUL.
         Self(allocated(unsafe { sys::nftnl_expr_alloc(name.as_ptr()) }))
+    }
+
+    pub(crate) fn u64(&mut self, number: u32, value: u64) -> &mut Self {
+        // SAFETY: the object is alive, and the attribute has eight bytes.
+        unsafe { sys::nftnl_expr_set_u64(self.0.as_ptr(), attr(number), value) };
+        self
     }
 
     /// Hands it over to an owner.

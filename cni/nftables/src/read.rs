@@ -117,6 +117,8 @@ pub struct RuleInfo {
     pub comment: Option<String>,
     /// The chain to which its last verdict jumps or goes.
     pub target: Option<String>,
+    /// The map in which it looks a verdict or an address up; the last one if there are more.
+    pub map: Option<String>,
     /// Statements; none if an expression has no statement in this crate. Ports are those of `th`; an
     /// anonymous set has the name that the kernel gave it.
     pub stmts: Option<Vec<Stmt>>,

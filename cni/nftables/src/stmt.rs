@@ -322,6 +322,15 @@ pub enum Stmt {
         /// The set's name.
         set: String,
     },
+    /// `limit rate RATE/second burst BURST packets`: matches no packets beyond the rate.
+    Limit {
+        /// Packets a second.
+        rate: u32,
+        /// Packets beyond the rate that match at once.
+        burst: u32,
+    },
+    /// `meta nftrace set 1`: the kernel reports the packet's way from here on ([`crate::trace`]).
+    Trace,
     /// `flow add @flowtable`: from the next packet on the flow takes this flowtable and bypasses all chains.
     /// Only in chains of the forward hook. Without effect where the kernel cannot offload the flow; the
     /// packet continues.
@@ -520,6 +529,8 @@ impl fmt::Display for Stmt {
             Self::Masquerade(PortChoice::Between(first, last)) => write!(f, "masquerade to :{first}-{last}"),
             Self::Counter => f.write_str("counter"),
             Self::Update { fields, set } => write!(f, "update @{set} {{ {} }}", join_fields(fields)),
+            Self::Limit { rate, burst } => write!(f, "limit rate {rate}/second burst {burst} packets"),
+            Self::Trace => f.write_str("meta nftrace set 1"),
             Self::Offload(flowtable) => write!(f, "flow add @{flowtable}"),
             Self::Verdict(verdict) => verdict.fmt(f),
         }
