@@ -61,6 +61,14 @@ impl Daemon {
     pub fn suspend(&self) {
         kill(self.pid, Signal::SIGSTOP).expect("the program runs");
     }
+
+    /// Asks the program to end, with SIGTERM.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn terminate(&self) {
+        kill(self.pid, Signal::SIGTERM).expect("the program runs");
+    }
 }
 
 impl Drop for Daemon {

@@ -99,6 +99,12 @@ pub enum Error {
         /// The cause, with the offending word.
         reason: String,
     },
+    /// Another process traces packets.
+    #[error("table {table} exists: another `slipway trace` runs; wait for its end")]
+    TraceRuns {
+        /// Family and name.
+        table: &'static str,
+    },
     /// CHECK found a difference.
     #[error("{0}")]
     Missing(String),
@@ -141,6 +147,7 @@ impl Error {
             | Self::XtablesLock { .. }
             | Self::FirewallLocked { .. }
             | Self::IptablesHangs { .. }
+            | Self::TraceRuns { .. }
             | Self::Busy { .. } => ErrorCode::TryAgainLater,
             Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,
             Self::ForeignTable { .. }

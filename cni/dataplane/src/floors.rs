@@ -26,7 +26,7 @@ const FLOORS: &[&[&str]] = &[
     &["nftables", "macspoof", "duplicates"],
     &["iptables"],
     &["firewall"],
-    &["reference", "dump", "explain"],
+    &["reference", "dump", "explain", "trace"],
     &["ebpf"],
     &["node", "migrate", "teardown", "other_backends"],
     &["dispatch"],

@@ -40,6 +40,7 @@ mod reference;
 mod run_dir;
 mod service_links;
 pub mod teardown;
+pub mod trace;
 
 pub use backend::{
     Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,

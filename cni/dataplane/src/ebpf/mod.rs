@@ -20,6 +20,7 @@ mod load;
 pub(crate) mod migrate;
 mod netns_cookie;
 mod object;
+mod port_packets;
 mod setup;
 mod store;
 mod traffic;
@@ -34,6 +35,7 @@ pub use fill::Fill;
 pub use load::try_object;
 pub use migrate::Left;
 pub use object::object;
+pub use port_packets::carried_packets;
 pub(crate) use setup::rules_changed;
 pub use setup::{
     Settings, Status, Without, is_there, limit_link, served_in_other_namespace, setup_node, status,

@@ -103,6 +103,29 @@ pub static COMMANDS: &[Command] = &[
         reader: Reader::Table,
     },
     Command {
+        name: "trace",
+        summary: "show real packets to a port on their way through the node's rules",
+        about: "Has the kernel trace packets that come to this address and port, a few a second at most, and \
+                prints what each chain did with them, also chains of other programs. The rule for this ends \
+                with the command, even if it is killed. No packet is sent. Packets that BPF programs carry \
+                past netfilter are counted only; rules of iptables-legacy are not shown.",
+        arguments: &[
+            Argument::new(Value::OneOf(&["tcp", "udp", "sctp"]), "the protocol"),
+            Argument::new(Value::Text("ADDRESS:PORT"), "the destination; IPv6 as [2001:db8::2]:8080"),
+        ],
+        options: &[
+            Opt::value("--for", Value::Text("TIME"), "the time after which it ends, 10m at most (10s)"),
+            Opt::value("--count", Value::Text("NUMBER"), "the packets after which it ends, 1000 at most (10)"),
+            OUTPUT,
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipway trace tcp 192.0.2.2:8080", "while a client tries to connect"),
+            ("slipway trace udp 192.0.2.2:53 --for 1m --count 3 --output json", "for a program"),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
         name: "restore",
         summary: "put back what running containers lost when the ruleset was flushed",
         about: "Restores published ports, masquerade and the guard against spoofed addresses of each \

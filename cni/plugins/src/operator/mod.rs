@@ -16,12 +16,14 @@ mod plugins;
 mod check_node;
 mod detach;
 mod explain;
+mod interrupt;
 mod migrate;
 mod migration_lock;
 mod node;
 mod ports;
 mod restore;
 mod support_bundle;
+mod trace;
 
 use std::io::Write;
 
@@ -37,6 +39,7 @@ fn code(name: &str) -> Option<Code> {
         "check-node" => check_node::run,
         "node" => node::run,
         "explain" => explain::run,
+        "trace" => trace::run,
         "restore" => restore::run,
         "detach" => detach::run,
         "migrate" => migrate::run,

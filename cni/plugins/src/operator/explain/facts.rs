@@ -236,7 +236,7 @@ fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, FactsError> {
 }
 
 /// The sender of a packet, by its source and link.
-pub(super) fn origin(
+pub(in super::super) fn origin(
     packet_from: Option<IpAddr>,
     link: Option<&str>,
     to: IpAddr,
@@ -304,7 +304,7 @@ fn bridge_netfilter(family: AddressFamily) -> bool {
 
 /// True if a socket of the node is bound to the port, by the lists in `/proc/net` (proc_pid_net(5)), which
 /// have addresses in hexadecimal.
-fn listens(protocol: Protocol, to: SocketAddr) -> bool {
+pub(super) fn listens(protocol: Protocol, to: SocketAddr) -> bool {
     let (name, listening) = match protocol {
         Protocol::Tcp => ("tcp", "0A"),
         Protocol::Udp => ("udp", "07"),

@@ -16,7 +16,9 @@ use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
 use facts::Facts;
+pub(super) use facts::origin;
 use render::Explanation;
+pub(super) use render::listener_at;
 use slipway_cli::json;
 use slipway_cli::{Failure, Given};
 
@@ -43,17 +45,29 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
     Ok(0)
 }
 
+/// The end of a packet's way, for another command; none if the kernel's state cannot be read.
+pub(super) fn outcome(packet: Packet) -> Option<String> {
+    let facts = Facts::gather(packet).ok()?;
+    Some(Explanation::of(&facts).outcome().to_owned())
+}
+
+/// The protocol and the destination of a command line.
+pub(super) fn query(given: &Given) -> Result<(Protocol, SocketAddr), Failure> {
+    let name = given.argument(0);
+    let protocol = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
+    let protocol = protocol.ok_or_else(|| Failure::usage(format!("{name:?} is not a protocol")))?;
+    let to = given.argument(1).parse().map_err(|_| {
+        let given = given.argument(1);
+        Failure::usage(format!(
+            "{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080"
+        ))
+    })?;
+    Ok((protocol, to))
+}
+
 impl Query {
     fn new(given: &Given) -> Result<Self, Failure> {
-        let name = given.argument(0);
-        let protocol = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
-        let protocol = protocol.ok_or_else(|| Failure::usage(format!("{name:?} is not a protocol")))?;
-        let to: SocketAddr = given.argument(1).parse().map_err(|_| {
-            let given = given.argument(1);
-            Failure::usage(format!(
-                "{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080"
-            ))
-        })?;
+        let (protocol, to) = query(given)?;
         // The older spelling of `--from ADDRESS`.
         let positional = match given.arguments().get(2..).unwrap_or_default() {
             [] => None,

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
-use cni_dataplane::{HostAddress, Listed, Owner};
+use cni_dataplane::{HostAddress, Listed, Owner, Protocol};
 use cni_kernel::route::Switch;
 use serde_json::{Value, json};
 
-use super::facts::{Facts, Place, Table, Way, listed_target};
+use super::facts::{Facts, Place, Table, Way, listed_target, listens};
 
 /// The packet's path, step by step.
 #[derive(Debug)]
@@ -53,6 +53,11 @@ impl<'a> Explanation<'a> {
         }
         let _written = writeln!(text, "\n{}", self.outcome);
         text
+    }
+
+    /// The end of the way.
+    pub(super) fn outcome(&self) -> &str {
+        &self.outcome
     }
 
     /// The document of `slipway explain`.
@@ -427,7 +432,16 @@ fn whose(owner: Option<&Owner>) -> String {
 }
 
 fn listener(facts: &Facts) -> &'static str {
-    if facts.listens {
+    listening(facts.listens)
+}
+
+/// The listener at a port of the node, as the end of a sentence.
+pub(in super::super) fn listener_at(protocol: Protocol, to: SocketAddr) -> &'static str {
+    listening(listens(protocol, to))
+}
+
+const fn listening(listens: bool) -> &'static str {
+    if listens {
         ", where something listens on the port"
     } else {
         ", where nothing listens on the port"

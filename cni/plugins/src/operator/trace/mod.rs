@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipway trace`: shows real packets to a port on their way through the node's rules.
+//!
+//! [`journey`] puts the kernel's events together, [`words`] turns them into sentences.
+
+mod journey;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::cell::OnceCell;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use cni_dataplane::explain::{self, Packet};
+use cni_dataplane::trace::{Report, Seen, Tracer};
+use cni_dataplane::{Error, Protocol, ebpf};
+use cni_kernel::route::RouteSocket;
+use serde_json::{Value, json};
+use slipway_cli::{Failure, Given, json};
+
+use super::explain::query;
+use super::explain::{self as explanation};
+use super::interrupt::Interrupt;
+use journey::{Journey, Journeys};
+use words::{Facts, Told};
+
+/// The time and the packets without `--for` and `--count`, and their limits.
+const TIME: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(600);
+const COUNT: usize = 10;
+const MOST: usize = 1000;
+/// The time between two looks at signals and at packets that are not seen again.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The packets of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    protocol: Protocol,
+    to: SocketAddr,
+    time: Duration,
+    count: usize,
+}
+
+impl Wanted {
+    fn new(given: &Given) -> Result<Self, Failure> {
+        let (protocol, to) = query(given)?;
+        let time = given.value("--for").map_or(Ok(TIME), seconds)?;
+        let count = given.value("--count").map_or(Ok(COUNT), |text| {
+            let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
+            count.ok_or_else(|| Failure::usage(format!("{text:?} is not a number from 1 to {MOST}")))
+        })?;
+        Ok(Self { protocol, to, time, count })
+    }
+}
+
+/// Reads a time in seconds or minutes: `10s`, `2m`, `10`.
+fn seconds(text: &str) -> Result<Duration, Failure> {
+    let (number, unit) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60),
+        None => (text.strip_suffix('s').unwrap_or(text), 1),
+    };
+    let time = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Duration::from_secs);
+    time.filter(|time| !time.is_zero() && *time <= LONGEST)
+        .ok_or_else(|| Failure::usage(format!("{text:?} is not a time from 1s to {}m", LONGEST.as_secs() / 60)))
+}
+
+/// The result of a trace, besides its packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Summary {
+    /// The reason of its end: `time`, `count` or `signal`.
+    ended: &'static str,
+    /// True if there were more events than the socket's buffer holds.
+    lost: bool,
+    /// Packets that BPF programs carried past netfilter; none without the programs.
+    carried: Option<u64>,
+}
+
+/// Traces packets and prints their ways, each as soon as it is complete.
+pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let wanted = Wanted::new(given)?;
+    let Wanted { protocol, to, time, count } = wanted;
+    if !given.json() {
+        writeln!(err, "tracing {protocol} to {to}: {count} packets at most, {} s at most", time.as_secs())?;
+    }
+    let mut all = Vec::new();
+    let mut failed = Ok(());
+    let summary = watch(&wanted, &mut |told| {
+        all.push(told.document());
+        if !given.json() && failed.is_ok() {
+            failed = out.write_all(told.text(all.len()).as_bytes()).and_then(|()| out.flush());
+        }
+    });
+    let summary = summary.map_err(Failure::failed)?;
+    failed?;
+    if given.json() {
+        json::print(document(&wanted, &summary, &all), out)?;
+    } else {
+        out.write_all(closing(&wanted, &summary, all.len()).as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// Traces until the time or the number of packets is reached, or a signal comes.
+fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Told)) -> Result<Summary, Error> {
+    let Wanted { protocol, to, time, count } = *wanted;
+    let interrupt = Interrupt::hold().map_err(|e| Error::kernel("hold signals back", e))?;
+    let carried_before = ebpf::carried_packets(protocol, to)?;
+    let mut tracer = Tracer::start(protocol, to, time)?;
+    let node = OfNode { protocol, to, owner: OnceCell::new() };
+    let (end, mut journeys) = (Instant::now() + time, Journeys::default());
+    let (mut shown, mut lost) = (0, false);
+    let ended = loop {
+        let now = Instant::now();
+        let mut done: Vec<Journey> = journeys.quiet(now);
+        match tracer.next((now + LOOK).min(end))? {
+            Some(Report::Lost) => lost = true,
+            Some(Report::Step(step)) => done.extend(journeys.take(step, Instant::now())),
+            // Packets that are on their way may need longer than the time.
+            None if now >= end && !journeys.any() => break "time",
+            None if now >= end => std::thread::sleep(LOOK),
+            None => {}
+        }
+        for journey in done.iter().take(count - shown) {
+            shown += 1;
+            each(&Told::of(journey, protocol, &node));
+        }
+        if shown == count {
+            break "count";
+        }
+        if interrupt.came() {
+            break "signal";
+        }
+    };
+    let carried_after = ebpf::carried_packets(protocol, to)?;
+    let carried = carried_after.map(|after| after.saturating_sub(carried_before.unwrap_or(0)));
+    Ok(Summary { ended, lost, carried })
+}
+
+/// The first packet of a flow that a trace caught while a request was made, for another command.
+#[derive(Debug)]
+pub(super) struct Caught {
+    /// The end of its way.
+    pub(super) outcome: String,
+    /// True if it was dropped.
+    pub(super) dropped: bool,
+}
+
+/// Traces packets to a destination while `work` runs, and returns the ways that were caught.
+///
+/// # Errors
+/// As [`Tracer::start`].
+pub(super) fn during(
+    protocol: Protocol,
+    to: SocketAddr,
+    work: impl FnOnce(),
+) -> Result<Vec<Caught>, Error> {
+    let mut tracer = Tracer::start(protocol, to, Duration::from_secs(10))?;
+    work();
+    let node = OfNode { protocol, to, owner: OnceCell::new() };
+    let mut journeys = Journeys::default();
+    let mut done = Vec::new();
+    while let Some(report) = tracer.next(Instant::now() + LOOK)? {
+        if let Report::Step(step) = report {
+            done.extend(journeys.take(step, Instant::now()));
+        }
+    }
+    done.extend(journeys.quiet(Instant::now() + Duration::from_secs(60)));
+    let told = done.iter().map(|journey| Told::of(journey, protocol, &node));
+    Ok(told.map(|told| Caught { outcome: told.outcome, dropped: told.dropped }).collect())
+}
+
+fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
+    let mut text = match (packets, summary.ended) {
+        (0, _) => "No packet to this port came to netfilter.\n".to_owned(),
+        (_, "count") => format!("{packets} packets; --count shows more.\n"),
+        _ => format!("{packets} packets.\n"),
+    };
+    if summary.lost {
+        text.push_str("Events were lost: there were more than could be read.\n");
+    }
+    if let Some(carried) = summary.carried {
+        let _written = std::fmt::Write::write_fmt(
+            &mut text,
+            format_args!(
+                "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
+                 first packets, and one a second.\n"
+            ),
+        );
+    }
+    if packets == 0 && summary.carried.is_none_or(|carried| carried == 0) {
+        let _written = std::fmt::Write::write_fmt(
+            &mut text,
+            format_args!("`slipway explain {} {}` shows what a packet would meet.\n", wanted.protocol, wanted.to),
+        );
+    }
+    text
+}
+
+/// The document of `slipway trace`.
+fn document(wanted: &Wanted, summary: &Summary, packets: &[Value]) -> Value {
+    json!({
+        "protocol": wanted.protocol.as_str(),
+        "destination": wanted.to.to_string(),
+        "packets": packets,
+        "ended": summary.ended,
+        "events_lost": summary.lost,
+        "carried_packets": summary.carried,
+    })
+}
+
+/// Facts of the node that runs the command.
+struct OfNode {
+    protocol: Protocol,
+    to: SocketAddr,
+    owner: OnceCell<Option<String>>,
+}
+
+impl OfNode {
+    fn read_owner(&self) -> Option<String> {
+        let hit = explain::first_hit(self.protocol, self.to).ok().flatten()?;
+        hit.owner.map(|owner| owner.to_string())
+    }
+}
+
+impl Facts for OfNode {
+    fn link(&self, index: u32) -> String {
+        let link = RouteSocket::open().and_then(|route| route.link_by_index(index));
+        link.map_or_else(|_| format!("link {index}"), |link| link.name)
+    }
+
+    fn owner(&self) -> Option<String> {
+        self.owner.get_or_init(|| self.read_owner()).clone()
+    }
+
+    fn listener(&self) -> String {
+        explanation::listener_at(self.protocol, self.to).to_owned()
+    }
+
+    fn reason(&self, seen: &Seen) -> Option<String> {
+        let link = seen.link_in.map_or_else(|| "lo".to_owned(), |index| self.link(index));
+        let from = Some(seen.from.ip());
+        let origin = explanation::origin(from, Some(&link), self.to.ip()).ok()?;
+        explanation::outcome(Packet { protocol: self.protocol, to: self.to, from, origin })
+    }
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipway trace` on real nodes, with real packets, for each backend.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Daemon, Host, Node, Pod, Proto, QUICK, Server, Snapshot, Space, at, patience, slipway,
+};
+
+const LOG: &str = "/run/trace.log";
+const PORT: u16 = 8080;
+
+struct World {
+    node: Node,
+    client: Host,
+}
+
+/// A container with the published port and a server.
+struct Web {
+    pod: Pod,
+    _server: Server,
+}
+
+impl World {
+    fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        Self { node, client }
+    }
+
+    fn web(&self, backend: &str) -> Web {
+        let network = self.node.network(json!({"name": "pods", "plugins": [
+            {
+                "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ]}));
+        let pod = self.node.pod("web");
+        let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80);
+        network.add(&attach).unwrap_or_else(|e| panic!("ADD: {e}"));
+        let server = pod.serve(Proto::Tcp, "[::]:80", "web");
+        Web { pod, _server: server }
+    }
+
+    /// Starts a trace, and waits until it sees packets.
+    fn start(&self, args: &str) -> Daemon {
+        let words: Vec<&str> = ["trace"].into_iter().chain(args.split_whitespace()).collect();
+        let daemon = self.node.daemon(slipway(), &words, LOG);
+        assert!(comes(|| self.is_tracing()), "the trace does not start: {:?}", self.node.read(LOG));
+        daemon
+    }
+
+    fn is_tracing(&self) -> bool {
+        self.node.cmd("nft list tables").contains("slipway-trace")
+    }
+
+    /// Traces while `work` runs. Returns what was printed.
+    fn traced(&self, args: &str, work: impl FnOnce()) -> String {
+        self.traced_by(args, |_| work())
+    }
+
+    fn traced_by(&self, args: &str, work: impl FnOnce(&Daemon)) -> String {
+        let daemon = self.start(args);
+        work(&daemon);
+        let ended = comes(|| !daemon.runs());
+        let log = self.node.read(LOG).unwrap_or_default();
+        assert!(ended, "the trace does not end: {log}");
+        assert!(!self.is_tracing(), "the table is left: {log}");
+        log
+    }
+
+    fn node_v4(&self) -> Ipv4Addr {
+        self.client.node_v4
+    }
+
+    /// Traces the first packet of a request to the node's address.
+    fn first(&self, from: &Space, to: impl Into<IpAddr>) -> String {
+        let to = at(to, PORT);
+        self.traced(&format!("tcp {to} --count 1 --for 20s"), || {
+            drop(from.request_from(Proto::Tcp, None, to, QUICK));
+        })
+    }
+}
+
+/// True if a condition comes true in a usual machine's time.
+fn comes(condition: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + patience();
+    while Instant::now() < end {
+        if condition() {
+            return true;
+        }
+        sleep(Duration::from_millis(20));
+    }
+    condition()
+}
+
+#[track_caller]
+fn assert_has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_hit_of_each_address_family() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    let node = world.node_v4();
+    let text = world.first(&world.client, node);
+    assert_has(
+        &text,
+        &[
+            "packet 1: from 192.0.2.2:",
+            ", arriving on out0, SYN\n",
+            "guard        neither to nor from 127.0.0.0/8: passes\n",
+            "prerouting   192.0.2.1 is an address of this node: published ports are looked up in table inet slipway\n",
+            "lookup       map hostports4 has tcp port 8080: network pods, container web, interface eth0\n",
+            "the destination becomes 10.22.0.2:80\n",
+            "postrouting  192.0.2.2 keeps its address: chain hairpin-10.22.0.0/24-13\n",
+            "It leaves for 10.22.0.2:80 by br1: network pods, container web, interface eth0.\n",
+            "1 packets; --count shows more.\n",
+        ],
+    );
+    let text = world.first(&world.client, world.client.node_v6);
+    assert_has(&text, &["map hostports6 has tcp port 8080", "It leaves for [fd00:22::2]:80 by br1"]);
+    let text = world.first(&world.node, Ipv4Addr::LOCALHOST);
+    assert_has(&text, &["the node itself, SYN", "output", "the source becomes 10.22.0.1:", "by br1"]);
+}
+
+#[test]
+fn a_hairpin_is_masqueraded() {
+    let world = World::new();
+    let web = world.web("nftables");
+    let text = world.first(&web.pod, world.node_v4());
+    assert_has(
+        &text,
+        &["from 10.22.0.2:", "chain hairpin-10.22.0.0/24-13 masquerades the source 10.22.0.2\n", "the source becomes 10.22.0.1:"],
+    );
+}
+
+#[test]
+fn a_miss_goes_to_the_node() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    let to = at(world.node_v4(), 8081);
+    let text = world.traced(&format!("tcp {to} --count 1 --for 20s"), || {
+        drop(world.client.request_from(Proto::Tcp, None, to, QUICK));
+    });
+    assert_has(
+        &text,
+        &["no container has tcp port 8081 of 192.0.2.1\n", "It goes to the node itself, where nothing listens on the port.\n"],
+    );
+}
+
+#[test]
+fn a_rule_or_a_policy_that_drops_is_named() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    let node = world.node_v4();
+    world.node.nft(
+        "table inet office { chain inner { th dport 80 drop comment \"no web\"; }; \
+         chain walk { type filter hook forward priority 0; policy accept; jump inner; }; }",
+    );
+    let text = world.first(&world.client, node);
+    assert_has(
+        &text,
+        &[
+            "forward      chain inner of table inet office, rule `th dport 80 drop comment \"no web\"`: drops it\n",
+            "It is dropped by chain inner of table inet office.\n",
+        ],
+    );
+    world.node.nft(
+        "delete table inet office; \
+         table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }",
+    );
+    let text = world.first(&world.client, node);
+    assert_has(
+        &text,
+        &[
+            "chain FORWARD of table ip filter drops what none of its rules accepts\n",
+            "It is dropped by chain FORWARD of table ip filter.\n",
+        ],
+    );
+}
+
+#[test]
+fn a_packet_that_the_kernel_drops_between_the_hooks() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    world.node.sysctl("net/ipv4/ip_forward", "0");
+    let text = world.first(&world.client, world.node_v4());
+    assert_has(&text, &["It is not seen after prerouting", "`slipway explain`: It is dropped: the node does not forward."]);
+}
+
+#[test]
+fn the_chains_of_iptables() {
+    let world = World::new();
+    let _web = world.web("iptables");
+    let text = world.first(&world.client, world.node_v4());
+    assert_has(
+        &text,
+        &["chain PREROUTING of table ip nat: passes, through CNI-HOSTPORT-DNAT, CNI-DN-", "the destination becomes 10.22.0.2:80\n", "It leaves for 10.22.0.2:80 by br1"],
+    );
+}
+
+#[test]
+fn programs_that_carry_flows_are_counted() {
+    let world = World::new();
+    world.node.own_etc();
+    world.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
+    world.node.cmd(&format!("ip route add default via {}", world.client.v4));
+    let _web = world.web("ebpf");
+    let to = at(world.node_v4(), PORT);
+    let text = world.traced(&format!("tcp {to} --for 3s"), || {
+        for _ in 0..3 {
+            world.client.expect(Proto::Tcp, to, "web");
+        }
+    });
+    assert_has(&text, &["It leaves for 10.22.0.2:80 by br1", "BPF programs carried ", "past netfilter"]);
+}
+
+#[test]
+fn a_trace_ends_by_time_by_a_signal_and_with_its_process() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    let to = at(world.node_v4(), PORT);
+    let before = Snapshot::take(&world.node, &[]);
+    let text = world.traced(&format!("tcp {to} --for 1s"), || ());
+    assert_has(&text, &["No packet to this port came to netfilter.\n", "`slipway explain tcp 192.0.2.1:8080`"]);
+
+    // A second one says so, and leaves the first one alone.
+    let first = world.start(&format!("tcp {to} --for 1m"));
+    let second = world.node.try_slipway(&format!("trace tcp {to}"));
+    assert_eq!(second.code, Some(1), "{second}");
+    assert!(second.stderr.contains("another `slipway trace` runs"), "{second}");
+    assert!(first.runs() && world.is_tracing());
+    // SIGKILL.
+    drop(first);
+    assert!(comes(|| !world.is_tracing()), "the table outlives its process");
+
+    let text = world.traced_by(&format!("tcp {to} --for 1m"), Daemon::terminate);
+    assert_has(&text, &["No packet to this port"]);
+    before.without(&["trace.log"]).assert_same(&Snapshot::take(&world.node, &[]).without(&["trace.log"]));
+}
+
+#[test]
+fn a_busy_port_is_limited() {
+    let world = World::new();
+    let _web = world.web("nftables");
+    let to = at(world.node_v4(), PORT);
+    let text = world.traced(&format!("tcp {to} --for 2s --count 1000 --output json"), || {
+        for _ in 0..40 {
+            world.client.expect(Proto::Tcp, to, "web");
+        }
+    });
+    let document: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let packets = document["packets"].as_array().unwrap();
+    // 40 connections have 160 packets or more in this direction; 10 at once and 20 a second are shown.
+    assert!((10..=80).contains(&packets.len()), "{}", packets.len());
+    assert_eq!((&document["ended"], &document["events_lost"]), (&json!("time"), &json!(false)));
+    assert_eq!(packets[0]["dropped"], json!(false));
+}
+
+#[test]
+fn wrong_arguments() {
+    let node = Node::new();
+    for args in ["tcp", "icmp 192.0.2.1:1", "tcp 192.0.2.1:1 --for 0s", "tcp 192.0.2.1:1 --for 11m", "tcp 192.0.2.1:1 --count 0"] {
+        let output = node.try_slipway(&format!("trace {args}"));
+        assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{args}: {output}");
+    }
+}
