@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Daemon, Host, Node, Pod, Proto, QUICK, Server, Snapshot, Space, at, patience, slipway,
+    Attach, BridgeNetfilter, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at,
+    has_programs, needs, patience, slipway,
 };
 
 const LOG: &str = "/run/trace.log";
@@ -146,7 +147,11 @@ fn a_hairpin_is_masqueraded() {
     let text = world.first(&web.pod, world.node_v4());
     assert_has(
         &text,
-        &["from 10.22.0.2:", "chain hairpin-10.22.0.0/24-13 masquerades the source 10.22.0.2\n", "the source becomes 10.22.0.1:"],
+        &[
+            "from 10.22.0.2:",
+            "chain hairpin-10.22.0.0/24-13 masquerades the source 10.22.0.2\n",
+            "the source becomes 10.22.0.1:",
+        ],
     );
 }
 
@@ -160,7 +165,10 @@ fn a_miss_goes_to_the_node() {
     });
     assert_has(
         &text,
-        &["no container has tcp port 8081 of 192.0.2.1\n", "It goes to the node itself, where nothing listens on the port.\n"],
+        &[
+            "no container has tcp port 8081 of 192.0.2.1\n",
+            "It goes to the node itself, where nothing listens on the port.\n",
+        ],
     );
 }
 
@@ -177,7 +185,7 @@ fn a_rule_or_a_policy_that_drops_is_named() {
     assert_has(
         &text,
         &[
-            "forward      chain inner of table inet office, rule `th dport 80 drop comment \"no web\"`: drops it\n",
+            "forward     chain inner of table inet office, rule `th dport 80 drop comment \"no web\"`: drops it\n",
             "It is dropped by chain inner of table inet office.\n",
         ],
     );
@@ -193,6 +201,15 @@ fn a_rule_or_a_policy_that_drops_is_named() {
             "It is dropped by chain FORWARD of table ip filter.\n",
         ],
     );
+    // The page has this output, with another port of the client.
+    let page = include_str!("../../docs/operating.md");
+    let (_, shown) = page.split_once("# slipway trace tcp 192.0.2.1:8080 --count 1\n").unwrap();
+    let (shown, _) = shown.split_once("```").unwrap();
+    let (_, port) = text.split_once("packet 1: from 192.0.2.2:").unwrap();
+    let (port, _) = port.split_once(',').unwrap();
+    let begin = "tracing tcp to 192.0.2.1:8080: 1 packets at most, ";
+    let printed = text.replace(port, "43618").replace(&format!("{begin}20 s"), &format!("{begin}10 s"));
+    assert_eq!(printed, shown, "docs/operating.md on the right");
 }
 
 #[test]
@@ -201,7 +218,10 @@ fn a_packet_that_the_kernel_drops_between_the_hooks() {
     let _web = world.web("nftables");
     world.node.sysctl("net/ipv4/ip_forward", "0");
     let text = world.first(&world.client, world.node_v4());
-    assert_has(&text, &["It is not seen after prerouting", "`slipway explain`: It is dropped: the node does not forward."]);
+    assert_has(
+        &text,
+        &["It is not seen after prerouting", "`slipway explain`: It is dropped: the node does not forward."],
+    );
 }
 
 #[test]
@@ -211,12 +231,17 @@ fn the_chains_of_iptables() {
     let text = world.first(&world.client, world.node_v4());
     assert_has(
         &text,
-        &["chain PREROUTING of table ip nat: passes, through CNI-HOSTPORT-DNAT, CNI-DN-", "the destination becomes 10.22.0.2:80\n", "It leaves for 10.22.0.2:80 by br1"],
+        &[
+            "chain PREROUTING of table ip nat: passes, through CNI-HOSTPORT-DNAT, CNI-DN-",
+            "the destination becomes 10.22.0.2:80\n",
+            "It leaves for 10.22.0.2:80 by br1",
+        ],
     );
 }
 
 #[test]
 fn programs_that_carry_flows_are_counted() {
+    needs!(has_programs(), PROGRAMS);
     let world = World::new();
     world.node.own_etc();
     world.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
@@ -238,7 +263,10 @@ fn a_trace_ends_by_time_by_a_signal_and_with_its_process() {
     let to = at(world.node_v4(), PORT);
     let before = Snapshot::take(&world.node, &[]);
     let text = world.traced(&format!("tcp {to} --for 1s"), || ());
-    assert_has(&text, &["No packet to this port came to netfilter.\n", "`slipway explain tcp 192.0.2.1:8080`"]);
+    assert_has(
+        &text,
+        &["No packet to this port came to netfilter.\n", "`slipway explain tcp 192.0.2.1:8080`"],
+    );
 
     // A second one says so, and leaves the first one alone.
     let first = world.start(&format!("tcp {to} --for 1m"));
@@ -276,7 +304,13 @@ fn a_busy_port_is_limited() {
 #[test]
 fn wrong_arguments() {
     let node = Node::new();
-    for args in ["tcp", "icmp 192.0.2.1:1", "tcp 192.0.2.1:1 --for 0s", "tcp 192.0.2.1:1 --for 11m", "tcp 192.0.2.1:1 --count 0"] {
+    for args in [
+        "tcp",
+        "icmp 192.0.2.1:1",
+        "tcp 192.0.2.1:1 --for 0s",
+        "tcp 192.0.2.1:1 --for 11m",
+        "tcp 192.0.2.1:1 --count 0",
+    ] {
         let output = node.try_slipway(&format!("trace {args}"));
         assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{args}: {output}");
     }

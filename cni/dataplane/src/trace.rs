@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use cni_nftables::trace::{TraceEvent, TraceHeaders, TraceKind, Traced, Traces};
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, Create, DataType, Element, ElementId, Error as NftError, Family, Field, Hook,
-    RuleInfo, Set, Socket, Stmt, Table, TableId, Transaction, Value,
+    BaseChain, Chain, ChainKind, Create, DataType, Element, ElementId, Error as NftError, Family, Field,
+    Hook, RuleInfo, Set, Socket, Stmt, Table, TableId, Transaction, Value,
 };
 pub use cni_nftables::{Policy, Verdict};
 
@@ -113,7 +113,7 @@ pub struct Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
     /// An event.
-    Step(Step),
+    Step(Box<Step>),
     /// Events were lost: there were more than the socket's buffer holds.
     Lost,
 }
@@ -160,13 +160,11 @@ impl Tracer {
     /// # Errors
     /// [`Error::Kernel`] if the socket fails.
     pub fn next(&mut self, end: Instant) -> Result<Option<Report>, Error> {
-        loop {
-            match self.traces.next(end).map_err(|e| Error::kernel("read the trace", e))? {
-                None => return Ok(None),
-                Some(Traced::Lost) => return Ok(Some(Report::Lost)),
-                Some(Traced::Event(event)) => return Ok(Some(Report::Step(self.step(event)))),
-            }
-        }
+        let traced = self.traces.next(end).map_err(|e| Error::kernel("read the trace", e))?;
+        Ok(traced.map(|traced| match traced {
+            Traced::Lost => Report::Lost,
+            Traced::Event(event) => Report::Step(Box::new(self.step(event))),
+        }))
     }
 
     fn step(&mut self, event: TraceEvent) -> Step {
@@ -355,7 +353,10 @@ mod tests {
         transport[13] = 2;
         let headers = TraceHeaders { network, transport };
         let seen = seen(&headers, Protocol::Tcp, Some(3), None).unwrap();
-        assert_eq!((seen.from, seen.to), ("192.0.2.9:40000".parse().unwrap(), "192.0.2.2:8080".parse().unwrap()));
+        assert_eq!(
+            (seen.from, seen.to),
+            ("192.0.2.9:40000".parse().unwrap(), "192.0.2.2:8080".parse().unwrap())
+        );
         assert_eq!((seen.flags, seen.link_in), (Some(2), Some(3)));
         let cut = TraceHeaders { network: vec![0x45; 8], transport: Vec::new() };
         assert_eq!(super::seen(&cut, Protocol::Udp, None, None), None);

@@ -14,6 +14,7 @@ mod family;
 pub mod grace;
 pub mod lock;
 pub mod mac;
+pub mod named_netns;
 pub mod netns;
 pub mod packet;
 pub mod process;

@@ -17,6 +17,7 @@ pub mod conntrack;
 mod decode;
 mod error;
 mod expr;
+mod flowtable;
 mod intervals;
 mod invalid;
 pub mod later;
@@ -40,10 +41,11 @@ mod value;
 mod wire;
 
 pub use error::Error;
+pub use flowtable::{Flowtable, Links};
 pub use invalid::Invalid;
 pub use object::{
-    BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Flowtable, Hook, Keys,
-    Links, MapData, Policy, Rule, Set, Table, TableId, Tlv,
+    BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Hook, Keys, MapData,
+    Policy, Rule, Set, Table, TableId, Tlv,
 };
 pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 pub use socket::Socket;

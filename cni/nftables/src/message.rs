@@ -9,12 +9,12 @@ use nftnl::nftnl_sys as sys;
 use nftnl::{MsgType, NlMsg, nft_nlmsg_maxsize};
 
 use crate::expr::verdict_code;
+use crate::flowtable::{Flowtable, Links};
 use crate::intervals::{Content, successor};
 use crate::invalid::Invalid;
 use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
 use crate::object::{
-    Chain, Create, Element, ElementData, ElementId, Family, Flowtable, Keys, Links, MapData, Rule, Set,
-    Table, TableId,
+    Chain, Create, Element, ElementData, ElementId, Family, Keys, MapData, Rule, Set, Table, TableId,
 };
 use crate::raw;
 use crate::stmt::Verdict;

@@ -5,7 +5,8 @@
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
 
 use crate::decode::{decode_verdict, statements};
-use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, Links, MapData, Policy, TableId};
+use crate::flowtable::Links;
+use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, MapData, Policy, TableId};
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::stmt::Verdict;
 use crate::uapi;

@@ -4,8 +4,9 @@
 
 use std::fmt;
 
+use crate::flowtable::{Flowtable, Links};
 use crate::object::{
-    BaseChain, Chain, Element, ElementData, ElementId, Flowtable, Keys, Links, MapData, Rule, Set, Table, Tlv,
+    BaseChain, Chain, Element, ElementData, ElementId, Keys, MapData, Rule, Set, Table, Tlv,
 };
 use crate::value::{DataType, join, quoted};
 

@@ -2,7 +2,8 @@
 
 //! The ruleset as the kernel describes it.
 
-use crate::object::{BaseChain, ElementData, Keys, Links, MapData, TableId, Tlv};
+use crate::flowtable::Links;
+use crate::object::{BaseChain, ElementData, Keys, MapData, TableId, Tlv};
 use crate::stmt::Stmt;
 use crate::value::{DataType, Value};
 

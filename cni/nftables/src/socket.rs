@@ -11,11 +11,12 @@ use nix::errno::Errno;
 
 use crate::channel::{Ack, Channel, Dump};
 use crate::error::Error;
+use crate::flowtable::Flowtable;
 use crate::intervals;
 use crate::invalid::Invalid;
 use crate::lower::Expr;
 use crate::message::{Encoder, Message, Scratch};
-use crate::object::{BaseChain, Chain, ElementId, Family, Flowtable, Rule, Set, Table, TableId};
+use crate::object::{BaseChain, Chain, ElementId, Family, Rule, Set, Table, TableId};
 use crate::parse;
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::transaction::{Op, Transaction};

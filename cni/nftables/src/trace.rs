@@ -133,9 +133,11 @@ impl Traces {
 fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
     let number = |kind| find(body, kind).and_then(be32);
     let kind = match number(KIND)? {
-        OF_RULE => TraceKind::Rule {
-            handle: find(body, RULE_HANDLE).and_then(be64)?,
-            verdict: find(body, VERDICT).and_then(decode_verdict),
+        OF_RULE => match find(body, RULE_HANDLE).and_then(be64) {
+            Some(handle) => TraceKind::Rule { handle, verdict: find(body, VERDICT).and_then(decode_verdict) },
+            // At the end of a chain whose last rule did not match: nft_do_chain() reports the rule that closes
+            // the chain's list.
+            None => TraceKind::Return,
         },
         OF_RETURN => TraceKind::Return,
         // NF_DROP is 0.
@@ -188,9 +190,16 @@ mod tests {
     #[test]
     fn the_policy_and_the_end_of_a_chain() {
         for (number, policy) in [(0, Policy::Drop), (1, Policy::Accept)] {
-            let body = message(OF_POLICY, |message| drop(message.be32(POLICY, number)));
+            let body = message(OF_POLICY, |message| {
+                message.be32(POLICY, number);
+            });
             assert_eq!(event(Some(Family::Inet), &body).unwrap().kind, TraceKind::Policy(policy));
         }
+        let body = message(OF_RULE, |message| {
+            message.attr(NETWORK_HEADER, &[0x45; 20]);
+        });
+        let end = event(Some(Family::Inet), &body).unwrap();
+        assert_eq!((end.kind, end.headers.is_some()), (TraceKind::Return, true), "a rule without a handle");
         let body = message(OF_RETURN, |_| ());
         assert_eq!(event(Some(Family::Inet), &body).unwrap().kind, TraceKind::Return);
         assert_eq!(event(None, &body), None, "an unknown family");

@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use crate::object::{Chain, Element, ElementId, Flowtable, Rule, Set, Table, TableId};
+use crate::flowtable::Flowtable;
+use crate::object::{Chain, Element, ElementId, Rule, Set, Table, TableId};
 
 /// One change. [`fmt::Display`] prints it as a command in nft's syntax.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use super::carried;
+use super::setup;
 use crate::{Error, Protocol};
 
 /// The packets, of both directions, that the BPF programs have carried of the flows to a destination that they
@@ -13,12 +13,11 @@ use crate::{Error, Protocol};
 /// # Errors
 /// [`Error::Kernel`] if the maps cannot be read.
 pub fn carried_packets(protocol: Protocol, to: SocketAddr) -> Result<Option<u64>, Error> {
-    if carried::find().is_none() {
-        return Ok(None);
-    }
+    let Some(store) = setup::find() else { return Ok(None) };
     // The reverse direction becomes one that comes from where the first one goes to.
-    let all = carried::directions()?.into_iter().filter(|one| {
-        one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to)
-    });
+    let all = store
+        .directions()?
+        .into_iter()
+        .filter(|one| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to));
     Ok(Some(all.map(|one| one.packets).fold(0, u64::saturating_add)))
 }

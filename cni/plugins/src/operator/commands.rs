@@ -126,6 +126,34 @@ pub static COMMANDS: &[Command] = &[
         reader: Reader::Table,
     },
     Command {
+        name: "connectivity-test",
+        summary: "try a network's published ports and masquerade with real packets",
+        about: "Attaches network namespaces as containers, publishes a free port for one of them, and sends \
+                requests from it, from another one, from the node and from a namespace that stands for another \
+                host. Packets go to addresses that the test made, and to the published port. Everything is \
+                removed at the end; what a killed test left, the next call removes.",
+        arguments: &[],
+        options: &[
+            Opt::value("--network", NAME, "the network (the first one, which a runtime takes)"),
+            Opt::value("--config", Value::File, "the network's configuration, in place of --network"),
+            Opt::value("--config-dir", Value::Directory, "the networks' configurations (/etc/cni/net.d)"),
+            Opt::value("--plugin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many(),
+            Opt::switch("--clean", "only remove what a killed test left"),
+            OUTPUT,
+        ],
+        exit_codes: &[(1, "the test could not run"), (3, "a check failed; the cause is printed")],
+        examples: &[
+            ("slipway connectivity-test", "the first network of /etc/cni/net.d"),
+            ("slipway connectivity-test --network pods --config-dir /etc/containers/cni --output json", "for a program"),
+            (
+                "slipway connectivity-test --config /tmp/new.conflist --plugin-dir /usr/lib/cni",
+                "a configuration that no runtime has yet, with other plugins",
+            ),
+            ("slipway connectivity-test --clean", "after a kill"),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
         name: "restore",
         summary: "put back what running containers lost when the ruleset was flushed",
         about: "Restores published ports, masquerade and the guard against spoofed addresses of each \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! SIGINT and SIGTERM as a question, for commands that clean up at their end.
+//! SIGINT and SIGTERM, for commands that clean up before they end.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -14,6 +14,7 @@ mod names;
 mod plugins;
 
 mod check_node;
+mod connectivity;
 mod detach;
 mod explain;
 mod interrupt;
@@ -39,6 +40,7 @@ fn code(name: &str) -> Option<Code> {
         "check-node" => check_node::run,
         "node" => node::run,
         "explain" => explain::run,
+        "connectivity-test" => connectivity::run,
         "trace" => trace::run,
         "restore" => restore::run,
         "detach" => detach::run,

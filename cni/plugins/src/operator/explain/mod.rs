@@ -51,6 +51,14 @@ pub(super) fn outcome(packet: Packet) -> Option<String> {
     Some(Explanation::of(&facts).outcome().to_owned())
 }
 
+/// The last step and the end of a packet's way, for another command; none if the kernel's state cannot be read.
+pub(super) fn end(packet: Packet) -> Option<String> {
+    let facts = Facts::gather(packet).ok()?;
+    let explanation = Explanation::of(&facts);
+    let last = explanation.last_step().map(|step| format!("{step}\n")).unwrap_or_default();
+    Some(format!("{last}{}", explanation.outcome()))
+}
+
 /// The protocol and the destination of a command line.
 pub(super) fn query(given: &Given) -> Result<(Protocol, SocketAddr), Failure> {
     let name = given.argument(0);

@@ -55,6 +55,11 @@ impl<'a> Explanation<'a> {
         text
     }
 
+    /// The last step.
+    pub(super) fn last_step(&self) -> Option<&str> {
+        self.steps.last().map(|(_, what)| what.as_str())
+    }
+
     /// The end of the way.
     pub(super) fn outcome(&self) -> &str {
         &self.outcome
@@ -441,9 +446,5 @@ pub(in super::super) fn listener_at(protocol: Protocol, to: SocketAddr) -> &'sta
 }
 
 const fn listening(listens: bool) -> &'static str {
-    if listens {
-        ", where something listens on the port"
-    } else {
-        ", where nothing listens on the port"
-    }
+    if listens { ", where something listens on the port" } else { ", where nothing listens on the port" }
 }

@@ -84,7 +84,7 @@ impl Journeys {
     pub(super) fn take(&mut self, step: Step, now: Instant) -> Option<Journey> {
         let begins = step.place.is_of_trace() && matches!(step.place.hook, Some("prerouting" | "output"));
         if begins {
-            let Some(seen) = step.seen else { return None };
+            let seen = step.seen?;
             // The kernel uses numbers again, so the one before is complete.
             let before = self.close(step.packet);
             if self.open.len() < MOST_OPEN {
@@ -109,8 +109,9 @@ impl Journeys {
 
     /// The ways of packets that were not seen again.
     pub(super) fn quiet(&mut self, now: Instant) -> Vec<Journey> {
-        let (quiet, open) =
-            std::mem::take(&mut self.open).into_iter().partition(|(_, last, _)| now.duration_since(*last) >= QUIET);
+        let (quiet, open) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition(|(_, last, _)| now.duration_since(*last) >= QUIET);
         self.open = open;
         quiet.into_iter().map(|(.., journey)| journey).collect()
     }

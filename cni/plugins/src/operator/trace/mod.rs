@@ -25,7 +25,7 @@ use super::explain::query;
 use super::explain::{self as explanation};
 use super::interrupt::Interrupt;
 use journey::{Journey, Journeys};
-use words::{Facts, Told};
+use words::{Description, Facts};
 
 /// The time and the packets without `--for` and `--count`, and their limits.
 const TIME: Duration = Duration::from_secs(10);
@@ -62,9 +62,11 @@ fn seconds(text: &str) -> Result<Duration, Failure> {
         Some(minutes) => (minutes, 60),
         None => (text.strip_suffix('s').unwrap_or(text), 1),
     };
-    let time = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Duration::from_secs);
-    time.filter(|time| !time.is_zero() && *time <= LONGEST)
-        .ok_or_else(|| Failure::usage(format!("{text:?} is not a time from 1s to {}m", LONGEST.as_secs() / 60)))
+    let time =
+        number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Duration::from_secs);
+    time.filter(|time| !time.is_zero() && *time <= LONGEST).ok_or_else(|| {
+        Failure::usage(format!("{text:?} is not a time from 1s to {}m", LONGEST.as_secs() / 60))
+    })
 }
 
 /// The result of a trace, besides its packets.
@@ -87,10 +89,10 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
     }
     let mut all = Vec::new();
     let mut failed = Ok(());
-    let summary = watch(&wanted, &mut |told| {
-        all.push(told.document());
+    let summary = watch(&wanted, &mut |described| {
+        all.push(described.document());
         if !given.json() && failed.is_ok() {
-            failed = out.write_all(told.text(all.len()).as_bytes()).and_then(|()| out.flush());
+            failed = out.write_all(described.text(all.len()).as_bytes()).and_then(|()| out.flush());
         }
     });
     let summary = summary.map_err(Failure::failed)?;
@@ -104,7 +106,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
 }
 
 /// Traces until the time or the number of packets is reached, or a signal comes.
-fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Told)) -> Result<Summary, Error> {
+fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary, Error> {
     let Wanted { protocol, to, time, count } = *wanted;
     let interrupt = Interrupt::hold().map_err(|e| Error::kernel("hold signals back", e))?;
     let carried_before = ebpf::carried_packets(protocol, to)?;
@@ -117,7 +119,7 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Told)) -> Result<Summary, Error>
         let mut done: Vec<Journey> = journeys.quiet(now);
         match tracer.next((now + LOOK).min(end))? {
             Some(Report::Lost) => lost = true,
-            Some(Report::Step(step)) => done.extend(journeys.take(step, Instant::now())),
+            Some(Report::Step(step)) => done.extend(journeys.take(*step, Instant::now())),
             // Packets that are on their way may need longer than the time.
             None if now >= end && !journeys.any() => break "time",
             None if now >= end => std::thread::sleep(LOOK),
@@ -125,7 +127,7 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Told)) -> Result<Summary, Error>
         }
         for journey in done.iter().take(count - shown) {
             shown += 1;
-            each(&Told::of(journey, protocol, &node));
+            each(&Description::of(journey, protocol, &node));
         }
         if shown == count {
             break "count";
@@ -152,11 +154,7 @@ pub(super) struct Caught {
 ///
 /// # Errors
 /// As [`Tracer::start`].
-pub(super) fn during(
-    protocol: Protocol,
-    to: SocketAddr,
-    work: impl FnOnce(),
-) -> Result<Vec<Caught>, Error> {
+pub(super) fn during(protocol: Protocol, to: SocketAddr, work: impl FnOnce()) -> Result<Vec<Caught>, Error> {
     let mut tracer = Tracer::start(protocol, to, Duration::from_secs(10))?;
     work();
     let node = OfNode { protocol, to, owner: OnceCell::new() };
@@ -164,12 +162,12 @@ pub(super) fn during(
     let mut done = Vec::new();
     while let Some(report) = tracer.next(Instant::now() + LOOK)? {
         if let Report::Step(step) = report {
-            done.extend(journeys.take(step, Instant::now()));
+            done.extend(journeys.take(*step, Instant::now()));
         }
     }
     done.extend(journeys.quiet(Instant::now() + Duration::from_secs(60)));
-    let told = done.iter().map(|journey| Told::of(journey, protocol, &node));
-    Ok(told.map(|told| Caught { outcome: told.outcome, dropped: told.dropped }).collect())
+    let described = done.iter().map(|journey| Description::of(journey, protocol, &node));
+    Ok(described.map(|described| Caught { outcome: described.outcome, dropped: described.dropped }).collect())
 }
 
 fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
@@ -193,7 +191,10 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
     if packets == 0 && summary.carried.is_none_or(|carried| carried == 0) {
         let _written = std::fmt::Write::write_fmt(
             &mut text,
-            format_args!("`slipway explain {} {}` shows what a packet would meet.\n", wanted.protocol, wanted.to),
+            format_args!(
+                "`slipway explain {} {}` shows what a packet would meet.\n",
+                wanted.protocol, wanted.to
+            ),
         );
     }
     text

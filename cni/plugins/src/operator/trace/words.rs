@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::journey::{ByRule, End, Exit, Journey, Run};
 
-/// What the events do not tell.
+/// Facts that the events do not have.
 pub(super) trait Facts {
     /// The name of a link.
     fn link(&self, index: u32) -> String;
@@ -24,7 +24,7 @@ pub(super) trait Facts {
 
 /// A packet's way in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Description {
     headline: String,
     seen: Seen,
     link: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct Told {
     pub(super) dropped: bool,
 }
 
-impl Told {
+impl Description {
     /// Describes a way.
     pub(super) fn of(journey: &Journey, protocol: Protocol, facts: &dyn Facts) -> Self {
         let first = &journey.first;
@@ -93,17 +93,19 @@ impl Told {
     /// The translations between two points of the way.
     fn changes(&mut self, before: &Seen, after: &Seen) {
         if before.to != after.to {
-            self.translated("lookup", format!("the destination becomes {}", after.to));
+            self.translated("lookup", &format!("the destination becomes {}", after.to));
         }
         if before.from != after.from {
-            self.translated("postrouting", format!("the source becomes {}", after.from));
+            self.translated("postrouting", &format!("the source becomes {}", after.from));
         }
     }
 
     /// Adds a translation to the step that found it. Chains of type nat see the first packet of a flow alone.
-    fn translated(&mut self, stage: &'static str, what: String) {
+    fn translated(&mut self, stage: &'static str, what: &str) {
         match self.steps.last_mut() {
-            Some((last, text)) if *last == stage || text.contains("table ip nat") || text.contains("table ip6 nat") => {
+            Some((last, text))
+                if *last == stage || text.contains("table ip nat") || text.contains("table ip6 nat") =>
+            {
                 let _written = write!(text, "\n{what}");
             }
             _ => self.step("conntrack", format!("a packet of a known flow: {what}")),

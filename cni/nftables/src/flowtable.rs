@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Flowtables to add, as plain values.
+
+use crate::object::TableId;
+
+/// A flowtable to add, or devices to add to an existing one (Linux 5.8).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flowtable {
+    /// The table.
+    pub table: TableId,
+    /// Name.
+    pub name: String,
+    /// The links at whose ingress the flowtable is looked up. A link named must exist; when a link is
+    /// deleted, the kernel removes it.
+    pub devices: Vec<Links>,
+    /// True if packets of its flows are counted in conntrack's accounting, if that is on (Linux 5.7).
+    pub counter: bool,
+}
+
+/// Links to which a flowtable is attached.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Links {
+    /// One, by its name.
+    Named(String),
+    /// All whose names have this prefix, including later ones (Linux 6.17: `NFTA_DEVICE_PREFIX`).
+    Beginning(String),
+}
+
+impl Flowtable {
+    /// A flowtable at the ingress hook of these links, with priority 0 and without a counter.
+    #[must_use]
+    pub fn new(table: &TableId, name: &str, devices: &[Links]) -> Self {
+        Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec(), counter: false }
+    }
+
+    /// Makes it count packets. False leaves the setting of an existing flowtable.
+    #[must_use]
+    pub fn counter(mut self, counter: bool) -> Self {
+        self.counter = counter;
+        self
+    }
+}
