@@ -14,7 +14,8 @@ use crate::nftables::{Nftables, session::Session};
 use crate::other_backends::OtherBackends as Elsewhere;
 use crate::reference::Reference;
 use crate::{
-    Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf,
+    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal,
+    ebpf,
 };
 
 /// The dataplane of a node.
@@ -72,9 +73,17 @@ impl Dataplane {
     /// Reads the traffic through each of these mappings, in their order.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if conntrack or the BPF maps cannot be read.
+    /// As [`Self::flows`].
     pub fn traffic(&self, listed: &[Listed]) -> Result<Vec<Traffic>, Error> {
-        let mut all = self.nftables.connections(listed)?;
+        Ok(self.flows(listed, 0)?.traffic)
+    }
+
+    /// Reads the flows through these mappings, `most` of them at most, and the traffic of all.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if conntrack or the BPF maps cannot be read.
+    pub fn flows(&self, listed: &[Listed], most: usize) -> Result<Flows, Error> {
+        let mut all = self.nftables.flows(listed, most)?;
         ebpf::add_traffic(listed, &mut all)?;
         Ok(all)
     }

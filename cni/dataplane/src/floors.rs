@@ -19,6 +19,7 @@ const FLOORS: &[&[&str]] = &[
         "options",
         "error",
         "backend",
+        "flow",
         "fake",
         "lock",
     ],

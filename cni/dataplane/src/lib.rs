@@ -24,6 +24,7 @@ pub mod fake;
 pub mod firewall;
 #[cfg(test)]
 mod floors;
+mod flow;
 pub mod iptables;
 mod lock;
 pub mod macspoof;
@@ -49,6 +50,7 @@ pub use chain_name::ChainName;
 pub use cni_nftables::later;
 pub use dispatch::Dataplane;
 pub use error::Error;
+pub use flow::{Flows, PublishedFlow};
 pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};
 pub use owner::{ContainerNetns, Owner};
 pub use policy::IngressPolicy;

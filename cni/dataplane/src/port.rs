@@ -3,7 +3,7 @@
 //! Published ports as plain values.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub use cni_kernel::AddressFamily;
 
@@ -71,6 +71,16 @@ impl HostAddress {
         match self {
             Self::Any(family) => family,
             Self::One(address) => AddressFamily::of(address),
+        }
+    }
+
+    /// The address; the unspecified one of its family for every local address.
+    #[must_use]
+    pub fn ip(self) -> IpAddr {
+        match self {
+            Self::Any(AddressFamily::V4) => Ipv4Addr::UNSPECIFIED.into(),
+            Self::Any(AddressFamily::V6) => Ipv6Addr::UNSPECIFIED.into(),
+            Self::One(address) => address,
         }
     }
 }

@@ -18,6 +18,7 @@ mod former;
 mod links;
 mod load;
 pub(crate) mod migrate;
+mod names;
 mod netns_cookie;
 mod object;
 mod port_packets;
@@ -34,6 +35,7 @@ pub use earlier::EarlierFilter;
 pub use fill::Fill;
 pub use load::try_object;
 pub use migrate::Left;
+pub use names::{about_counter, of_counter};
 pub use object::object;
 pub use port_packets::carried_packets;
 pub(crate) use setup::rules_changed;
@@ -43,6 +45,14 @@ pub use setup::{
 };
 pub use slipway_ebpf_abi::Counter;
 pub(crate) use traffic::{add_traffic, name_served};
+
+/// The counters of the programs, if not zero; none without programs.
+///
+/// # Errors
+/// [`Error::Kernel`] if the map cannot be read.
+pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
+    setup::find().map_or(Ok(Vec::new()), |store| store.counters())
+}
 
 /// The eBPF backend: a decorator of [`Nftables`].
 #[derive(Debug)]

@@ -2,12 +2,14 @@
 
 //! Packets that the programs carried, and the ports of the containers whose links have the programs.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 
 use cni_kernel::route::RouteSocket;
 
+use super::store::Carriage;
 use super::{links, setup};
-use crate::{BackendName, Error, HostAddress, Listed, Owner, Traffic};
+use crate::{BackendName, Error, Flows, HostAddress, Listed, Owner};
 
 /// Sets the backend of listed ports to eBPF where a container's link has the programs.
 ///
@@ -42,25 +44,45 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::Kernel`] if the maps cannot be read.
-pub(crate) fn add_traffic(listed: &[Listed], traffic: &mut [Traffic]) -> Result<(), Error> {
+pub(crate) fn add_traffic(listed: &[Listed], all: &mut Flows) -> Result<(), Error> {
     if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
         return Ok(());
     }
     let Some(store) = setup::find() else { return Ok(()) };
-    for direction in store.directions()? {
-        let (asked, reached) = (direction.before, direction.after);
-        // The reverse direction goes from where the first one goes to.
-        let ways = [(asked.1, reached.1), (reached.0, asked.0)];
-        for (one, sum) in listed.iter().zip(traffic.iter_mut()) {
-            if let Some((packets, bytes)) = &mut sum.counted
-                && ways.iter().any(|(asked, reached)| leads(direction.protocol, *asked, *reached, one))
-            {
-                *packets = packets.saturating_add(direction.packets);
-                *bytes = bytes.saturating_add(direction.bytes);
+    add_carried(listed, &store.directions()?, all);
+    Ok(())
+}
+
+fn add_carried(listed: &[Listed], directions: &[Carriage], all: &mut Flows) {
+    let mut by_container = HashMap::<IpAddr, Vec<usize>>::new();
+    for (index, one) in listed.iter().enumerate() {
+        by_container.entry(one.port.container).or_default().push(index);
+    }
+    let by_ends = all.index();
+    for direction in directions {
+        let Carriage { protocol, before: asked, after: reached, packets, bytes } = *direction;
+        // Destination, translated destination, client. The reverse direction goes from where the first one goes to.
+        for (asked, reached, client) in [(asked.1, reached.1, asked.0), (reached.0, asked.0, reached.1)] {
+            let at = by_container.get(&reached.ip()).into_iter().flatten();
+            let leads =
+                |index: &usize| listed.get(*index).is_some_and(|one| leads(protocol, asked, reached, one));
+            let through: Vec<usize> = at.copied().filter(leads).collect();
+            for index in &through {
+                if let Some(sum) = all.traffic.get_mut(*index).and_then(|one| one.counted.as_mut()) {
+                    *sum = (sum.0.saturating_add(packets), sum.1.saturating_add(bytes));
+                }
             }
+            if through.is_empty() {
+                continue;
+            }
+            if let Some(flow) =
+                by_ends.get(&(protocol, client, asked)).and_then(|index| all.flows.get_mut(*index))
+            {
+                flow.carry(packets, bytes);
+            }
+            break;
         }
     }
-    Ok(())
 }
 
 /// True if a mapping translates one destination into the other.

@@ -23,7 +23,7 @@ pub(crate) mod udp_seen;
 mod withdraw;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use cni_nftables::ElementData;
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
@@ -32,8 +32,8 @@ use ipnet::IpNet;
 
 use crate::owned_table::unless_no_nf_tables;
 use crate::{
-    Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
-    Withdrawal,
+    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedFlow,
+    PublishedPort, Withdrawal,
 };
 use conntrack::Which;
 use offload::Offload;
@@ -107,24 +107,22 @@ impl Nftables {
         Ok(None)
     }
 
-    /// Reads conntrack's flows through each of these mappings, in their order.
+    /// Reads the flows through these mappings from conntrack: each counts, and `most` of them are returned.
     ///
     /// # Errors
     /// [`Error::Kernel`] if conntrack cannot be read.
-    pub fn connections(&self, ports: &[Listed]) -> Result<Vec<Traffic>, Error> {
+    pub(crate) fn flows(&self, ports: &[Listed], most: usize) -> Result<Flows, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
         let mut index = BTreeMap::<_, Vec<usize>>::new();
         for (i, listed) in ports.iter().enumerate() {
             index.entry((listed.port.host.protocol.number(), listed.port.container)).or_default().push(i);
         }
-        let mut counts = vec![Traffic::default(); ports.len()];
+        let mut found = Flows::to(ports.len());
         let count = |flow: &Flow| {
             let through = index.get(&(flow.original.protocol, flow.reply.source)).into_iter().flatten();
             for i in through.filter(|i| ports.get(**i).is_some_and(|listed| goes_through(flow, &listed.port)))
             {
-                if let Some(count) = counts.get_mut(*i) {
-                    count.add(flow.counted);
-                }
+                found.add(flow_to(*i, flow), most);
             }
         };
         let family = FlowFamily::Both;
@@ -137,7 +135,20 @@ impl Nftables {
             status: 0,
         };
         conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
-        Ok(counts)
+        Ok(found)
+    }
+}
+
+/// A flow through the mapping of that index.
+fn flow_to(port: usize, flow: &Flow) -> PublishedFlow {
+    let to = flow.original;
+    PublishedFlow {
+        port,
+        protocol: to.protocol,
+        client: SocketAddr::new(to.source, to.source_port),
+        host: SocketAddr::new(to.destination, to.destination_port),
+        counted: flow.counted,
+        is_carried: false,
     }
 }
 

@@ -2,31 +2,7 @@
 
 //! The names of the BPF programs' counters: an interface, in text and JSON. Short container IDs.
 
-use cni_dataplane::ebpf::Counter;
-
-/// The name of a counter.
-pub(super) const fn of_counter(counter: Counter) -> &'static str {
-    match counter {
-        Counter::Carried => "carried_packets",
-        Counter::Asked => "recorded_packets",
-        Counter::Checked => "checked_packets",
-        Counter::Unlike => "changed_packets",
-        Counter::DroppedFar => "forged_end",
-        Counter::DroppedWrite => "write_failed",
-    }
-}
-
-/// A counter in words; for one of dropped packets, the reason.
-pub(super) const fn about_counter(counter: Counter) -> &'static str {
-    match counter {
-        Counter::Carried => "packets that the BPF programs carried",
-        Counter::Asked => "packets that were recorded before they passed the kernel's stack",
-        Counter::Checked => "recorded packets that came out of the kernel's stack",
-        Counter::Unlike => "recorded packets that came out changed in another way than the BPF programs can",
-        Counter::DroppedFar => "FIN and RST whose sequence number is far from the connection's",
-        Counter::DroppedWrite => "the kernel refused to change the packet",
-    }
-}
+pub(super) use cni_dataplane::ebpf::{about_counter, of_counter};
 
 /// The first twelve characters of a container ID, as container tools show it.
 pub(super) fn short(container_id: &str) -> String {
@@ -35,8 +11,10 @@ pub(super) fn short(container_id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use cni_dataplane::ebpf::Counter;
     use slipway_cli::checks;
+
+    use super::*;
 
     #[test]
     fn the_page_has_each_name_and_no_other() {

@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 
-use cni_dataplane::{AddressFamily, Backend, Dataplane, HostAddress, Listed, Traffic};
+use cni_dataplane::{Backend, Dataplane, Listed, Traffic};
 use serde_json::{Value, json};
 
 use super::filter::Filter;
@@ -90,18 +90,13 @@ fn document(rows: &[Row]) -> Value {
 fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
     let counted = traffic.and_then(|traffic| traffic.counted);
     let port = &listed.port;
-    let host_ip = match port.host.address {
-        HostAddress::Any(AddressFamily::V4) => "0.0.0.0".to_owned(),
-        HostAddress::Any(AddressFamily::V6) => "::".to_owned(),
-        HostAddress::One(address) => address.to_string(),
-    };
     let owner = listed.owner.as_ref();
     json!({
         "network": owner.map(|owner| &owner.network),
         "container": owner.map(|owner| &owner.container_id),
         "interface": owner.map(|owner| &owner.ifname),
         "protocol": port.host.protocol.as_str(),
-        "host_ip": host_ip,
+        "host_ip": port.host.address.ip().to_string(),
         "host_port": port.host.first,
         "host_port_end": port.host.last,
         "container_ip": port.container.to_string(),
@@ -115,7 +110,7 @@ fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::{BackendName, HostPorts, Owner, Protocol, PublishedPort};
+    use cni_dataplane::{AddressFamily, BackendName, HostAddress, HostPorts, Owner, Protocol, PublishedPort};
     use cni_spec::Attachment;
     use expect_test::expect;
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Flows to published ports, as conntrack has them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use crate::Traffic;
+
+/// A flow to a published port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishedFlow {
+    /// The mapping, by its index in the list that was asked for.
+    pub port: usize,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The client's end.
+    pub client: SocketAddr,
+    /// The end on the node that the client sends to.
+    pub host: SocketAddr,
+    /// Packets and bytes of both directions together; none where accounting is off.
+    pub counted: Option<(u64, u64)>,
+    /// True if the BPF programs carry packets of it.
+    pub is_carried: bool,
+}
+
+/// The flows to published ports, and the traffic through each port.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flows {
+    /// The traffic, in the order of the list that was asked for.
+    pub traffic: Vec<Traffic>,
+    /// The flows, as many as were asked for at most.
+    pub flows: Vec<PublishedFlow>,
+    /// Number of flows beyond these.
+    pub more: usize,
+}
+
+/// The ends that identify a flow: protocol, the client's, the node's.
+type Ends = (u8, SocketAddr, SocketAddr);
+
+impl Flows {
+    /// No flows yet to so many mappings.
+    pub(crate) fn to(ports: usize) -> Self {
+        Self { traffic: vec![Traffic::default(); ports], ..Self::default() }
+    }
+
+    /// Adds a flow; beyond `most` it only counts.
+    pub(crate) fn add(&mut self, flow: PublishedFlow, most: usize) {
+        if let Some(traffic) = self.traffic.get_mut(flow.port) {
+            traffic.add(flow.counted);
+        }
+        if self.flows.len() < most {
+            self.flows.push(flow);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// The index of each flow.
+    pub(crate) fn index(&self) -> HashMap<Ends, usize> {
+        let of = |(index, flow): (usize, &PublishedFlow)| ((flow.protocol, flow.client, flow.host), index);
+        self.flows.iter().enumerate().map(of).collect()
+    }
+}
+
+impl PublishedFlow {
+    /// Adds packets and bytes that the BPF programs carried.
+    pub(crate) fn carry(&mut self, packets: u64, bytes: u64) {
+        self.is_carried = true;
+        if let Some(counted) = &mut self.counted {
+            *counted = (counted.0.saturating_add(packets), counted.1.saturating_add(bytes));
+        }
+    }
+}
