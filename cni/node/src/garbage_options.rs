@@ -49,7 +49,7 @@ pub(crate) fn read(
 }
 
 /// A time such as `90s`, `10m` or `1h`; none for others, and for no time at all.
-fn time(text: &str) -> Option<Duration> {
+pub(crate) fn time(text: &str) -> Option<Duration> {
     let (unit, seconds) =
         [('s', 1), ('m', 60), ('h', 3600)].into_iter().find(|(unit, _)| text.ends_with(*unit))?;
     let number: u32 = text.strip_suffix(unit)?.parse().ok()?;

@@ -13,3 +13,4 @@ pub mod render;
 pub mod repair;
 pub mod reservations;
 pub mod run_dir;
+pub mod top;

@@ -5,7 +5,7 @@
 //! [`cli`] describes and reads the command line, [`commands`] runs the commands, [`netns`] makes named network
 //! namespaces; [`kubelet`] runs them by a network plugin of kubelet. The logic is that of `cni_runtime::pods` and
 //! `cni_runtime::kubelet`. [`cluster_command`] runs the agent of [`slipwayd::cluster`], [`status_command`] prints its state,
-//! [`render_command`] the files of its deployment ([`slipwayd::render`]). [`logging`] writes the log.
+//! [`top_command`] shows a live view of the node, [`render_command`] prints the files of its deployment ([`slipwayd::render`]). [`logging`] writes the log.
 
 mod cli;
 mod cluster_command;
@@ -17,6 +17,7 @@ mod netns;
 mod output;
 mod render_command;
 mod status_command;
+mod top_command;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,8 @@ const RUN: &str = "run";
 const RENDER: &str = "render";
 /// The name of the command that asks the running agent.
 const STATUS: &str = "status";
+/// The name of the live view.
+const TOP: &str = "top";
 
 fn main() -> ExitCode {
     let args: Result<Vec<String>, _> =
@@ -58,6 +61,9 @@ fn code(name: &str) -> Option<Code> {
     }
     if name == STATUS {
         return Some(|words, out, _| status(words, out));
+    }
+    if name == TOP {
+        return Some(|words, out, _| top_command::run(words, out));
     }
     let (command, _) = COMMANDS.into_iter().find(|(_, known)| *known == name)?;
     Some(match command {

@@ -43,10 +43,18 @@ pub(crate) enum StatusError {
 /// # Errors
 /// [`StatusError`] if no agent runs, or it does not reply with a document.
 pub(crate) async fn read(socket: Option<&str>) -> Result<Value, StatusError> {
+    ask(socket, "/status").await
+}
+
+/// Reads a page of the agent at a socket, or at the usual one.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn ask(socket: Option<&str>, page: &str) -> Result<Value, StatusError> {
     let path = socket.map_or_else(|| Path::new(DIRECTORY).join(SOCKET), PathBuf::from);
     let stream = UnixStream::connect(&path).await;
     let stream = stream.map_err(|error| StatusError::Connect(path.clone(), error))?;
-    match timeout(LIMIT, request(stream)).await {
+    match timeout(LIMIT, request(stream, page)).await {
         Ok(Ok((StatusCode::OK, body))) => {
             serde_json::from_slice(&body).map_err(|error| StatusError::Read(path, error.into()))
         }
@@ -58,10 +66,11 @@ pub(crate) async fn read(socket: Option<&str>) -> Result<Value, StatusError> {
 
 async fn request(
     stream: UnixStream,
+    page: &str,
 ) -> Result<(StatusCode, Vec<u8>), Box<dyn std::error::Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let reply = async {
-        let request = Request::get("/status").header(HOST, "slipwayd").body(String::new())?;
+        let request = Request::get(page).header(HOST, "slipwayd").body(String::new())?;
         let (head, body) = sender.send_request(request).await?.into_parts();
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
             head.status,

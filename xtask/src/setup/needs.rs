@@ -59,6 +59,7 @@ pub(crate) const NEEDS: &[Need] = &[
     required("strace", "tests: kill plugins at each system call", &["strace"], Probe::Program(&["strace"])),
     required("dnsmasq", "tests: a DHCP server", &["dnsmasq-base"], Probe::Program(&["dnsmasq"])),
     required("ipvsadm", "tests: a proxy of Services", &["ipvsadm"], Probe::Program(&["ipvsadm"])),
+    required("tmux", "tests: a terminal", &["tmux"], Probe::Program(&["tmux"])),
     required("curl", "demo: the requests it shows", &["curl"], Probe::Program(&["curl"])),
     required("openssl", "tests: tokens that end soon", &["openssl"], Probe::Program(&["openssl"])),
     required("nsenter and unshare", "tests, demo: namespaces", &["util-linux"], Probe::Program(&["nsenter"])),

@@ -195,6 +195,9 @@ pub(super) const LOG_FORMAT: Opt = Opt::value(
 );
 const SOCKET: Opt =
     Opt::value("--socket", Value::File, "the socket of the agent (/run/slipway/slipwayd.sock)");
+const INTERVAL: Opt =
+    Opt::value("--interval", Value::Text("TIME"), "the time between two samples, as 1s or 1m (2s)");
+const ONCE: Opt = Opt::switch("--once", "print one sample; with --interval, the rates of that time");
 const REMOVE: Opt = Opt::switch("--remove-conflist", "remove the configuration at the end");
 
 /// All commands, in the order of the help text.
@@ -291,6 +294,26 @@ static COMMANDS: &[Command] = &[
             (
                 "slipwayd status --socket /run/pods/slipwayd.sock --output json",
                 "of an agent with another directory",
+            ),
+        ],
+        reader: Reader::Table,
+    },
+    Command {
+        name: "top",
+        summary: "show a live view of this node",
+        about: "Shows published ports and their flows with rates, dropped packets, conntrack, used and free addresses of \
+                networks; and from the running agent the last ADD and DEL of plugins and repairs. The key h shows \
+                the keys. Without a terminal, with TERM=dumb or JSON it prints a sample after each interval. It changes \
+                nothing.",
+        arguments: &[],
+        options: &[INTERVAL, ONCE, SOCKET, CONFIGURATIONS, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipwayd top --interval 5s", "with a sample every five seconds"),
+            ("slipwayd top --once --output json", "one sample for a program, without rates"),
+            (
+                "slipwayd top --once --interval 10s --socket /run/pods/slipwayd.sock --cni-conf-dir /etc/net.d",
+                "one sample with the rates of ten seconds, of an agent and networks in other directories",
             ),
         ],
         reader: Reader::Table,
@@ -539,6 +562,8 @@ pub(crate) static PROGRAM: Program = Program {
         ),
         ("NODE_NAME", "the name of this node, for `slipwayd run`"),
         ("KUBECONFIG", "how to reach the API server, for `slipwayd run`"),
+        ("NO_COLOR", "`slipwayd top` uses no colours"),
+        ("TERM", "the terminal; with `dumb`, `slipwayd top` prints tables"),
         ("CNI_ARGS", "further arguments for the plugins, KEY=VALUE;KEY=VALUE"),
     ],
     files: &[
@@ -548,7 +573,7 @@ pub(crate) static PROGRAM: Program = Program {
         ("/run/slipway/subnet.json", "the subnets of this node's pods, of `slipwayd run`"),
         ("/run/slipway/wireguard.key", "this node's private key, of `slipwayd run --encrypt wireguard`"),
         ("/run/slipway/slipwayd.lock", "locked by `slipwayd run`: one agent per node"),
-        ("/run/slipway/slipwayd.sock", "the socket that `slipwayd status` reads from"),
+        ("/run/slipway/slipwayd.sock", "the socket that `slipwayd status` and `top` read from"),
         ("/run/slipway/reports.sock", "the socket to which plugins report their calls"),
         ("/run/netns", "the namespaces of --create-netns, as slipwayd-SANDBOX"),
     ],

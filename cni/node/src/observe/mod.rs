@@ -9,6 +9,7 @@
 mod addresses;
 mod dataplane;
 pub mod metrics;
+mod recent;
 mod scraped;
 pub mod server;
 mod status;
@@ -16,7 +17,7 @@ mod status;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni_runtime::report;
@@ -32,9 +33,11 @@ use crate::cluster::source::{Counters, Snapshot};
 use crate::garbage::Look;
 use crate::repair::Repair;
 use crate::reservations;
+use crate::top::sample::Activity;
 use addresses::{Reported, View};
 use dataplane::Dataplane;
 use metrics::{Metrics, Outcome};
+use recent::Recent;
 use scraped::Scraped;
 use status::{Compared, Garbage};
 
@@ -62,6 +65,7 @@ pub struct Observer {
     state: Mutex<State>,
     /// The looks for garbage; none before the first.
     garbage: Mutex<Option<Garbage>>,
+    recent: Mutex<Recent>,
     /// A plugin has reported a call.
     called: Notify,
 }
@@ -91,6 +95,7 @@ impl Observer {
             since,
             state: Mutex::new(state),
             garbage: Mutex::default(),
+            recent: Mutex::default(),
             called: Notify::new(),
         }
     }
@@ -110,6 +115,7 @@ impl Observer {
         if repair.programs.is_err() {
             self.metrics.repaired("programs", Outcome::Failed);
         }
+        self.recent().repaired(repair, Timestamp::now());
     }
 
     /// Takes over a look for garbage.
@@ -139,7 +145,11 @@ impl Observer {
         loop {
             match socket.recv(&mut buffer).await {
                 Ok(length) => {
-                    self.metrics.called(&report::Report::parse(&buffer[..length]));
+                    let call = report::Report::parse(&buffer[..length]);
+                    self.metrics.called(&call);
+                    if let Ok(call) = call {
+                        self.recent().called(&call, Timestamp::now());
+                    }
                     self.called.notify_one();
                 }
                 Err(error) => {
@@ -180,6 +190,15 @@ impl Observer {
         let addresses = self.addresses_or_none().await;
         let garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.with(|state| status::document(&self.settings, self.since, state, &addresses, garbage.as_ref()))
+    }
+
+    /// The last calls of plugins and the last repairs, for `slipwayd top`.
+    fn activity(&self) -> Activity {
+        self.recent().activity(self.settings.node.as_str())
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports changes of the node's addresses, without end: subnets without a free one, and addresses outside the node's

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` at a Unix socket.
+//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a Unix socket.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -134,6 +134,10 @@ async fn respond(observer: &Observer, method: &Method, path: &str, is_local: boo
             Ok(text) => response(StatusCode::OK, OPENMETRICS, text),
             Err(fmt::Error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "no metrics\n".to_owned()),
         },
+        "/recent" if is_local => match serde_json::to_string(&observer.activity()) {
+            Ok(text) => response(StatusCode::OK, JSON, text),
+            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
         "/status" if is_local => response(StatusCode::OK, JSON, observer.status().await.to_string()),
         _ => response(StatusCode::NOT_FOUND, TEXT, "not found\n".to_owned()),
     }
@@ -195,6 +199,7 @@ mod tests {
                 ("POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n"),
                 ("GET /metrics", "200 OK", "\n# EOF\n"),
                 ("GET /status", "200 OK", "}"),
+                ("GET /recent", "200 OK", r#"{"node":"node-1","calls":[],"repairs":[]}"#),
             ] {
                 let reply = exchange(path, format!("{request} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await;
                 let is_so = reply.starts_with(&format!("HTTP/1.1 {status}\r\n")) && reply.ends_with(body);

@@ -30,7 +30,7 @@ pub static COMMANDS: &[Command] = &[
         name: "ports",
         summary: "list published ports, their owners and connections",
         about: "Packets and bytes are those that conntrack or the BPF programs have counted; `-` where \
-                nothing counts. CONNECTIONS is the number of flows that exist now.",
+                nothing counts. CONNECTIONS is the number of flows that exist now. `slipwayd top` shows rates.",
         arguments: &[],
         options: &[NETWORK, CONTAINER, OUTPUT],
         exit_codes: &[],
