@@ -18,7 +18,7 @@ const REPAIRS: usize = 20;
 /// The most texts of a repair.
 const TEXTS: usize = 10;
 
-/// What happened last; the newest is last.
+/// The last events; the newest is last.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     calls: VecDeque<Call>,

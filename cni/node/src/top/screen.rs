@@ -37,7 +37,7 @@ pub const KEYS: [(&str, &str); 9] = [
     ("s, S", "sort by the next column, by the one before"),
     ("r", "reverse the order"),
     ("/", "show rows with a text; Enter keeps it, Escape removes it"),
-    ("p", "pause, and go on"),
+    ("p", "pause, and continue"),
     ("u", "take a sample now"),
     ("arrows, PgUp, PgDn, g, G", "scroll"),
     ("Ctrl-L, Ctrl-Z", "draw again, suspend"),

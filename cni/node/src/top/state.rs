@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! What the keys change.
+//! The state of the screen, and the keys that change it.
 
 use super::model::Model;
 use super::table::{Direction, Sort, View, rows};

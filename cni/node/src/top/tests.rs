@@ -95,7 +95,7 @@ fn seconds_later(before: Instant, seconds: u64) -> Instant {
 fn a_ports_rate_is_that_of_its_flows() {
     let begin = Instant::now();
     let before = sample(begin, vec![flow(0, 1, Some((10, 1000))), flow(0, 2, Some((50, 5000)))]);
-    // One flow ended, one went on, one is new, and the ends of the fourth were used again.
+    // One flow ended, one continues, one is new, and the ends of the fourth were used again.
     let mut now = vec![flow(0, 1, Some((30, 3000))), flow(0, 3, Some((4, 400)))];
     let model = Model::after(&before, sample(seconds_later(begin, 2), now.clone()));
     assert_eq!(model.ports[0], Some(Rates { flows: 0.5, counted: Some((12.0, 1200.0)) }));
@@ -362,7 +362,7 @@ proptest! {
             let (packets, bytes) = rates.counted.unwrap_or_default();
             prop_assert!(rates.flows >= 0.0 && packets >= 0.0 && bytes >= 0.0);
         }
-        text::document(&model);
+        prop_assert!(text::document(&model).is_object());
         text::print(&model, &mut Vec::new()).unwrap();
     }
 
