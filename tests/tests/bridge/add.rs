@@ -3,9 +3,10 @@
 //! ADD: its result, links, addresses and routes, also with several containers.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, Node, Proto, QUICK, Snapshot, at, peer_fails, within};
 
 use super::dual_stack;
 use super::pair::{add, address, network, outer};
@@ -210,4 +211,47 @@ fn one_container_may_have_several_interfaces() {
     network.del(&first).expect("DEL of eth0");
     assert!(!pod.has_link("eth0") && pod.has_link("net1"));
     network.check(&second).expect("CHECK of net1");
+}
+
+/// Node and neighbours still know the address at the MAC address of the container that had it before, and would use that
+/// for half a minute.
+#[test]
+fn an_address_of_a_former_container_is_reached_at_once() {
+    let node = Node::new();
+    let of = |v4: &str, v6: &str| {
+        let addresses = json!([{"address": format!("{v4}/24")}, {"address": format!("{v6}/64")}]);
+        network(&node, &json!({"isGateway": true, "ipam": {"type": "static", "addresses": addresses}}))
+    };
+    let near = node.pod("near");
+    add(&of("10.1.2.8", "fd00:1::8"), &near);
+    let wanted = of("10.1.2.7", "fd00:1::7");
+    let addresses: [IpAddr; 2] = [[10, 1, 2, 7].into(), "fd00:1::7".parse().expect("an address")];
+    let attach = |name: &str, mac: &str| {
+        let pod = node.pod(name);
+        let attach = Attach::new(&pod).args(&format!("MAC={mac};IgnoreUnknown=1"));
+        wanted.add(&attach).expect("ADD");
+        let server = pod.serve(Proto::Tcp, "[::]:80", name);
+        (pod, server)
+    };
+    let reaches = |who: &str| {
+        addresses.iter().all(|ip| {
+            [&*node, &*near].iter().all(|from| {
+                let answer = from.request_from(Proto::Tcp, None, at(*ip, 80), within(QUICK));
+                answer.is_ok_and(|answer| answer.who == who)
+            })
+        })
+    };
+    let again = |name: &str, mac: &str| {
+        let (pod, server) = attach(name, mac);
+        let reached = reaches(name);
+        drop(server);
+        wanted.del(&Attach::new(&pod)).expect("DEL");
+        pod.remove();
+        reached
+    };
+    assert!(again("first", "02:00:00:00:00:01"));
+    assert!(again("second", "02:00:00:00:00:01"), "the control: the same MAC address");
+    peer_fails("it announces the address before the bridge's port forwards packets", || {
+        assert!(again("third", "02:00:00:00:00:03"));
+    });
 }

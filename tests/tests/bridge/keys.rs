@@ -164,6 +164,9 @@ fn settings_apply_to_both_ends() {
     let result = add(&network(&node, &json!({"isGateway": true, "ipam": dual_stack()})), &pod);
     assert_eq!(container_sysctl(&pod, "net/ipv4/conf/eth0/arp_notify"), "1");
     assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/accept_dad"), "0");
+    peer_fails("it announces IPv4 addresses only", || {
+        assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/ndisc_notify"), "1");
+    });
     assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/disable_ipv6"), "0");
     assert_eq!(container_sysctl(&pod, "net/ipv6/conf/lo/disable_ipv6"), "0");
     assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/keep_addr_on_down"), "1");

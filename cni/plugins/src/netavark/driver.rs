@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{LinkChange, MAIN_TABLE, RouteError, RouteSocket};
-use cni_kernel::sysctl::{self, SysctlError};
+use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
 use cni_runtime::exec::{CallOptions, Exec as Plugins};
 use cni_runtime::verbs::PluginCall;
 use cni_runtime::{Cached, CallError, NetworkError, Runtime};
-use cni_spec::{AddResult, Attachment, AttachmentError, CniError};
+use cni_spec::{Attachment, AttachmentError, CniError};
 
 use super::bridge;
 use super::error::DriverError;
@@ -95,9 +94,6 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
     }
     store.end(&attachment)?;
     let ifname = &exec.network_options.interface_name;
-    if let Err(error) = announce(&namespace, &inside, ifname, &result) {
-        log::warn!("announce the addresses of {attachment}: {error}");
-    }
     Ok(translate::status(ifname, &result))
 }
 
@@ -163,35 +159,6 @@ fn next_metric(inside: &RouteSocket) -> Result<u32, RouteError> {
         metric = metric.max(taken.map_or(0, |taken| taken.saturating_add(1)));
     }
     Ok(metric)
-}
-
-/// Lets the kernel announce the container's addresses again, now that the bridge's port forwards packets: podman gives
-/// a container that is started again the address that it had, and the node and other containers still know it at the
-/// MAC address of before.
-fn announce(
-    namespace: &Netns,
-    inside: &RouteSocket,
-    ifname: &str,
-    result: &AddResult,
-) -> Result<(), AnnounceError> {
-    let Some(link) = inside.find_link(ifname)? else { return Ok(()) };
-    if result.ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
-        sysctl::set_in(namespace, &format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1")?;
-    }
-    // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce.
-    if let Some(mac) = link.mac {
-        inside.change_link(&link, &LinkChange::new().mac(mac))?;
-    }
-    Ok(())
-}
-
-/// The addresses could not be announced.
-#[derive(Debug, thiserror::Error)]
-enum AnnounceError {
-    #[error(transparent)]
-    Link(#[from] RouteError),
-    #[error(transparent)]
-    Setting(#[from] SysctlError),
 }
 
 /// Publishes the container's ports on another of its networks, when they have gone with this one

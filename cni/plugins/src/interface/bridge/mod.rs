@@ -25,6 +25,9 @@ use config::Settings;
 pub(crate) use host::MADE;
 use plan::Plan;
 
+/// The IPv6 counterpart of `arp_notify`.
+const NOTIFY_V6: Setting = ("ndisc_notify", "1");
+
 /// The `bridge` plugin.
 #[derive(Debug)]
 pub struct Bridge;
@@ -153,12 +156,12 @@ fn set_up<'a>(
             Some((link, change))
         }
     };
-    // The kernel then announces the address to the neighbours, which may know it at another link.
     container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
     container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
     if !settings.container_link_down {
         container.bring_up(&inner, &plan.layer3, detection(settings))?;
         host.wait_for_port(&port)?;
+        announce(container, &inner, &plan)?;
     }
     masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
     if let Some((link, change)) = &gateway {
@@ -178,6 +181,16 @@ fn set_up<'a>(
     Ok((links, plan))
 }
 
+/// Lets the kernel announce the container's addresses to the node and to other containers, which may know them at the MAC
+/// address of a former one. What it announces as the link comes up is lost: the bridge's port does not forward yet.
+fn announce(container: &Container, inner: &Link, plan: &Plan) -> Result<(), CniError> {
+    match inner.mac.filter(|_| !plan.layer3.addresses.is_empty()) {
+        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce.
+        Some(mac) => container.route.change_link(inner, &LinkChange::new().mac(mac)).map_err(failed),
+        None => Ok(()),
+    }
+}
+
 /// The mode of duplicate address detection.
 fn detection(settings: &Settings) -> DuplicateDetection {
     if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip }
@@ -186,8 +199,8 @@ fn detection(settings: &Settings) -> DuplicateDetection {
 /// The settings of the container's end, made before it has IPv6 addresses.
 fn settings_inside(settings: &Settings) -> &'static [Setting] {
     match detection(settings) {
-        DuplicateDetection::AsLink => &[("enhanced_dad", "1"), ("accept_dad", "1")],
-        DuplicateDetection::Skip => &[("accept_dad", "0")],
+        DuplicateDetection::AsLink => &[("enhanced_dad", "1"), ("accept_dad", "1"), NOTIFY_V6],
+        DuplicateDetection::Skip => &[("accept_dad", "0"), NOTIFY_V6],
     }
 }
 
