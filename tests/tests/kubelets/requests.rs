@@ -4,7 +4,8 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,17 @@ use slipway_tests::{Space, Stop, within};
 
 /// The pause between two requests to one address.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time limit for a request. A lost first SYN is sent again after one second.
+/// The time limit for a request, without pauses of the whole machine. A lost first SYN is sent again after one second.
 const LIMIT: Duration = Duration::from_secs(4);
+/// The limit with them: on a busy machine no process ran for eight seconds, and no packet was sent.
+const LONGEST: Duration = Duration::from_secs(40);
+/// The sleep that shows how late this machine wakes a thread.
+const TICK: Duration = Duration::from_millis(10);
 
 /// Requests to some addresses, a thread each.
 pub(crate) struct Requests {
     stop: Stop,
+    late: Lateness,
     threads: Vec<thread::JoinHandle<Outcome>>,
 }
 
@@ -34,23 +40,29 @@ pub(crate) struct Outcome {
 impl Requests {
     pub(crate) fn start(from: &Space, targets: impl Iterator<Item = SocketAddr>) -> Self {
         let stop = Stop::default();
+        let late = Lateness::measure(&stop);
         let start = |to: SocketAddr| {
-            let (from, seen) = (from.clone(), stop.flag());
+            let (from, seen, late) = (from.clone(), stop.flag(), late.clone());
             thread::spawn(move || {
                 let mut outcome = Outcome { to, answered: 0, failures: Vec::new(), begin: Instant::now() };
                 while !seen.load(Ordering::Relaxed) {
-                    let begin = Instant::now();
-                    match ask_once(&from, to, within(LIMIT)) {
-                        Ok(_) => outcome.answered += 1,
+                    let (begin, before) = (Instant::now(), late.total());
+                    let answer = ask_once(&from, to, within(LONGEST));
+                    let took = begin.elapsed();
+                    // Includes the lateness until now.
+                    thread::sleep(PAUSE);
+                    let own = took.saturating_sub(late.total() - before);
+                    match answer {
+                        Ok(_) if own <= within(LIMIT) => outcome.answered += 1,
+                        Ok(_) => outcome.failures.push((begin, format!("answered after {own:?}"))),
                         Err(error) => outcome.failures.push((begin, error.to_string())),
                     }
-                    thread::sleep(PAUSE);
                 }
                 outcome
             })
         };
         let threads = targets.map(start).collect();
-        Self { stop, threads }
+        Self { stop, late, threads }
     }
 
     pub(crate) fn stop(self) -> Vec<Outcome> {
@@ -58,7 +70,34 @@ impl Requests {
         let join = |thread: thread::JoinHandle<Outcome>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        self.threads.into_iter().map(join).collect()
+        let outcomes = self.threads.into_iter().map(join).collect();
+        eprintln!("threads woke up late by {:?} in all", self.late.total());
+        outcomes
+    }
+}
+
+/// The time by which a thread woke up too late, since it was started.
+#[derive(Clone)]
+struct Lateness(Arc<AtomicU64>);
+
+impl Lateness {
+    /// Measures until the stop.
+    fn measure(stop: &Stop) -> Self {
+        let (total, seen) = (Arc::new(AtomicU64::new(0)), stop.flag());
+        let sum = total.clone();
+        thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                thread::sleep(TICK);
+                let late = begin.elapsed().saturating_sub(TICK);
+                sum.fetch_add(late.as_micros().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        });
+        Self(total)
+    }
+
+    fn total(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 }
 
