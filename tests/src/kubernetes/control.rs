@@ -3,6 +3,7 @@
 //! The control plane next to the API server: controllers and scheduler, and the users of all components.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -12,9 +13,14 @@ use crate::container::{may_have, render};
 use crate::daemon::Daemon;
 use crate::image::AGENT;
 use crate::kube::{ApiServer, CERTIFICATE};
+use crate::pace::within;
 
 /// The logs of the two programs, as the control plane's namespace sees them.
 pub(super) const LOGS: [&str; 2] = ["/run/kube/kube-controller-manager.log", "/run/kube/kube-scheduler.log"];
+
+/// The time after which the agents delete what the container runtime has forgotten: longer than a usual start of a pod on a
+/// busy machine.
+const GRACE: Duration = Duration::from_secs(40);
 
 /// The token of kube-proxy on all nodes.
 pub(super) const PROXY_TOKEN: &str = "kube-proxy";
@@ -78,7 +84,8 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
 /// runc would refuse them.
 pub(super) fn agent_objects(tunnel: &str) -> Vec<Value> {
     let (tunnel, services) = (format!("--tunnel={tunnel}"), format!("--service-cidr={SERVICE_CIDRS}"));
-    let options = ["--image", AGENT, "--cluster-cidr", POD_CIDRS, &services, &tunnel];
+    let grace = format!("{}s", within(GRACE).as_secs());
+    let options = ["--image", AGENT, "--cluster-cidr", POD_CIDRS, &services, &tunnel, "--gc-grace", &grace];
     let mut objects: Vec<Value> = serde_saphyr::from_multiple(&render("manifests", &options)).expect("YAML");
     for object in objects.iter_mut().filter(|object| object["kind"] == "DaemonSet") {
         let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();

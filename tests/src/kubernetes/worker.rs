@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -244,6 +244,49 @@ impl Worker {
         let process = self.process(container);
         let enter = ["/bin/busybox", "nsenter", "-t", &process, "-m", "-r", "-w", "--"];
         self.run(&[&enter[..], words].concat())
+    }
+
+    /// Replaces plugins during `body` by programs that report a success and do nothing.
+    ///
+    /// # Panics
+    /// When they cannot be replaced.
+    pub fn with_idle_plugins<T>(&self, names: &[&str], body: impl FnOnce() -> T) -> T {
+        let paths = names.iter().map(|name| self.system.path(PLUGINS).join(name));
+        let moved: Vec<_> = paths.map(|path| (path.with_extension("away"), path)).collect();
+        self.node.run(|| {
+            for (away, path) in &moved {
+                fs::rename(path, away).expect("move a plugin away");
+                fs::write(path, "#!/bin/busybox sh\nexit 0\n").expect("write a plugin");
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("make it a program");
+            }
+        });
+        let done = body();
+        self.node.run(|| {
+            for (away, path) in &moved {
+                fs::rename(away, path).expect("move a plugin back");
+            }
+        });
+        done
+    }
+
+    /// The container that has reserved an address, by host-local's file.
+    ///
+    /// # Panics
+    /// When none has.
+    #[must_use]
+    pub fn reserved_by(&self, ip: IpAddr) -> String {
+        let file = format!("/var/lib/cni/networks/{}/{ip}", self.network.name());
+        let text = self.node.read(&file).unwrap_or_else(|| panic!("no {file}"));
+        text.lines().next().unwrap_or_default().trim().to_owned()
+    }
+
+    /// True if the container runtime has a container.
+    ///
+    /// # Panics
+    /// When it does not reply.
+    #[must_use]
+    pub fn has_container(&self, id: &str) -> bool {
+        self.run(&[&CTR[..], &["containers", "list", "--quiet"]].concat()).lines().any(|line| line == id)
     }
 
     /// Runs a program of the node to its end.

@@ -17,6 +17,10 @@ const EVENTS: &str = "/api/v1/namespaces/kube-system/events";
 /// The pause between two datagrams of a flow.
 const INTERVAL: Duration = Duration::from_millis(20);
 
+/// A pod of which the plugins leave all.
+const LEFT: &str = "left";
+const LEFT_PORT: u16 = 19999;
+
 /// The claims about the agents' pods. kube-proxy may need half a minute afterwards.
 pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     report.title("slipwayd as the DaemonSet of slipwayd render");
@@ -43,6 +47,46 @@ pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
         cluster.workers[0].node.cmd("nft flush ruleset");
         ports::from_outside(cluster, apps, report);
     });
+    let agents = cluster.wait_agents("pods of slipwayd", |_| true);
+    garbage(cluster, apps, &agents, report);
+}
+
+/// The agents reach containerd from their containers, and delete what it has left.
+fn garbage(cluster: &Kubernetes<'_>, apps: &Apps, agents: &[PodState], report: &Report) {
+    report.title("Garbage of containerd");
+    let (worker, agent) = (&cluster.workers[0], &agents[0]);
+    let before = worker.attachments();
+    let mut spec = objects::web(&[("TCP", LEFT_PORT, objects::WEB_PORT)]);
+    spec["nodeName"] = worker.name().into();
+    let object = objects::pod(LEFT, LEFT, &spec);
+    report.claim("plugins without effect leave the addresses and ports of a deleted pod", || {
+        cluster.create(&object);
+        let pod = cluster.wait_pods(LEFT, 1).remove(0);
+        let sandbox = worker.reserved_by(pod.ips[0]);
+        // kubelet stops a sandbox several times, and removes it within a minute.
+        worker.with_idle_plugins(&["bridge", "portmap"], || {
+            cluster.delete(&object);
+            cluster.wait_no_pods(LEFT);
+            let forgotten = |_: &Kubernetes<'_>| !worker.has_container(&sandbox);
+            cluster.wait("no sandbox of the deleted pod", Duration::from_secs(180), forgotten);
+        });
+        for ip in &pod.ips {
+            assert_eq!(worker.reserved_by(*ip), sandbox);
+        }
+    });
+    report.claim("the agent deletes them from its container, and nothing else", || {
+        let deleted = || garbage_deleted(worker, agent);
+        cluster.wait("the deletion", Duration::from_secs(180), |_| deleted() == 1);
+        assert_eq!(worker.attachments(), before);
+        ports::from_outside(cluster, apps, report);
+    });
+}
+
+/// The number of attachments that an agent has deleted, by its status.
+fn garbage_deleted(worker: &Worker, pod: &PodState) -> u64 {
+    let text = worker.run_in(&pod.container, &["/usr/local/bin/slipwayd", "status", "--output", "json"]);
+    let status: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+    status["garbage"]["deleted"].as_u64().unwrap_or_else(|| panic!("{status}"))
 }
 
 /// Deletes the agents, with the DaemonSet.
