@@ -63,7 +63,7 @@ fn with_servers(pods: &Pods, from: u8, to: u8, each: impl Fn(&Pod, Proto, Socket
 }
 
 /// The number of frames with [`MARK`], or from a pod of these nodes.
-fn in_clear_text(frames: &[Frame], senders: &[u8]) -> usize {
+pub(crate) fn in_clear_text(frames: &[Frame], senders: &[u8]) -> usize {
     let of_sender = |[source, _]: [IpAddr; 2]| match source {
         IpAddr::V4(source) => {
             let [a, b, node, _] = source.octets();

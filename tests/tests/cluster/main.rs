@@ -17,6 +17,7 @@ mod outages;
 mod path_mtu;
 mod repairs;
 mod routes;
+mod services;
 mod token;
 
 use std::collections::BTreeMap;
