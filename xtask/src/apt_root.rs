@@ -127,6 +127,15 @@ impl AptRoot {
         Ok(unpacked)
     }
 
+    /// Downloads a package and returns the path of its file.
+    ///
+    /// # Errors
+    /// The suite has no such package, or the download fails.
+    pub(crate) fn fetch_file(&self, package: &str) -> Result<PathBuf> {
+        let _lock = self.lock()?;
+        self.with_new_lists(|| self.download(package))
+    }
+
     /// The names of the suite's packages that begin like this.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod apt_root;
 mod bench;
 pub mod build;
 pub mod cni;
+mod crates;
 mod debian_root;
 mod demo;
 mod deny;

@@ -24,7 +24,7 @@ use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{self, passed};
 use crate::{
-    build, deny, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup, shells,
+    build, deny, dist, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup, shells,
     vm_test, words, workspace,
 };
 
@@ -387,13 +387,18 @@ fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
         bin_dir = plugin_dir(Flavour::Static, log)?;
         build::size(&Flavour::Static.binary())
     })?;
-    let suite = ["test", "--package", NETWORK_TESTS, "--test", "real"];
+    let mut packages = PathBuf::new();
+    stages.run("packages", |log| {
+        packages = dist::package::fixture::make(log)?;
+        Ok("each in two versions".to_owned())
+    })?;
+    let suite = ["test", "--package", NETWORK_TESTS, "--test", "real", "--test", "packages"];
     stages.run("build tests", |log| quiet(cargo(&[&suite[..], &["--no-run"]].concat()), log))?;
     let skips = empty_file("skips.txt")?;
     stages.run("tests", |log| {
         let mut command = cargo(&[&suite[..], &["--no-fail-fast"]].concat());
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
-        command.env("SLIPWAY_RUNTIMES", fetched.dir());
+        command.env("SLIPWAY_RUNTIMES", fetched.dir()).env("SLIPWAY_PACKAGES", &packages);
         let count = tests(with_filter(command, args), log)?;
         none_is_no_proof(count)?;
         Ok(some(count))
@@ -430,7 +435,9 @@ fn allowed_with_runtimes(
     listed: BTreeSet<String>,
     explained: impl Fn(&str) -> bool,
 ) -> BTreeSet<String> {
-    let fetched = |line: &str| line.starts_with("real::") || reference::is_needed(line);
+    let fetched = |line: &str| {
+        ["real::", "packages::"].iter().any(|suite| line.starts_with(suite)) || reference::is_needed(line)
+    };
     let others = listed.into_iter().filter(|line| !fetched(line));
     seen.iter().filter(|line| explained(line)).cloned().chain(others).collect()
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::run;
 
 /// The checkout's top folder.
 pub fn root() -> &'static Path {
@@ -18,6 +19,15 @@ pub fn root() -> &'static Path {
 /// Cargo's target folder.
 pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// When the commit was made, in a format of git.
+///
+/// # Errors
+/// git fails.
+pub(crate) fn commit_time(format: &str) -> Result<String> {
+    let mut git = run::tool("git", &["show", "--no-patch", &format!("--format={format}"), "HEAD"]);
+    Ok(run::capture(git.current_dir(root()))?.trim().to_owned())
 }
 
 /// A folder of the tasks below the target folder; it is created if missing.

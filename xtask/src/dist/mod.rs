@@ -3,6 +3,7 @@
 //! `cargo xtask dist`: builds the binaries that are shipped and checks their properties.
 
 mod cross;
+pub(crate) mod package;
 
 use std::env::consts::ARCH;
 use std::fs;
@@ -20,6 +21,7 @@ use crate::setup::{static_libmnl, static_libnftnl};
 use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{manual, setup, workspace};
 use cross::Cross;
+use package::Format;
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
 pub(crate) const PROGRAMS: [Program; 2] = [
@@ -55,7 +57,21 @@ pub(crate) struct Args {
     /// Do not run the tests of the binary, which need root
     #[arg(long)]
     no_test: bool,
+    /// Make packages for Debian, too, and check them with lintian
+    #[arg(long)]
+    deb: bool,
+    /// Make rpm packages, too, and check them with rpmlint
+    #[arg(long)]
+    rpm: bool,
+    /// Make the packages of the binaries that the last run has left
+    #[arg(long, conflicts_with = "verify")]
+    reuse: bool,
 }
+
+/// The copyright holders of the C libraries, as their packages' copyright files name them.
+const GLIBC: [&str; 1] = ["1991-2025 Free Software Foundation, Inc."];
+const LIBMNL: [&str; 1] = ["2008-2012 Pablo Neira Ayuso <pablo@netfilter.org>"];
+const LIBNFTNL: [&str; 2] = ["2012-2025 Pablo Neira Ayuso <pablo@netfilter.org>", "2013 Intra2net AG"];
 
 /// A compiler with linker and libraries.
 enum Toolchain {
@@ -106,16 +122,16 @@ impl Toolchain {
             Self::Own => (static_libmnl()?, static_libnftnl()?, PathBuf::from("/usr/include/features.h")),
             Self::Cross(cross) => cross.libraries(),
         };
-        let packaged = |dir: &Path, name: &'static str, licence| {
+        let packaged = |dir: &Path, name: &'static str, licence, copyright| {
             let version = word_after(&dir.join("pkgconfig").join(format!("{name}.pc")), "Version:")?;
-            Ok(Library { name, version, licence })
+            Ok(Library { name, version, licence, copyright })
         };
         let minor = word_after(&features, "__GLIBC_MINOR__\t")?;
         let version = format!("{}.{minor}", word_after(&features, "__GLIBC__\t")?);
         Ok(vec![
-            Library { name: "glibc", version, licence: "LGPL-2.1-or-later" },
-            packaged(&libmnl, "libmnl", "LGPL-2.1-or-later")?,
-            packaged(&libnftnl, "libnftnl", "GPL-2.0-or-later")?,
+            Library { name: "glibc", version, licence: "LGPL-2.1-or-later", copyright: &GLIBC },
+            packaged(&libmnl, "libmnl", "LGPL-2.1-or-later", &LIBMNL)?,
+            packaged(&libnftnl, "libnftnl", "GPL-2.0-or-later", &LIBNFTNL)?,
         ])
     }
 }
@@ -140,6 +156,10 @@ pub(crate) struct Built {
     pub(crate) triple: String,
     /// The C libraries in the binaries.
     pub(crate) libraries: Vec<Library>,
+    /// The plugins' names, as `slipway plugins` prints them.
+    pub(crate) plugins: Vec<String>,
+    /// slipwayd's systemd unit, as `slipwayd render` prints it.
+    pub(crate) unit: String,
 }
 
 /// A C library that is linked into the binary.
@@ -149,6 +169,8 @@ pub(crate) struct Library {
     pub(crate) version: String,
     /// As an SPDX expression.
     pub(crate) licence: &'static str,
+    /// Years and names.
+    pub(crate) copyright: &'static [&'static str],
 }
 
 /// Runs the task.
@@ -158,8 +180,12 @@ pub(crate) struct Library {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("dist")?;
     let proof = Proof { verify: args.verify, test: !args.no_test };
-    make(&args.target, proof, &stages)?;
+    let built = if args.reuse { reuse(&args.target, &stages)? } else { make(&args.target, proof, &stages)? };
     let out = out_dir(&args.target);
+    let formats = Format::chosen(args.deb, args.rpm);
+    if !formats.is_empty() {
+        packages(&built, &formats, &out, args.verify, &stages)?;
+    }
     let sum = run::capture(tool("sha256sum", &PROGRAMS.map(|program| program.name)).current_dir(&out))?;
     let file = out.join("SHA256SUMS");
     fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
@@ -227,18 +253,94 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
             Toolchain::Cross(cross) => test_emulated(cross, &binary, &out.join(agent.name), log),
         })?;
     }
-    let share = out.join("share");
+    described(&toolchain, &out, stages)
+}
+
+/// The binaries of the last run.
+fn reuse(target: &str, stages: &Stages) -> Result<Built> {
+    described(&Toolchain::find(target)?, &out_dir(target), stages)
+}
+
+/// The binaries in a folder, with what they write and print about themselves.
+fn described(toolchain: &Toolchain, out: &Path, stages: &Stages) -> Result<Built> {
+    let mut built = None;
     stages.run("manual pages and completions", |log| {
-        if share.exists() {
-            fs::remove_dir_all(&share).map_err(|e| Error::file("remove", &share, e))?;
-        }
-        for program in PROGRAMS {
-            run::log(&mut toolchain.call(manual::write(&out.join(program.name), &share)), &log.file)?;
-        }
-        Ok(share.display().to_string())
+        let programs = PROGRAMS.map(|program| (program, out.join(program.name)));
+        let built = built.insert(Built::of(toolchain, programs, out.join("share"), log)?);
+        Ok(built.share.display().to_string())
     })?;
-    let programs = PROGRAMS.into_iter().map(|program| (program, out.join(program.name))).collect();
-    Ok(Built { programs, share, triple: toolchain.triple(), libraries: toolchain.libraries()? })
+    built.ok_or_else(|| Error::Failed("nothing was built".to_owned()))
+}
+
+impl Built {
+    /// Lets the programs write and print what belongs to them.
+    fn of(
+        toolchain: &Toolchain,
+        programs: [(Program, PathBuf); 2],
+        share: PathBuf,
+        log: &Log,
+    ) -> Result<Self> {
+        workspace::remove(&share)?;
+        for (_, path) in &programs {
+            run::log(&mut toolchain.call(manual::write(path, &share)), &log.file)?;
+        }
+        let print = |(_, path): &(Program, PathBuf), words: &[&str]| {
+            let mut command = Command::new(path);
+            command.args(words);
+            run::capture(&mut toolchain.call(command))
+        };
+        let [plugins, agent] = &programs;
+        // A line per plugin: its name, and what it does.
+        let table = print(plugins, &["plugins"])?;
+        let names = table.lines().filter_map(|line| line.split_whitespace().next());
+        Ok(Self {
+            plugins: names.map(str::to_owned).collect(),
+            unit: print(agent, &["render", "systemd"])?,
+            programs: programs.into(),
+            share,
+            triple: toolchain.triple(),
+            libraries: toolchain.libraries()?,
+        })
+    }
+
+    /// The static binaries that `cargo build` has left in the target folder, for tests of packages.
+    ///
+    /// # Errors
+    /// They are missing or do not start.
+    pub(crate) fn in_target(share: PathBuf, log: &Log) -> Result<Self> {
+        let [plugins, agent] = PROGRAMS;
+        let flavour = build::Flavour::Static;
+        Self::of(&Toolchain::Own, [(plugins, flavour.binary()), (agent, flavour.agent())], share, log)
+    }
+}
+
+/// Makes the packages and checks them.
+///
+/// # Errors
+/// A file cannot be read or written; a package differs when it is made again; a program that checks packages finds an
+/// error.
+pub(crate) fn packages(
+    built: &Built,
+    formats: &[Format],
+    out: &Path,
+    verify: bool,
+    stages: &Stages,
+) -> Result<PathBuf> {
+    let folder = package::folder(out);
+    let build = package::Build { built, version: package::VERSION, checkout: workspace::root() };
+    stages.run("packages", |_| {
+        workspace::remove(&folder)?;
+        Ok(build.write(formats, &folder)?.join(", "))
+    })?;
+    if verify {
+        stages.run("packages again", |_| {
+            let elsewhere = workspace::scratch("dist")?.join("elsewhere").join(PROGRAMS[0].name);
+            build.verify(formats, &folder, &elsewhere)?;
+            Ok("the same bytes".to_owned())
+        })?;
+    }
+    stages.run("check packages", |log| package::lint::check(&folder, log))?;
+    Ok(folder)
 }
 
 /// Builds a program of a checkout into a target folder and returns the binary's path.

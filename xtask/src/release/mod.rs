@@ -148,7 +148,7 @@ fn bill(
         version,
         triple: &built.triple,
         sha256: &sha256(to)?,
-        time: &commit_time("%cI")?,
+        time: &workspace::commit_time("%cI")?,
         libraries: &built.libraries,
         has_bpf_programs: ebpf::is_in(&content)?,
     };
@@ -179,18 +179,12 @@ fn listed(list: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// When the commit was made, in a format of git.
-fn commit_time(format: &str) -> Result<String> {
-    let mut git = tool("git", &["show", "--no-patch", &format!("--format={format}"), "HEAD"]);
-    Ok(run::capture(git.current_dir(workspace::root()))?.trim().to_owned())
-}
-
 /// Writes the manual pages and completions as an archive, with the commit's time. An archive that is there must
 /// be the same.
 fn manual(share: &Path, version: &str, out: &Path) -> Result<String> {
     let name = format!("slipway-{version}-manual.tar.gz");
     let (path, new) = (out.join(&name), out.join(".manual.tar.gz"));
-    let time = format!("--mtime=@{}", commit_time("%ct")?);
+    let time = format!("--mtime=@{}", workspace::commit_time("%ct")?);
     let words =
         ["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"];
     let mut tar = tool("tar", &words);

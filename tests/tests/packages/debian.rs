@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Installation and removal, in any order with the reference's package.
+
+use std::path::Path;
+
+use slipway_tests::skip;
+
+use crate::{Machine, PACKAGES, PLUGINS, folder};
+
+/// The plugin that the links are looked at by.
+const BRIDGE: &str = "/usr/lib/cni/bridge";
+const OWN: &str = "/usr/lib/slipway/cni/slipway";
+const REFERENCE: &str = "/usr/lib/slipway/reference/bridge";
+
+/// The sets to choose from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    Slipway,
+    Reference,
+}
+
+impl Machine {
+    pub(crate) fn install(&self, package: &str) {
+        self.run(&format!("dpkg --force-depends -i {PACKAGES}/{package}_*.deb"));
+        self.audit();
+    }
+
+    fn dpkg(&self, words: &str) {
+        self.run(&format!("dpkg --force-depends {words}"));
+        self.audit();
+    }
+
+    /// dpkg finds no package in a state between others.
+    pub(crate) fn audit(&self) {
+        assert_eq!(self.run("dpkg --audit"), "");
+    }
+
+    /// Installs the reference's package of the system's suite. (What it depends on is not needed here.)
+    fn install_reference(&self, suite: &str) {
+        self.run(&format!("dpkg --force-depends -i {PACKAGES}/reference/{suite}.deb"));
+        self.audit();
+    }
+
+    fn choose(&self, set: Set) {
+        let folder = if set == Set::Slipway { "cni" } else { "reference" };
+        self.run(&format!("update-alternatives --set cni-plugins /usr/lib/slipway/{folder}"));
+    }
+
+    /// Asserts which set a runtime gets; all plugins of the reference are of the same one.
+    #[track_caller]
+    fn assert_chosen(&self, set: Set) {
+        let want = if set == Set::Slipway { OWN } else { REFERENCE };
+        assert_eq!(self.run(&format!("readlink -f {BRIDGE}")).trim(), want);
+        let answer = self.run(&format!("echo '{{\"cniVersion\":\"1.0.0\"}}' | CNI_COMMAND=VERSION {BRIDGE}"));
+        // The reference of both suites has no CNI 1.1.0.
+        assert_eq!(answer.contains("\"1.1.0\""), set == Set::Slipway, "{answer}");
+        // The reference's package owns its files, wherever they are.
+        let verified = self.try_run("dpkg --verify containernetworking-plugins slipway");
+        assert!(!verified.stdout.contains("/usr/lib/"), "{verified}");
+    }
+
+    /// Asserts that the reference's plugins are where its package has them.
+    fn assert_reference_alone(&self) {
+        assert_eq!(self.run(&format!("find {PLUGINS} ! -type d ! -type f")), "");
+        assert_eq!(self.run("dpkg --verify containernetworking-plugins | grep /usr/lib/ || true"), "");
+        let diverted = self.run("dpkg-divert --list | grep -c slipway || true");
+        assert_eq!(diverted.trim(), "0");
+    }
+}
+
+/// Starts a system; the end of the tests' skips without one.
+macro_rules! machine {
+    ($suite:expr) => {
+        match folder() {
+            Some(folder) => Machine::start(&folder, $suite),
+            None => skip!("packages and their systems"),
+        }
+    };
+}
+
+fn nothing_is_left(machine: &Machine) {
+    let before = machine.files();
+    machine.install("new/slipway");
+    machine.install("new/slipwayd");
+    machine.assert_chosen(Set::Slipway);
+    let unit = machine.run("cat /usr/lib/systemd/system/slipwayd.service");
+    assert!(unit.contains("\nExecStart=/usr/bin/slipwayd run "), "{unit}");
+    machine.run("slipway version && slipwayd version && test -s /usr/share/man/man8/slipway.8.gz");
+    // Neither has the administrator enabled it.
+    assert_eq!(machine.run("find /etc/systemd/system -name 'slipway*'"), "");
+    for package in ["new/slipwayd", "new/slipway"] {
+        machine.install(package);
+    }
+    machine.assert_chosen(Set::Slipway);
+    machine.run("echo SLIPWAYD_OPTIONS=--tunnel=always > /etc/default/slipwayd");
+    machine.install("new/slipwayd");
+    assert_eq!(machine.run("cat /etc/default/slipwayd"), "SLIPWAYD_OPTIONS=--tunnel=always\n");
+    machine.dpkg("--remove slipwayd slipway");
+    machine.run("test -f /etc/default/slipwayd && test ! -e /usr/lib/slipway && test ! -e /usr/lib/cni");
+    machine.run("mkdir -p /var/lib/cni/dhcp && touch /var/lib/cni/dhcp/net:pod:eth0");
+    machine.dpkg("--purge slipwayd slipway");
+    machine.assert_same_files(&before);
+    assert_eq!(machine.run("dpkg --get-selections 'slipway*' 2>/dev/null || true"), "");
+}
+
+fn slipway_before_the_reference(machine: &Machine, suite: &str) {
+    let before = machine.files();
+    machine.install("old/slipway");
+    machine.install_reference(suite);
+    machine.assert_chosen(Set::Slipway);
+    machine.choose(Set::Reference);
+    machine.assert_chosen(Set::Reference);
+    // The choice outlives new versions of both.
+    machine.install_reference(suite);
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Reference);
+    // Without the chosen set, the other one is used; its return changes nothing.
+    machine.dpkg("--purge containernetworking-plugins");
+    machine.assert_chosen(Set::Slipway);
+    machine.install_reference(suite);
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
+    machine.assert_reference_alone();
+    machine.dpkg("--purge containernetworking-plugins");
+    machine.assert_same_files(&before);
+}
+
+fn the_reference_before_slipway(machine: &Machine, suite: &str) {
+    let before = machine.files();
+    machine.install_reference(suite);
+    let with_reference = machine.files();
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Reference);
+    machine.choose(Set::Slipway);
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--remove slipway");
+    machine.assert_reference_alone();
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Reference);
+    machine.dpkg("--purge slipway");
+    machine.assert_same_files(&with_reference);
+    machine.install("new/slipway");
+    machine.dpkg("--remove containernetworking-plugins");
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
+    machine.dpkg("--purge containernetworking-plugins");
+    machine.assert_same_files(&before);
+}
+
+/// A system where dpkg cannot write a file of the package: the reference's plugins are back in their places.
+fn a_failed_installation_is_undone(machine: &Machine, suite: &str) {
+    machine.install_reference(suite);
+    let before = machine.files();
+    machine.run("mkdir -p /usr/lib/slipway && mount -t tmpfs -o ro tmpfs /usr/share/man");
+    let failed = machine.try_run(&format!("dpkg -i {PACKAGES}/new/slipway_*.deb"));
+    assert_ne!(failed.code, Some(0), "{failed}");
+    machine.run("umount /usr/share/man");
+    machine.assert_reference_alone();
+    machine.assert_same_files(&before);
+}
+
+/// The tests of a suite.
+macro_rules! suite {
+    ($suite:ident) => {
+        mod $suite {
+            use super::*;
+
+            #[test]
+            fn nothing_is_left() {
+                super::nothing_is_left(&machine!(stringify!($suite)));
+            }
+
+            #[test]
+            fn slipway_before_the_reference() {
+                super::slipway_before_the_reference(&machine!(stringify!($suite)), stringify!($suite));
+            }
+
+            #[test]
+            fn the_reference_before_slipway() {
+                super::the_reference_before_slipway(&machine!(stringify!($suite)), stringify!($suite));
+            }
+
+            #[test]
+            fn a_failed_installation_is_undone() {
+                super::a_failed_installation_is_undone(&machine!(stringify!($suite)), stringify!($suite));
+            }
+        }
+    };
+}
+
+suite!(bookworm);
+suite!(trixie);

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! An upgrade while containers run. The version before is the same binary in a package with a lower version.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, Proto, at, skip, within};
+
+use crate::{Machine, ROOT, folder};
+
+const DNSMASQ: &str = "/usr/sbin/dnsmasq";
+
+fn published_ports_answer_all_the_time(machine: &Machine) {
+    let node = &machine.node;
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let (client, pod) = (node.host("client"), node.pod("pod"));
+    let bridge = json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+        "ipam": { "type": "host-local", "subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}] },
+    });
+    let mut portmap = json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "portmap", "runtimeConfig": {
+            "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
+        },
+    });
+    machine.install("old/slipway");
+    portmap["prevResult"] = machine.call("ADD", &bridge, &pod).ok();
+    let result = machine.call("ADD", &portmap, &pod).ok();
+    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+    let port = at(client.node_v4, 8080);
+    client.expect(Proto::Tcp, port, "pod");
+    let (done, answered) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                client.expect(Proto::Tcp, port, "pod");
+                answered.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(std::time::Duration::from_millis(20));
+            }
+        });
+        machine.install("new/slipway");
+        machine.install("new/slipway");
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(answered.load(Ordering::Relaxed) > 10, "{answered:?} requests");
+    let mut check = bridge.clone();
+    check["prevResult"] = result;
+    assert!(machine.call("CHECK", &check, &pod).ok().is_null());
+    // A removal leaves running containers alone; so does a purge.
+    machine.run("dpkg --remove slipway");
+    client.expect(Proto::Tcp, port, "pod");
+    machine.run("dpkg --purge slipway");
+    client.expect(Proto::Tcp, port, "pod");
+    machine.run("test -e /var/lib/cni/networks/net/10.1.2.2");
+    machine.install("new/slipway");
+    for config in [&portmap, &bridge] {
+        assert!(machine.call("DEL", config, &pod).ok().is_null());
+    }
+    client.expect_none(Proto::Tcp, port);
+    assert!(!pod.has_link("eth0"));
+}
+
+/// The service's own command is run here, for no systemd restarts it.
+fn leases_are_kept(machine: &Machine) {
+    let node = &machine.node;
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    node.cmd("ip link add lan0 type bridge");
+    node.cmd("ip address add 10.77.0.1/24 dev lan0");
+    node.cmd("ip link set lan0 up");
+    let options = [
+        "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--bind-interfaces", "--user=root",
+        "--leasefile-ro", "--no-ping", "--pid-file=", "--interface=lan0", "--dhcp-authoritative",
+        "--dhcp-range=10.77.0.50,10.77.0.99,2m",
+    ];
+    let _server = node.daemon(DNSMASQ, &options, "/run/dnsmasq.log");
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": { "type": "dhcp" },
+    });
+    let pod = node.pod("pod");
+    machine.install("old/slipway");
+    let unit = machine.run("cat /usr/lib/systemd/system/slipway-dhcp.service");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    let words: Vec<&str> = [ROOT].into_iter().chain(command.split(' ')).collect();
+    let daemon = node.daemon("chroot", &words, "/run/daemon.log");
+    await_daemon(machine, &config, &pod);
+    let result = machine.call("ADD", &config, &pod).ok();
+    let lease = machine.run("cat /var/lib/cni/dhcp/lan:pod:eth0");
+    machine.install("new/slipway");
+    assert!(daemon.runs());
+    drop(daemon);
+    let daemon = node.daemon("chroot", &words, "/run/daemon.log");
+    await_daemon(machine, &config, &pod);
+    assert_eq!(machine.run("cat /var/lib/cni/dhcp/lan:pod:eth0"), lease);
+    let mut check = config.clone();
+    check["prevResult"] = result;
+    assert!(machine.call("CHECK", &check, &pod).ok().is_null());
+    assert!(machine.call("DEL", &config, &pod).ok().is_null());
+    drop(daemon);
+    machine.run("dpkg --remove slipway && test -d /var/lib/cni/dhcp");
+    machine.run("dpkg --purge slipway && test ! -e /var/lib/cni/dhcp");
+}
+
+/// Waits until the daemon answers.
+fn await_daemon(machine: &Machine, config: &Value, pod: &slipway_tests::Pod) {
+    let end = std::time::Instant::now() + within(std::time::Duration::from_secs(20));
+    while machine.call("STATUS", config, pod).process.code != Some(0) {
+        assert!(std::time::Instant::now() < end, "the daemon does not answer");
+        thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn published_ports_answer_during_an_upgrade() {
+    let Some(folder) = folder() else { skip!("packages and their systems") };
+    for suite in ["bookworm", "trixie"] {
+        published_ports_answer_all_the_time(&Machine::start(&folder, suite));
+    }
+}
+
+#[test]
+fn leases_are_kept_by_an_upgrade() {
+    let Some(folder) = folder() else { skip!("packages and their systems") };
+    if !std::path::Path::new(DNSMASQ).is_file() {
+        skip!("dnsmasq");
+    }
+    leases_are_kept(&Machine::start(&folder, "trixie"));
+}
