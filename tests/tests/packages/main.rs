@@ -47,6 +47,7 @@ impl Machine {
              rmdir {ROOT}/var/lib/cni\n\
              mount --bind {} {ROOT}{PACKAGES}\n\
              mount --rbind /dev {ROOT}/dev\n\
+             mount --make-shared /run\n\
              mount --rbind /run {ROOT}/run\n\
              mount --rbind /sys {ROOT}/sys\n\
              mount -t proc proc {ROOT}/proc\n",
@@ -73,7 +74,18 @@ impl Machine {
 
     /// All files of the system with kinds, modes and targets, without the records of dpkg, apt and rpm.
     fn files(&self) -> BTreeSet<String> {
-        let pruned = ["dev", "proc", "run", "sys", "tmp", "mnt", "var/cache", "var/log", "var/lib/dpkg", "var/lib/rpm"];
+        let pruned = [
+            "dev",
+            "proc",
+            "run",
+            "sys",
+            "tmp",
+            "mnt",
+            "var/cache",
+            "var/log",
+            "var/lib/dpkg",
+            "var/lib/rpm",
+        ];
         let pruned: Vec<String> = pruned.iter().map(|path| format!("-path {ROOT}/{path}")).collect();
         let list = format!("find {ROOT} -xdev ( {} ) -prune -o -printf %y,%m,%P,%l\\n", pruned.join(" -o "));
         self.node.cmd(&list).lines().map(str::to_owned).collect()

@@ -70,8 +70,16 @@ fn leases_are_kept(machine: &Machine) {
     node.cmd("ip address add 10.77.0.1/24 dev lan0");
     node.cmd("ip link set lan0 up");
     let options = [
-        "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--bind-interfaces", "--user=root",
-        "--leasefile-ro", "--no-ping", "--pid-file=", "--interface=lan0", "--dhcp-authoritative",
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--port=0",
+        "--bind-interfaces",
+        "--user=root",
+        "--leasefile-ro",
+        "--no-ping",
+        "--pid-file=",
+        "--interface=lan0",
+        "--dhcp-authoritative",
         "--dhcp-range=10.77.0.50,10.77.0.99,2m",
     ];
     let _server = node.daemon(DNSMASQ, &options, "/run/dnsmasq.log");

@@ -194,7 +194,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// The folder of the binaries for a processor.
-fn out_dir(target: &str) -> PathBuf {
+pub(crate) fn out_dir(target: &str) -> PathBuf {
     workspace::target().join("dist").join(target)
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::dist::package::Format;
 use crate::dist::{self, Built, Program, Proof};
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
@@ -25,8 +26,8 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 ///
 /// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be
 /// free. The binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor.
-/// Next to them are their bills of materials (CycloneDX), their manual pages and completions, the sources and the
-/// checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
+/// Next to them are their packages, their bills of materials (CycloneDX), their manual pages and completions, the sources
+/// and the checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Report what stands in the way of a release, and build all the same
@@ -67,6 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 bill(&built, *program, binary, &version, &out.join(name), log)
             })?;
         }
+        let formats = [Format::Deb, Format::Rpm];
+        let packages = dist::packages(&built, &formats, &dist::out_dir(processor), proof.verify, &stages)?;
+        copy_all(&packages, &out)?;
         // The same for every processor.
         stages.run("manual", |_| manual(&built.share, &version, &out))?;
     }
@@ -77,6 +81,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("{}", next_steps(&version, &out));
     } else {
         println!("a release would have stopped: {}", obstacles.join("; "));
+    }
+    Ok(())
+}
+
+/// Copies the files of a folder.
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).map_err(|e| Error::file("list", from, e))? {
+        let entry = entry.map_err(|e| Error::file("list", from, e))?;
+        fs::copy(entry.path(), to.join(entry.file_name()))
+            .map_err(|e| Error::file("copy", &entry.path(), e))?;
     }
     Ok(())
 }

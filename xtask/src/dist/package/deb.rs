@@ -208,3 +208,53 @@ fn md5sums(package: &Package) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::sample;
+    use super::*;
+    use crate::run::{self, tool};
+    use crate::workspace;
+
+    #[test]
+    fn dpkg_reads_what_is_written() {
+        let (name, bytes) = write(&sample("slipway")).unwrap();
+        assert_eq!(
+            (name.as_str(), write(&sample("slipway")).unwrap().1),
+            ("slipway_1.2.3-1_amd64.deb", bytes.clone())
+        );
+        let path = workspace::scratch("deb-test").unwrap().join(name);
+        fs::write(&path, bytes).unwrap();
+        let dpkg = |words: &[&str]| run::capture(tool("dpkg-deb", words).arg(&path)).unwrap();
+        let listed = dpkg(&["--contents"]);
+        let listed: Vec<(&str, &str)> = listed
+            .lines()
+            .map(|line| {
+                let path = line.find("./").map_or("", |at| &line[at..]);
+                (line.split(' ').next().unwrap_or_default(), path)
+            })
+            .collect();
+        for entry in [
+            ("drwxr-xr-x", "./usr/lib/"),
+            ("-rwxr-xr-x", "./usr/bin/try"),
+            ("-rw-r--r--", "./etc/default/try"),
+            ("drwxr-xr-x", "./usr/lib/try/empty/"),
+            ("lrwxrwxrwx", "./usr/lib/try/link -> ../../bin/try"),
+        ] {
+            assert!(listed.contains(&entry), "{entry:?} is not in {listed:#?}");
+        }
+        let fields = dpkg(&["--field"]);
+        assert!(fields.contains("\nDepends: other (= 1.2.3-1)\n"), "{fields}");
+        assert!(fields.ends_with("Description: Summary\n One.\n .\n Two,\n longer.\n"), "{fields}");
+        assert_eq!(dpkg(&["--info"]).matches("conffiles").count(), 1);
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_refused() {
+        let mut package = sample("slipway");
+        package.entries.insert(format!("usr/{}", "a".repeat(100)), Entry::Folder);
+        assert!(write(&package).unwrap_err().to_string().contains("longer than 100 bytes"));
+    }
+}

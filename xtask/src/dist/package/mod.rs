@@ -203,3 +203,28 @@ fn maintainer() -> String {
     let name = variable("DEBFULLNAME", "The Slipway developers");
     format!("{name} <{}>", variable("DEBEMAIL", "slipway@localhost.localdomain"))
 }
+
+/// A package for tests.
+#[cfg(test)]
+fn sample(name: &'static str) -> Package {
+    let entries = [
+        ("usr/bin/try".to_owned(), Entry::File(vec![7; 2000], Role::Program)),
+        ("etc/default/try".to_owned(), Entry::File(b"A=1\n".to_vec(), Role::Configuration)),
+        ("usr/lib/try/empty".to_owned(), Entry::Folder),
+        ("usr/lib/try/link".to_owned(), Entry::Link("../../bin/try".to_owned())),
+    ];
+    Package {
+        name,
+        version: "1.2.3".to_owned(),
+        processor: Processor { deb: "amd64", rpm: "x86_64" },
+        summary: "Summary",
+        description: &["One.", "Two,\nlonger."],
+        licence: "MIT",
+        depends: Some("other"),
+        units: &["try.service", "try.socket"],
+        entries: entries.into(),
+        plugins: ["bridge", "portmap"].map(str::to_owned).into(),
+        time: 1_700_000_000,
+        maintainer: "A <a@example.org>".to_owned(),
+    }
+}

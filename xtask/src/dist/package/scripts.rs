@@ -63,3 +63,27 @@ fn filled(text: &str, package: &Package) -> String {
         .replace("@UNITS@", &package.units.join(" "))
         .replace("@SERVICE@", service)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+    use crate::run::{self, tool};
+
+    #[test]
+    fn the_shell_reads_each_script() {
+        for name in ["slipway", "slipwayd"] {
+            let package = sample(name);
+            let rpm = rpm(&package);
+            let scripts = deb(&package).into_iter().map(|(_, text)| text);
+            for text in scripts.chain([rpm.after_installation, rpm.before_removal, rpm.after_removal]) {
+                run::feed(&mut tool("sh", &["-n"]), &text).unwrap();
+                assert!(
+                    !["@PLUGINS@", "@SYSTEMD@", "@UNITS@", "@SERVICE@"]
+                        .iter()
+                        .any(|word| text.contains(word))
+                );
+            }
+        }
+    }
+}
