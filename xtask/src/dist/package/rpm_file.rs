@@ -8,7 +8,8 @@ use super::{Entry, Package, REVISION, Role, scripts};
 use crate::error::{Error, Result};
 
 /// The folders that belong to a package alone, below those of a bare system.
-const OWN_FOLDERS: [&str; 3] = ["usr/lib/slipway", "usr/share/doc/", "usr/share/licenses/"];
+const OWN_FOLDERS: [&str; 4] =
+    ["usr/lib/netavark", "usr/lib/slipway", "usr/share/doc/", "usr/share/licenses/"];
 
 /// The file of a package: its name and its bytes.
 ///
