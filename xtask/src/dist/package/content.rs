@@ -21,7 +21,7 @@ const UNITS: &str = "usr/lib/systemd/system";
 const DHCP_UNITS: [(&str, &str); 2] =
     [("cni-dhcp.service", "slipway-dhcp.service"), ("cni-dhcp.socket", "slipway-dhcp.socket")];
 
-/// What is the same in all formats.
+/// The content that all formats share.
 #[derive(Debug)]
 pub(super) struct Source {
     triple: String,
@@ -162,7 +162,7 @@ pub(super) fn package(
     })
 }
 
-/// What a package says of itself.
+/// The fields that only one package has.
 struct About {
     summary: &'static str,
     description: &'static [&'static str],
@@ -178,8 +178,8 @@ const SLIPWAY: About = About {
          and reservations on disk stay the same. Published ports and masquerade are\n\
          elements of nftables maps or BPF programs, so that neither a packet nor an\n\
          ADD nor a DEL gets slower with the number of containers.",
-        "The plugins can be installed beside those of the reference, and either set\n\
-         be chosen.",
+        "The plugins can be installed next to those of the reference; either set\n\
+         can be chosen.",
     ],
     licence: "GPL-2.0-or-later",
     depends: None,

@@ -32,7 +32,7 @@ const COMMON: [(&str, &str); 6] = [
     ("LGPL-2.1-or-later", "LGPL-2.1"),
 ];
 
-/// How the text of another licence begins in the crates' files, and words that tell it from a similar one.
+/// The first words of another licence in the crates' files, and words that a similar one does not have.
 const TEXTS: [(&str, &str, &str); 9] = [
     ("0BSD", "Permission to use, copy, modify", ""),
     ("Apache-2.0 WITH LLVM-exception", "LLVM Exceptions to the Apache 2.0 License", ""),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What the tests of packages need: packages in two versions, systems to install them on, and the reference's package.
+//! The files for the tests of packages: packages in two versions, systems to install them on, and the reference's package.
 
 use std::fs;
 use std::path::{Path, PathBuf};

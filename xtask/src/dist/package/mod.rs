@@ -119,7 +119,7 @@ impl Role {
     }
 }
 
-/// What all packages of a build have in common.
+/// A build, whose packages differ by program and format.
 #[derive(Debug, Clone)]
 pub(crate) struct Build<'a> {
     /// The binaries.
