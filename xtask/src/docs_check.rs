@@ -205,7 +205,7 @@ fn anchor(heading: &str) -> String {
 }
 
 /// The path without `..`.
-fn normal(path: &Path) -> String {
+pub(crate) fn normal(path: &Path) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.iter().filter_map(|part| part.to_str()) {
         match part {

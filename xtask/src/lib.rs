@@ -14,6 +14,7 @@ mod debian_root;
 mod demo;
 mod deny;
 mod dist;
+mod docs;
 mod docs_check;
 mod ebpf;
 pub mod error;
@@ -84,6 +85,8 @@ enum Task {
     Install(install::Args),
     /// Remove what `install` installed and restore what it replaced
     Uninstall(install::UninstallArgs),
+    /// Render the documentation as a site with search, which needs no server
+    Docs(docs::Args),
     /// Look for words and forms that the project does not use
     Words(words::Args),
     #[command(hide = true)]
@@ -106,6 +109,7 @@ pub fn main() -> ExitCode {
         Task::Manual(args) => manual::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
+        Task::Docs(args) => docs::run(&args),
         Task::Words(args) => words::run(&args),
         Task::Serve(args) => serve::run(&args),
     };

@@ -15,14 +15,18 @@ use crate::workspace::{self, Lock};
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
+    /// The only features that are built; without any, the crate's default.
+    features: &'static [&'static str],
 }
 
 /// Checks licences, sources and bans of dependencies.
-pub(crate) const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+pub(crate) const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", features: &[] };
 /// Embeds the list of dependencies in a binary.
-pub(crate) const CARGO_AUDITABLE: Tool = Tool { name: "cargo-auditable", version: "0.7.7" };
+pub(crate) const CARGO_AUDITABLE: Tool = Tool { name: "cargo-auditable", version: "0.7.7", features: &[] };
 /// Prints the list that a binary carries.
-pub(crate) const RUST_AUDIT_INFO: Tool = Tool { name: "rust-audit-info", version: "0.5.4" };
+pub(crate) const RUST_AUDIT_INFO: Tool = Tool { name: "rust-audit-info", version: "0.5.4", features: &[] };
+/// Renders Markdown pages as a site with search.
+pub(crate) const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", features: &["search"] };
 
 impl Tool {
     /// The program's path; it is built if it is missing. What the build prints goes to `log`.
@@ -30,7 +34,7 @@ impl Tool {
     /// # Errors
     /// The crate cannot be downloaded or built.
     pub(crate) fn ensure(self, log: &File) -> Result<PathBuf> {
-        let Self { name, version } = self;
+        let Self { name, version, features } = self;
         let home = workspace::scratch("tools")?.join(format!("{name}-{version}"));
         let program = home.join("bin").join(name);
         let _lock = Lock::take(&workspace::scratch("tools")?.join("lock"))?;
@@ -41,6 +45,9 @@ impl Tool {
         let mut command =
             cargo(&["install", name, "--locked", "--version", &format!("={version}"), "--root"]);
         command.arg(&home).arg("--target-dir").arg(&work);
+        if !features.is_empty() {
+            command.arg("--no-default-features").arg("--features").arg(features.join(","));
+        }
         // Each runs for a second or two: the time of the build counts, not that of the program.
         for (key, value) in [("OPT_LEVEL", "0"), ("DEBUG", "0"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
             command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
