@@ -350,7 +350,7 @@ fn build_cnitool(source: &Path, root: &Path, log: &Log) -> Result<()> {
 }
 
 /// `/dev/null`: Documentation/admin-guide/devices.txt of the kernel.
-fn null_device(path: &Path) -> Result<()> {
+pub(crate) fn null_device(path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device()) {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 
 //! `cargo xtask docs`: the documentation as a site, rendered by mdBook.
 
+mod browser;
 mod contents;
 mod stage;
 mod verify;
@@ -18,7 +19,7 @@ use crate::workspace::{self, Lock};
 /// mdBook's settings. Pages are plain Markdown: nothing is expanded in them.
 const SETTINGS: &str = "[book]\ntitle = \"Slipway\"\nlanguage = \"en\"\n\
     [build]\nuse-default-preprocessors = false\ncreate-missing = false\n\
-    [output.html]\nsmart-punctuation = false\ninput-404 = \"\"\nadditional-css = [\"site.css\"]\n\
+    [output.html]\nsmart-punctuation = false\ninput-404 = \"\"\nno-section-label = true\nadditional-css = [\"site.css\"]\n\
     [output.html.print]\nenable = false\n\
     [output.html.search]\nuse-boolean-and = true\n";
 const STYLE: &str = include_str!("site.css");
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Render it twice, and fail if the two differ
     #[arg(long)]
     check: bool,
+    /// Open it in Debian's headless Chromium, fetched below target: search a word, and take pictures of some pages
+    #[arg(long)]
+    browser: bool,
 }
 
 /// Runs the task.
@@ -60,6 +64,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let again = dir.join("again");
         render(&dir.join("book"), &again, args.source_url.as_deref(), &log)?;
         same(&site, &again)?;
+    }
+    if args.browser {
+        let pictures = dir.join("pictures");
+        let count = browser::check(&site, &pictures)?;
+        println!("{}: {count} pictures; the search finds its page", pictures.display());
     }
     let to = match &args.to {
         Some(to) => {
