@@ -58,6 +58,9 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     wrong.extend(unreachable(pages));
     wrong.extend(anchors(pages));
     wrong.extend(variables(root, pages)?);
+    wrong.extend(pages.iter().flat_map(|(name, text)| {
+        json_errors(text).into_iter().map(move |error| format!("{name}: a block is no JSON: {error}"))
+    }));
     for (name, heading, source) in OBJECTS {
         wrong.extend(
             objects(page(pages, name)?, heading, &read(&root.join(source))?)
@@ -215,6 +218,13 @@ pub(crate) fn normal(path: &Path) -> String {
         }
     }
     parts.join("/")
+}
+
+/// The errors of the blocks that are marked as JSON.
+fn json_errors(text: &str) -> Vec<String> {
+    let blocks = text.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let parsed = blocks.map(serde_json::from_str::<serde_json::Value>);
+    parsed.filter_map(|parsed| Some(parsed.err()?.to_string())).collect()
 }
 
 /// The variables `SLIPWAY_…` of the pages that no source file has.
@@ -456,6 +466,12 @@ mod tests {
         assert_eq!(wrong("cargo xtask brew"), "`cargo xtask brew`: there is no such task");
         assert_eq!(wrong("cargo xtask test --slow"), "`cargo xtask test` has no option --slow");
         xtask_knows(&mention("cargo xtask bench control --pods 0").unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_block_that_is_no_json_is_named() {
+        assert_eq!(json_errors("```json\n{ \"a\": [1] }\n```\n```text\n{\n```\n"), Vec::<String>::new());
+        assert_eq!(json_errors("```json\n{ \"a\": 1, }\n```\n").len(), 1);
     }
 
     #[test]
