@@ -9,7 +9,7 @@ use super::contents;
 use crate::docs_check::normal;
 use crate::error::{Error, Result};
 
-/// What becomes of a link.
+/// The outcome for a link.
 #[derive(Debug, PartialEq, Eq)]
 enum Link {
     To(String),
@@ -96,7 +96,7 @@ fn rewrite(text: &str, mut link: impl FnMut(&str) -> Link) -> String {
     for line in text.split_inclusive('\n') {
         let is_fence = line.trim_start().starts_with("```");
         in_block ^= is_fence;
-        // A code span may go on in the next line, but not in the next paragraph.
+        // A code span may continue in the next line, but not in the next paragraph.
         in_code &= !is_fence && !line.trim().is_empty();
         if in_block || is_fence {
             out.push_str(line);

@@ -61,7 +61,7 @@ fn is_foreign(target: &str) -> bool {
     ["http:", "https:", "//", "mailto:"].iter().any(|start| target.starts_with(start))
 }
 
-/// What an element or a style loads from another host.
+/// The files of other hosts that an element or a style loads.
 fn loaded(text: &str) -> Vec<&str> {
     let elements = text.split('<').filter(|part| LOADING.iter().any(|name| part.starts_with(name)));
     let named = elements.flat_map(|part| values(part, "=\"", '"')).chain(values(text, "url(", ')'));
