@@ -5,6 +5,7 @@
 //! All paths of a run alternate on the same machine, whose processors also serve both ends: a difference between paths is
 //! a difference of the work between the ends. What counts is the processor time of the whole machine.
 
+use std::fmt;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
@@ -178,11 +179,32 @@ fn busy() -> f64 {
     (all - ticks[3] - ticks[4]) / 100.0
 }
 
-/// Prints the medians of each workload on each path. `prepare` is called with the index of the path that is next.
+/// The medians of one workload on one path.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    what: &'static str,
+    path: &'static str,
+    /// Microseconds for a unit, of time and of the machine's processors.
+    wall: f64,
+    cpu: f64,
+    /// Processor time, to that of the first path.
+    ratio: f64,
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, path, wall, cpu, ratio } = self;
+        write!(f, "figure: {what}, {path}: {wall:.1} us, processor {cpu:.1} us ({ratio:.2})")
+    }
+}
+
+/// Measures each workload on each path. `prepare` is called with the index of the path that is next.
 ///
 /// # Panics
 /// If a connection fails.
-pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) {
+#[must_use]
+pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) -> Vec<Figure> {
+    let mut figures = Vec::new();
     for work in works {
         let (what, units) = work.unit();
         let mut spent = vec![(Vec::new(), Vec::new()); paths.len()];
@@ -204,11 +226,15 @@ pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) {
         }
         let medians: Vec<_> = spent.into_iter().map(|(wall, cpu)| (median(wall), median(cpu))).collect();
         let first = medians[0].1;
-        for (path, (wall, cpu)) in paths.iter().zip(medians) {
-            let (name, ratio) = (path.name, cpu / first);
-            println!("figure: {what}, {name}: {wall:.1} us, processor {cpu:.1} us ({ratio:.2})");
-        }
+        figures.extend(paths.iter().zip(medians).map(|(path, (wall, cpu))| Figure {
+            what,
+            path: path.name,
+            wall,
+            cpu,
+            ratio: cpu / first,
+        }));
     }
+    figures
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -243,8 +243,6 @@ fn the_chains_of_iptables() {
 fn programs_that_carry_flows_are_counted() {
     needs!(has_programs(), PROGRAMS);
     let world = World::new();
-    world.node.own_etc();
-    world.node.write("/etc/cni/slipway.json", json!({"ebpfFlows": "netfilter"}).to_string());
     world.node.cmd(&format!("ip route add default via {}", world.client.v4));
     let _web = world.web("ebpf");
     let to = at(world.node_v4(), PORT);

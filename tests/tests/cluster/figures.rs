@@ -36,8 +36,11 @@ fn streams_and_requests_between_nodes() {
         pods.push((client, server));
     }
     modes.insert(0, ("nodes", TunnelMode::Auto, false));
-    compare(&paths, &[Work::Stream, Work::Requests], |next| {
+    let figures = compare(&paths, &[Work::Stream, Work::Requests], |next| {
         (lab.tunnel, lab.encrypts) = (modes[next].1, modes[next].2);
         lab.settle();
     });
+    for figure in figures {
+        println!("{figure}");
+    }
 }

@@ -78,7 +78,6 @@ fn reach_pods_of_other_nodes(programs: &Path, options: &[&str]) -> (usize, usize
             let answer = lab.cluster.outside.expect(proto, at(ip, NODE_PORT), &other.name);
             let outside = &lab.cluster.outside.addresses;
             assert!(!outside.contains(&answer.peer.ip()), "masqueraded, for the way back: {}", answer.peer);
-            println!("{proto:?} to {ip}: seen as {}", answer.peer);
         }
         for ip in lab.cluster.outside.addresses {
             let _server = lab.cluster.outside.serve(proto, &at(ip, 9000).to_string(), "outside");

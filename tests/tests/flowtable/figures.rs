@@ -58,5 +58,8 @@ fn ways_to_a_container() {
         offloading.published("flowtable"),
         carrying.published("ebpf"),
     ];
-    compare(&paths, &[Work::Stream, Work::Requests, Work::Connections, Work::Datagrams], |_| {});
+    let works = [Work::Stream, Work::Requests, Work::Connections, Work::Datagrams];
+    for figure in compare(&paths, &works, |_| {}) {
+        println!("{figure}");
+    }
 }

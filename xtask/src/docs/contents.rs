@@ -14,6 +14,7 @@ const PARTS: [(&str, &[&str]); 4] = [
         "Running it",
         &[
             "docs/installing.md",
+            "docs/packages.md",
             "docs/runtimes.md",
             "docs/podman.md",
             "docs/migrating.md",
@@ -32,7 +33,6 @@ const PARTS: [(&str, &[&str]); 4] = [
             "docs/dataplane.md",
             "docs/dataplane/table.md",
             "docs/dataplane/ebpf.md",
-            "docs/dataplane/ebpf-programs.md",
             "docs/dataplane/iptables.md",
             "docs/dataplane/flowtable.md",
             "docs/dataplane/services.md",

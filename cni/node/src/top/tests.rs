@@ -39,7 +39,7 @@ fn flow(port: usize, client: u16, counted: Option<(u64, u64)>) -> PublishedFlow 
         client: at(9, client),
         host: at(2, 8000),
         counted,
-        is_carried: client % 2 == 0,
+        is_carried: client.is_multiple_of(2),
     }
 }
 
