@@ -491,6 +491,8 @@ mod tests {
                 "check-node",
                 "node",
                 "explain",
+                "trace",
+                "connectivity-test",
                 "restore",
                 "detach",
                 "migrate",
