@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -155,9 +155,11 @@ impl Space {
     pub fn try_run(&self, words: &[&str]) -> Option<CommandOutput> {
         let (program, args) = words.split_first().expect("a command");
         let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::null());
-        let probe = self.run(move || command.output());
-        probe.is_ok().then(|| self.try_cmd(&words.join(" ")))
+        command.args(args);
+        match self.spawn(command, b"") {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            started => Some(started.unwrap_or_else(|error| panic!("start {words:?}: {error}")).wait()),
+        }
     }
 
     /// Runs a prepared command here and waits for its end, a minute at most.
@@ -166,14 +168,15 @@ impl Space {
     }
 
     /// Starts a prepared command here.
-    pub(crate) fn start(&self, mut command: Command, input: &[u8]) -> Started {
+    pub(crate) fn start(&self, command: Command, input: &[u8]) -> Started {
+        let line = describe(&command);
+        self.spawn(command, input).unwrap_or_else(|error| panic!("{}: start {line}: {error}", self.name))
+    }
+
+    fn spawn(&self, mut command: Command, input: &[u8]) -> io::Result<Started> {
         let line = describe(&command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = self.run(move || command.spawn());
-        let mut child = match child {
-            Ok(child) => child,
-            Err(error) => panic!("{}: start {line}: {error}", self.name),
-        };
+        let mut child = self.run(move || command.spawn())?;
         let mut stdin = child.stdin.take().expect("piped");
         let bytes = input.to_vec();
         // A command need not read its input: a broken pipe is no error.
@@ -181,7 +184,7 @@ impl Space {
         let stdout = collect(child.stdout.take().expect("piped"));
         let stderr = collect(child.stderr.take().expect("piped"));
         let input = String::from_utf8_lossy(input).into_owned();
-        Started { space: self.clone(), line, input, child, stdout, stderr }
+        Ok(Started { space: self.clone(), line, input, child, stdout, stderr })
     }
 
     /// Loads an nftables script.

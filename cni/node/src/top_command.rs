@@ -12,6 +12,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
+use ratatui::layout::{Position, Rect};
 use slipway_cli::{Failure, Given, json};
 use slipwayd::top::model::Model;
 use slipwayd::top::sample::{Activity, Sample};
@@ -197,7 +198,9 @@ fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
 fn resume(terminal: &mut DefaultTerminal) -> io::Result<()> {
     enable_raw_mode()?;
     execute!(io::stdout(), EnterAlternateScreen)?;
-    terminal.clear()
+    // `clear` would ask the terminal for the cursor, and wait for a reply that the thread of keys reads.
+    let size = terminal.size()?;
+    terminal.resize(Rect::from((Position::ORIGIN, size)))
 }
 
 /// Reads the terminal's events in a thread: the library blocks.
