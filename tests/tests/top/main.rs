@@ -288,7 +288,10 @@ fn without_colours_and_without_a_terminal() {
     terminal.start("NO_COLOR=1", "");
     terminal.wait("no agent", |text| text.contains("no events: slipwayd does not run"));
     let shown = colours();
-    assert!(!["38;5;", "[33m", "[31m", ";33m", ";31m"].iter().any(|colour| shown.contains(colour)), "{shown:?}");
+    assert!(
+        !["38;5;", "[33m", "[31m", ";33m", ";31m"].iter().any(|colour| shown.contains(colour)),
+        "{shown:?}"
+    );
     terminal.keys(&["q"]);
     terminal.expect_shell("0");
     // A dumb terminal gets tables, one after the other.
