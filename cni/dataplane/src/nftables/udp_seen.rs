@@ -3,12 +3,12 @@
 //! Decides whether conntrack can have flows to UDP ports, without a pass through its table.
 //!
 //! Rules of the table record the destination port of each UDP flow at its first packet: see
-//! [`schema::udp_seen`]. So conntrack has no flow to a port that is missing in the set, if the set is complete:
+//! [`super::schema::udp_seen`]. So conntrack has no flow to a port that is missing in the set, if the set is complete:
 //!
-//! 1. The [first batch](schema::udp_seen::begin) empties the set, makes the rules, and marks the set as begun.
+//! 1. The [first batch](super::schema::udp_seen::begin) empties the set, makes the rules, and marks the set as begun.
 //! 2. Packets that passed the hooks before are waited for. Their flows are in conntrack now.
 //! 3. A pass through conntrack lists the ports of all flows.
-//! 4. The [second batch](schema::udp_seen::complete) adds them, and marks the set as complete, if the mark is
+//! 4. The [second batch](super::schema::udp_seen::complete) adds them, and marks the set as complete, if the mark is
 //!    still that of step 1. Else another process has begun again, or another program has emptied the set.
 //!
 //! A process that is killed between these leaves a set that is not complete. The mark holds the handles of the
