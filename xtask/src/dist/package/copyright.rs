@@ -33,11 +33,12 @@ const COMMON: [(&str, &str); 6] = [
 ];
 
 /// The first words of another licence in the crates' files, and words that a similar one does not have.
-const TEXTS: [(&str, &str, &str); 9] = [
+const TEXTS: [(&str, &str, &str); 10] = [
     ("0BSD", "Permission to use, copy, modify", ""),
     ("Apache-2.0 WITH LLVM-exception", "LLVM Exceptions to the Apache 2.0 License", ""),
     ("BSD-2-Clause", "Redistribution and use in source and binary forms", ""),
     ("BSD-3-Clause", "Redistribution and use in source and binary forms", "either the name"),
+    ("BSL-1.0", "Boost Software License", ""),
     ("ISC", "Permission to use, copy, modify", "above copyright notice"),
     ("MIT", "Permission is hereby granted, free of charge", ""),
     ("Unicode-3.0", "Permission is hereby granted, free of charge", "data files"),
