@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::links;
 
 /// Parts of the site with their pages. A page of `docs/x/` that follows `docs/x.md` is below it.
-const PARTS: [(&str, &[&str]); 4] = [
+const PARTS: [(&str, &[&str]); 5] = [
     (
         "Running it",
         &[
@@ -25,6 +25,20 @@ const PARTS: [(&str, &[&str]); 4] = [
             "docs/pods.md",
             "docs/kubenet.md",
             "docs/network-matrix.md",
+        ],
+    ),
+    (
+        "Questions",
+        &[
+            "docs/questions/port-does-not-answer.md",
+            "docs/questions/ipv6-loopback-does-not-answer.md",
+            "docs/questions/add-fails-with-code-11.md",
+            "docs/questions/no-address-left.md",
+            "docs/questions/container-cannot-reach-outside.md",
+            "docs/questions/ruleset-was-flushed.md",
+            "docs/questions/after-a-reboot.md",
+            "docs/questions/back-to-the-reference-plugins.md",
+            "docs/questions/what-slipway-changes.md",
         ],
     ),
     (
