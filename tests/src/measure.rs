@@ -38,7 +38,7 @@ pub struct Path {
     pub name: &'static str,
     /// The namespace of the client.
     pub client: Space,
-    /// Where [`SINK`], [`ECHO`] and [`BATCHES`] answer.
+    /// The addresses of [`SINK`], [`ECHO`] and [`BATCHES`].
     pub sink: SocketAddr,
     /// See [`Path::sink`].
     pub echo: SocketAddr,

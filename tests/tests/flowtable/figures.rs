@@ -14,7 +14,7 @@ use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, has_flowtable, ne
 
 use crate::world::{World, list};
 
-/// What a host port is more than the container's.
+/// The difference of a host port and the container's.
 const OFFSET: u16 = 9000;
 
 /// A node, a host, and a container with its ports published.

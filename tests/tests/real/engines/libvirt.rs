@@ -25,7 +25,7 @@ const TC: &str = "#!/bin/busybox sh\n\
     tc-of-iproute2 \"$@\" && exit\ncase \"$*\" in *csum*) exit 0;; *) exit 1;; esac\n";
 
 struct Libvirt {
-    /// Where it can be chosen: libvirt 10.4 and later.
+    /// The versions in which it can be chosen: libvirt 10.4 and later.
     firewall: Option<&'static str>,
     daemon: Option<Daemon>,
     guest: Option<Guest>,
