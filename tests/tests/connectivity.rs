@@ -57,7 +57,7 @@ fn failed(document: &Value) -> Vec<&Value> {
     document["checks"].as_array().unwrap().iter().filter(|one| one["state"] == "failed").collect()
 }
 
-/// What an ADD leaves by design: the bridge, the empty table or chains, forwarding.
+/// The state after an ADD and its DEL: the bridge, the empty table or chains, forwarding.
 fn compared(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&[
         "/run/slipway/",

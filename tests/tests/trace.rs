@@ -266,7 +266,7 @@ fn a_trace_ends_by_time_by_a_signal_and_with_its_process() {
         &["No packet to this port came to netfilter.\n", "`slipway explain tcp 192.0.2.1:8080`"],
     );
 
-    // A second one says so, and leaves the first one alone.
+    // A second one reports it, and leaves the first one alone.
     let first = world.start(&format!("tcp {to} --for 1m"));
     let second = world.node.try_slipway(&format!("trace tcp {to}"));
     assert_eq!(second.code, Some(1), "{second}");

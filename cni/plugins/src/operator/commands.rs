@@ -104,8 +104,8 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: "trace",
-        summary: "show real packets to a port on their way through the node's rules",
-        about: "Has the kernel trace packets that come to this address and port, a few a second at most, and \
+        summary: "show real packets to a port, hook by hook through the node's rules",
+        about: "Has the kernel trace packets to this address and port, a few a second at most, and \
                 prints what each chain did with them, also chains of other programs. The rule for this ends \
                 with the command, even if it is killed. No packet is sent. Packets that BPF programs carry \
                 past netfilter are counted only; rules of iptables-legacy are not shown.",

@@ -286,7 +286,7 @@ impl Stage<'_> {
         self.push(row)
     }
 
-    /// A client of UDP that goes on while the container is replaced.
+    /// A UDP client that continues while the container is replaced.
     pub(super) fn replaced(
         &mut self,
         ends: Ends,
@@ -341,7 +341,7 @@ fn shown(got: &io::Result<Reply>) -> String {
 }
 
 /// The reason of a failure: the rule or chain that drops the packet when the request is made once more, else what
-/// the node's rules say about it.
+/// the node's rules do with it.
 fn cause(netns: Option<&Netns>, promise: &Promise<'_>) -> Option<String> {
     let again = || traffic::knock(netns, promise.protocol, promise.to);
     match trace::during(promise.protocol, promise.to, again) {

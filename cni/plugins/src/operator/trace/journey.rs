@@ -73,7 +73,7 @@ pub(super) struct ByRule {
     pub(super) map: Option<String>,
 }
 
-/// The packets that are on their way.
+/// The packets that have not reached their end.
 #[derive(Debug, Default)]
 pub(super) struct Journeys {
     open: Vec<(u32, Instant, Journey)>,
@@ -116,7 +116,7 @@ impl Journeys {
         quiet.into_iter().map(|(.., journey)| journey).collect()
     }
 
-    /// True if packets are on their way.
+    /// True if packets have not reached their end.
     pub(super) fn any(&self) -> bool {
         !self.open.is_empty()
     }

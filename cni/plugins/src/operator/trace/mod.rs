@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway trace`: shows real packets to a port on their way through the node's rules.
+//! `slipway trace`: shows real packets to a port, hook by hook through the node's rules.
 //!
 //! [`journey`] puts the kernel's events together, [`words`] turns them into sentences.
 
@@ -120,7 +120,7 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary,
         match tracer.next((now + LOOK).min(end))? {
             Some(Report::Lost) => lost = true,
             Some(Report::Step(step)) => done.extend(journeys.take(*step, Instant::now())),
-            // Packets that are on their way may need longer than the time.
+            // Packets that have not reached their end may need longer than the time.
             None if now >= end && !journeys.any() => break "time",
             None if now >= end => std::thread::sleep(LOOK),
             None => {}

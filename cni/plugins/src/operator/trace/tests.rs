@@ -118,7 +118,7 @@ fn a_packet_that_leaves_has_its_last_addresses() {
 #[test]
 fn a_packet_that_is_not_seen_again_is_explained() {
     let mut journeys = began();
-    assert!(journeys.quiet(Instant::now()).is_empty(), "it may be on its way");
+    assert!(journeys.quiet(Instant::now()).is_empty(), "it may not have reached its end");
     let [journey] = &journeys.quiet(Instant::now() + Duration::from_secs(1))[..] else { panic!("one") };
     let text = text(journey);
     assert!(text.contains("It is not seen after prerouting"), "{text}");
