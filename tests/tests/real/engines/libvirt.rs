@@ -73,9 +73,10 @@ impl Engine for Libvirt {
             system.write("/usr/sbin/tc", TC);
             system.run(&[SHELL[0], "chmod", "755", "/usr/sbin/tc"]);
         }
-        // dnsmasq runs as this user.
-        system.write("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n");
-        system.write("/etc/group", "root:x:0:\nnogroup:x:65534:\n");
+        // dnsmasq changes to one of these users.
+        for file in ["/etc/passwd", "/etc/group"] {
+            system.write(file, std::fs::read(file).expect("the machine's users"));
+        }
         system.write("/etc/libvirt/libvirtd.conf", "unix_sock_group = \"root\"\nauth_unix_rw = \"none\"\n");
         if let Some(firewall) = self.firewall {
             system.write("/etc/libvirt/network.conf", format!("firewall_backend = \"{firewall}\"\n"));
