@@ -273,6 +273,11 @@ impl Flow {
         }
     }
 
+    /// From now on, waits for each reply as long as [`Space::request`] does.
+    pub fn be_patient(&mut self) {
+        self.limit = patience();
+    }
+
     /// The local address.
     ///
     /// # Errors

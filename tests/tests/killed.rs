@@ -126,11 +126,12 @@ fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
 }
 
 /// Most of the calls must have ended by the signal, or the test tested nothing. A call that shares its work between
-/// threads in another way misses a point: some do, and all of them may be in one sample.
+/// threads in another way misses a point: some do, and most of a small sample may.
 fn mostly_killed(outputs: &[Output]) {
-    let missed = outputs.iter().filter(|output| output.process.code == Some(0)).count();
-    let limit = (outputs.len() / 10 + 1).max(3);
-    assert!(missed <= limit && missed < outputs.len(), "{missed} of {} were not killed", outputs.len());
+    let (all, missed) =
+        (outputs.len(), outputs.iter().filter(|output| output.process.code == Some(0)).count());
+    let limit = if all > 20 { all / 10 + 1 } else { all - 1 };
+    assert!(missed <= limit, "{missed} of {all} were not killed");
 }
 
 fn del_removes_what_a_killed_add_left(interface: &str) {

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::thread;
 use std::time::Duration;
 
-use slipway_tests::{Proto, QUICK, at, peer_fails};
+use slipway_tests::{Proto, QUICK, at, peer_fails, within};
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
@@ -18,7 +18,7 @@ fn a_client_survives_the_replacement_of_the_pod() {
         let first = Web::published(world, &network, "first");
         let mut flows: Vec<_> = world
             .node_ips()
-            .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 3 * QUICK).expect("a socket"))
+            .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), within(3 * QUICK)).expect("a socket"))
             .into();
         for flow in &mut flows {
             assert_eq!(flow.request().expect("an answer").who, "first");
@@ -44,7 +44,8 @@ fn a_client_reaches_the_new_pod_at_once() {
     let world = World::new(slipway_tests::BridgeNetfilter::Off);
     let network = world.network(1);
     let first = Web::published(&world, &network, "first");
-    let mut flow = world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), 3 * QUICK).expect("a socket");
+    let mut flow =
+        world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), within(3 * QUICK)).expect("a socket");
     assert_eq!(flow.request().expect("an answer").who, "first");
     // The old pod still runs and would answer; only its port is withdrawn.
     network.del(&first.attach).expect("DEL");

@@ -8,7 +8,7 @@ use std::thread;
 
 use slipway_tests::{
     Attach, BridgeNetfilter, Disturbance, Flow, Network, Proto, QUICK, at, disturbed, kill_points,
-    nft_loads_ranges, peer_fails,
+    nft_loads_ranges, peer_fails, within,
 };
 
 use crate::world::{PORT, SERVED, Web, World};
@@ -47,9 +47,9 @@ fn early(world: &World, port: u16) -> Vec<Flow> {
 #[track_caller]
 fn reach(flows: &mut [Flow], who: &str, why: &str) {
     for flow in flows {
-        // The node answers "refused" to datagrams that were sent before.
-        let answer = (0..6).find_map(|_| flow.request().ok());
-        assert_eq!(answer.unwrap_or_else(|| panic!("{why}: no answer")).who, who, "{why}");
+        flow.be_patient();
+        let answer = flow.request().unwrap_or_else(|error| panic!("{why}: {error}"));
+        assert_eq!(answer.who, who, "{why}");
     }
 }
 
@@ -167,7 +167,8 @@ fn flows_that_another_engine_translated_are_found() {
             LATER + 1
         ));
         let node = world.client.node_v4;
-        let mut flow = world.client.dial(Proto::Udp, None, at(node, LATER + 1), 3 * QUICK).expect("a socket");
+        let mut flow =
+            world.client.dial(Proto::Udp, None, at(node, LATER + 1), within(3 * QUICK)).expect("a socket");
         assert_eq!(flow.request().expect("an answer").who, "theirs");
         world.node.nft("delete table ip theirs");
         let _ours = udp(&world, &network, "ours", LATER + 1);
