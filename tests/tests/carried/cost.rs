@@ -30,13 +30,11 @@ fn kernel() -> String {
     release.split('.').take(2).collect::<Vec<_>>().join(".")
 }
 
-/// Prints number and time for each program, so that a run on other kernels reports them, too.
-#[test]
-fn the_verifier_processes_as_many_instructions_as_before() {
-    needs!(has_programs(), PROGRAMS);
+/// The programs, with the number of instructions that the verifier processed, and its time with that of the compiler.
+fn verify() -> [(&'static str, Option<u32>, Duration); programs::ALL.len()] {
     let object = cni_dataplane::ebpf::object().expect("the object");
     let node = Node::new();
-    let counts = node.run(|| {
+    node.run(|| {
         let mut ebpf: Ebpf = EbpfLoader::new()
             .map_max_entries(CARRIED4, 64)
             .map_max_entries(CARRIED6, 64)
@@ -50,7 +48,12 @@ fn the_verifier_processes_as_many_instructions_as_before() {
             let (taken, info) = (begun.elapsed(), program.info().expect("the program's info"));
             (name, info.verified_instruction_count(), taken)
         })
-    });
+    })
+}
+
+#[test]
+fn the_verifier_processes_as_many_instructions_as_before() {
+    needs!(has_programs(), PROGRAMS);
     let kernel = kernel();
     let golden: BTreeMap<&str, u32> = GOLDEN
         .lines()
@@ -60,9 +63,7 @@ fn the_verifier_processes_as_many_instructions_as_before() {
             (of == kernel).then(|| (name, number.parse().expect("a number in instructions.golden")))
         })
         .collect();
-    for (name, count, taken) in counts {
-        let shown = count.map_or_else(|| "?".to_owned(), |count| count.to_string());
-        println!("{kernel} {name} {shown} instructions, verified and compiled in {} us", taken.as_micros());
+    for (name, count, _) in verify() {
         // Kernels before 5.16 do not report the number.
         let Some(count) = count else { continue };
         let (least, most) = match golden.get(name) {
@@ -71,6 +72,18 @@ fn the_verifier_processes_as_many_instructions_as_before() {
             None => (1, CEILING),
         };
         assert!((least..=most).contains(&count), "{name}: {count}, not {least} to {most}");
+    }
+}
+
+/// Prints numbers and times for each program:
+/// `cargo xtask vm-test --measure --suite carried --filter verification`.
+#[test]
+#[ignore = "a measurement"]
+fn verification() {
+    let kernel = kernel();
+    for (name, count, taken) in verify() {
+        let count = count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+        println!("figure: {kernel} {name} {count} instructions {} us", taken.as_micros());
     }
 }
 
