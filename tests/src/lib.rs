@@ -45,6 +45,7 @@
 //! the ruleset, links, addresses and routes of all its spaces.
 
 mod bpf;
+mod bus;
 mod chain;
 mod cluster;
 mod container;
@@ -76,6 +77,7 @@ mod traffic;
 mod tun;
 
 pub use bpf::{PROGRAMS, attach_tcx, has_programs};
+pub use bus::SYSTEM_BUS;
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
 pub use container::{

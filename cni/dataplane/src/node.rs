@@ -206,16 +206,7 @@ pub fn features() -> Result<Vec<Feature>, Error> {
 }
 
 fn list_no_flows() -> Result<usize, NftError> {
-    let family = FlowFamily::Ipv4;
-    let all = Filter {
-        family,
-        protocol: None,
-        destinations: Vec::new(),
-        port: None,
-        reply_source: None,
-        status: 0,
-    };
-    Conntrack::open()?.count(&all)
+    Conntrack::open()?.count(&Filter::all(FlowFamily::Ipv4))
 }
 
 /// A chain of another program at the forward hook.

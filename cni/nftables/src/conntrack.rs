@@ -174,6 +174,12 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Selects all flows of the family.
+    #[must_use]
+    pub fn all(family: FlowFamily) -> Self {
+        Self { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None, status: 0 }
+    }
+
     fn passes(&self, flow: &Flow) -> bool {
         let original = &flow.original;
         self.family.fits(original.destination)

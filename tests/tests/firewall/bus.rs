@@ -12,23 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slipway_tests::{Node, within};
+use slipway_tests::{Node, SYSTEM_BUS, within};
 
 const SOCKET: &str = "/run/dbus/system_bus_socket";
-const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <type>system</type>
-  <listen>unix:path=/run/dbus/system_bus_socket</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow send_destination="*" eavesdrop="true"/>
-    <allow eavesdrop="true"/>
-    <allow own="*"/>
-    <allow user="*"/>
-  </policy>
-</busconfig>
-"#;
 
 /// The bus, until it is dropped.
 pub(crate) struct Daemon(Child);
@@ -43,7 +29,7 @@ impl Drop for Daemon {
 impl Daemon {
     /// Returns `None` without dbus-daemon.
     pub(crate) fn start(node: &Node) -> Option<Self> {
-        node.write("/run/bus.conf", CONFIG);
+        node.write("/run/bus.conf", SYSTEM_BUS);
         node.cmd("mkdir -p /run/dbus");
         let child = node.run(|| {
             Command::new("dbus-daemon")

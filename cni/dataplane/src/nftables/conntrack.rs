@@ -96,7 +96,7 @@ fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Resul
 
 fn udp_filter(family: FlowFamily, port: Option<u16>) -> Filter {
     let protocol = Some(Protocol::Udp.number());
-    Filter { family, protocol, destinations: Vec::new(), port, reply_source: None, status: 0 }
+    Filter { protocol, port, ..Filter::all(family) }
 }
 
 /// The number of flows in the namespace, all protocols together.

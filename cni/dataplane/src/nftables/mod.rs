@@ -125,16 +125,9 @@ impl Nftables {
                 found.add(flow_to(*i, flow), most);
             }
         };
-        let family = FlowFamily::Both;
-        let all = Filter {
-            family,
-            protocol: None,
-            destinations: Vec::new(),
-            port: None,
-            reply_source: None,
-            status: 0,
-        };
-        conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
+        conntrack
+            .for_each(&Filter::all(FlowFamily::Both), count)
+            .map_err(|e| Error::kernel("list the flows", e))?;
         Ok(found)
     }
 }

@@ -160,14 +160,7 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     if containers.is_empty() {
         return;
     }
-    let all = Filter {
-        family: FlowFamily::Both,
-        protocol: None,
-        destinations: Vec::new(),
-        port: None,
-        reply_source: None,
-        status: Flow::OFFLOADED,
-    };
+    let all = Filter { status: Flow::OFFLOADED, ..Filter::all(FlowFamily::Both) };
     let theirs =
         |flow: &Flow| containers.contains(&flow.original.source) || containers.contains(&flow.reply.source);
     let cut = Conntrack::open().and_then(|conntrack| conntrack.delete_if(&all, theirs));

@@ -2,8 +2,8 @@
 
 //! firewalld with a bus of its own.
 
-use slipway_tests::CommandOutput;
 use slipway_tests::system::Daemon;
+use slipway_tests::{CommandOutput, SYSTEM_BUS};
 
 use super::world::World;
 use super::{Chain, Engine, Guest, cells, equal};
@@ -20,21 +20,6 @@ cells! { "trixie-engines", "usr/sbin/firewalld", "firewalld of Debian trixie":
         equal(packages, Chain::Plain, || Firewalld::new(Strict::Yes));
     };
 }
-
-const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <type>system</type>
-  <listen>unix:path=/run/dbus/system_bus_socket</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow send_destination="*" eavesdrop="true"/>
-    <allow eavesdrop="true"/>
-    <allow own="*"/>
-    <allow user="*"/>
-  </policy>
-</busconfig>
-"#;
 
 /// StrictForwardPorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +59,7 @@ impl Engine for Firewalld {
             system.write(file, text);
         }
         if !system.exists("/run/dbus/system_bus_socket") {
-            system.write("/etc/bus.conf", BUS);
+            system.write("/etc/bus.conf", SYSTEM_BUS);
             system.run(&["/bin/busybox", "mkdir", "-p", "/run/dbus"]);
             let bus = ["dbus-daemon", "--config-file=/etc/bus.conf", "--nofork", "--nopidfile"];
             self.daemons.push(system.daemon("bus", &bus));
