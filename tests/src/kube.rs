@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::Member;
 use crate::daemon::Daemon;
-use crate::pace::within;
+use crate::pace::{is_slow, within};
 use crate::space::Space;
 
 /// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test` sets it.
@@ -41,10 +41,11 @@ pub fn kube_programs(program: &str) -> Option<PathBuf> {
     dir.join(program).is_file().then_some(dir)
 }
 
-/// True if the directory has an API server and etcd. VMs have none.
+/// True if the directory has an API server and etcd, and the machine is fast enough for many of them: in an emulated VM each
+/// needs minutes to start.
 #[must_use]
 pub fn has_api_server(programs: &Path) -> bool {
-    CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
+    !is_slow() && CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
 }
 
 /// An API server with its etcd, in the control plane's namespace.

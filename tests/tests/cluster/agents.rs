@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use slipway_tests::{
     ApiServer, Attach, ClusterNode, Daemon, Deliveries, Network, Pod, Proto, Server, Space, SteadyFlow, Stop,
     at, dropped_by_processors, has_api_server, is_slow, kube_programs, patience, pod_ranges, slipwayd,
+    wait_until_ready,
 };
 
 use crate::api::{KUBECONFIG, LOG, NODES, words};
-use crate::repairs::until;
 use crate::{CONFLIST, Lab};
 
 /// The port of a pod's servers.
@@ -63,10 +63,12 @@ impl<'a> Agents<'a> {
         for number in [1, 2] {
             let node = lab.node(number);
             let [v4, v6] = pod_ranges(3 - number);
-            until("routes", || {
-                node.cmd("ip route show").contains(&v4) && node.cmd("ip -6 route show").contains(&v6)
+            let agent = agents.running[usize::from(number) - 1].as_ref().expect("an agent");
+            wait_until_ready("slipwayd", node, LOG, agent, || {
+                node.cmd("ip route show").contains(&v4)
+                    && node.cmd("ip -6 route show").contains(&v6)
+                    && node.read(CONFLIST).is_some()
             });
-            until("the configuration", || node.read(CONFLIST).is_some());
         }
         agents
     }

@@ -38,8 +38,9 @@ pub(crate) fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) ->
 }
 
 /// The arguments of a node's agent.
-pub(crate) fn words(node: &ClusterNode, tunnel: &str) -> Vec<String> {
+pub(crate) fn words(node: &ClusterNode, path: &str) -> Vec<String> {
     let (name, slipway) = (format!("node-{}", node.number), slipway().display().to_string());
+    let option = if path == "wireguard" { "--encrypt" } else { "--tunnel" };
     let words = [
         "run",
         "--node-name",
@@ -54,8 +55,8 @@ pub(crate) fn words(node: &ClusterNode, tunnel: &str) -> Vec<String> {
         SUBNET_FILE,
         "--network-name",
         "pods",
-        "--tunnel",
-        tunnel,
+        option,
+        path,
         "--slipway",
         &slipway,
     ];

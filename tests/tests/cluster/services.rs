@@ -27,7 +27,7 @@ const PROXY_LOG: &str = "/run/kube/proxy.log";
 #[test]
 fn of_kube_proxy_reach_pods_of_other_nodes_by_plain_routes() {
     let Some(programs) = with_proxy().filter(|dir| has_api_server(dir)) else { skip!(API_SERVER) };
-    let (in_clear_text, encrypted) = reach_pods_of_other_nodes(&programs, &[]);
+    let (in_clear_text, encrypted) = reach_pods_of_other_nodes(&programs, "auto");
     assert!(in_clear_text >= 16 && encrypted == 0, "{in_clear_text}, {encrypted}");
 }
 
@@ -35,7 +35,7 @@ fn of_kube_proxy_reach_pods_of_other_nodes_by_plain_routes() {
 fn of_kube_proxy_reach_pods_of_other_nodes_by_wireguard() {
     needs!(has_wireguard(), WIREGUARD);
     let Some(programs) = with_proxy() else { skip!(API_SERVER) };
-    let (in_clear_text, encrypted) = reach_pods_of_other_nodes(&programs, &["--encrypt", "wireguard"]);
+    let (in_clear_text, encrypted) = reach_pods_of_other_nodes(&programs, "wireguard");
     assert!(in_clear_text == 0 && encrypted >= 16, "{in_clear_text}, {encrypted}");
 }
 
@@ -47,11 +47,11 @@ fn with_proxy() -> Option<PathBuf> {
 
 /// Sends requests to a Service with a pod of node 2. Returns the number of frames on the link that are packets of pods, and
 /// that are WireGuard's.
-fn reach_pods_of_other_nodes(programs: &Path, options: &[&str]) -> (usize, usize) {
+fn reach_pods_of_other_nodes(programs: &Path, path: &str) -> (usize, usize) {
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(programs, &lab.cluster.control);
     server.wait();
-    let agents = Agents::start(&lab, &server, &server.kubeconfig(), "auto", options);
+    let agents = Agents::start(&lab, &server, &server.kubeconfig(), path, &[]);
     let webs = [1, 2].map(|number| {
         Web::new(lab.node(number), &lab.network(number), &format!("web-{number}"), 8080 + u16::from(number))
     });

@@ -39,8 +39,8 @@ const PROGRAMS: [Program; 5] = [
     Program { name: "kubelet", of_kubelets: true },
 ];
 
-/// The programs that VMs get: an emulated API server would need minutes to start.
-pub(crate) const FOR_VMS: [&str; 3] = ["kube-proxy", "ipset", "libipset.so.13"];
+/// The programs that VMs get. An emulated API server needs minutes to start: a single test uses it there.
+pub(crate) const FOR_VMS: [&str; 5] = ["kube-proxy", "kube-apiserver", "etcd", "ipset", "libipset.so.13"];
 
 /// Debian's suite with etcd 3.4.
 const SUITE: &str = "bookworm";

@@ -27,6 +27,7 @@ const TOOLS: &[&str] = &[
     "chroot",
     "conntrack",
     "cp",
+    "curl",
     "cut",
     "dd",
     "dnsmasq",

@@ -228,9 +228,8 @@ fn run_in_vms<'a>(
     let mut built = None;
     stages.run("build for VMs", |log| {
         let _lock = Lock::take(&build_lock()?)?;
-        let only: &[String] = if args.smoke { &list.smoke } else { &[] };
         let agent = list.slipwayd.iter().any(is_wanted);
-        let mut programs = programs::build(log, args.peer.as_deref(), only, agent)?;
+        let mut programs = programs::build(log, args.peer.as_deref(), wanted_suites, agent)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         if let Some(unknown) =
             wanted_suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
