@@ -3,6 +3,7 @@
 //! Checks the links between the pages of the documentation.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -63,26 +64,31 @@ pub(crate) fn targets(text: &str) -> Vec<&str> {
 
 /// The same with their anchors, and those that are an anchor alone.
 pub(crate) fn linked(text: &str) -> Vec<&str> {
+    let all = places(text).into_iter().map(|place| &text[place]);
+    all.filter(|target| !target.contains(':')).collect()
+}
+
+/// The places in the text of all targets of `[text](target)` outside code blocks and code spans.
+pub(crate) fn places(text: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
-    let mut in_block = false;
-    for line in text.lines() {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-        }
-        if in_block {
-            continue;
-        }
-        // Every second piece between backticks is a code span.
-        for piece in line.split('`').step_by(2) {
-            let mut rest = piece;
-            while let Some((_, after)) = rest.split_once("](") {
-                let Some((target, after)) = after.split_once(')') else { break };
-                rest = after;
-                if !target.contains(':') {
-                    found.push(target);
-                }
+    let (mut in_block, mut in_code, mut start) = (false, false, 0);
+    for line in text.split_inclusive('\n') {
+        let is_fence = line.trim_start().starts_with("```");
+        in_block ^= is_fence;
+        // A code span may continue in the next line, but not in the next paragraph.
+        in_code &= !is_fence && !line.trim().is_empty();
+        let mut at = if in_block || is_fence { line.len() } else { 0 };
+        while let Some(next) = line[at..].find(['`', ']']) {
+            at += next;
+            let target = line[at..].strip_prefix("](").filter(|_| !in_code).and_then(|rest| rest.find(')'));
+            in_code ^= line[at..].starts_with('`');
+            at += 1;
+            if let Some(length) = target {
+                found.push(start + at + 1..start + at + 1 + length);
+                at += 1 + length;
             }
         }
+        start += line.len();
     }
     found
 }
@@ -97,6 +103,12 @@ mod tests {
                     `[e](e.md)` [f](f.md)\n```\n[g](g.md)\n```\n[h](../h.md)\n";
         assert_eq!(targets(text), ["docs/a.md", "docs/b.md", "f.md", "../h.md"]);
         assert_eq!(linked(text), ["docs/a.md", "docs/b.md#part", "#here", "f.md", "../h.md"]);
+    }
+
+    #[test]
+    fn a_code_span_over_two_lines_hides_no_link() {
+        let text = "[`podman\nrun`](a.md) [b](b.md), `[c](c.md)\n[d](d.md)` [e](e.md)\n\nan odd ` here\n\n[f](f.md)\n";
+        assert_eq!(targets(text), ["a.md", "b.md", "e.md", "f.md"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::contents;
 use crate::docs_check::normal;
 use crate::error::{Error, Result};
+use crate::links;
 
 /// The outcome for a link.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,32 +93,13 @@ fn link(page: &str, target: &str, source_url: Option<&str>) -> Link {
 /// The text with other links, outside code.
 fn rewrite(text: &str, mut link: impl FnMut(&str) -> Link) -> String {
     let mut out = String::with_capacity(text.len());
-    let (mut in_block, mut in_code) = (false, false);
-    for line in text.split_inclusive('\n') {
-        let is_fence = line.trim_start().starts_with("```");
-        in_block ^= is_fence;
-        // A code span may continue in the next line, but not in the next paragraph.
-        in_code &= !is_fence && !line.trim().is_empty();
-        if in_block || is_fence {
-            out.push_str(line);
-            continue;
-        }
-        let mut rest = line;
-        while let Some(at) = rest.find(['`', ']']) {
-            out.push_str(&rest[..at]);
-            rest = &rest[at..];
-            let target = rest.strip_prefix("](").filter(|_| !in_code).and_then(|after| after.split_once(')'));
-            if let Some((target, after)) = target {
-                place(&mut out, link(target));
-                rest = after;
-                continue;
-            }
-            in_code ^= rest.starts_with('`');
-            out.push_str(&rest[..1]);
-            rest = &rest[1..];
-        }
-        out.push_str(rest);
+    let mut copied = 0;
+    for target in links::places(text) {
+        out.push_str(&text[copied..target.start - "](".len()]);
+        copied = target.end + ")".len();
+        place(&mut out, link(&text[target]));
     }
+    out.push_str(&text[copied..]);
     out
 }
 
