@@ -62,6 +62,7 @@ pub mod kubernetes;
 pub mod measure;
 mod node;
 mod pace;
+pub mod pages;
 mod plugin;
 mod random;
 mod reference;

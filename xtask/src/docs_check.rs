@@ -222,7 +222,9 @@ pub(crate) fn normal(path: &Path) -> String {
 
 /// The errors of the blocks that are marked as JSON.
 fn json_errors(text: &str) -> Vec<String> {
-    let blocks = text.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next());
+    // The fence may have more words.
+    let blocks =
+        text.split("```json").skip(1).filter_map(|rest| rest.split_once('\n')?.1.split("```").next());
     let parsed = blocks.map(serde_json::from_str::<serde_json::Value>);
     parsed.filter_map(|parsed| Some(parsed.err()?.to_string())).collect()
 }
@@ -471,7 +473,7 @@ mod tests {
     #[test]
     fn a_block_that_is_no_json_is_named() {
         assert_eq!(json_errors("```json\n{ \"a\": [1] }\n```\n```text\n{\n```\n"), Vec::<String>::new());
-        assert_eq!(json_errors("```json\n{ \"a\": 1, }\n```\n").len(), 1);
+        assert_eq!(json_errors("```json fragment=bridge\n{ \"a\": 1, }\n```\n").len(), 1);
     }
 
     #[test]

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The configurations that the pages show, with the plugins: ADD, CHECK and DEL of each, without a warning.
+//!
+//! A block marked `json` is a network's configuration, unless its fence has a word more:
+//! `fragment=portmap` for keys of this plugin, which are tried in the page's first configuration that has it, or next to
+//! a bridge; `file=/etc/cni/slipway.json` for a file on the node (`text` blocks, too); and `output` for what a program
+//! prints, which the suite `pages` compares.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[path = "dhcp/stage.rs"]
+#[expect(dead_code, reason = "the suite dhcp uses the rest")]
+mod stage;
+
+use serde_json::{Map, Value, json};
+use slipway_tests::pages::{self, Block};
+use slipway_tests::{Attach, FLOWTABLE, Proto, has_flowtable, lacks, needs, skip};
+use stage::Stage;
+
+/// The node's settings.
+const SETTINGS: &str = "/etc/cni/slipway.json";
+
+/// A test for each page.
+macro_rules! configurations_of {
+    ($($test:ident: $page:literal;)*) => {
+        const PAGES: &[&str] = &[$($page),*];
+        $(
+            #[test]
+            fn $test() {
+                let trials = trials($page);
+                let plugins = trials.iter().flat_map(|trial| types(&trial.list));
+                if let Some(feature) = plugins.into_iter().find_map(|name| lacks(&name)) {
+                    skip!(feature);
+                }
+                let flows = trials.iter().any(|trial| trial.files.iter().any(|(_, text)| text.contains("flowtable")));
+                needs!(!flows || has_flowtable(), FLOWTABLE);
+                needs!(!trials.iter().any(|trial| trial.leases()) || stage::has_dnsmasq(), "dnsmasq");
+                for trial in trials {
+                    assert_eq!(trial.run(), Vec::<String>::new(), "{}", trial.place);
+                }
+            }
+        )*
+    };
+}
+
+configurations_of! {
+    bandwidth: "docs/plugins/bandwidth.md";
+    bridge: "docs/plugins/bridge.md";
+    dhcp: "docs/plugins/dhcp.md";
+    dummy: "docs/plugins/dummy.md";
+    firewall: "docs/plugins/firewall.md";
+    flannel: "docs/plugins/flannel.md";
+    flowtable: "docs/dataplane/flowtable.md";
+    host_device: "docs/plugins/host-device.md";
+    host_local: "docs/plugins/host-local.md";
+    ipvlan: "docs/plugins/ipvlan.md";
+    loopback: "docs/plugins/loopback.md";
+    macvlan: "docs/plugins/macvlan.md";
+    noop: "docs/plugins/noop.md";
+    operating: "docs/operating.md";
+    portmap: "docs/plugins/portmap.md";
+    ptp: "docs/plugins/ptp.md";
+    readme: "README.md";
+    sbr: "docs/plugins/sbr.md";
+    r#static: "docs/plugins/static.md";
+    table: "docs/dataplane/table.md";
+    tap: "docs/plugins/tap.md";
+    tuning: "docs/plugins/tuning.md";
+    vlan: "docs/plugins/vlan.md";
+    vrf: "docs/plugins/vrf.md";
+}
+
+/// One configuration on a node of its own.
+struct Trial {
+    /// Page and line of the block.
+    place: String,
+    list: Value,
+    /// The node's files.
+    files: Vec<(String, String)>,
+    /// The runtime's data by capability, instead of the usual.
+    capabilities: Option<Map<String, Value>>,
+}
+
+/// The configurations of a page: each alone, then with each fragment, then with each file of settings.
+fn trials(page: &str) -> Vec<Trial> {
+    let (files, others): (Vec<Block>, Vec<Block>) =
+        pages::blocks(page).into_iter().partition(|block| block.value("file").is_some());
+    let content = |block: &Block| (block.value("file").expect("a file").to_owned(), block.text());
+    let (settings, files): (Vec<_>, Vec<_>) =
+        files.iter().map(|block| (block, content(block))).partition(|(_, (path, _))| path == SETTINGS);
+    let files: Vec<_> = files.into_iter().map(|(_, file)| file).collect();
+    let trial = |place: &Block, list: &Value| Trial {
+        place: place.place(),
+        list: list.clone(),
+        files: files.clone(),
+        capabilities: None,
+    };
+    let json: Vec<(&Block, Value)> = others.iter().filter_map(|block| Some((block, shown(block)?))).collect();
+    let (fragments, lists): (Vec<_>, Vec<_>) =
+        json.into_iter().partition(|(block, _)| block.value("fragment").is_some());
+    let lists: Vec<(&Block, Value)> = lists.into_iter().map(|(block, one)| (block, list_of(one))).collect();
+    let with = |plugin: &str| {
+        let found =
+            lists.iter().map(|(_, list)| list).find(|list| types(list).iter().any(|one| one == plugin));
+        found.cloned().unwrap_or_else(usual)
+    };
+    let mut all: Vec<Trial> = lists.iter().map(|(block, list)| trial(block, list)).collect();
+    for (block, keys) in &fragments {
+        let plugin = block.value("fragment").expect("a fragment's plugin");
+        let mut one = trial(block, &with(plugin));
+        one.add(plugin, keys);
+        all.push(one);
+    }
+    for (block, file) in &settings {
+        let mut one = trial(block, &with("portmap"));
+        one.files.push(file.clone());
+        all.push(one);
+    }
+    all
+}
+
+/// The content of a block of JSON that is no output.
+fn shown(block: &Block) -> Option<Value> {
+    if block.language != "json" || block.words.iter().any(|word| word == "output") {
+        return None;
+    }
+    let value = serde_json::from_str(&block.text());
+    Some(value.unwrap_or_else(|e| panic!("{}: {e}", block.place())))
+}
+
+/// A configuration list; of a single configuration, the list that libcni makes of it.
+fn list_of(one: Value) -> Value {
+    assert!(one["cniVersion"].is_string(), "neither a configuration nor marked as a part: {one}");
+    match one.get("plugins") {
+        Some(_) => one,
+        None => json!({"cniVersion": one["cniVersion"], "name": one["name"], "plugins": [one]}),
+    }
+}
+
+/// The list for fragments of a page that has none.
+fn usual() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "pods", "plugins": [
+            {
+                "type": "bridge", "isDefaultGateway": true, "ipMasq": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+fn types(list: &Value) -> Vec<String> {
+    let plugins = list["plugins"].as_array().expect("a list has plugins");
+    plugins.iter().map(|plugin| plugin["type"].as_str().expect("a type").to_owned()).collect()
+}
+
+impl Trial {
+    /// Adds a fragment to the configuration of its plugin.
+    fn add(&mut self, plugin: &str, keys: &Value) {
+        let plugins = self.list["plugins"].as_array_mut().expect("a list has plugins");
+        let config = plugins.iter_mut().find(|one| one["type"] == plugin);
+        let config = config.unwrap_or_else(|| panic!("{}: no configuration has {plugin}", self.place));
+        for (key, value) in keys.as_object().expect("keys") {
+            match value.as_object() {
+                // libcni makes it of the runtime's data, for the capabilities that a plugin declares.
+                Some(data) if key == "runtimeConfig" => self.capabilities = Some(data.clone()),
+                _ => config[key] = value.clone(),
+            }
+        }
+    }
+
+    /// True if its addresses are leases.
+    fn leases(&self) -> bool {
+        self.list["plugins"].as_array().is_some_and(|all| all.iter().any(|one| one["ipam"]["type"] == "dhcp"))
+    }
+
+    /// A node with the links and files that the configuration names.
+    fn stage(&self) -> Stage {
+        let stage = Stage::new();
+        let node = &stage.node;
+        node.own_etc();
+        // The links that pages name, and the folder of their log.
+        node.cmd("ip link add ens5 type veth peer name ens6");
+        node.cmd("ip link set ens5 up");
+        node.cmd("ip link set ens6 up");
+        node.cmd("mount -t tmpfs tmpfs /var/log");
+        for (path, content) in &self.files {
+            node.write(path, content);
+        }
+        if self.leases() {
+            node.cmd("ip link set lan0 name br-lan");
+            stage.start_dnsmasq(node, "br-lan", &[]);
+            stage.start_daemon(&[]);
+        }
+        stage
+    }
+
+    /// ADD, CHECK and DEL. Returns the warnings of the plugins.
+    fn run(&self) -> Vec<String> {
+        let stage = self.stage();
+        let network = stage.node.network(self.list.clone());
+        let pod = stage.node.pod("web");
+        let mut attach = Attach::new(&pod).args("IgnoreUnknown=1;K8S_POD_NAME=web");
+        attach = match &self.capabilities {
+            Some(given) => Attach { capabilities: given.clone(), ..attach },
+            None => attach.port(Proto::Tcp, 8080, 80).capability("mac", json!("02:00:00:00:00:07")),
+        };
+        attach = match types(&self.list)[0].as_str() {
+            "loopback" => attach.ifname("lo"),
+            _ => attach,
+        };
+        let (mut warnings, mut result) = (Vec::new(), Value::Null);
+        for verb in ["ADD", "CHECK", "DEL"] {
+            let mut configs = network.configs(Some(&attach));
+            if verb == "DEL" {
+                configs.reverse();
+            }
+            for mut config in configs {
+                if !result.is_null() {
+                    config["prevResult"] = result.clone();
+                }
+                let output = network.prepare(verb, &config, Some(&attach)).env("SLIPWAY_LOG", "warn").run();
+                let printed = output.ok();
+                if verb == "ADD" {
+                    result = printed;
+                }
+                warnings.extend(output.process.stderr.lines().map(str::to_owned));
+            }
+        }
+        warnings
+    }
+}
+
+#[test]
+fn each_page_with_a_configuration_is_tried() {
+    let shows = |name: &String| pages::blocks(name).iter().any(|one| shown(one).is_some());
+    let mut tried: Vec<String> = PAGES.iter().map(|page| (*page).to_owned()).collect();
+    tried.sort();
+    assert_eq!(pages::names().into_iter().filter(shows).collect::<Vec<_>>(), tried);
+}
+
+#[test]
+fn a_misspelt_key_and_a_fragment_of_no_plugin_are_found() {
+    let mut trial = trials("README.md").swap_remove(0);
+    trial.add("portmap", &json!({"snatt": true}));
+    let warnings = trial.run();
+    assert!(
+        warnings.iter().any(|line| line.ends_with("unknown key \"snatt\": did you mean \"snat\"?")),
+        "{warnings:?}"
+    );
+    let stray = std::panic::catch_unwind(move || trial.add("sbr", &json!({})));
+    assert!(stray.is_err());
+}
