@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The commands that the pages show, typed on nodes as the pages describe them; the output is the pages'.
+//!
+//! A page with commands has a scene here, which runs them all in their order, or lines in `not-run.txt`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod node;
+mod questions;
+mod reader;
+mod world;
+
+use reader::{Reader, is_task, not_run, steps};
+use slipway_tests::pages;
+
+/// A test for each page with a scene.
+macro_rules! scenes {
+    ($($test:ident: $page:literal in $scene:path;)*) => {
+        const SCENES: &[&str] = &[$($page),*];
+        $(
+            #[test]
+            fn $test() {
+                let mut page = Reader::new($page);
+                $scene(&mut page);
+                page.ends();
+            }
+        )*
+    };
+}
+
+scenes! {
+    back_to_the_reference_plugins: "docs/questions/back-to-the-reference-plugins.md" in node::back_to_the_reference_plugins;
+    cluster: "docs/cluster.md" in node::cluster;
+    cnitool: "docs/cnitool.md" in node::cnitool;
+    installing: "docs/installing.md" in node::installing;
+    migrating: "docs/migrating.md" in node::migrating;
+    operating: "docs/operating.md" in node::operating;
+    pods: "docs/pods.md" in node::pods;
+    readme: "README.md" in node::readme;
+    runtimes: "docs/runtimes.md" in node::runtimes;
+    sbr: "docs/plugins/sbr.md" in node::sbr;
+    add_fails_with_code_11: "docs/questions/add-fails-with-code-11.md" in questions::add_fails_with_code_11;
+    after_a_reboot: "docs/questions/after-a-reboot.md" in questions::after_a_reboot;
+    container_cannot_reach_outside: "docs/questions/container-cannot-reach-outside.md" in questions::container_cannot_reach_outside;
+    ipv6_loopback_does_not_answer: "docs/questions/ipv6-loopback-does-not-answer.md" in questions::ipv6_loopback_does_not_answer;
+    no_address_left: "docs/questions/no-address-left.md" in questions::no_address_left;
+    port_does_not_answer: "docs/questions/port-does-not-answer.md" in questions::port_does_not_answer;
+    ruleset_was_flushed: "docs/questions/ruleset-was-flushed.md" in questions::ruleset_was_flushed;
+    what_slipway_changes: "docs/questions/what-slipway-changes.md" in questions::what_slipway_changes;
+}
+
+#[test]
+fn each_command_is_run_or_listed() {
+    let listed = not_run();
+    let mut wrong = Vec::new();
+    for page in pages::names() {
+        for step in steps(&page) {
+            let of_list = listed.iter().filter(|one| one.is_for(&page, &step)).count();
+            let is_run = SCENES.contains(&&*page) || is_task(&step);
+            if of_list == 0 && !is_run {
+                wrong.push(format!("{}: neither run nor listed: {}", step.place, step.command));
+            }
+        }
+    }
+    for one in &listed {
+        if !steps(one.page).iter().any(|step| one.is_for(one.page, step) && !is_task(step)) {
+            wrong.push(format!(
+                "not-run.txt: {} has no command {:?} that could be run",
+                one.page, one.command
+            ));
+        }
+        assert!(!one.reason.trim().is_empty(), "{one:?}");
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
