@@ -245,7 +245,7 @@ fn documentation(stages: &Stages) -> Result<()> {
         doc.env("RUSTDOCFLAGS", "--deny warnings");
         run::log(&mut doc, &log.file)?;
         let links = links::check(workspace::root())?;
-        let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
+        let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary(), &Flavour::Debug.agent())?;
         let words = words::check(workspace::root())?;
         let sources = licenses::check(workspace::root())?;
         let packages = packages::check()?.join(", ");

@@ -2,15 +2,15 @@
 
 //! Checks statements of the documentation against the tree and the programs.
 
+mod mentions;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use clap::CommandFactory;
 
 use crate::error::{Error, Result};
-use crate::{Cli, figures, links, run};
+use crate::{figures, links};
+use mentions::{Helps, Program, mentions, xtask_knows};
 
 /// Pages about the past, or written by a program.
 const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/kernels.md"];
@@ -27,28 +27,23 @@ const OBJECTS: [(&str, &str, &str); 2] = [
     ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/maps.rs"),
 ];
 
-/// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway`.
+/// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway` and `slipwayd`.
 ///
 /// # Errors
 /// [`Error::Failed`] with a line for each statement that does not hold, or a file that cannot be read.
-pub(crate) fn check(root: &Path, slipway: &Path) -> Result<String> {
+pub(crate) fn check(root: &Path, slipway: &Path, slipwayd: &Path) -> Result<String> {
     let pages = pages(root)?;
     let mut wrong = tree(root, &pages)?;
     let mut commands = 0;
-    let mut helps = BTreeMap::new();
+    let mut helps = Helps::new(slipway, slipwayd);
     for (page, text) in &pages {
-        for mention in mentions(text).iter().filter(|mention| mention.program == Program::Slipway) {
+        for mention in mentions(text).iter().filter(|mention| mention.program != Program::Xtask) {
             commands += 1;
-            let help = helps
-                .entry(mention.command.clone())
-                .or_insert_with(|| run::capture(Command::new(slipway).args(["help", &mention.command])).ok());
-            wrong.extend(
-                slipway_knows(help.as_deref(), mention).err().map(|error| format!("{page}: {error}")),
-            );
+            wrong.extend(helps.know(mention).err().map(|error| format!("{page}: {error}")));
         }
     }
     figures::check(root)?;
-    summary(&wrong).map(|()| format!("{commands} mentions of slipway's commands are right"))
+    summary(&wrong).map(|()| format!("{commands} mentions of the programs' commands are right"))
 }
 
 /// Checks that need no built program.
@@ -328,114 +323,6 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     sections.filter_map(|part| part.strip_prefix(heading)).next().unwrap_or_default()
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Program {
-    Slipway,
-    Xtask,
-}
-
-/// A command line that a page shows.
-#[derive(Debug, PartialEq, Eq)]
-struct Mention {
-    program: Program,
-    command: String,
-    options: Vec<String>,
-}
-
-/// The command lines of `slipway` and `cargo xtask` in code spans and code blocks.
-fn mentions(text: &str) -> Vec<Mention> {
-    let mut found = Vec::new();
-    let mut paragraph = String::new();
-    let mut in_block = false;
-    for line in text.lines().chain([""]) {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-        } else if in_block {
-            // The text after two spaces explains the command.
-            let line = line.trim();
-            let line = line.strip_prefix("node ").unwrap_or(line);
-            if let Some(command) = line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
-                found.extend(mention(command.split("  ").next().unwrap_or_default()));
-            }
-        } else if line.is_empty() {
-            // Every second piece between backticks is a code span.
-            found.extend(paragraph.split('`').skip(1).step_by(2).filter_map(mention));
-            paragraph.clear();
-        } else {
-            paragraph.push_str(line);
-            paragraph.push(' ');
-        }
-    }
-    found
-}
-
-/// The command line, if it is one and its command is named.
-fn mention(text: &str) -> Option<Mention> {
-    let mut words = text.split_whitespace().peekable();
-    let first = words.find(|word| !word.contains('='))?;
-    let program = match first {
-        "cargo" => (words.next()? == "xtask").then_some(Program::Xtask)?,
-        word if word == "slipway" || word.ends_with("/slipway") => Program::Slipway,
-        _ => return None,
-    };
-    let command = words.next()?;
-    let is_name = !command.is_empty() && command.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-    if !is_name || command.starts_with('-') {
-        return None;
-    }
-    let words = words.take_while(|word| !matches!(*word, "|" | ";" | "&&" | ">"));
-    let options = words.filter(|word| word.starts_with("--") && word.len() > 2);
-    let name = |word: &str| {
-        let end = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(word.len());
-        word[..end].to_owned()
-    };
-    Some(Mention { program, command: command.to_owned(), options: options.map(name).collect() })
-}
-
-/// # Errors
-/// The task, or one of its options, is unknown.
-fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
-    let Mention { command, options, .. } = mention;
-    let cli = Cli::command();
-    if command == "help" {
-        return Ok(());
-    }
-    let task = cli
-        .find_subcommand(command)
-        .ok_or_else(|| format!("`cargo xtask {command}`: there is no such task"))?;
-    // Another program reads the options that follow.
-    if task.get_arguments().any(clap::Arg::is_trailing_var_arg_set) {
-        return Ok(());
-    }
-    // A task such as `bench` has tasks of its own.
-    let known: BTreeSet<String> = std::iter::once(task)
-        .chain(task.get_subcommands())
-        .flat_map(clap::Command::get_arguments)
-        .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
-        .collect();
-    unknown(options, |option| known.contains(option), &format!("cargo xtask {command}"))
-}
-
-/// # Errors
-/// The command, or one of its options, is unknown.
-fn slipway_knows(help: Option<&str>, mention: &Mention) -> std::result::Result<(), String> {
-    let Mention { command, options, .. } = mention;
-    let help = help.ok_or_else(|| format!("`slipway {command}`: there is no such command"))?;
-    let words: BTreeSet<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
-    unknown(options, |option| words.contains(option), &format!("slipway {command}"))
-}
-
-fn unknown(
-    options: &[String],
-    known: impl Fn(&str) -> bool,
-    command: &str,
-) -> std::result::Result<(), String> {
-    match options.iter().find(|option| *option != "--help" && !known(option)) {
-        Some(option) => Err(format!("`{command}` has no option {option}")),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,29 +332,6 @@ mod tests {
     fn the_pages_agree_with_the_tree() {
         let root = workspace::root();
         summary(&tree(root, &pages(root).unwrap()).unwrap()).unwrap();
-    }
-
-    #[test]
-    fn command_lines_are_found_in_spans_and_blocks() {
-        let text = "Call `slipway\nports --output json` or `A=1 cargo xtask bench control --pods 0,100`.\n\n\
-                    ```console\n# ./slipway install --to DIR   copies `slipway nothing`\nslipway no\n```\n\
-                    `slipway`, `slipway COMMAND` and `cargo xtask` name no command.\n";
-        let found: Vec<String> = mentions(text)
-            .into_iter()
-            .map(|mention| format!("{:?} {} {}", mention.program, mention.command, mention.options.join(" ")))
-            .collect();
-        assert_eq!(
-            found,
-            ["Slipway ports --output", "Xtask bench --pods", "Slipway install --to"].map(str::to_owned)
-        );
-    }
-
-    #[test]
-    fn a_task_and_an_option_that_do_not_exist_are_named() {
-        let wrong = |text: &str| xtask_knows(&mention(text).unwrap()).unwrap_err();
-        assert_eq!(wrong("cargo xtask brew"), "`cargo xtask brew`: there is no such task");
-        assert_eq!(wrong("cargo xtask test --slow"), "`cargo xtask test` has no option --slow");
-        xtask_knows(&mention("cargo xtask bench control --pods 0").unwrap()).unwrap();
     }
 
     #[test]
