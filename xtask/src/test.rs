@@ -24,8 +24,8 @@ use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{self, passed};
 use crate::{
-    build, deny, dist, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup, shells,
-    vm_test, words, workspace,
+    build, deny, dist, docs, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup,
+    shells, vm_test, words, workspace,
 };
 
 /// The package of the network tests, which need root and the built binary.
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     /// Only format, lints and unit tests
     #[arg(long)]
     quick: bool,
-    /// Try every point and every kernel of the smoke tests, not a sample
+    /// Try every point and every kernel of the smoke tests, not a sample, and check the pages as a site
     #[arg(long, conflicts_with_all = ["quick", "seed"])]
     full: bool,
     /// Only print the tests and kernels of which a plain run tries a part
@@ -93,7 +93,7 @@ pub(crate) struct Args {
     #[arg(long)]
     require: bool,
     /// Only the tests with podman, containerd, cnitool and the newest reference plugins, which are fetched and
-    /// unpacked below target
+    /// unpacked below target, and the pages as a site in a browser
     #[arg(long, conflicts_with_all = ["quick", "no_vm"])]
     runtimes: bool,
     /// Only the tests with Kubernetes' own programs. Missing programs are built from Debian 12's source package, below
@@ -176,7 +176,9 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
             let unit = if suites.is_empty() { unit_tests(args, stages) } else { Ok(0) };
             let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
             let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
-            (linted.and(unit), doc)
+            let site =
+                if args.full && !args.is_part() { site(docs::Checks::Files, args, stages) } else { Ok(()) };
+            (linted.and(unit), doc.and(site))
         });
         let machines = (!args.is_part() && !args.no_vm)
             .then(|| scope.spawn(|| vm_test::smoke(stages, args.require, (!args.full).then_some(seed))));
@@ -253,6 +255,14 @@ fn documentation(stages: &Stages) -> Result<()> {
             "{links} links in the pages lead somewhere; {statements}; {words}; {sources} sources name their licence; \
              {packages} can be published"
         ))
+    })
+}
+
+/// The pages as a site. Not in a plain run: the first time mdBook is built, for minutes.
+fn site(checks: docs::Checks, args: &Args, stages: &Stages) -> Result<()> {
+    stages.run("site", |log| match docs::fetch(checks, log) {
+        Err(e) if !args.require => Ok(format!("SKIP: {e}")),
+        fetched => fetched.and_then(|()| docs::check(checks)),
     })
 }
 
@@ -403,6 +413,9 @@ fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
         none_is_no_proof(count)?;
         Ok(some(count))
     })?;
+    if args.filter.is_none() {
+        site(docs::Checks::Browser, args, stages)?;
+    }
     let reference =
         if args.filter.is_none() { compare(args, stages, &bin_dir, &skips)? } else { Reference::none() };
     let seen = lines_of(&skips)?;

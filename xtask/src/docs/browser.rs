@@ -66,7 +66,10 @@ fn stage_picture(root: &Path, frame: &str) -> Result<()> {
 }
 
 /// The browser's root file system, fetched once.
-fn root() -> Result<PathBuf> {
+///
+/// # Errors
+/// A package cannot be fetched.
+pub(super) fn root() -> Result<PathBuf> {
     let root = workspace::scratch("docs")?.join("browser");
     if root.join(PROGRAM).is_file() {
         return Ok(root);

@@ -31,7 +31,7 @@ const LIMIT: &str = "120";
 ///
 /// The site is files: it can be opened from a disk or copied into any folder of a web server, and loads nothing from
 /// other hosts. Links and anchors of the rendered pages are checked.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// The folder of the site; it is replaced
     #[arg(long, value_name = "DIR")]
@@ -52,6 +52,40 @@ pub(crate) struct Args {
 /// # Errors
 /// mdBook cannot be had or fails; a link of the site leads nowhere.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    println!("{}", make(args)?);
+    Ok(())
+}
+
+/// The checks of the site that a run of the tests makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checks {
+    /// Links, anchors, the same bytes twice.
+    Files,
+    /// These, and the browser.
+    Browser,
+}
+
+/// Fetches and builds what the checks need.
+///
+/// # Errors
+/// mdBook or the browser cannot be had.
+pub(crate) fn fetch(checks: Checks, log: &Log) -> Result<()> {
+    MDBOOK.ensure(&log.file)?;
+    if checks == Checks::Browser {
+        browser::root()?;
+    }
+    Ok(())
+}
+
+/// Renders the site and checks it. Returns a line for people.
+///
+/// # Errors
+/// As those of [`run`].
+pub(crate) fn check(checks: Checks) -> Result<String> {
+    make(&Args { check: true, browser: checks == Checks::Browser, ..Args::default() })
+}
+
+fn make(args: &Args) -> Result<String> {
     let dir = workspace::scratch("docs")?;
     let _lock = Lock::take(&dir.join("lock"))?;
     let path = dir.join("log");
@@ -65,10 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         render(&dir.join("book"), &again, args.source_url.as_deref(), &log)?;
         same(&site, &again)?;
     }
+    let mut seen = String::new();
     if args.browser {
         let pictures = dir.join("pictures");
         let count = browser::check(&site, &pictures)?;
-        println!("{}: {count} pictures; the search finds its page", pictures.display());
+        seen = format!("; the search finds its page; {count} pictures in {}", pictures.display());
     }
     let to = match &args.to {
         Some(to) => {
@@ -78,8 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => &site,
     };
     let (count, size) = (contents::pages().count(), size(to)?);
-    println!("{}: {count} pages, {links} links, {:.1} MB", to.join("index.html").display(), size);
-    Ok(())
+    Ok(format!("{}: {count} pages, {links} links, {size:.1} MB{seen}", to.join("index.html").display()))
 }
 
 fn render(book: &Path, site: &Path, source_url: Option<&str>, log: &Log) -> Result<()> {
