@@ -4,8 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use slipway_tests::Node;
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Node, Proto};
 
 /// Returns the report, and true if the command succeeded.
 fn check(node: &Node) -> (Value, bool) {
@@ -34,6 +34,52 @@ fn a_fresh_node_lacks_nothing() {
     // trying things out left nothing on the node
     assert_eq!(node.cmd("nft list ruleset"), "");
     assert!(!node.cmd("ip -o link").contains("probe"));
+}
+
+/// The state of our table while a container runs, before and after a change of the ruleset.
+#[track_caller]
+fn after(change: &str, found: &str) {
+    let node = Node::new();
+    let network = node.network(json!({"name": "pods", "plugins": [
+        {
+            "type": "bridge", "isGateway": true, "ipMasq": true,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]},
+        },
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+    ]}));
+    let pod = node.pod("web1");
+    let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let state = |node: &Node| finding(&check(node).0, "table inet slipway").clone();
+    assert_eq!(state(&node)["state"], "ok");
+    node.nft(change);
+    let (report, success) = check(&node);
+    assert!(success, "a warning is not a failure: {report:#}");
+    let table = finding(&report, "table inet slipway");
+    assert_eq!((&table["state"], &table["found"]), (&"warning".into(), &found.into()), "{table:#}");
+    assert!(table["fix"].as_str().unwrap().contains("`slipway restore`"), "{table:#}");
+    node.slipway("restore");
+    assert_eq!(state(&node)["state"], "ok");
+    node.nft(change);
+    pod.remove();
+    assert_eq!(state(&node)["state"], "ok", "its container does not run any more");
+}
+
+#[test]
+fn a_missing_table_is_a_warning_while_containers_need_it() {
+    after(
+        "flush ruleset",
+        "missing: the guard of the node's loopback; the rules of network pods, container web1, interface eth0",
+    );
+}
+
+#[test]
+fn a_table_without_the_elements_of_a_running_container_is_a_warning() {
+    after(
+        "flush map inet slipway hostports4",
+        "lacks the rules of network pods, container web1, interface eth0",
+    );
 }
 
 #[test]

@@ -18,6 +18,7 @@ use nix::unistd::{AccessFlags, access};
 
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
+use crate::operator::restore::{self, Missing};
 
 /// The directory of host-local's reservations, without `dataDir`.
 const STATE_DIR: &str = "/var/lib/cni/networks";
@@ -26,6 +27,9 @@ const FLOWS_PERCENT: u64 = 80;
 /// Free bytes and inodes below which a reservation may soon fail.
 const LITTLE_SPACE: u64 = 16 << 20;
 const FEW_INODES: u64 = 1000;
+
+/// The number of containers that a finding names.
+const NAMED: usize = 3;
 
 /// All findings about the host.
 pub(super) fn findings() -> Vec<Finding> {
@@ -67,7 +71,14 @@ pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec
 fn own_table() -> Finding {
     let (name, schema) = node::own_table_name();
     let what = format!("table {name}");
-    match node::own_table() {
+    let table = node::own_table();
+    if let (Ok(OwnTable::Ready | OwnTable::Absent), Some(lost)) = (&table, lost()) {
+        let begin = if matches!(table, Ok(OwnTable::Ready)) { "lacks" } else { "missing:" };
+        return Finding::new(what, State::Warning, format!("{begin} {lost}"))
+            .reason("published ports do not answer, or containers are not masqueraded")
+            .fix("`slipway restore`");
+    }
+    match table {
         Ok(OwnTable::Ready) => Finding::ok(what, format!("exists, schema {schema}")),
         Ok(OwnTable::Absent) => Finding::ok(what, "does not exist yet")
             .reason("the first container with a published port creates it"),
@@ -80,6 +91,21 @@ fn own_table() -> Finding {
             .reason("published ports and masquerade are its elements")
             .fix("see the error"),
     }
+}
+
+/// What running containers lack, in words; none if nothing is missing.
+fn lost() -> Option<String> {
+    let Missing { guard, owners } = match restore::missing() {
+        Ok(missing) => missing,
+        Err(error) => return Some(format!("perhaps rules of running containers: {error}")),
+    };
+    let guard = guard.then(|| "the guard of the node's loopback".to_owned());
+    let named: Vec<String> = owners.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = owners.len() - named.len();
+    let more = if more == 0 { String::new() } else { format!(", and of {more} others") };
+    let rules = (!named.is_empty()).then(|| format!("the rules of {}{more}", named.join(", ")));
+    let parts: Vec<String> = guard.into_iter().chain(rules).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// The flowtable, if the node's settings ask for one or one exists.

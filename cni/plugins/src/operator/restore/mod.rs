@@ -8,6 +8,7 @@
 pub(super) mod liveness;
 mod report;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ const SOMETHING_MISSING: u8 = 3;
 
 /// A restoration cannot begin, or a container's objects cannot be determined.
 #[derive(Debug, thiserror::Error)]
-enum RestoreError {
+pub(super) enum RestoreError {
     #[error("no runtime's cache in {}", results(directories))]
     NoCache { directories: Vec<PathBuf> },
     #[error(transparent)]
@@ -82,6 +83,32 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
         (true, true) => SOMETHING_MISSING,
         (true, false) => 0,
     })
+}
+
+/// What running containers lack, as a dry run finds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// True if the guard of the node's loopback is missing with the table.
+    pub(super) guard: bool,
+    /// The containers with missing objects.
+    pub(super) owners: BTreeSet<Attachment>,
+}
+
+/// Finds what is missing, and changes nothing.
+///
+/// # Errors
+/// [`RestoreError`] if the runtime's cache or the node's links cannot be read.
+pub(super) fn missing() -> Result<Missing, RestoreError> {
+    let mut restoration = Restoration::begin(Mode::DryRun, &[])?;
+    restoration.run()?;
+    let mut found = Missing::default();
+    for row in restoration.rows.into_iter().filter(|row| row.state == State::Missing) {
+        match row.owner {
+            Some(owner) => drop(found.owners.insert(owner)),
+            None => found.guard = true,
+        }
+    }
+    Ok(found)
 }
 
 /// The exclusion of migrations.
