@@ -15,6 +15,7 @@ pub mod config;
 mod container;
 mod error;
 pub mod exec;
+pub mod host_local;
 pub mod invoke;
 #[cfg(feature = "tokio")]
 pub mod kubelet;

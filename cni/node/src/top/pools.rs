@@ -7,89 +7,71 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cni_runtime::config;
+use cni_runtime::host_local::{Range, RawRange, canonical, number};
 use cni_runtime::subnet_file::SubnetFile;
-use ipnet::IpNet;
+use cni_spec::text::parse_net;
 use serde_json::{Map, Value};
 
 use super::sample::Pool;
 use crate::reservations::{DIRECTORY, Reservations};
 
-/// Addresses that host-local gives out.
+/// A range of addresses that host-local gives out, with its name in the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Range {
+struct Named {
     name: String,
-    first: u128,
-    last: u128,
-    /// Never given out.
-    gateway: u128,
-    is_v4: bool,
+    range: Range,
 }
 
-/// The address as a number in its family.
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u32::from(address).into(),
-        IpAddr::V6(address) => address.into(),
-    }
-}
-
-impl Range {
+impl Named {
     /// Reads the keys `subnet`, `rangeStart`, `rangeEnd` and `gateway`; none if the plugin would refuse them.
     fn read(keys: &Map<String, Value>) -> Option<Self> {
         let text = |key: &str| keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let subnet: IpNet = text("subnet")?.parse().ok()?;
-        let address = |key| text(key).map(|text| text.parse::<IpAddr>().ok()).unwrap_or(None);
-        Self::of(subnet, [address("rangeStart"), address("rangeEnd"), address("gateway")])
+        let address = |key| text(key).map(str::parse).transpose().ok().map(|parsed| parsed.map(canonical));
+        Self::of(RawRange {
+            subnet: Some(parse_net(text("subnet")?)?),
+            first: address("rangeStart")?,
+            last: address("rangeEnd")?,
+            gateway: address("gateway")?,
+        })
     }
 
-    fn of(subnet: IpNet, [first, last, gateway]: [Option<IpAddr>; 3]) -> Option<Self> {
-        let is_v4 = subnet.addr().is_ipv4();
-        let (lowest, highest) = (number(subnet.network()), number(subnet.broadcast()));
-        // The addresses of the network and, in IPv4, of the broadcast.
-        let (lowest, highest) = (lowest.checked_add(1)?, highest.checked_sub(u128::from(is_v4))?);
-        let of_family =
-            |address: Option<IpAddr>| address.filter(|address| address.is_ipv4() == is_v4).map(number);
-        let range = Self {
-            name: match (first, last) {
-                (None, None) => subnet.to_string(),
-                (first, last) => {
-                    let shown =
-                        |address: Option<IpAddr>| address.map(|one| one.to_string()).unwrap_or_default();
-                    format!("{}-{} of {subnet}", shown(first), shown(last))
-                }
-            },
-            first: of_family(first).unwrap_or(lowest).max(lowest),
-            last: of_family(last).unwrap_or(highest).min(highest),
-            gateway: of_family(gateway).unwrap_or(lowest),
-            is_v4,
+    fn of(raw: RawRange) -> Option<Self> {
+        let range = raw.resolve().ok()?;
+        let name = match (raw.first, raw.last) {
+            (None, None) => range.subnet.to_string(),
+            (first, last) => {
+                let shown = |address: Option<IpAddr>| address.map(|one| one.to_string()).unwrap_or_default();
+                format!("{}-{} of {}", shown(first), shown(last), range.subnet)
+            }
         };
-        (range.first <= range.last).then_some(range)
-    }
-
-    fn contains(&self, address: &IpAddr) -> bool {
-        address.is_ipv4() == self.is_v4 && (self.first..=self.last).contains(&number(*address))
+        Some(Self { name, range })
     }
 
     fn pool(&self, network: &str, reserved: &[IpAddr]) -> Pool {
-        let used = reserved.iter().filter(|address| self.contains(address)).count() as u64;
-        let without_gateway = u128::from((self.first..=self.last).contains(&self.gateway));
-        let all = (self.last - self.first).saturating_add(1) - without_gateway;
+        let Self { name, range } = self;
+        let used = reserved.iter().filter(|address| range.contains(**address)).count() as u64;
+        let without_gateway = u128::from(range.contains(range.gateway));
+        let all = (number(range.last) - number(range.first)).saturating_add(1) - without_gateway;
         let free = u64::try_from(all).unwrap_or(u64::MAX).saturating_sub(used);
-        Pool { network: network.to_owned(), range: Some(self.name.clone()), used, free: Some(free) }
+        Pool { network: network.to_owned(), range: Some(name.clone()), used, free: Some(free) }
     }
 }
 
 /// The ranges of an `ipam` object, and the directory of its reservations; none if it is not host-local's.
-fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Range>)> {
+fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Named>)> {
     let keys =
         ipam.as_object().filter(|keys| keys.get("type").and_then(Value::as_str) == Some("host-local"))?;
     let text = |key: &str| keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let sets = keys.get("ranges").and_then(Value::as_array).into_iter().flatten();
     let listed = sets.filter_map(Value::as_array).flatten().filter_map(Value::as_object);
-    let mut found: Vec<Range> = std::iter::once(keys).chain(listed).filter_map(Range::read).collect();
+    let mut found: Vec<Named> = std::iter::once(keys).chain(listed).filter_map(Named::read).collect();
     if let Some(path) = text("subnetFile") {
         match SubnetFile::read(Path::new(path)) {
-            Ok(file) => found.extend(file.subnets.iter().filter_map(|subnet| Range::of(*subnet, [None; 3]))),
+            Ok(file) => {
+                found.extend(file.subnets.iter().filter_map(|subnet| {
+                    Named::of(RawRange { subnet: Some(*subnet), ..RawRange::default() })
+                }))
+            }
             Err(error) => troubles.push(error.to_string()),
         }
     }
@@ -100,7 +82,7 @@ fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Rang
 /// them.
 #[must_use]
 pub fn read(config_dir: &Path, troubles: &mut Vec<String>) -> Vec<Pool> {
-    let mut networks = BTreeMap::<(String, PathBuf), Vec<Range>>::new();
+    let mut networks = BTreeMap::<(String, PathBuf), Vec<Named>>::new();
     match config::load_all(config_dir) {
         Ok(files) => {
             for network in files.into_iter().filter_map(|file| file.network.ok()) {
@@ -125,7 +107,7 @@ pub fn read(config_dir: &Path, troubles: &mut Vec<String>) -> Vec<Pool> {
         .collect()
 }
 
-fn of_network(name: &str, directory: &Path, ranges: &[Range], troubles: &mut Vec<String>) -> Vec<Pool> {
+fn of_network(name: &str, directory: &Path, ranges: &[Named], troubles: &mut Vec<String>) -> Vec<Pool> {
     let reserved = Reservations::open(directory, name)
         .and_then(|found| found.map_or(Ok(Vec::new()), |found| found.addresses()));
     let reserved = match reserved {
@@ -137,7 +119,7 @@ fn of_network(name: &str, directory: &Path, ranges: &[Range], troubles: &mut Vec
     };
     let mut pools: Vec<Pool> = ranges.iter().map(|range| range.pool(name, &reserved)).collect();
     let outside: BTreeSet<_> =
-        reserved.iter().filter(|address| !ranges.iter().any(|range| range.contains(address))).collect();
+        reserved.iter().filter(|address| !ranges.iter().any(|one| one.range.contains(**address))).collect();
     if !outside.is_empty() {
         pools.push(Pool { network: name.to_owned(), range: None, used: outside.len() as u64, free: None });
     }
@@ -183,11 +165,15 @@ mod tests {
             json!({"type": "host-local", "subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9", "rangeEnd": "10.0.0.8"}),
             json!({"type": "host-local", "ranges": {}}),
             json!({"type": "host-local", "subnet": "255.255.255.255/32"}),
+            // host-local refuses these.
+            json!({"type": "host-local", "subnet": "::/0"}),
+            json!({"type": "host-local", "subnet": "10.0.0.1/24"}),
+            json!({"type": "host-local", "subnet": "10.0.0.0/24", "rangeEnd": "10.0.1.9"}),
+            json!({"type": "host-local", "subnet": "10.0.0.0/24", "gateway": "nonsense"}),
         ] {
             assert_eq!(pools(&ipam, &["10.0.0.2"]), [], "{ipam}");
         }
         assert!(ranges(&json!({"type": "static"}), &mut Vec::new()).is_none());
         assert!(ranges(&json!("host-local"), &mut Vec::new()).is_none());
-        assert_eq!(pools(&json!({"type": "host-local", "subnet": "::/0"}), &[]).len(), 1);
     }
 }

@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni_kernel::AddressFamily;
+use cni_runtime::host_local::{RawRange, canonical};
 use cni_runtime::subnet_file::SubnetFile;
 use cni_spec::text::parse_net;
 use cni_spec::{Args, ArgsError, CniError, Route, Version};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::range::{RangeError, RangeSet, RawRange, canonical};
+use super::range::{RangeSet, SetError};
 use crate::ipam::keys::{KeyError, RawArgs, RawRoute, routes};
 use crate::plugin::Env;
 
@@ -46,7 +47,7 @@ pub(super) enum ConfigError {
     #[error(transparent)]
     Key(#[from] KeyError),
     #[error("invalid range set {set}: {source}")]
-    Set { set: usize, source: RangeError },
+    Set { set: usize, source: SetError },
     #[error("range set {0} overlaps with {1}")]
     Overlap(usize, usize),
     #[error("CNI version {0} does not support more than 1 address per family")]
@@ -197,7 +198,8 @@ impl Config {
             let set = self.sets.len();
             let wrong = |source| ConfigError::Set { set, source };
             let range = |subnet: &IpNet| RawRange { subnet: Some(*subnet), ..RawRange::default() }.resolve();
-            let ranges = subnets.iter().map(range).collect::<Result<_, _>>().map_err(wrong)?;
+            let ranges =
+                subnets.iter().map(range).collect::<Result<_, _>>().map_err(|error| wrong(error.into()))?;
             self.sets.push(RangeSet::new(ranges).map_err(wrong)?);
         }
         check_sets(&self.sets, version)
@@ -209,7 +211,7 @@ fn resolve_set(set: usize, key: &str, ranges: &[RawRangeKeys]) -> Result<RangeSe
     let mut resolved = Vec::with_capacity(ranges.len());
     for (at, range) in ranges.iter().enumerate() {
         let key = if key == "ipam" { key.to_owned() } else { format!("{key}[{at}]") };
-        resolved.push(range.parse(&key)?.resolve().map_err(wrong)?);
+        resolved.push(range.parse(&key)?.resolve().map_err(|error| wrong(error.into()))?);
     }
     RangeSet::new(resolved).map_err(wrong)
 }

@@ -26,8 +26,8 @@ use cni_kernel::AddressFamily;
 use sha2::{Digest, Sha256};
 
 use super::owner::OwnerKey;
-use super::range::{from_number, number};
 use super::search::{Bits, Block};
+use cni_runtime::host_local::{from_number, number};
 
 /// The index in memory, as a scan of the directory gives it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -22,6 +22,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni_kernel::lock::LockError;
+use cni_runtime::host_local::Range;
 use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
 use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
 use ipnet::IpNet;
@@ -29,7 +30,7 @@ use nix::errno::Errno;
 
 use self::config::{Config, RawConfig};
 use self::ledger::{Ledger, Reservation, ReserveError};
-use self::range::{Range, RangeSet};
+use self::range::RangeSet;
 use self::search::{Block, next_free};
 pub(crate) use self::store::StoreError;
 use self::store::{Staged, Store};

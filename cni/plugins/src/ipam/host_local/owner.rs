@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use sha2::{Digest, Sha256};
 
-use super::range::canonical;
+use cni_runtime::host_local::canonical;
 
 /// A reservation's content.
 ///

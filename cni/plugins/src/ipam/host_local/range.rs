@@ -1,154 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Ranges of addresses and sets of them.
+//! Sets of ranges.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
-use cni_spec::address::{AddressError, check_container, check_router};
-use ipnet::IpNet;
-
-/// Addresses `first` to `last`, both included, of one subnet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Range {
-    /// The subnet; allocated addresses get its prefix length.
-    pub(super) subnet: IpNet,
-    pub(super) first: IpAddr,
-    pub(super) last: IpAddr,
-    /// Never allocated. It may be outside the subnet, as in the reference.
-    pub(super) gateway: IpAddr,
-}
-
-/// A range of the configuration, parsed but not checked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct RawRange {
-    pub(super) subnet: Option<IpNet>,
-    pub(super) first: Option<IpAddr>,
-    pub(super) last: Option<IpAddr>,
-    pub(super) gateway: Option<IpAddr>,
-}
+use cni_runtime::host_local::{Range, RangeError, same_family};
 
 /// Ranges of one family; each ADD takes one address from each set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RangeSet(Vec<Range>);
 
-/// Why ranges cannot be used. The texts are the reference's.
+/// The reason why a set cannot be used. The texts are the reference's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RangeError {
+pub(super) enum SetError {
     #[error("empty range set")]
     Empty,
     #[error("mixed address families")]
     MixedFamilies,
     #[error("subnets {0} and {1} overlap")]
     Overlap(String, String),
-    #[error("missing subnet")]
-    NoSubnet,
-    #[error("Network {0} too small to allocate from")]
-    TooSmall(IpNet),
-    #[error("Network {network} is an IPv4-mapped IPv6 network: IPNet IP and Mask version mismatch")]
-    Mapped { network: IpNet },
-    #[error(
-        "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
-    )]
-    HostBits { length: u8, network: IpAddr },
-    #[error("RangeStart {0} not in network {1}")]
-    Start(IpAddr, IpNet),
-    #[error("RangeEnd {0} not in network {1}")]
-    End(IpAddr, IpNet),
     #[error(transparent)]
-    Unusable(#[from] AddressError),
-}
-
-impl RawRange {
-    /// Checks the range and fills in defaults: `.1` as gateway and first address; as the last address the one
-    /// before the broadcast address (IPv4) or the last one of the subnet (IPv6).
-    pub(super) fn resolve(&self) -> Result<Range, RangeError> {
-        let subnet = self.subnet.ok_or(RangeError::NoSubnet)?;
-        let bits = subnet.max_prefix_len();
-        if subnet.prefix_len() > bits - 2 {
-            return Err(RangeError::TooSmall(subnet));
-        }
-        if let IpAddr::V6(address) = subnet.addr()
-            && address.to_ipv4_mapped().is_some()
-        {
-            return Err(RangeError::Mapped { network: subnet });
-        }
-        if subnet.addr() != subnet.network() {
-            return Err(RangeError::HostBits { length: subnet.prefix_len(), network: subnet.network() });
-        }
-        let second = step(subnet.network(), 1);
-        let range = Range {
-            subnet,
-            first: self.first.unwrap_or(second),
-            last: self.last.unwrap_or(match subnet {
-                IpNet::V4(_) => from_number(AddressFamily::V4, number(subnet.broadcast()) - 1),
-                IpNet::V6(_) => subnet.broadcast(),
-            }),
-            gateway: self.gateway.unwrap_or(second),
-        };
-        // The error of an empty range names the start if the configuration has one, as in the reference.
-        let ordered = same_family(range.first, range.last) && number(range.first) <= number(range.last);
-        if !subnet.contains(&range.first) || (self.first.is_some() && !ordered) {
-            return Err(RangeError::Start(range.first, subnet));
-        }
-        if !subnet.contains(&range.last) || !ordered {
-            return Err(RangeError::End(range.last, subnet));
-        }
-        Ok(range.usable()?)
-    }
-}
-
-impl Range {
-    /// Excludes the subnet's own address and its broadcast address.
-    fn usable(mut self) -> Result<Self, AddressError> {
-        let subnet = self.subnet;
-        let checked = |address| {
-            check_container(IpNet::new(address, subnet.prefix_len()).unwrap_or_else(|_| address.into()))
-        };
-        if self.first == self.last {
-            checked(self.first)?;
-        }
-        if self.first == subnet.network() {
-            self.first = step(self.first, 1);
-        }
-        if self.last == subnet.broadcast() && self.last.is_ipv4() {
-            self.last = from_number(AddressFamily::V4, number(self.last) - 1);
-        }
-        checked(self.first)?;
-        checked(self.last)?;
-        check_router(self.gateway)?;
-        Ok(self)
-    }
-
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
-        same_family(self.first, address)
-            && (number(self.first)..=number(self.last)).contains(&number(address))
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        same_family(self.first, other.first)
-            && number(self.first) <= number(other.last)
-            && number(other.first) <= number(self.last)
-    }
-}
-
-impl fmt::Display for Range {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
-    }
+    Range(#[from] RangeError),
 }
 
 impl RangeSet {
     /// Checks that the ranges are of one family and do not overlap.
-    pub(super) fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
-        let Some(first) = ranges.first() else { return Err(RangeError::Empty) };
+    pub(super) fn new(ranges: Vec<Range>) -> Result<Self, SetError> {
+        let Some(first) = ranges.first() else { return Err(SetError::Empty) };
         if ranges.iter().any(|range| !same_family(range.first, first.first)) {
-            return Err(RangeError::MixedFamilies);
+            return Err(SetError::MixedFamilies);
         }
         for (at, range) in ranges.iter().enumerate() {
             if let Some(other) = ranges.iter().skip(at + 1).find(|other| range.overlaps(other)) {
-                return Err(RangeError::Overlap(range.to_string(), other.to_string()));
+                return Err(SetError::Overlap(range.to_string(), other.to_string()));
             }
         }
         Ok(Self(ranges))
@@ -183,131 +69,20 @@ impl fmt::Display for RangeSet {
     }
 }
 
-fn same_family(a: IpAddr, b: IpAddr) -> bool {
-    AddressFamily::of(a) == AddressFamily::of(b)
-}
-
-/// The address as a number in its family.
-pub(super) fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => u128::from(u32::from(v4)),
-        IpAddr::V6(v6) => u128::from(v6),
-    }
-}
-
-/// The address of a number, which has 32 bits at most for IPv4.
-pub(super) fn from_number(family: AddressFamily, number: u128) -> IpAddr {
-    match family {
-        AddressFamily::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))),
-        AddressFamily::V6 => IpAddr::V6(Ipv6Addr::from(number)),
-    }
-}
-
-fn step(address: IpAddr, by: u128) -> IpAddr {
-    from_number(AddressFamily::of(address), number(address) + by)
-}
-
-/// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference does.
-pub(super) fn canonical(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),
-        IpAddr::V4(_) => address,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use cni_runtime::host_local::RawRange;
+
     use super::*;
-
-    fn raw(subnet: &str, first: &str, last: &str, gateway: &str) -> RawRange {
-        RawRange {
-            subnet: subnet.parse().ok(),
-            first: first.parse().ok(),
-            last: last.parse().ok(),
-            gateway: gateway.parse().ok(),
-        }
-    }
-
-    fn message(subnet: &str, first: &str, last: &str) -> String {
-        raw(subnet, first, last, "").resolve().unwrap_err().to_string()
-    }
-
-    #[test]
-    fn missing_keys_have_defaults() {
-        let range = raw("10.1.2.0/24", "", "", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "10.1.2.1-10.1.2.254");
-        assert_eq!(range.gateway.to_string(), "10.1.2.1");
-        let range = raw("fd00::/120", "", "", "fd00::9").resolve().unwrap();
-        assert_eq!(range.to_string(), "fd00::1-fd00::ff");
-        assert_eq!(range.gateway.to_string(), "fd00::9");
-        let range = raw("8000::/1", "", "8000::9", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "8000::1-8000::9");
-        let range = raw("64.0.0.0/3", "", "", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "64.0.0.1-95.255.255.254");
-    }
-
-    #[test]
-    fn errors_have_the_references_texts() {
-        for (subnet, first, last, expected) in [
-            ("", "", "", "missing subnet"),
-            ("10.1.2.0/31", "", "", "Network 10.1.2.0/31 too small to allocate from"),
-            ("fd00::/127", "", "", "Network fd00::/127 too small to allocate from"),
-            (
-                "10.1.2.3/24",
-                "",
-                "",
-                "Network has host bits set. For a subnet mask of length 24 the network address is 10.1.2.0",
-            ),
-            ("10.1.2.0/24", "10.1.3.1", "", "RangeStart 10.1.3.1 not in network 10.1.2.0/24"),
-            ("10.1.2.0/24", "fd00::1", "", "RangeStart fd00::1 not in network 10.1.2.0/24"),
-            ("10.1.2.0/24", "", "10.1.3.1", "RangeEnd 10.1.3.1 not in network 10.1.2.0/24"),
-            ("10.1.2.0/24", "10.1.2.9", "10.1.2.8", "RangeStart 10.1.2.9 not in network 10.1.2.0/24"),
-            ("10.1.2.0/24", "10.1.2.255", "", "RangeStart 10.1.2.255 not in network 10.1.2.0/24"),
-            ("10.1.2.0/24", "", "10.1.2.0", "RangeEnd 10.1.2.0 not in network 10.1.2.0/24"),
-        ] {
-            assert_eq!(message(subnet, first, last), expected);
-        }
-    }
-
-    #[test]
-    fn network_and_broadcast_addresses_are_excluded() {
-        let range = |first, last| raw("10.1.2.0/24", first, last, "").resolve().unwrap().to_string();
-        assert_eq!(range("10.1.2.0", "10.1.2.255"), "10.1.2.1-10.1.2.254");
-        assert_eq!(range("10.1.2.0", "10.1.2.9"), "10.1.2.1-10.1.2.9");
-        let range = raw("fd00::/64", "fd00::", "", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "fd00::1-fd00::ffff:ffff:ffff:ffff");
-    }
-
-    #[test]
-    fn ranges_that_no_container_can_use() {
-        for (subnet, first, last, expected) in [
-            ("127.0.0.0/24", "", "", "127.0.0.1/24: it is a loopback address"),
-            ("224.0.0.0/24", "", "", "224.0.0.1/24: it is a multicast address"),
-            ("0.0.0.0/8", "", "", "0.0.0.1/8: it is unspecified"),
-            ("126.0.0.0/7", "", "", "127.255.255.254/7: it is a loopback address"),
-            ("0.0.0.0/0", "10.0.0.1", "10.0.0.9", "10.0.0.1/0: its prefix has no length"),
-            ("::/0", "fd00::1", "fd00::9", "fd00::1/0: its prefix has no length"),
-            ("10.1.2.0/24", "10.1.2.0", "10.1.2.0", "10.1.2.0/24: it is the address of its subnet"),
-            (
-                "10.1.2.0/24",
-                "10.1.2.255",
-                "10.1.2.255",
-                "10.1.2.255/24: it is the broadcast address of its subnet",
-            ),
-        ] {
-            assert_eq!(message(subnet, first, last), format!("no container can have address {expected}"));
-        }
-        let gateway = raw("10.1.2.0/24", "", "", "127.0.0.1").resolve().unwrap_err();
-        assert_eq!(gateway.to_string(), "no router can have address 127.0.0.1: it is a loopback address");
-    }
 
     #[test]
     fn sets_are_of_one_family_and_do_not_overlap() {
-        let range = |subnet: &str| raw(subnet, "", "", "").resolve().unwrap();
-        assert_eq!(RangeSet::new(vec![]), Err(RangeError::Empty));
+        let range =
+            |subnet: &str| RawRange { subnet: subnet.parse().ok(), ..RawRange::default() }.resolve().unwrap();
+        assert_eq!(RangeSet::new(vec![]), Err(SetError::Empty));
         assert_eq!(
             RangeSet::new(vec![range("10.1.2.0/24"), range("fd00::/64")]),
-            Err(RangeError::MixedFamilies)
+            Err(SetError::MixedFamilies)
         );
         assert_eq!(
             RangeSet::new(vec![range("10.1.2.0/24"), range("10.1.0.0/16")]).unwrap_err().to_string(),
@@ -317,11 +92,5 @@ mod tests {
         assert_eq!(set.to_string(), "10.1.2.1-10.1.2.254,10.1.3.1-10.1.3.254");
         assert_eq!(set.range_of("10.1.3.7".parse().unwrap()), Some(&range("10.1.3.0/24")));
         assert_eq!(set.range_of("10.1.3.255".parse().unwrap()), None);
-    }
-
-    #[test]
-    fn mapped_addresses_are_ipv4() {
-        assert_eq!(canonical("::ffff:10.0.0.1".parse().unwrap()).to_string(), "10.0.0.1");
-        assert_eq!(canonical("fd00::1".parse().unwrap()).to_string(), "fd00::1");
     }
 }

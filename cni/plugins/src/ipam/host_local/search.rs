@@ -9,7 +9,9 @@ use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 
-use super::range::{Range, RangeSet, from_number, number};
+use cni_runtime::host_local::{Range, from_number, number};
+
+use super::range::RangeSet;
 
 /// 256 addresses that differ only in their last eight bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ipam::host_local::range::RawRange;
+    use cni_runtime::host_local::RawRange;
 
     fn set(ranges: &[(&str, &str, &str)]) -> RangeSet {
         let resolve = |(subnet, first, last): &(&str, &str, &str)| {
