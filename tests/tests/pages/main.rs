@@ -7,11 +7,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod node;
+mod outputs;
 mod questions;
 mod reader;
 mod world;
 
-use reader::{Reader, is_task, not_run, steps};
+use reader::{Reader, is_task, not_run, others, steps};
 use slipway_tests::pages;
 
 /// A test for each page with a scene.
@@ -51,20 +52,31 @@ scenes! {
 }
 
 #[test]
+fn each_output_is_compared() {
+    let is_output = |block: &pages::Block| block.words.iter().any(|word| word == "output");
+    let shown = pages::names().into_iter().filter(|page| pages::blocks(page).iter().any(is_output));
+    assert_eq!(shown.collect::<Vec<_>>(), outputs::PAGES);
+}
+
+#[test]
 fn each_command_is_run_or_listed() {
     let listed = not_run();
     let mut wrong = Vec::new();
     for page in pages::names() {
-        for step in steps(&page) {
+        for step in steps(&page).into_iter().chain(others(&page)) {
             let of_list = listed.iter().filter(|one| one.is_for(&page, &step)).count();
-            let is_run = SCENES.contains(&&*page) || is_task(&step);
+            let is_run = (step.is_command() && SCENES.contains(&&*page)) || is_task(&step);
             if of_list == 0 && !is_run {
                 wrong.push(format!("{}: neither run nor listed: {}", step.place, step.command));
             }
         }
     }
     for one in &listed {
-        if !steps(one.page).iter().any(|step| one.is_for(one.page, step) && !is_task(step)) {
+        if !steps(one.page)
+            .iter()
+            .chain(&others(one.page))
+            .any(|step| one.is_for(one.page, step) && !is_task(step))
+        {
             wrong.push(format!(
                 "not-run.txt: {} has no command {:?} that could be run",
                 one.page, one.command

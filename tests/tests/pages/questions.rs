@@ -6,18 +6,12 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
 
-use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Proto, pages};
+use serde_json::json;
+use slipway_tests::{Attach, BridgeNetfilter, Proto};
 
+use crate::outputs::shown;
 use crate::reader::Reader;
 use crate::world::{NETWORKS, Web, World};
-
-/// The JSON that a page shows as output.
-fn shown(page: &str) -> Value {
-    let blocks = pages::blocks(page);
-    let output = blocks.iter().find(|block| block.words.iter().any(|word| word == "output"));
-    serde_json::from_str(&output.expect("a block of output").text()).expect("JSON")
-}
 
 pub(crate) fn add_fails_with_code_11(page: &mut Reader) {
     let world = World::new();

@@ -28,6 +28,13 @@ pub(crate) fn steps(page: &str) -> Vec<Step> {
     pages::blocks(page).iter().filter(|block| block.language == "console").flat_map(steps_in).collect()
 }
 
+/// Scripts, and configurations of other programs: a step for each block. No scene runs them.
+pub(crate) fn others(page: &str) -> Vec<Step> {
+    let blocks = pages::blocks(page).into_iter().filter(|block| matches!(&*block.language, "sh" | "toml"));
+    let step = |block: Block| Step { place: block.place(), command: block.text(), output: Vec::new() };
+    blocks.map(step).collect()
+}
+
 fn steps_in(block: &Block) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut continues = false;
@@ -79,7 +86,7 @@ impl NotRun {
 
 /// True for a task of `cargo xtask`: `cargo xtask test` compares it with the tasks' own list of options.
 pub(crate) fn is_task(step: &Step) -> bool {
-    step.command.starts_with("cargo xtask ")
+    step.command.lines().all(|line| line.starts_with("cargo xtask "))
 }
 
 /// A page that is being read.
@@ -160,6 +167,11 @@ fn shell(space: &Space, directory: &str, line: &str) -> CommandOutput {
 }
 
 impl Step {
+    /// True if it is of a block of type `console`.
+    pub(crate) fn is_command(&self) -> bool {
+        !self.command.ends_with('\n')
+    }
+
     #[track_caller]
     fn compare(&self, output: &CommandOutput, more: impl Fn(&str) -> String) {
         let Self { place, command, output: shown } = self;

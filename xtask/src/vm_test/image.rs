@@ -125,9 +125,9 @@ const REFERENCE: &[&str] = &[
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
 
-/// Folders of the checkout in which tests find expected output and the like, at the paths that were
+/// Folders and files of the checkout in which tests find expected output and the like, at the paths that were
 /// compiled into them.
-const SOURCES: &[&str] = &["cni", "docs", "tests"];
+const SOURCES: &[&str] = &["README.md", "cni", "docs", "tests"];
 
 /// Folders in the guest.
 pub(crate) const TESTS: &str = "/vm/tests";
@@ -269,8 +269,11 @@ pub(crate) fn write(
             () => {}
         }
     }
-    for folder in SOURCES.iter().map(|name| workspace::root().join(name)) {
-        archive.tree(&folder, &folder, |path| !path.ends_with("target"))?;
+    for path in SOURCES.iter().map(|name| workspace::root().join(name)) {
+        match path.is_dir() {
+            true => archive.tree(&path, &path, |path| !path.ends_with("target"))?,
+            false => archive.file(&path, &path)?,
+        }
     }
     archive.tree(Path::new(PLUGINS), &programs.plugins, |_| true)?;
     if let Some(peer) = &programs.peer {
