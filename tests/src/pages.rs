@@ -79,6 +79,16 @@ pub fn blocks(page: &str) -> Vec<Block> {
     blocks_in(page, &text)
 }
 
+/// The content of a file that a page shows: the first block with `file=` and this path.
+///
+/// # Panics
+/// If the page has none.
+#[must_use]
+pub fn file(page: &str, path: &str) -> String {
+    let found = blocks(page).into_iter().find(|block| block.value("file") == Some(path));
+    found.unwrap_or_else(|| panic!("{page} does not show {path}")).text()
+}
+
 fn blocks_in(page: &str, text: &str) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
     let mut indent = None;

@@ -185,6 +185,7 @@ impl Trial {
         node.cmd("ip link add ens5 type veth peer name ens6");
         node.cmd("ip link set ens5 up");
         node.cmd("ip link set ens6 up");
+        node.cmd("mkdir -p /var/log");
         node.cmd("mount -t tmpfs tmpfs /var/log");
         for (path, content) in &self.files {
             node.write(path, content);

@@ -8,13 +8,15 @@ use std::path::Path;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
 use slipway_tests::system::{Daemon, System};
-use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, peer_fails};
+use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, pages, peer_fails};
 
 use crate::cri::{Cri, PodConfig, Port};
 use crate::garbage::{a_leak, a_long_add};
 use crate::state;
 
 pub(crate) const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
+
+const CONFIGURATION: &str = "/etc/containerd/config.toml";
 
 /// Each test on the containerd of each Debian suite, with the newest specification that it supports.
 macro_rules! on {
@@ -69,17 +71,18 @@ pub(crate) fn list(specification: &str) -> Value {
 /// Writes the configuration, starts the daemon and gives it the images.
 pub(crate) fn start(system: &System, list: &Value) -> Daemon {
     system.write(LIST, list.to_string());
-    // Version 2 of its format, which all of them read.
+    // The page's configuration, and what the machine of a test needs.
+    let page = pages::file("docs/runtimes.md", CONFIGURATION);
+    let (version, cni) = page.split_once('\n').expect("two lines");
     system.write(
-        "/etc/containerd/config.toml",
+        CONFIGURATION,
         format!(
-            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
+            "{version}\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
              disable_apparmor = true\nrestrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
              runtime_type = \"io.containerd.runc.v2\"\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/opt/cni/bin\"\n\
-             conf_dir = \"/etc/cni/net.d\"\n"
+             {cni}"
         ),
     );
     image::make(system);

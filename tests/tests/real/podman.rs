@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, WEB, expect, expect_closed};
 use slipway_tests::system::{System, unpacked};
-use slipway_tests::{BridgeNetfilter, Node, Proto, Space, is_peer, skip};
+use slipway_tests::{BridgeNetfilter, Node, Proto, Space, is_peer, pages, skip};
 
 use crate::state;
 
@@ -21,11 +21,15 @@ const REFERENCE: &str = "/usr/lib/cni";
 
 /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
 fn configure(system: &System, plugin_dirs: &[&str]) {
+    const PATH: &str = "/etc/containers/containers.conf";
+    // The page's configuration, with other directories of plugins.
+    let page = pages::file("docs/runtimes.md", PATH);
+    let network = page.replace(r#"["/opt/cni/bin", "/usr/lib/cni"]"#, &format!("{plugin_dirs:?}"));
     system.write(
-        "/etc/containers/containers.conf",
+        PATH,
         format!(
             "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
-             [network]\nnetwork_backend = \"cni\"\ncni_plugin_dirs = {plugin_dirs:?}\n\
+             {network}\
              [containers]\nlog_driver = \"k8s-file\"\n"
         ),
     );
