@@ -27,7 +27,7 @@ impl Named {
     fn read(keys: &Map<String, Value>) -> Option<Self> {
         let text = |key: &str| keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
         let address = |key| text(key).map(str::parse).transpose().ok().map(|parsed| parsed.map(canonical));
-        Self::of(RawRange {
+        Self::of(&RawRange {
             subnet: Some(parse_net(text("subnet")?)?),
             first: address("rangeStart")?,
             last: address("rangeEnd")?,
@@ -35,7 +35,7 @@ impl Named {
         })
     }
 
-    fn of(raw: RawRange) -> Option<Self> {
+    fn of(raw: &RawRange) -> Option<Self> {
         let range = raw.resolve().ok()?;
         let name = match (raw.first, raw.last) {
             (None, None) => range.subnet.to_string(),
@@ -69,8 +69,8 @@ fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Name
         match SubnetFile::read(Path::new(path)) {
             Ok(file) => {
                 found.extend(file.subnets.iter().filter_map(|subnet| {
-                    Named::of(RawRange { subnet: Some(*subnet), ..RawRange::default() })
-                }))
+                    Named::of(&RawRange { subnet: Some(*subnet), ..RawRange::default() })
+                }));
             }
             Err(error) => troubles.push(error.to_string()),
         }
