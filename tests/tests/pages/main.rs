@@ -40,6 +40,7 @@ scenes! {
     pods: "docs/pods.md" in node::pods;
     readme: "README.md" in node::readme;
     runtimes: "docs/runtimes.md" in node::runtimes;
+    table: "docs/dataplane/table.md" in node::table;
     sbr: "docs/plugins/sbr.md" in node::sbr;
     add_fails_with_code_11: "docs/questions/add-fails-with-code-11.md" in questions::add_fails_with_code_11;
     after_a_reboot: "docs/questions/after-a-reboot.md" in questions::after_a_reboot;

@@ -184,6 +184,12 @@ pub(crate) fn cluster(page: &mut Reader) {
     page.types_in(&world.node, "/root", "cp deploy/slipwayd.service");
 }
 
+pub(crate) fn table(page: &mut Reader) {
+    let world = World::new();
+    let _web = world.web("web1");
+    page.types(&world.node, "nft list map inet slipway hostports4");
+}
+
 pub(crate) fn sbr(page: &mut Reader) {
     let world = World::new();
     let blocks = pages::blocks("docs/plugins/sbr.md");
