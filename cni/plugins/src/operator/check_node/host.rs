@@ -72,9 +72,15 @@ fn own_table() -> Finding {
     let (name, schema) = node::own_table_name();
     let what = format!("table {name}");
     let table = node::own_table();
-    if let (Ok(OwnTable::Ready | OwnTable::Absent), Some(lost)) = (&table, lost()) {
-        let begin = if matches!(table, Ok(OwnTable::Ready)) { "lacks" } else { "missing:" };
-        return Finding::new(what, State::Warning, format!("{begin} {lost}"))
+    let lost = match &table {
+        Ok(OwnTable::Ready) => lost(None).map(|lost| format!("lacks {lost}")),
+        Ok(OwnTable::Absent) => {
+            lost(Some("the guard of the node's loopback")).map(|lost| format!("missing: {lost}"))
+        }
+        _ => None,
+    };
+    if let Some(lost) = lost {
+        return Finding::new(what, State::Warning, lost)
             .reason("published ports do not answer, or containers are not masqueraded")
             .fix("`slipway restore`");
     }
@@ -93,18 +99,18 @@ fn own_table() -> Finding {
     }
 }
 
-/// What running containers lack, in words; none if nothing is missing.
-fn lost() -> Option<String> {
-    let Missing { guard, owners } = match restore::missing() {
+/// What running containers lack, in words; none if nothing is missing. `of_table` is what goes with the table itself.
+fn lost(of_table: Option<&str>) -> Option<String> {
+    let Missing { table, owners } = match restore::missing() {
         Ok(missing) => missing,
         Err(error) => return Some(format!("perhaps rules of running containers: {error}")),
     };
-    let guard = guard.then(|| "the guard of the node's loopback".to_owned());
+    let of_table = of_table.filter(|_| table).map(str::to_owned);
     let named: Vec<String> = owners.iter().take(NAMED).map(ToString::to_string).collect();
     let more = owners.len() - named.len();
     let more = if more == 0 { String::new() } else { format!(", and of {more} others") };
     let rules = (!named.is_empty()).then(|| format!("the rules of {}{more}", named.join(", ")));
-    let parts: Vec<String> = guard.into_iter().chain(rules).collect();
+    let parts: Vec<String> = of_table.into_iter().chain(rules).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

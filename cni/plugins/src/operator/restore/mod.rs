@@ -88,8 +88,8 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
 /// What running containers lack, as a dry run finds it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Missing {
-    /// True if the guard of the node's loopback is missing with the table.
-    pub(super) guard: bool,
+    /// True if the table itself is to be restored.
+    pub(super) table: bool,
     /// The containers with missing objects.
     pub(super) owners: BTreeSet<Attachment>,
 }
@@ -105,7 +105,7 @@ pub(super) fn missing() -> Result<Missing, RestoreError> {
     for row in restoration.rows.into_iter().filter(|row| row.state == State::Missing) {
         match row.owner {
             Some(owner) => drop(found.owners.insert(owner)),
-            None => found.guard = true,
+            None => found.table = true,
         }
     }
     Ok(found)
