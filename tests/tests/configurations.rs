@@ -129,7 +129,7 @@ fn shown(block: &Block) -> Option<Value> {
     Some(value.unwrap_or_else(|e| panic!("{}: {e}", block.place())))
 }
 
-/// A configuration list; of a single configuration, the list that libcni makes of it.
+/// A configuration list; of a single configuration, the list that libcni calls for it.
 fn list_of(one: Value) -> Value {
     assert!(one["cniVersion"].is_string(), "neither a configuration nor marked as a part: {one}");
     match one.get("plugins") {

@@ -99,7 +99,7 @@ fn own_table() -> Finding {
     }
 }
 
-/// What running containers lack, in words; none if nothing is missing. `of_table` is what goes with the table itself.
+/// The missing rules of running containers, in words; none if nothing is missing. `of_table` is lost with the table itself.
 fn lost(of_table: Option<&str>) -> Option<String> {
     let Missing { table, owners } = match restore::missing() {
         Ok(missing) => missing,

@@ -85,7 +85,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
     })
 }
 
-/// What running containers lack, as a dry run finds it.
+/// The missing objects of running containers, as a dry run finds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Missing {
     /// True if the table itself is to be restored.
