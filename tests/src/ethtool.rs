@@ -6,6 +6,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
+use cni_kernel::ethtool::{self, Switch};
 use nix::libc;
 
 use crate::Space;
@@ -24,6 +25,15 @@ struct Setting {
 }
 
 impl Space {
+    /// Switches a feature of this interface on or off, as `ethtool -K` does.
+    ///
+    /// # Panics
+    /// If the kernel has no such feature, or refuses.
+    pub fn set_feature(&self, ifname: &str, feature: &str, switch: Switch) {
+        let set = self.run(|| ethtool::set_feature(ifname, feature, switch));
+        set.unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+    }
+
     /// Switches all offloads of this interface off: packets are neither cut nor merged, and checksums are computed and
     /// verified in software.
     ///

@@ -11,6 +11,11 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Instant;
 
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
 use crate::{Space, at, patience};
 
 /// The port that reads a stream, and the one that returns each byte.
@@ -19,6 +24,8 @@ pub const SINK: u16 = 90;
 pub const ECHO: u16 = 91;
 /// The UDP port that acknowledges a batch of datagrams.
 pub const BATCHES: u16 = 92;
+/// The same, whose socket receives several datagrams at once (`UDP_GRO`).
+pub const TOGETHER: u16 = 93;
 
 /// Measurements of each path.
 const ROUNDS: usize = 7;
@@ -30,6 +37,8 @@ const DATAGRAMS: u32 = 64 * 400;
 /// Datagrams until the receiver acknowledges, which a socket's default buffer holds.
 const BATCH: u32 = 64;
 const PAYLOAD: usize = 1400;
+/// Datagrams of one call.
+const TRAIN: usize = 32;
 
 /// A client and the server's addresses on one path.
 #[derive(Debug, Clone)]
@@ -44,6 +53,8 @@ pub struct Path {
     pub echo: SocketAddr,
     /// See [`Path::sink`].
     pub batches: SocketAddr,
+    /// The address of [`TOGETHER`].
+    pub together: SocketAddr,
 }
 
 /// A workload.
@@ -57,6 +68,12 @@ pub enum Work {
     Connections,
     /// Datagrams of 1,400 bytes, 64 before the receiver's acknowledgment.
     Datagrams,
+    /// The same, 32 in each call of the sender, which the kernel cuts (`UDP_SEGMENT`).
+    Trains,
+    /// Trains to a socket with `UDP_GRO`.
+    Together,
+    /// Requests of one datagram, each of which is acknowledged.
+    Pings,
 }
 
 impl Path {
@@ -69,8 +86,9 @@ impl Path {
     /// The path to published ports: each is `offset` more than the server's own.
     #[must_use]
     pub fn published(name: &'static str, client: &Space, node: IpAddr, offset: u16) -> Self {
-        let [sink, echo, batches] = [SINK, ECHO, BATCHES].map(|port| at(node, offset + port));
-        Self { name, client: client.clone(), sink, echo, batches }
+        let [sink, echo, batches, together] =
+            [SINK, ECHO, BATCHES, TOGETHER].map(|port| at(node, offset + port));
+        Self { name, client: client.clone(), sink, echo, batches, together }
     }
 
     fn dial(&self, to: SocketAddr) -> TcpStream {
@@ -90,18 +108,35 @@ impl Path {
         let _ = stream.read(&mut [0]);
     }
 
-    fn datagrams(&self) {
-        let any = if self.batches.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = self.client.run(|| UdpSocket::bind(any)).expect("a socket");
-        socket.connect(self.batches).expect("connect");
-        socket.set_read_timeout(Some(patience())).expect("a time limit");
-        let payload = [7; PAYLOAD];
+    /// Sends datagrams to a port, `train` in each call.
+    fn datagrams(&self, to: SocketAddr, train: usize) {
+        let socket = self.socket(to);
+        if train > 1 {
+            setsockopt(&socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).expect("UDP_SEGMENT");
+        }
+        let payload = vec![7; PAYLOAD * train];
         for _ in 0..DATAGRAMS / BATCH {
-            for _ in 0..BATCH {
+            for _ in 0..BATCH as usize / train {
                 socket.send(&payload).expect("send");
             }
             socket.recv(&mut [0]).unwrap_or_else(|error| panic!("{}: an acknowledgment: {error}", self.name));
         }
+    }
+
+    fn pings(&self) {
+        let socket = self.socket(self.batches);
+        for _ in 0..REQUESTS {
+            socket.send(&[7]).expect("send");
+            socket.recv(&mut [0]).unwrap_or_else(|error| panic!("{}: an acknowledgment: {error}", self.name));
+        }
+    }
+
+    fn socket(&self, to: SocketAddr) -> UdpSocket {
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = self.client.run(|| UdpSocket::bind(any)).expect("a socket");
+        socket.connect(to).expect("connect");
+        socket.set_read_timeout(Some(patience())).expect("a time limit");
+        socket
     }
 }
 
@@ -113,6 +148,9 @@ impl Work {
             Self::Requests => ("RR, per transaction", f64::from(REQUESTS)),
             Self::Connections => ("CRR, per connection", f64::from(CONNECTIONS)),
             Self::Datagrams => ("UDP, per datagram", f64::from(DATAGRAMS)),
+            Self::Trains => ("UDP in trains, per datagram", f64::from(DATAGRAMS)),
+            Self::Together => ("UDP in trains to UDP_GRO, per datagram", f64::from(DATAGRAMS)),
+            Self::Pings => ("UDP RR, per transaction", f64::from(REQUESTS)),
         }
     }
 
@@ -124,7 +162,10 @@ impl Work {
                 (0..REQUESTS).for_each(|_| echoed(&mut stream));
             }
             Self::Connections => (0..CONNECTIONS).for_each(|_| echoed(&mut path.dial(path.echo))),
-            Self::Datagrams => path.datagrams(),
+            Self::Datagrams => path.datagrams(path.batches, 1),
+            Self::Trains => path.datagrams(path.batches, TRAIN),
+            Self::Together => path.datagrams(path.together, TRAIN),
+            Self::Pings => path.pings(),
         }
     }
 }
@@ -155,18 +196,26 @@ pub fn serve(space: &Space, address: IpAddr) {
         listen(ECHO, |stream, bytes| {
             stream.read_exact(&mut bytes[..1]).and_then(|()| stream.write_all(&bytes[..1])).is_ok()
         });
-        let socket = UdpSocket::bind(at(address, BATCHES)).expect("a socket");
-        thread::spawn(move || {
-            let mut number = 0;
-            let mut bytes = [0; PAYLOAD];
-            while let Ok((_, from)) = socket.recv_from(&mut bytes) {
-                number += 1;
-                if number % BATCH == 0 {
-                    let _ = socket.send_to(&[0], from);
-                }
-            }
-        });
+        let [batches, together] =
+            [BATCHES, TOGETHER].map(|port| UdpSocket::bind(at(address, port)).expect("a socket"));
+        setsockopt(&together, sockopt::UdpGroSegment, &true).expect("UDP_GRO");
+        for socket in [batches, together] {
+            thread::spawn(move || acknowledge(&socket));
+        }
     });
+}
+
+/// Acknowledges each batch of datagrams, and each datagram that is smaller than those.
+fn acknowledge(socket: &UdpSocket) {
+    let mut number = 0;
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok((length, from)) = socket.recv_from(&mut bytes) {
+        number += length.div_ceil(PAYLOAD);
+        if length < PAYLOAD || number >= BATCH as usize {
+            number = 0;
+            let _ = socket.send_to(&[0], from);
+        }
+    }
 }
 
 /// Returns the processor time that the machine has used, in seconds.
@@ -179,6 +228,34 @@ fn busy() -> f64 {
     (all - ticks[3] - ticks[4]) / 100.0
 }
 
+/// Keeps the calling thread, and those that it starts from now on, on the first processor: the wake-up of another one
+/// costs more than a packet.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn on_one_processor() {
+    let mut set = CpuSet::new();
+    set.set(0).expect("a processor");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("one processor");
+}
+
+/// Returns the processor time of this process and of the kernel's threads for network traffic, in seconds: the work of
+/// others on the machine does not count.
+#[must_use]
+pub fn own() -> f64 {
+    let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
+    let threads = std::fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
+        let path = entry.path();
+        let name = std::fs::read_to_string(path.join("comm")).ok()?;
+        if !name.starts_with("ksoftirqd/") && !name.starts_with("napi/") {
+            return None;
+        }
+        let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    });
+    used.tv_sec() as f64 + (used.tv_nsec() as f64 + threads.sum::<f64>()) / 1e9
+}
+
 /// The medians of one workload on one path.
 #[derive(Debug, Clone)]
 pub struct Figure {
@@ -187,7 +264,7 @@ pub struct Figure {
     /// Microseconds for a unit, of time and of the machine's processors.
     wall: f64,
     cpu: f64,
-    /// Processor time, to that of the first path.
+    /// Processor time, to that of the first path: the median of the rounds' ratios.
     ratio: f64,
 }
 
@@ -203,7 +280,21 @@ impl fmt::Display for Figure {
 /// # Panics
 /// If a connection fails.
 #[must_use]
-pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) -> Vec<Figure> {
+pub fn compare(paths: &[Path], works: &[Work], prepare: impl FnMut(usize)) -> Vec<Figure> {
+    compare_by(busy, paths, works, prepare)
+}
+
+/// As [`compare`], with another measure of the processor time in seconds.
+///
+/// # Panics
+/// As [`compare`].
+#[must_use]
+pub fn compare_by(
+    spent_so_far: fn() -> f64,
+    paths: &[Path],
+    works: &[Work],
+    mut prepare: impl FnMut(usize),
+) -> Vec<Figure> {
     let mut figures = Vec::new();
     for work in works {
         let (what, units) = work.unit();
@@ -214,9 +305,9 @@ pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) -
                 prepare(at);
                 // The first packet may wait for a neighbour or a handshake.
                 drop(paths[at].dial(paths[at].echo));
-                let (before, begun) = (busy(), Instant::now());
+                let (before, begun) = (spent_so_far(), Instant::now());
                 work.run(&paths[at]);
-                let (wall, cpu) = (begun.elapsed().as_secs_f64(), busy() - before);
+                let (wall, cpu) = (begun.elapsed().as_secs_f64(), spent_so_far() - before);
                 // The first round warms caches up, and lets flows be offloaded.
                 if round > 0 {
                     spent[at].0.push(wall / units * 1e6);
@@ -224,14 +315,13 @@ pub fn compare(paths: &[Path], works: &[Work], mut prepare: impl FnMut(usize)) -
                 }
             }
         }
-        let medians: Vec<_> = spent.into_iter().map(|(wall, cpu)| (median(wall), median(cpu))).collect();
-        let first = medians[0].1;
-        figures.extend(paths.iter().zip(medians).map(|(path, (wall, cpu))| Figure {
+        let first = spent[0].1.clone();
+        figures.extend(paths.iter().zip(spent).map(|(path, (wall, cpu))| Figure {
             what,
             path: path.name,
-            wall,
-            cpu,
-            ratio: cpu / first,
+            ratio: median(cpu.iter().zip(&first).map(|(own, first)| own / first).collect()),
+            wall: median(wall),
+            cpu: median(cpu),
         }));
     }
     figures

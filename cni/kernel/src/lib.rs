@@ -10,6 +10,7 @@ pub mod boot;
 pub mod bpf;
 pub mod bpf_elements;
 pub mod dir;
+pub mod ethtool;
 mod family;
 pub mod grace;
 pub mod lock;

@@ -10,6 +10,7 @@ use std::path::Path;
 use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
+use cni_kernel::ethtool::Switch;
 use cni_spec::{CniError, ErrorCode};
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -29,6 +30,7 @@ struct Keys {
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
     search_udp_flows: Option<SearchUdpFlows>,
+    udp_gro_forwarding: Option<bool>,
     maps: MapKeys,
     log: LogKeys,
 }
@@ -75,6 +77,8 @@ pub(crate) struct NodeDefaults {
     pub(crate) flowtable: Option<Uplinks>,
     /// When conntrack is searched for UDP flows to published ports.
     pub(crate) flow_search: FlowSearch,
+    /// The state of UDP GRO forwarding at the uplinks; none to leave it as it is.
+    pub(crate) udp_gro_forwarding: Option<Switch>,
     /// For the BPF programs.
     pub(crate) ebpf: ebpf::Settings,
 }
@@ -119,8 +123,10 @@ impl NodeDefaults {
             Some(SearchUdpFlows::Seen) | None => FlowSearch::Seen,
             Some(SearchUdpFlows::Always) => FlowSearch::Always,
         };
+        let udp_gro_forwarding =
+            keys.udp_gro_forwarding.map(|wanted| if wanted { Switch::On } else { Switch::Off });
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, flows };
-        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, flow_search, ebpf })
+        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, flow_search, udp_gro_forwarding, ebpf })
     }
 }
 
@@ -250,6 +256,15 @@ mod tests {
         assert_eq!(parse(r#"{"searchUdpFlows": "seen"}"#).unwrap(), FlowSearch::Seen);
         assert_eq!(parse(r#"{"searchUdpFlows": "always"}"#).unwrap(), FlowSearch::Always);
         assert!(parse(r#"{"searchUdpFlows": "never"}"#).is_err());
+    }
+
+    #[test]
+    fn udp_gro_forwarding_is_on_off_or_left_alone() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|read| read.udp_gro_forwarding);
+        assert_eq!(parse("{}").unwrap(), None);
+        assert_eq!(parse(r#"{"udpGroForwarding": true}"#).unwrap(), Some(Switch::On));
+        assert_eq!(parse(r#"{"udpGroForwarding": false}"#).unwrap(), Some(Switch::Off));
+        assert!(parse(r#"{"udpGroForwarding": "on"}"#).is_err());
     }
 
     #[test]

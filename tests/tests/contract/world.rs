@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 use std::thread;
 
+use cni_kernel::ethtool::Switch;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at};
 
@@ -27,6 +28,8 @@ pub(crate) enum Dataplane {
     Flowtable,
     /// nftables, and BPF programs that carry what netfilter has checked.
     Ebpf,
+    /// nftables, and an uplink that merges datagrams.
+    UdpGro,
 }
 
 /// Runs a test that passes with nftables and must fail with iptables chains, for `reason`.
@@ -63,11 +66,20 @@ impl World {
             node.own_etc();
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
         }
-        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf) {
-            // The default routes make the client's link the uplink, which both the flowtable and the BPF
-            // programs look for.
+        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::UdpGro) {
+            // The default routes make the client's link the uplink, which the flowtable and the BPF programs
+            // look for.
             node.cmd(&format!("ip route add default via {}", client.v4));
             node.cmd(&format!("ip route add default via {}", client.v6));
+        }
+        if crate::DATAPLANE == Dataplane::UdpGro {
+            node.own_etc();
+            node.write("/etc/cni/slipway.json", r#"{"udpGroForwarding": true}"#);
+            // Network cards have GRO; a veth gets it when asked.
+            node.set_feature(&client.node_link, "rx-gro", Switch::On);
+            // Datagrams of one call arrive at the uplink one by one, and together.
+            client.set_feature("eth0", "tx-udp-segmentation", Switch::Off);
+            node.slipway("node setup");
         }
         Self { node, client, interface: "bridge" }
     }

@@ -49,6 +49,7 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/dataplane/ebpf.md",
             "docs/dataplane/iptables.md",
             "docs/dataplane/flowtable.md",
+            "docs/dataplane/udp-gro.md",
             "docs/dataplane/services.md",
             "docs/dataplane/costs.md",
             "docs/benchmarks.md",

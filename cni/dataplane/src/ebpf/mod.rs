@@ -25,6 +25,7 @@ mod port_packets;
 mod setup;
 mod store;
 mod traffic;
+mod udp_gro;
 mod uplinks;
 
 use cni_spec::Attachment;
@@ -45,6 +46,7 @@ pub use setup::{
 };
 pub use slipway_ebpf_abi::Counter;
 pub(crate) use traffic::{add_traffic, name_served};
+pub use udp_gro::{Merging, merging, switch_merging};
 
 /// The counters of the programs, if not zero; none without programs.
 ///

@@ -108,6 +108,7 @@ pub(super) const NODE: &[Key] = &[
     key("flowtable", Object(&[key("devices", Name)])),
     key("uplinks", Name),
     key("searchUdpFlows", Word),
+    key("udpGroForwarding", Bool),
     key("maps", Object(&[key("flows", Number)])),
     key(
         "log",

@@ -58,7 +58,8 @@ pub static COMMANDS: &[Command] = &[
         name: "node",
         summary: "load, show or remove the BPF programs of the eBPF backend",
         about: "All three print the status. The first container with the eBPF backend loads the programs, \
-                too. After `teardown` nftables serves everything.",
+                too. After `teardown` nftables serves everything. With the key udpGroForwarding in \
+                /etc/cni/slipway.json, `setup` switches UDP GRO forwarding at the uplinks.",
         arguments: &[Argument::new(
             Value::OneOf(&["setup", "teardown", "status"]),
             "load and attach the BPF programs, remove them, or only print the status",

@@ -5,7 +5,9 @@
 use std::fs;
 
 use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::ebpf::Merging;
 use cni_dataplane::{ebpf, node};
+use cni_kernel::ethtool::Switch;
 
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
@@ -19,7 +21,7 @@ fn has_table(name: &str) -> bool {
 
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [services(), strict_forward_ports(), earlier_filters()].into_iter().flatten().collect()
+    [services(), strict_forward_ports(), earlier_filters(), merging()].into_iter().flatten().collect()
 }
 
 /// A link with the addresses of Services.
@@ -85,6 +87,25 @@ fn earlier_filters() -> Option<Finding> {
         Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
             .reason("packets to which one gives a final verdict are not carried: nftables serves them")
             .fix("give them a preference above 21325, or the verdict `continue` (TC_ACT_UNSPEC)")
+    })
+}
+
+/// Uplinks without the UDP GRO forwarding that the settings ask for, for instance since the node booted.
+fn merging() -> Option<Finding> {
+    const WHAT: &str = "UDP GRO forwarding";
+    let settings = NodeDefaults::read().unwrap_or_default();
+    settings.udp_gro_forwarding.filter(|wanted| *wanted == Switch::On)?;
+    let devices = match ebpf::merging(&settings.ebpf.uplinks) {
+        Ok(devices) => devices,
+        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
+    };
+    let (on, without): (Vec<_>, Vec<_>) = devices.iter().partition(|one| one.state == Ok(Switch::On));
+    let names = |of: &[&Merging]| of.iter().map(|one| one.link.as_str()).collect::<Vec<_>>().join(", ");
+    Some(match without[..] {
+        [] => Finding::ok(WHAT, format!("at {}", names(&on))),
+        _ => Finding::new(WHAT, State::Warning, format!("missing at {}", names(&without)))
+            .reason("slipway.json asks for it; without it each datagram passes the rules by itself")
+            .fix("`slipway node setup`, which prints the reason where a device cannot do it"),
     })
 }
 

@@ -15,9 +15,11 @@ use cni_dataplane::iptables::{Purpose, SharedChains};
 use cni_dataplane::teardown::{Holding, InUse, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 use cni_kernel::dir::DirError;
+use cni_kernel::ethtool::Switch;
 
 use crate::ipam::dhcp::leftovers::LeftoversError as LeasesError;
 use crate::ipam::host_local::StoreError;
+use crate::node_defaults::NodeDefaults;
 
 /// A leftover, by what is done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub(super) enum Leftover {
     RunDirectory(PathBuf),
     /// The BPF programs are detached, and everything pinned is removed.
     Programs,
+    /// UDP GRO forwarding of a node whose settings ask for it is switched off; with the names of its uplinks, if set.
+    Merging(Vec<String>),
     /// An object is kept.
     Keep {
         /// The object.
@@ -51,6 +55,7 @@ impl fmt::Display for Leftover {
             Self::Link(name) => write!(f, "remove  link {name}"),
             Self::Directory(path) | Self::RunDirectory(path) => write!(f, "remove  {}", path.display()),
             Self::Programs => f.write_str("remove  the BPF programs"),
+            Self::Merging(_) => f.write_str("reset   UDP GRO forwarding at the uplinks"),
             Self::Keep { what, why } => write!(f, "leave   {what} ({why})"),
         }
     }
@@ -157,6 +162,7 @@ pub(super) fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, Left
             Some(error) => Leftover::Keep { what: "BPF programs".to_owned(), why: error.to_string() },
         });
     }
+    leftovers.extend(merging()?);
     let shared = [SharedChains::all(Purpose::Ports)?, SharedChains::all(Purpose::Firewall)?].concat();
     for shared in shared {
         leftovers.push(kept_or_removed(shared, shared.needed()?));
@@ -166,6 +172,17 @@ pub(super) fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, Left
     let memory = Path::new(cni_dataplane::RUN_DIR);
     leftovers.extend(memory.is_dir().then(|| Leftover::RunDirectory(memory.to_owned())));
     Ok(leftovers)
+}
+
+fn merging() -> Result<Option<Leftover>, DataplaneError> {
+    // A mistake in the settings does not keep the plugins on the node.
+    let settings = NodeDefaults::read().unwrap_or_default();
+    if settings.udp_gro_forwarding != Some(Switch::On) {
+        return Ok(None);
+    }
+    let uplinks = settings.ebpf.uplinks;
+    let is_on = ebpf::merging(&uplinks)?.iter().any(|one| one.state == Ok(Switch::On));
+    Ok(is_on.then_some(Leftover::Merging(uplinks)))
 }
 
 /// Removes the tables of a plan. Stops at one that containers have begun to use.
@@ -215,6 +232,10 @@ pub(super) fn remove_rest(
             Leftover::Programs => {
                 ebpf::teardown_node()?;
                 Leftover::Programs
+            }
+            Leftover::Merging(uplinks) => {
+                ebpf::switch_merging(uplinks, Switch::Off)?;
+                continue;
             }
             Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
             Leftover::Link(name) => links::remove(std::mem::take(name))?,

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! UDP GRO forwarding at the uplinks: the kernel merges datagrams of a flow that arrive together, and rules, routes and
+//! BPF programs see them as one packet. It is cut again where it leaves, or in the container's socket.
+
+use cni_kernel::ethtool::{self, FeatureError, Switch, UDP_GRO_FORWARDING};
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+
+use super::uplinks;
+use crate::Error;
+
+/// A device that receives an uplink's packets, and its state or why there is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merging {
+    /// The device's name.
+    pub link: String,
+    /// The feature's state; without one the reason.
+    pub state: Result<Switch, String>,
+}
+
+/// Reads the state of each device of the uplinks, which are found as for [`super::Settings::uplinks`].
+///
+/// # Errors
+/// [`Error::Kernel`] if links cannot be listed.
+pub fn merging(uplinks: &[String]) -> Result<Vec<Merging>, Error> {
+    each(uplinks, |link| ethtool::feature(link, UDP_GRO_FORWARDING))
+}
+
+/// Switches the feature at each device of the uplinks.
+///
+/// # Errors
+/// As [`merging`].
+pub fn switch_merging(uplinks: &[String], switch: Switch) -> Result<Vec<Merging>, Error> {
+    each(uplinks, |link| ethtool::set_feature(link, UDP_GRO_FORWARDING, switch).map(|()| switch))
+}
+
+fn each(named: &[String], act: impl Fn(&str) -> Result<Switch, FeatureError>) -> Result<Vec<Merging>, Error> {
+    let names = || -> Result<Vec<String>, RouteError> {
+        let (chosen, links) = (uplinks::find(named)?, RouteSocket::open()?.links()?);
+        let mut names: Vec<String> = chosen.keys().flat_map(|index| devices(&links, *index)).collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    };
+    let names = names().map_err(|e| Error::kernel("look for the devices of uplinks", e))?;
+    let state = |link: String| Merging { state: act(&link).map_err(|error| error.to_string()), link };
+    Ok(names.into_iter().map(state).collect())
+}
+
+/// The names of the devices that receive the packets of an uplink, which may be a bond, a bridge or a VLAN: packets
+/// are merged where they arrive. A bridge's ports of containers are none.
+fn devices(links: &[Link], index: u32) -> Vec<String> {
+    let Some(link) = links.iter().find(|link| link.index == index) else { return Vec::new() };
+    let below: Vec<u32> = match (&link.kind, link.peer) {
+        (LinkKind::Vlan(_), Some(below)) if link.peer_netns.is_none() => vec![below],
+        _ => {
+            let ports = links.iter().filter(|port| port.master == Some(index) && port.kind != LinkKind::Veth);
+            ports.map(|port| port.index).collect()
+        }
+    };
+    // A link is above others in no circle: the kernel refuses one.
+    match below[..] {
+        [] => vec![link.name.clone()],
+        _ => below.into_iter().flat_map(|index| devices(links, index)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_merged_at_the_devices_below() {
+        let link = |index, name: &str, kind, master, peer| Link {
+            index,
+            name: name.to_owned(),
+            kind,
+            master,
+            peer,
+            ..Link::default()
+        };
+        let bond = || LinkKind::Other("bond".to_owned());
+        let links = [
+            link(1, "eth0", LinkKind::Plain, Some(3), None),
+            link(2, "eth1", LinkKind::Plain, Some(3), None),
+            link(3, "bond0", bond(), Some(5), None),
+            link(4, "bond0.7", LinkKind::Vlan(7), None, Some(3)),
+            link(5, "br0", LinkKind::Bridge, None, None),
+            link(6, "veth0", LinkKind::Veth, Some(5), Some(2)),
+            link(7, "out0", LinkKind::Veth, None, Some(2)),
+        ];
+        for index in [3, 4, 5] {
+            assert_eq!(devices(&links, index), ["eth0", "eth1"], "{index}");
+        }
+        assert_eq!(devices(&links, 2), ["eth1"]);
+        assert_eq!(devices(&links, 7), ["out0"]);
+        assert_eq!(devices(&links, 9), [""; 0]);
+    }
+}
