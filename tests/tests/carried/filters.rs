@@ -38,7 +38,7 @@ fn filters_before_ours_are_named() {
     for (place, preference) in [
         (format!("{uplink} ingress"), 7),
         // After ours.
-        (format!("{uplink} egress"), 30_000),
+        (format!("{uplink} egress"), 60_000),
         (format!("{link} egress"), 1),
     ] {
         stage.node.cmd(&format!(

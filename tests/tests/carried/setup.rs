@@ -170,7 +170,8 @@ fn an_uplink_without_ethernet_is_served() {
     assert_eq!(stage.count(Counter::DroppedWrite), 0);
 }
 
-/// A rate that the bandwidth plugin sets holds for carried packets.
+/// A rate that the bandwidth plugin sets holds: for carried packets into a container, and for what it sends, which
+/// netfilter has.
 #[test]
 fn a_rate_limit_holds() {
     needs!(has_programs(), PROGRAMS);
@@ -188,13 +189,20 @@ fn a_rate_limit_holds() {
     let text = result["ips"][0]["address"].as_str().expect("an address");
     let own = text.split('/').next().expect("an address").parse().expect("an IP address");
     let mut connection = published(&stage, &pod, [own, own]);
-    let begun = std::time::Instant::now();
-    connection.stream(AMOUNT);
-    let (taken, least) = (begun.elapsed().as_secs_f64(), (AMOUNT * 8 - 1_600_000) as f64 / f64::from(RATE));
-    println!("{taken:.2} s of at least {least:.2}; {:?}", stage.counts());
-    assert!(taken > least * 0.9, "{taken}");
+    let least = (AMOUNT * 8 - 1_600_000) as f64 / f64::from(RATE);
+    let holds = |connection: &mut Connection, way: &str| {
+        let begun = std::time::Instant::now();
+        connection.stream(AMOUNT);
+        let taken = begun.elapsed().as_secs_f64();
+        println!("{way}: {taken:.2} s of at least {least:.2}; {:?}", stage.counts());
+        assert!(taken > least * 0.9, "{way}: {taken}");
+    };
+    holds(&mut connection, "into the container");
     let (key, entry) = *stage.carried4().iter().max_by_key(|(_, entry)| entry.packets).expect("an entry");
     assert!(entry.packets > 1000, "{key:?} {entry:?}");
+    let far = SocketAddr::new(stage.client.v4.into(), FAR);
+    let mut outwards = Connection::new(&pod, far, &stage.client, far).expect("a connection");
+    holds(&mut outwards, "out of the container");
 }
 
 /// The DEL itself has the flows checked: a client that asks every 10 ms has no reply from the wrong side, and none is

@@ -30,7 +30,7 @@ fn an_uplink_without_a_program_does_not_affect_the_others() {
     let other = stage.node.host("other");
     stage.node.cmd(&format!("tc qdisc add dev {} clsact", other.node_link));
     stage.node.cmd(&format!(
-        "tc filter add dev {} ingress protocol all pref 21325 u32 match u32 0 0 flowid :1",
+        "tc filter add dev {} ingress protocol all pref 49997 u32 match u32 0 0 flowid :1",
         other.node_link
     ));
     let pod = stage.node.pod("web");
@@ -53,7 +53,7 @@ fn an_uplink_without_a_program_does_not_affect_the_others() {
     drop(far);
     other.expect(Proto::Tcp, (other.node_v4, PORT), "web");
     // The preference is free, and the next set-up attaches the program.
-    stage.node.cmd(&format!("tc filter del dev {} ingress pref 21325", other.node_link));
+    stage.node.cmd(&format!("tc filter del dev {} ingress pref 49997", other.node_link));
     stage.node.slipway("node setup");
     assert_eq!(incomplete_reason(&stage, &other.node_link), "");
     masqueraded(&stage, &pod, &other);

@@ -51,3 +51,16 @@ fn the_setting_is_applied_shown_and_undone() {
     world.node.slipway("node setup");
     assert_eq!(state(&world), Switch::Off);
 }
+
+#[test]
+fn uninstall_switches_it_off() {
+    const DIR: &str = "/run/cni-bin";
+    needs!(has_programs(), PROGRAMS);
+    let world = World::new(BridgeNetfilter::Off);
+    world.node.slipway(&format!("install --to {DIR}"));
+    let planned = world.node.slipway(&format!("uninstall --to {DIR} --dry-run"));
+    assert!(planned.contains("reset   UDP GRO forwarding at the uplinks"), "{planned}");
+    assert_eq!(state(&world), Switch::On);
+    world.node.slipway(&format!("uninstall --to {DIR}"));
+    assert_eq!(state(&world), Switch::Off);
+}

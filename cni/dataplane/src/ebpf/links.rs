@@ -18,8 +18,11 @@ use super::error;
 use super::store::Store;
 use crate::{ContainerNetns, Error};
 
-/// Priority of the filters: after most others, whose verdict counts.
-pub(super) const PRIORITY: u16 = 0x534d;
+/// Priority of the filters: after the others, whose verdict counts. The kernel counts down from 0xc000 for filters that
+/// ask for none, and the redirection that limits the rate at which a container sends has that one.
+pub(super) const PRIORITY: u16 = 0xc34d;
+/// The priority in versions before the first release, which passed by that redirection.
+const FORMER_PRIORITY: u16 = 0x534d;
 /// Number of the filter at that priority: one for each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
@@ -141,11 +144,36 @@ pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
     Ok(found)
 }
 
+/// Detaches programs with the priority of former versions. Returns the indexes of their links.
+///
+/// # Errors
+/// [`Error::Kernel`] if links or their programs cannot be listed.
+pub(super) fn detach_former(socket: &RouteSocket) -> Result<Vec<u32>, Error> {
+    let failed = |e| Error::kernel("look for BPF programs of former versions", e);
+    let mut found = Vec::new();
+    for link in socket.links().map_err(failed)? {
+        match socket.program_at(link.index, FORMER_PRIORITY, NUMBER.into()) {
+            Ok(None) => continue,
+            Ok(Some(_)) => detach_at(&link.name, FORMER_PRIORITY),
+            // A link may be removed at any time.
+            Err(e) if e.is_not_found() => continue,
+            Err(e) => return Err(failed(e)),
+        }
+        found.push(link.index);
+    }
+    Ok(found)
+}
+
 /// Detaches the programs from an interface, which may be gone.
 pub(super) fn detach(interface: &str) {
+    detach_at(interface, FORMER_PRIORITY);
+    detach_at(interface, PRIORITY);
+}
+
+fn detach_at(interface: &str, priority: u16) {
     // Ingress first, as above.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
-        if let Ok(filter) = SchedClassifierLink::attached(interface, side, PRIORITY, HANDLE, None) {
+        if let Ok(filter) = SchedClassifierLink::attached(interface, side, priority, HANDLE, None) {
             // Most links have none.
             let _ = filter.detach();
         }

@@ -106,7 +106,8 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
     let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
-    let containers = former::remove()?;
+    let mut containers = former::remove()?;
+    containers.extend(links::detach_former(&socket)?);
     conntrack::prepare()?;
     if !store.is_whole() {
         store.load(object, settings.flows)?;
