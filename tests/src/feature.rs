@@ -2,6 +2,7 @@
 
 //! Features that the kernel or its tools may lack.
 
+use cni_kernel::ethtool;
 use cni_kernel::route::RouteSocket;
 
 use crate::Node;
@@ -85,4 +86,16 @@ pub fn has_flowtable() -> bool {
         chain forward { type filter hook forward priority 0; flow add @f; }
     }";
     Node::new().try_cmd_input("nft -f -", script).code == Some(0)
+}
+
+/// The feature that [`has_udp_gro`] checks, for [`crate::skip!`].
+pub const UDP_GRO: &str = "UDP GRO forwarding";
+
+/// True if the kernel can merge datagrams that it forwards.
+///
+/// # Panics
+/// If no namespace can be made.
+#[must_use]
+pub fn has_udp_gro() -> bool {
+    Node::new().run(|| ethtool::feature("lo", ethtool::UDP_GRO_FORWARDING)).is_ok()
 }

@@ -126,7 +126,15 @@ impl NodeDefaults {
         let udp_gro_forwarding =
             keys.udp_gro_forwarding.map(|wanted| if wanted { Switch::On } else { Switch::Off });
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, flows };
-        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, flow_search, udp_gro_forwarding, ebpf })
+        Ok(Self {
+            backend,
+            ip_masq_backend,
+            non_masquerade,
+            flowtable,
+            flow_search,
+            udp_gro_forwarding,
+            ebpf,
+        })
     }
 }
 

@@ -122,7 +122,8 @@ fn programs_of_a_former_preference_are_moved() {
     let (_pod, _) = stage.pod("web");
     let version = stage.node.list(PINS).remove(0);
     let links = stage.node.cmd("ip -o link show type veth");
-    let link = links.split([' ', '@']).find(|word| word.starts_with("veth")).expect("the node's end").to_owned();
+    let link =
+        links.split([' ', '@']).find(|word| word.starts_with("veth")).expect("the node's end").to_owned();
     for (link, kind) in [(&link, "_pod"), (&stage.client.node_link, "")] {
         for side in ["ingress", "egress"] {
             let pin = format!("{PINS}/{version}/flow_{side}{kind}");

@@ -2,15 +2,19 @@
 
 //! Measurements: `cargo test -p slipway-tests --test udp_gro -- --ignored --nocapture`.
 //!
-//! Datagrams from another host to a published port: without GRO at the uplink, with GRO as network cards have it, and with
-//! GRO that merges datagrams which are forwarded. "The node itself" is a socket of the node: both ends and one link.
+//! Datagrams from another host to a published port: without GRO at the uplink, with it, and with GRO that merges datagrams
+//! which are forwarded. "The node itself" is a socket of the node: both ends and one link.
 
 use std::net::IpAddr;
 
 use cni_kernel::ethtool::Switch;
 use serde_json::json;
-use slipway_tests::measure::{BATCHES, ECHO, Path, SINK, TOGETHER, Work, compare_by, on_one_processor, own, serve};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Node, Pod, Proto};
+use slipway_tests::measure::{
+    BATCHES, ECHO, Path, SINK, TOGETHER, Work, compare_by, on_one_processor, own, serve,
+};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Host, Node, PROGRAMS, Pod, Proto, UDP_GRO, has_programs, has_udp_gro, needs,
+};
 
 /// The difference of a host port and the container's.
 const OFFSET: u16 = 9000;
@@ -20,7 +24,7 @@ const OFFSET: u16 = 9000;
 enum Uplink {
     /// As the kernel makes a veth: without GRO.
     Plain,
-    /// GRO, which uses NAPI, as network cards do.
+    /// With GRO, which leaves datagrams alone.
     Gro,
     /// GRO that merges datagrams that are forwarded.
     Forwarding,
@@ -80,6 +84,8 @@ impl Stage {
 #[test]
 #[ignore = "a measurement"]
 fn datagrams_that_the_uplink_merges() {
+    needs!(has_programs(), PROGRAMS);
+    needs!(has_udp_gro(), UDP_GRO);
     on_one_processor();
     let ways = [
         ("nftables", "nftables", Uplink::Plain),

@@ -10,12 +10,15 @@ use std::os::fd::AsRawFd as _;
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, PROGRAMS, Pod, Proto, at, has_programs, needs, patience};
+use slipway_tests::{
+    Attach, BridgeNetfilter, PROGRAMS, Pod, Proto, UDP_GRO, at, has_programs, has_udp_gro, needs, patience,
+};
 
 use crate::world::{PORT, SERVED, World};
 
 /// Sizes of datagrams, their number in a train, and that of a shorter one at its end, or 0.
-const TRAINS: [(usize, usize, usize); 5] = [(1, 60, 0), (100, 40, 37), (1400, 33, 900), (1452, 40, 0), (700, 1, 3)];
+const TRAINS: [(usize, usize, usize); 5] =
+    [(1, 60, 0), (100, 40, 37), (1400, 33, 900), (1452, 40, 0), (700, 1, 3)];
 /// Trains of each kind.
 const EACH: usize = 8;
 
@@ -60,8 +63,9 @@ fn receive(socket: &UdpSocket, count: usize) -> (Vec<Vec<u8>>, usize) {
         let mut bytes = vec![0; 64 << 10];
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let mut space = nix::cmsg_space!(i32);
-        let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())
-            .unwrap_or_else(|error| panic!("after {} of {count} datagrams: {error}", found.len()));
+        let message =
+            recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())
+                .unwrap_or_else(|error| panic!("after {} of {count} datagrams: {error}", found.len()));
         let size = message.cmsgs().expect("control messages").find_map(|one| match one {
             ControlMessageOwned::UdpGroSegments(size) => usize::try_from(size).ok(),
             _ => None,
@@ -92,6 +96,7 @@ fn trains(client: &UdpSocket, receiver: &UdpSocket, kind: (usize, usize, usize))
 #[test]
 fn merged_datagrams_arrive_as_they_were_sent() {
     needs!(has_programs(), PROGRAMS);
+    needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
         let service = Service::new(&world, number, backend);
@@ -119,6 +124,7 @@ fn merged_datagrams_arrive_as_they_were_sent() {
 #[test]
 fn datagrams_without_a_checksum_arrive() {
     needs!(has_programs(), PROGRAMS);
+    needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
         let service = Service::new(&world, number, backend);

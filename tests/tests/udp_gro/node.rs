@@ -4,7 +4,7 @@
 
 use cni_kernel::ethtool::{self, Switch, UDP_GRO_FORWARDING};
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, PROGRAMS, has_programs, needs};
+use slipway_tests::{BridgeNetfilter, PROGRAMS, UDP_GRO, has_programs, has_udp_gro, needs};
 
 use crate::world::World;
 
@@ -18,7 +18,8 @@ fn settings(world: &World, value: &Value) {
 }
 
 fn finding(world: &World) -> Option<Value> {
-    let output = world.node.try_cmd(&format!("{} check-node --output json", slipway_tests::slipway().display()));
+    let output =
+        world.node.try_cmd(&format!("{} check-node --output json", slipway_tests::slipway().display()));
     let report: Value = serde_json::from_str(&output.stdout).expect("JSON");
     let findings = report["findings"].as_array().expect("findings");
     findings.iter().find(|one| one["subject"] == "UDP GRO forwarding").cloned()
@@ -27,6 +28,7 @@ fn finding(world: &World) -> Option<Value> {
 #[test]
 fn the_setting_is_applied_shown_and_undone() {
     needs!(has_programs(), PROGRAMS);
+    needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     let link = world.client.node_link.clone();
     let shown = |state: &str| json!([{"interface": &link, "state": state, "reason": ""}]);
@@ -56,6 +58,7 @@ fn the_setting_is_applied_shown_and_undone() {
 fn uninstall_switches_it_off() {
     const DIR: &str = "/run/cni-bin";
     needs!(has_programs(), PROGRAMS);
+    needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     world.node.slipway(&format!("install --to {DIR}"));
     let planned = world.node.slipway(&format!("uninstall --to {DIR} --dry-run"));

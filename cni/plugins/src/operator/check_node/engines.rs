@@ -4,8 +4,8 @@
 
 use std::fs;
 
-use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::ebpf::Merging;
+use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::{ebpf, node};
 use cni_kernel::ethtool::Switch;
 
