@@ -193,7 +193,7 @@ fn a_pod_may_publish_many_ports() {
     // backends get fewer ports.
     let count = match crate::DATAPLANE {
         _ if is_peer() => 40,
-        Dataplane::Default | Dataplane::Flowtable | Dataplane::Ebpf => 1500,
+        Dataplane::Default | Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::UdpGro => 1500,
         Dataplane::Iptables(_) => 1500 / u16::try_from(stride()).expect("a stride is small"),
     };
     let prepare = |mut attach: Attach| {
