@@ -21,7 +21,7 @@ const SFEATURES: u32 = 0x3b;
 /// `ETH_SS_FEATURES`: the names of all features, of 32 bytes (`ETH_GSTRING_LEN`) each.
 const FEATURE_NAMES: u32 = 4;
 const NAME: usize = 32;
-/// The features that there is space for. Linux 7.2 has 64, in one block of 32 bits or two.
+/// The features that there is space for, several times as many as there are.
 const MOST: usize = 256;
 
 /// The state of a feature.

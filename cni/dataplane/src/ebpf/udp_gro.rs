@@ -54,7 +54,8 @@ fn devices(links: &[Link], index: u32) -> Vec<String> {
     let below: Vec<u32> = match (&link.kind, link.peer) {
         (LinkKind::Vlan(_), Some(below)) if link.peer_netns.is_none() => vec![below],
         _ => {
-            let ports = links.iter().filter(|port| port.master == Some(index) && port.kind != LinkKind::Veth);
+            let is_container = |port: &Link| link.kind == LinkKind::Bridge && port.kind == LinkKind::Veth;
+            let ports = links.iter().filter(|port| port.master == Some(index) && !is_container(port));
             ports.map(|port| port.index).collect()
         }
     };
