@@ -4,17 +4,17 @@
 #![allow(unsafe_code, reason = "nix has no SO_NO_CHECK")]
 
 use std::io::IoSliceMut;
-use std::net::{IpAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::AsRawFd as _;
 
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
 use serde_json::json;
 use slipway_tests::{
-    Attach, BridgeNetfilter, PROGRAMS, Pod, Proto, UDP_GRO, at, has_programs, has_udp_gro, needs, patience,
+    BridgeNetfilter, PROGRAMS, Proto, UDP_GRO, at, has_programs, has_udp_gro, needs, patience,
 };
 
-use crate::world::{PORT, SERVED, World};
+use crate::world::{PORT, Web, World};
 
 /// Sizes of datagrams, their number in a train, and that of a shorter one at its end, or 0.
 const TRAINS: [(usize, usize, usize); 5] =
@@ -22,33 +22,23 @@ const TRAINS: [(usize, usize, usize); 5] =
 /// Trains of each kind.
 const EACH: usize = 8;
 
-/// A pod with a published UDP port.
-struct Service {
-    pod: Pod,
-    own: [IpAddr; 2],
+/// The container's port.
+const RECEIVED: u16 = 81;
+
+/// Adds a pod with a published UDP port.
+fn publish(world: &World, number: u8, backend: &str) -> Web {
+    let mut list = world.list(number, &json!({"backend": backend}));
+    list["plugins"][0]["ipMasqBackend"] = backend.into();
+    let network = world.node.network(list);
+    Web::new(world, &network, backend, |attach| attach.port(Proto::Udp, PORT + u16::from(number), RECEIVED))
 }
 
-impl Service {
-    fn new(world: &World, number: u8, backend: &str) -> Self {
-        let pod = world.node.pod(backend);
-        let mut list = world.list(number, &json!({"backend": backend}));
-        list["plugins"][0]["ipMasqBackend"] = backend.into();
-        let attach = Attach::new(&pod).port(Proto::Udp, PORT + u16::from(number), SERVED);
-        let result = world.node.network(list).add(&attach).expect("ADD");
-        let own = [0, 1].map(|family| {
-            let text = result["ips"][family]["address"].as_str().expect("an address");
-            text.split('/').next().and_then(|ip| ip.parse().ok()).expect("an address")
-        });
-        Self { pod, own }
-    }
-
-    fn receiver(&self, family: usize, together: bool) -> UdpSocket {
-        let socket = self.pod.run(|| UdpSocket::bind(at(self.own[family], SERVED))).expect("bind");
-        socket.set_read_timeout(Some(patience())).expect("a time limit");
-        setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).expect("a buffer");
-        setsockopt(&socket, sockopt::UdpGroSegment, &together).expect("UDP_GRO");
-        socket
-    }
+fn receiver(web: &Web, family: usize, together: bool) -> UdpSocket {
+    let socket = web.run(|| UdpSocket::bind(at(web.ips()[family], RECEIVED))).expect("bind");
+    socket.set_read_timeout(Some(patience())).expect("a time limit");
+    setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).expect("a buffer");
+    setsockopt(&socket, sockopt::UdpGroSegment, &together).expect("UDP_GRO");
+    socket
 }
 
 /// Datagrams with their number, and bytes that follow from it.
@@ -99,10 +89,10 @@ fn merged_datagrams_arrive_as_they_were_sent() {
     needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
-        let service = Service::new(&world, number, backend);
+        let web = publish(&world, number, backend);
         for (family, node) in world.node_ips().into_iter().enumerate() {
             for together in [false, true] {
-                let receiver = service.receiver(family, together);
+                let receiver = receiver(&web, family, together);
                 let any = if node.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
                 let client = world.client.run(|| UdpSocket::bind(any)).expect("bind");
                 client.connect(at(node, PORT + u16::from(number))).expect("connect");
@@ -127,8 +117,8 @@ fn datagrams_without_a_checksum_arrive() {
     needs!(has_udp_gro(), UDP_GRO);
     let world = World::new(BridgeNetfilter::Off);
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
-        let service = Service::new(&world, number, backend);
-        let receiver = service.receiver(0, true);
+        let web = publish(&world, number, backend);
+        let receiver = receiver(&web, 0, true);
         let client = world.client.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         client.connect((world.client.node_v4, PORT + u16::from(number))).expect("connect");
         let on: libc::c_int = 1;
