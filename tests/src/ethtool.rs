@@ -47,7 +47,7 @@ impl Space {
                 // SAFETY: all zeros are a valid request.
                 let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
                 for (to, from) in request.ifr_name.iter_mut().zip(ifname.bytes()) {
-                    *to = from.cast_signed();
+                    *to = libc::c_char::from_ne_bytes([from]);
                 }
                 request.ifr_ifru.ifru_data = (&raw mut setting).cast();
                 // SAFETY: the request leads to a setting, both of which outlive the call.

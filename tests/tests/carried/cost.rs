@@ -30,6 +30,11 @@ fn kernel() -> String {
     release.split('.').take(2).collect::<Vec<_>>().join(".")
 }
 
+/// True if the kernel compiles BPF programs to machine code.
+fn is_compiler_on() -> bool {
+    std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").is_ok_and(|value| value.trim() != "0")
+}
+
 /// The programs, with the number of instructions that the verifier processed, and its time with that of the compiler.
 fn verify() -> [(&'static str, Option<u32>, Duration); programs::ALL.len()] {
     let object = cni_dataplane::ebpf::object().expect("the object");
@@ -46,6 +51,8 @@ fn verify() -> [(&'static str, Option<u32>, Duration); programs::ALL.len()] {
             let begun = Instant::now();
             program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
             let (taken, info) = (begun.elapsed(), program.info().expect("the program's info"));
+            let compiled = info.size_jitted();
+            assert!(compiled > 0 || !is_compiler_on(), "{name} is not compiled");
             (name, info.verified_instruction_count(), taken)
         })
     })
