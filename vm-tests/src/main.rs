@@ -16,9 +16,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slipway_vm::{Event, PLAN, Plan, SKIPS};
 
-/// The serial port for reports; the first one is the kernel's console.
-const REPORTS: &str = "/dev/ttyS1";
-
 /// The error that ended the run early.
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -59,7 +56,7 @@ fn run() -> Result<(), Error> {
     guest::mount_all()?;
     let text = fs::read(PLAN).map_err(|e| Error::Io(format!("read {PLAN}"), e))?;
     let plan: Plan = serde_json::from_slice(&text).map_err(Error::Plan)?;
-    let port = guest::open_port(REPORTS)?;
+    let port = guest::open_port(&plan.reports)?;
     let reporter = Reporter { nonce: plan.nonce.clone(), port: Arc::new(Mutex::new(port)) };
     reporter.send(&Event::Hello(guest::release()));
     for trouble in guest::prepare(&plan.preload) {

@@ -18,6 +18,8 @@ pub const DISK_DRIVERS: &[&str] = &["virtio_pci", "virtio_blk"];
 pub struct Plan {
     /// Begins every line about the run. Letters and digits, different for each VM.
     pub nonce: String,
+    /// The device of the serial port for reports. The kernel's console is another one.
+    pub reports: String,
     /// Kernel modules that are not loaded on demand, by name. One that this kernel lacks is no error: a test that needs
     /// it is skipped.
     pub preload: Vec<String>,

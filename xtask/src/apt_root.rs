@@ -29,9 +29,43 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 #[derive(Debug)]
 pub(crate) struct AptRoot {
     suites: Vec<String>,
-    /// A second architecture, whose packages are `<package>:<architecture>`.
-    foreign: Option<&'static str>,
+    architectures: Architectures,
     dir: PathBuf,
+}
+
+/// The architectures of a root's packages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Architectures {
+    /// This machine's.
+    Own,
+    /// This machine's, and a second one, whose packages are `<package>:<architecture>`.
+    Both(&'static str),
+    /// Another one than this machine's.
+    Other(&'static str),
+}
+
+impl Architectures {
+    /// Their part of the root's name.
+    fn suffix(self) -> String {
+        match self {
+            Self::Own => String::new(),
+            Self::Both(foreign) => format!("+{foreign}"),
+            Self::Other(only) => format!("={only}"),
+        }
+    }
+
+    /// Their part of apt's configuration.
+    fn configuration(self) -> String {
+        match self {
+            Self::Own => String::new(),
+            Self::Both(foreign) => {
+                format!("APT::Architectures {{ \"{}\"; \"{foreign}\"; }};\n", debian_architecture())
+            }
+            Self::Other(only) => {
+                format!("APT::Architecture \"{only}\";\nAPT::Architectures {{ \"{only}\"; }};\n")
+            }
+        }
+    }
 }
 
 impl AptRoot {
@@ -41,7 +75,7 @@ impl AptRoot {
     /// # Errors
     /// There is no apt, no Debian mirror among the machine's sources or no keyring, or apt fails.
     pub(crate) fn open(suite: &str) -> Result<Self> {
-        Self::prepare(&[suite], None)
+        Self::prepare(&[suite], Architectures::Own)
     }
 
     /// Like [`AptRoot::open`] for several suites and a second architecture.
@@ -49,16 +83,25 @@ impl AptRoot {
     /// # Errors
     /// As [`AptRoot::open`].
     pub(crate) fn open_foreign(suites: &[&str], architecture: &'static str) -> Result<Self> {
-        Self::prepare(suites, Some(architecture))
+        Self::prepare(suites, Architectures::Both(architecture))
     }
 
-    fn prepare(suites: &[&str], foreign: Option<&'static str>) -> Result<Self> {
-        let name = suites.iter().copied().chain(foreign).collect::<Vec<_>>().join("+");
+    /// Like [`AptRoot::open`] for several suites and one architecture, which need not be this machine's.
+    ///
+    /// # Errors
+    /// As [`AptRoot::open`].
+    pub(crate) fn open_of(suites: &[&str], architecture: &'static str) -> Result<Self> {
+        let is_own = architecture == debian_architecture();
+        Self::prepare(suites, if is_own { Architectures::Own } else { Architectures::Other(architecture) })
+    }
+
+    fn prepare(suites: &[&str], architectures: Architectures) -> Result<Self> {
+        let name = suites.join("+") + &architectures.suffix();
         if run::which("apt-get").is_none() {
             return Err(Error::Failed(format!("packages of Debian {name} need apt-get")));
         }
         let suites = suites.iter().map(|suite| (*suite).to_owned()).collect();
-        let root = Self { suites, foreign, dir: workspace::scratch("apt")?.join(name) };
+        let root = Self { suites, architectures, dir: workspace::scratch("apt")?.join(name) };
         for part in ["lists/partial", "cache/archives/partial", "debs", "unpacked"] {
             let dir = root.dir.join(part);
             fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
@@ -233,9 +276,7 @@ impl AptRoot {
 
     fn configuration(&self) -> String {
         let dir = self.dir.display();
-        let architectures = self.foreign.map_or(String::new(), |foreign| {
-            format!("APT::Architectures {{ \"{}\"; \"{foreign}\"; }};\n", debian_architecture())
-        });
+        let architectures = self.architectures.configuration();
         format!(
             "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
              Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\

@@ -3,6 +3,7 @@
 //! The test programs that cargo builds, with the folder each is started in.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use crate::error::{Error, Result};
 use crate::progress::Log;
@@ -51,13 +52,26 @@ struct Profile {
 /// # Errors
 /// A build that fails.
 pub(crate) fn build(suites: &[String], binaries: &[&str], log: &Log) -> Result<Vec<TestProgram>> {
+    build_with(|words| Ok(cargo(words)), suites, binaries, log)
+}
+
+/// Like [`build`], with another cargo command.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_with(
+    cargo: impl Fn(&[&str]) -> Result<Command>,
+    suites: &[String],
+    binaries: &[&str],
+    log: &Log,
+) -> Result<Vec<TestProgram>> {
     let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
     let mut words = vec!["build", "--workspace", "--message-format=json-render-diagnostics"];
     words.extend(binaries.iter().flat_map(|name| ["--bin", name]));
     words.extend(suites.iter().flat_map(|name| ["--test", name]));
     words.extend(suites.is_empty().then_some("--tests"));
     // Cargo writes its progress to standard error.
-    run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
+    run::capture_with(cargo(&words)?.env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
 }
 
 impl TestProgram {

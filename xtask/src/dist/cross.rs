@@ -77,10 +77,12 @@ impl Cross {
             command.env_remove(inherited);
         }
         // For the compiler's own shared libraries.
-        command.env("LD_LIBRARY_PATH", self.root.join("usr/lib/x86_64-linux-gnu"));
+        command.env("LD_LIBRARY_PATH", self.libraries_here());
         command.env(variable("LINKER"), self.program("aarch64-linux-gnu-gcc"));
         command.env(variable("RUNNER"), self.emulator());
         command.env("RUSTFLAGS", build::STATIC_FLAGS);
+        // Line numbers are big, and are stripped from what goes into VMs.
+        command.env("CARGO_PROFILE_DEV_DEBUG", "none");
         let own = workspace::scratch("static-libs-aarch64")?;
         let libnftnl = self.root.join("usr/lib/aarch64-linux-gnu");
         build::with_libraries(&mut command, &self.libmnl, &libnftnl, &own)?;
@@ -103,9 +105,18 @@ impl Cross {
     /// # Errors
     /// It does not start.
     pub(crate) fn version(&self) -> Result<String> {
-        let mut rustc = Command::new(self.program("rustc"));
-        rustc.arg("--version").env("LD_LIBRARY_PATH", self.root.join("usr/lib/x86_64-linux-gnu"));
-        Ok(run::capture(&mut rustc)?.trim().to_owned())
+        Ok(run::capture(self.tool("rustc").arg("--version"))?.trim().to_owned())
+    }
+
+    /// A program of the packages, with their shared libraries.
+    pub(crate) fn tool(&self, name: &str) -> Command {
+        let mut command = Command::new(self.program(name));
+        command.env("LD_LIBRARY_PATH", self.libraries_here());
+        command
+    }
+
+    fn libraries_here(&self) -> PathBuf {
+        self.root.join("usr/lib/x86_64-linux-gnu")
     }
 
     fn program(&self, name: &str) -> PathBuf {

@@ -4,6 +4,7 @@
 
 mod cross;
 pub(crate) mod package;
+mod toolchain;
 
 use std::env::consts::ARCH;
 use std::fs;
@@ -17,11 +18,11 @@ use crate::ebpf;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
-use crate::setup::{static_libmnl, static_libnftnl};
 use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{manual, setup, workspace};
 use cross::Cross;
 use package::Format;
+pub(crate) use toolchain::{Library, Toolchain};
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
 pub(crate) const PROGRAMS: [Program; 2] = [
@@ -68,74 +69,6 @@ pub(crate) struct Args {
     reuse: bool,
 }
 
-/// The copyright holders of the C libraries, as their packages' copyright files name them.
-const GLIBC: [&str; 1] = ["1991-2025 Free Software Foundation, Inc."];
-const LIBMNL: [&str; 1] = ["2008-2012 Pablo Neira Ayuso <pablo@netfilter.org>"];
-const LIBNFTNL: [&str; 2] = ["2012-2025 Pablo Neira Ayuso <pablo@netfilter.org>", "2013 Intra2net AG"];
-
-/// A compiler with linker and libraries.
-enum Toolchain {
-    /// This machine's, for its own processor.
-    Own,
-    /// Fetched, for another processor.
-    Cross(Cross),
-}
-
-impl Toolchain {
-    fn find(target: &str) -> Result<Self> {
-        match target {
-            ARCH => Ok(Self::Own),
-            "aarch64" => Cross::fetch().map(Self::Cross),
-            other => Err(Error::Failed(format!("cannot build for {other} on {ARCH}"))),
-        }
-    }
-
-    fn triple(&self) -> String {
-        match self {
-            Self::Own => build::static_target(),
-            Self::Cross(_) => cross::TRIPLE.to_owned(),
-        }
-    }
-
-    fn cargo_build(&self, program: Program) -> Result<Command> {
-        match self {
-            Self::Own => build::static_build(&[program.name]),
-            Self::Cross(cross) => cross.cargo(&["build", "--release", "--package", program.name]),
-        }
-    }
-
-    /// The call of a program that was built with it.
-    fn call(&self, command: Command) -> Command {
-        match self {
-            Self::Own => command,
-            Self::Cross(cross) => {
-                let mut emulated = Command::new(cross.emulator());
-                emulated.arg(command.get_program()).args(command.get_args());
-                emulated
-            }
-        }
-    }
-
-    /// The C libraries that it links, with their versions.
-    fn libraries(&self) -> Result<Vec<Library>> {
-        let (libmnl, libnftnl, features) = match self {
-            Self::Own => (static_libmnl()?, static_libnftnl()?, PathBuf::from("/usr/include/features.h")),
-            Self::Cross(cross) => cross.libraries(),
-        };
-        let packaged = |dir: &Path, name: &'static str, licence, copyright| {
-            let version = word_after(&dir.join("pkgconfig").join(format!("{name}.pc")), "Version:")?;
-            Ok(Library { name, version, licence, copyright })
-        };
-        let minor = word_after(&features, "__GLIBC_MINOR__\t")?;
-        let version = format!("{}.{minor}", word_after(&features, "__GLIBC__\t")?);
-        Ok(vec![
-            Library { name: "glibc", version, licence: "LGPL-2.1-or-later", copyright: &GLIBC },
-            packaged(&libmnl, "libmnl", "LGPL-2.1-or-later", &LIBMNL)?,
-            packaged(&libnftnl, "libnftnl", "GPL-2.0-or-later", &LIBNFTNL)?,
-        ])
-    }
-}
-
 /// The checks of a binary that take long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Proof {
@@ -160,17 +93,6 @@ pub(crate) struct Built {
     pub(crate) plugins: Vec<String>,
     /// slipwayd's systemd unit, as `slipwayd render` prints it.
     pub(crate) unit: String,
-}
-
-/// A C library that is linked into the binary.
-#[derive(Debug)]
-pub(crate) struct Library {
-    pub(crate) name: &'static str,
-    pub(crate) version: String,
-    /// As an SPDX expression.
-    pub(crate) licence: &'static str,
-    /// Years and names.
-    pub(crate) copyright: &'static [&'static str],
 }
 
 /// Runs the task.
@@ -351,7 +273,7 @@ fn build_in(
     target: &Path,
     log: &Log,
 ) -> Result<PathBuf> {
-    let mut command = with_dependency_list(&toolchain.cargo_build(program)?, log)?;
+    let mut command = with_dependency_list(&toolchain.static_build(&[program.name])?, log)?;
     command.arg("--locked").current_dir(checkout).env("CARGO_TARGET_DIR", target);
     // Without these, panic messages hold the paths of the machine that built it.
     let home = cargo_home()?;
@@ -482,13 +404,6 @@ fn added(before: &str, after: &str) -> Option<String> {
 
 fn same(one: &Path, other: &Path) -> Result<()> {
     run::capture(Command::new("cmp").args([one, other])).map(drop)
-}
-
-/// The first word after a text in a file.
-fn word_after(path: &Path, text: &str) -> Result<String> {
-    let content = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
-    let word = content.split_once(text).and_then(|(_, rest)| rest.split_whitespace().next());
-    word.map(str::to_owned).ok_or_else(|| Error::Failed(format!("{}: no {text:?}", path.display())))
 }
 
 /// Runs the tests of the shipped binary with a plugin directory that its own `install` made.

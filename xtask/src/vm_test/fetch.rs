@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::apt_root::AptRoot;
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
+use crate::vm_test::arch::Arch;
 use crate::vm_test::kernels::{self, Kernel, Source};
 
 /// The packages that one kernel is split into, by what comes before its release in their names. Up to
@@ -41,7 +42,7 @@ pub(crate) fn fetch(kernel: &Kernel, refresh: Refresh) -> Result<Ready> {
     }
     let mut reasons = Vec::new();
     for source in &kernel.from {
-        match fetch_from(source, &dir) {
+        match fetch_from(kernel.arch, source, &dir) {
             Ok(ready) => return Ok(ready),
             Err(e) => reasons.push(format!("{}: {e}", source.suite)),
         }
@@ -56,8 +57,8 @@ pub(crate) enum Refresh {
     Yes,
 }
 
-fn fetch_from(source: &Source, dir: &Path) -> Result<Ready> {
-    let root = AptRoot::open(&source.suite)?;
+fn fetch_from(arch: Arch, source: &Source, dir: &Path) -> Result<Ready> {
+    let root = arch.packages(&[&source.suite])?;
     let (prefix, _) = source.package.split_once('*').unwrap_or((&source.package, ""));
     let mut found = root.names(prefix)?;
     found.retain(|name| matches(&source.package, name));

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use slipway_vm::{PLAN, Plan};
 
 use crate::error::{Error, Result};
-use crate::run::{self, tool};
 use crate::vm_test::cpio::Archive;
 use crate::vm_test::fetch::{Ready, matches};
 use crate::vm_test::parts::Part;
 use crate::vm_test::programs::Programs;
+use crate::vm_test::system::System;
 use crate::workspace;
 
 /// The system's programs that tests and plugins' callers use, and that the kernel calls.
@@ -149,13 +149,13 @@ impl Userland {
     /// libraries of all of them and of `programs`.
     ///
     /// # Errors
-    /// A tool that every system must have is not here.
-    pub(crate) fn find(programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
+    /// The system lacks a tool that every system must have.
+    pub(crate) fn find(system: &System, programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
         let mut missing = Vec::new();
         for name in TOOLS {
-            match run::which(name) {
-                Some(path) => own.program(&path)?,
+            match system.which(name) {
+                Some(path) => own.program(system, &path)?,
                 None if OPTIONAL.iter().any(|optional| name.starts_with(optional)) => {}
                 None => missing.push(*name),
             }
@@ -167,37 +167,36 @@ impl Userland {
             )));
         }
         if let Some(dir) = reference {
-            let system = Path::new("/usr/lib/cni");
-            own.files.extend(REFERENCE.iter().map(|name| (system.join(name), dir.join(name))));
+            let folder = Path::new("/usr/lib/cni");
+            own.files.extend(REFERENCE.iter().map(|name| (folder.join(name), dir.join(name))));
         }
-        own.extensions()?;
+        own.extensions(system)?;
         let mut linked: BTreeSet<PathBuf> = own.files.values().cloned().collect();
         linked.extend(programs.iter().map(|path| (*path).to_owned()));
-        for library in libraries(&linked)? {
-            own.files.insert(library.clone(), library);
+        for program in linked {
+            let libraries = system.libraries(&program)?.into_iter();
+            own.files.extend(libraries.map(|library| (library.clone(), system.here(&library))));
         }
         Ok(own)
     }
 
     /// A program under the name that it is called by, and under its own.
-    fn program(&mut self, path: &Path) -> Result<()> {
-        let real = fs::canonicalize(path).map_err(|e| Error::file("follow the links of", path, e))?;
+    fn program(&mut self, system: &System, path: &Path) -> Result<()> {
+        let real = system.follow(path)?;
         if real != path {
             self.links.insert(path.to_owned(), real.clone());
         }
-        self.files.insert(real.clone(), real);
+        let here = system.here(&real);
+        self.files.insert(real, here);
         Ok(())
     }
 
     /// iptables loads a library per match and target.
-    fn extensions(&mut self) -> Result<()> {
-        let root = Path::new("/usr/lib");
-        let entries = fs::read_dir(root).map_err(|e| Error::file("list", root, e))?;
-        let folders = entries.filter_map(std::result::Result::ok).map(|entry| entry.path().join("xtables"));
-        for folder in folders.filter(|folder| folder.is_dir()) {
-            let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
-            for entry in entries.filter_map(std::result::Result::ok) {
-                self.program(&entry.path())?;
+    fn extensions(&mut self, system: &System) -> Result<()> {
+        let inside = Path::new("/usr/lib");
+        for folder in system.list(inside)?.into_iter().map(|folder| folder.join("xtables")) {
+            if system.here(&folder).is_dir() {
+                system.list(&folder)?.iter().try_for_each(|path| self.program(system, path))?;
             }
         }
         Ok(())
@@ -211,29 +210,6 @@ const ETC: &[(&str, &str)] = &[
     ("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
     ("/etc/resolv.conf", ""),
 ];
-
-/// The shared libraries of some programs, and their loader.
-fn libraries(programs: &BTreeSet<PathBuf>) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    for program in programs {
-        // It fails for what is linked statically.
-        let Ok(printed) = run::capture(tool("ldd", &[]).arg(program)) else { continue };
-        if let Some(line) = printed.lines().find(|line| line.contains("not found")) {
-            return Err(Error::Failed(format!("{}: {}", program.display(), line.trim())));
-        }
-        found.extend(libraries_in(&printed));
-    }
-    Ok(found)
-}
-
-/// The paths in what ldd(1) prints.
-fn libraries_in(printed: &str) -> impl Iterator<Item = PathBuf> {
-    printed.lines().filter_map(|line| {
-        let line = line.split_once("=> ").map_or(line, |(_, path)| path).trim();
-        let path = line.split_once(" (").map_or(line, |(path, _)| path);
-        path.starts_with('/').then(|| PathBuf::from(path))
-    })
-}
 
 /// Writes the root file system.
 ///
@@ -384,18 +360,6 @@ mod tests {
         found.remove("curl");
         let missing: Vec<&String> = found.iter().filter(|name| !TOOLS.contains(&name.as_str())).collect();
         assert!(found.len() > 20 && missing.is_empty(), "{missing:?}");
-    }
-
-    #[test]
-    fn libraries_are_found_in_what_ldd_prints() {
-        let printed = "\tlinux-vdso.so.1 (0x00007ffd)\n\
-                       \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
-                       \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
-        let found: Vec<PathBuf> = libraries_in(printed).collect();
-        assert_eq!(
-            found,
-            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
-        );
     }
 
     #[test]

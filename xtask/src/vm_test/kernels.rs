@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::vm_test::arch::Arch;
 use crate::workspace;
 
 /// The whole list.
@@ -23,6 +24,9 @@ pub(crate) struct Kernels {
     pub(crate) preload: Vec<String>,
     /// The test programs that are run where only a part of the tests is.
     pub(crate) smoke: Vec<String>,
+    /// The test programs that are run on ARM64.
+    #[serde(default)]
+    pub(crate) arm64: Vec<String>,
     /// Test programs that are never run in the VMs.
     #[serde(default)]
     pub(crate) left_out: Vec<LeftOut>,
@@ -48,6 +52,9 @@ pub(crate) struct Kernels {
 pub(crate) struct Kernel {
     /// The name for people.
     pub(crate) name: String,
+    /// Its processor.
+    #[serde(default)]
+    pub(crate) arch: Arch,
     /// True if the smoke test of every run may use it.
     #[serde(default)]
     pub(crate) smoke: bool,
@@ -127,20 +134,32 @@ impl Kernels {
         named.any(|missing| Some(missing.feature.as_str()) == feature)
     }
 
-    /// The kernels that were asked for, in the order of the list; all of them when none was.
+    /// The kernels for a processor that were asked for, in the order of the list; all of them when none was.
     ///
     /// # Errors
     /// A name that is not in the list.
-    pub(crate) fn select(&self, names: &[String]) -> Result<Vec<&Kernel>> {
-        if let Some(unknown) = names.iter().find(|name| self.kernel.iter().all(|one| one.name != **name)) {
-            let known: Vec<&str> = self.kernel.iter().map(|kernel| kernel.name.as_str()).collect();
-            return Err(Error::Failed(format!("no kernel {unknown} in the list: {}", known.join(", "))));
+    pub(crate) fn select(&self, names: &[String], arch: Arch) -> Result<Vec<&Kernel>> {
+        let mut wanted: Vec<&Kernel> = self.kernel.iter().filter(|kernel| kernel.arch == arch).collect();
+        if let Some(unknown) = names.iter().find(|name| wanted.iter().all(|kernel| !kernel.is_called(name))) {
+            let known: Vec<&str> = wanted.iter().map(|kernel| kernel.name.as_str()).collect();
+            let arch = arch.debian();
+            return Err(Error::Failed(format!(
+                "no kernel {unknown} for {arch} in the list: {}",
+                known.join(", ")
+            )));
         }
-        Ok(self.kernel.iter().filter(|kernel| names.is_empty() || names.contains(&kernel.name)).collect())
+        wanted.retain(|kernel| names.is_empty() || names.iter().any(|name| kernel.is_called(name)));
+        Ok(wanted)
     }
 }
 
 impl Kernel {
+    /// True if this is its name, in which that of the processor may be left out.
+    fn is_called(&self, name: &str) -> bool {
+        let rest = self.name.strip_prefix(name).map(|rest| rest.trim_start_matches('-'));
+        rest.is_some_and(|rest| rest.is_empty() || rest == self.arch.debian())
+    }
+
     /// Compares the configuration in the kernel's package with the list.
     ///
     /// # Errors
@@ -181,6 +200,7 @@ mod tests {
     fn kernel() -> Kernel {
         Kernel {
             name: "5.10".to_owned(),
+            arch: Arch::Amd64,
             smoke: false,
             from: Vec::new(),
             missing: vec![Missing {
@@ -220,8 +240,31 @@ mod tests {
         let list = Kernels::load().unwrap();
         assert!(list.kernel.iter().any(|kernel| kernel.smoke));
         assert!(list.kernel.iter().all(|kernel| !kernel.from.is_empty()));
-        assert!(list.select(&["no such".to_owned()]).is_err());
-        assert_eq!(list.select(&[]).unwrap().len(), list.kernel.len());
+        assert!(list.kernel.iter().all(|kernel| kernel.arch == Arch::Amd64 || !kernel.smoke));
+        let folder = workspace::root().join("tests/tests");
+        for suite in [&list.smoke, &list.arm64].into_iter().flatten() {
+            assert!(folder.join(suite).is_dir() || folder.join(format!("{suite}.rs")).is_file(), "{suite}");
+            assert!(list.left_out.iter().all(|one| one.suite != *suite), "{suite}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_selected_by_name_and_processor() {
+        let list = Kernels::load().unwrap();
+        let names = |names: &[&str], arch: Arch| -> Result<Vec<String>, String> {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let found = list.select(&names, arch).map_err(|e| e.to_string())?;
+            Ok(found.into_iter().map(|kernel| kernel.name.clone()).collect())
+        };
+        assert_eq!(names(&["6.1"], Arch::Amd64).unwrap(), ["6.1"]);
+        assert_eq!(names(&["6.1"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
+        assert_eq!(names(&["6.1-arm64"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
+        for (unknown, arch) in [("6", Arch::Amd64), ("6.1-arm64", Arch::Amd64), ("5.10", Arch::Arm64)] {
+            let text = names(&[unknown], arch).unwrap_err();
+            assert!(text.starts_with(&format!("no kernel {unknown} for ")), "{text}");
+        }
+        let all = [Arch::Amd64, Arch::Arm64].map(|arch| names(&[], arch).unwrap().len());
+        assert!(all[1] >= 2 && all[0] + all[1] == list.kernel.len(), "{all:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 //! `cargo xtask vm-test`: the test suites on other kernels, in VMs.
 
+mod arch;
 mod cpio;
 mod disk;
 mod fetch;
@@ -13,6 +14,7 @@ mod programs;
 mod qemu;
 mod record;
 mod report;
+mod system;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -25,20 +27,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Parser as _;
 use slipway_vm::{DISK_DRIVERS, Event, Plan, Suite};
 
+use crate::dist::Toolchain;
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::workspace::{self, Lock};
 use crate::{kube, reference, setup};
+use arch::Arch;
 use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
 use outcome::{Outcome, Status};
 use parts::Part;
-use programs::Programs;
+use programs::{Programs, Wanted};
 use qemu::{Accelerator, Qemu, Vm};
 use record::Record;
 pub(crate) use record::{Sources, today};
 use report::Row;
+use system::System;
 
 /// Tests at a time in a VM. They mostly wait: for grace periods of the kernel, and for replies that must not come. With
 /// three of them an emulated processor was idle for half of the time.
@@ -53,6 +58,10 @@ const SUITE_LIMIT: Duration = Duration::from_secs(1800);
 /// target folder; nothing is installed. Where they cannot be had the kernel is skipped, with the reason.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// The processor of the VMs; if it is not this machine's, it is emulated, and compiler, tools and libraries for it are
+    /// fetched
+    #[arg(long, value_enum, default_value = "amd64", conflicts_with = "smoke")]
+    arch: Arch,
     /// Only these kernels, by the names in vm-tests/kernels.toml
     #[arg(long, value_name = "NAME", num_args = 1.., conflicts_with = "smoke")]
     kernel: Vec<String>,
@@ -170,11 +179,11 @@ pub(crate) struct Verdict {
 
 fn run_kernels(args: &Args, stages: &Stages) -> Result<Verdict> {
     let list = Kernels::load()?;
-    let mut wanted = list.select(&args.kernel)?;
+    let mut wanted = list.select(&args.kernel, args.arch)?;
     wanted.retain(|kernel| !args.smoke || kernel.smoke);
     let mut emulator = Err(String::new());
     stages.run("emulator", |_| {
-        emulator = Qemu::find(args.accel).map_err(|e| e.to_string());
+        emulator = Qemu::find(args.arch, args.accel).map_err(|e| e.to_string());
         match &emulator {
             Ok(qemu) => Ok(format!("{}, {}", qemu.version()?, qemu.accelerator.describe())),
             Err(reason) => Ok(format!("cannot be had: {reason}")),
@@ -213,13 +222,16 @@ fn run_in_vms<'a>(
     if ready.is_empty() {
         return Ok(rows);
     }
-    let mut reference = None;
-    stages.run("reference plugins", |_| match reference::fetch(reference::STABLE) {
-        Ok(dir) => Ok(reference.insert(dir).display().to_string()),
-        Err(e) if args.require => Err(e),
-        Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
-    })?;
-    let wanted_suites = if args.smoke { &list.smoke } else { &args.suite };
+    let Some((toolchain, system)) = tools(args, stages)? else { return Ok(rows) };
+    let reference = match system.reference() {
+        Some(dir) => Some(dir),
+        None => reference_plugins(args, stages)?,
+    };
+    let wanted_suites: &[String] = match args.suite.as_slice() {
+        _ if args.smoke => &list.smoke,
+        [] => args.arch.suites(list),
+        named => named,
+    };
     let is_wanted = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
     let kubernetes = match list.kubernetes.iter().any(is_wanted) {
         true => kube::provide(false, stages, args.require)?,
@@ -229,7 +241,8 @@ fn run_in_vms<'a>(
     stages.run("build for VMs", |log| {
         let _lock = Lock::take(&build_lock()?)?;
         let agent = list.slipwayd.iter().any(is_wanted);
-        let mut programs = programs::build(log, args.peer.as_deref(), wanted_suites, agent)?;
+        let wanted = Wanted { suites: wanted_suites, agent, peer: args.peer.as_deref() };
+        let mut programs = programs::build(args.arch, &toolchain, &wanted, log)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         if let Some(unknown) =
             wanted_suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
@@ -238,7 +251,7 @@ fn run_in_vms<'a>(
         }
         programs.tests.retain(|own| is_wanted(&own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
-        let userland = Userland::find(&paths, reference.as_deref())?;
+        let userland = Userland::find(&system, &paths, reference.as_deref())?;
         let disk = kubernetes.as_deref().map(disk::write).transpose()?;
         let text = format!("{} test programs", programs.tests.len());
         built = Some((programs, userland, disk));
@@ -253,6 +266,33 @@ fn run_in_vms<'a>(
     // As in the list, whatever was ready first.
     rows.sort_by_key(|(kernel, _)| wanted.iter().position(|one| one.name == kernel.name));
     Ok(rows)
+}
+
+/// The compiler for the VMs' processor, and the system of their tools.
+fn tools(args: &Args, stages: &Stages) -> Result<Option<(Toolchain, System)>> {
+    if args.arch.is_own() {
+        let system = System::find(args.arch, &Toolchain::Own)?;
+        return Ok(Some((Toolchain::Own, system)));
+    }
+    let mut found = None;
+    stages.run(&format!("tools for {}", args.arch.debian()), |_| {
+        let toolchain = Toolchain::find(args.arch.target())?;
+        let system = System::find(args.arch, &toolchain)?;
+        found = Some((toolchain, system));
+        Ok("fetched".to_owned())
+    })?;
+    Ok(found)
+}
+
+/// The folder of the reference plugins for this machine's processor, if they can be fetched.
+fn reference_plugins(args: &Args, stages: &Stages) -> Result<Option<PathBuf>> {
+    let mut reference = None;
+    stages.run("reference plugins", |_| match reference::fetch(reference::STABLE) {
+        Ok(dir) => Ok(reference.insert(dir).display().to_string()),
+        Err(e) if args.require => Err(e),
+        Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
+    })?;
+    Ok(reference)
 }
 
 /// Prints the results and makes the verdict.
@@ -382,10 +422,11 @@ impl Bench<'_> {
 
     /// Keeps the row of a VM's run.
     fn keep(&self, outcome: &Outcome) -> Result<()> {
-        let is_left_out = |name: &String| self.list.left_out.iter().any(|one| one.suite == *name);
-        match Record::of(outcome, &self.sources, &record::today()) {
-            Some(row) => row.keep(self.programs.names.iter().filter(|name| !is_left_out(name))),
-            None => Ok(()),
+        let is_left_out = |name: &&String| self.list.left_out.iter().any(|one| one.suite == **name);
+        let Some(row) = Record::of(outcome, &self.sources, &record::today()) else { return Ok(()) };
+        match self.args.arch.suites(self.list) {
+            [] => row.keep(self.programs.names.iter().filter(|name| !is_left_out(name))),
+            some => row.keep(some.iter()),
         }
     }
 
@@ -422,9 +463,10 @@ impl Bench<'_> {
         }
         let disk = has_disk.then(|| image::KUBERNETES.to_owned());
         env.extend(disk.iter().map(|dir| (kube::VARIABLE.to_owned(), dir.clone())));
+        let reports = self.args.arch.machine().reports.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nonce =
             format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
-        Plan { nonce, preload: self.list.preload.clone(), disk, env, suites: suites.collect() }
+        Plan { nonce, reports, preload: self.list.preload.clone(), disk, env, suites: suites.collect() }
     }
 }

@@ -280,19 +280,21 @@ fn complaints(console: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm_test::arch::Arch;
     use crate::vm_test::kernels::Missing;
     use slipway_vm::Suite;
 
     fn kernel() -> Kernel {
         let missing =
             Missing { option: None, feature: "netkit".to_owned(), reason: "it came with 6.7".to_owned() };
-        Kernel { name: "6.1".to_owned(), smoke: true, from: Vec::new(), missing: vec![missing] }
+        let (name, arch) = ("6.1".to_owned(), Arch::Amd64);
+        Kernel { name, arch, smoke: true, from: Vec::new(), missing: vec![missing] }
     }
 
     fn plan() -> Plan {
-        let (program, dir) = (String::new(), String::new());
+        let (program, dir, reports) = (String::new(), String::new(), String::new());
         let suite = Suite { name: "links".to_owned(), program, dir, args: vec![], limit: 1 };
-        Plan { nonce: "n".to_owned(), preload: vec![], disk: None, env: vec![], suites: vec![suite] }
+        Plan { nonce: "n".to_owned(), reports, preload: vec![], disk: None, env: vec![], suites: vec![suite] }
     }
 
     /// A suite of three tests; the changes are made to the events of a run that passes.

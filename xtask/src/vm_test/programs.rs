@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::{self, Flavour};
+use crate::dist::Toolchain;
 use crate::error::{Error, Result};
 use crate::progress::Log;
-use crate::run::{self, tool};
+use crate::run;
 use crate::test_programs::{self, TestProgram};
+use crate::vm_test::arch::Arch;
 use crate::workspace;
 
 /// The folders of the packages whose tests depend on the kernel.
@@ -35,38 +36,56 @@ pub(crate) struct Programs {
     pub(crate) peer: Option<PathBuf>,
 }
 
+/// What is built.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    /// Network suites; if there are none, all programs of [`PACKAGES`].
+    pub(crate) suites: &'a [String],
+    /// True if `slipwayd` is needed.
+    pub(crate) agent: bool,
+    /// Another implementation, to be tested in place of this one.
+    pub(crate) peer: Option<&'a Path>,
+}
+
 /// Builds everything. The plugins are the static release build, as it is shipped; the tests are the debug build, as
-/// outside of VMs. `only` names network suites; if it is empty, all programs of [`PACKAGES`] are built. `agent` adds `slipwayd`.
+/// outside of VMs.
 ///
 /// # Errors
 /// A build that fails.
-pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String], agent: bool) -> Result<Programs> {
-    let dir = workspace::scratch("vm")?;
+pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log: &Log) -> Result<Programs> {
+    let dir = arch.cache()?;
     crate::ebpf::ensure(|command| run::log(command, &log.file))?;
     // First: `cargo xtask test` has built them, and its lints hold cargo's lock for long.
-    let tests = tests(&dir, only, log)?;
-    let mut own = build::static_build(&[INIT.0, "slipway"])?;
-    run::log(&mut own, &log.file)?;
-    let init = Flavour::Static.binary().with_file_name(INIT.1);
-    let plugins = plugin_dir(&dir, log)?;
-    if agent {
-        run::log(&mut Flavour::Static.cargo_build_agent()?, &log.file)?;
-        let agent = Flavour::Static.agent();
+    let built = test_programs::build_with(|words| toolchain.cargo(words), wanted.suites, &[], log)?;
+    let tests = stripped(built, toolchain, &dir, log)?;
+    run::log(&mut toolchain.static_build(&[INIT.0, "slipway"])?, &log.file)?;
+    let release = workspace::target().join(toolchain.triple()).join("release");
+    let plugins = plugin_dir(toolchain, &release.join("slipway"), &dir, log)?;
+    if wanted.agent {
+        run::log(&mut toolchain.static_build(&["slipwayd"])?, &log.file)?;
+        let agent = release.join("slipwayd");
         fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     }
     let names = tests.iter().map(|test| test.name.clone()).collect();
-    Ok(Programs { tests, names, init, plugins, peer: peer.map(Path::to_owned) })
+    let peer = wanted.peer.map(Path::to_owned);
+    Ok(Programs { tests, names, init: release.join(INIT.1), plugins, peer })
 }
 
-fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
-    let mut built = test_programs::build(only, &[], log)?;
+/// Copies of the test programs of [`PACKAGES`], without line numbers.
+fn stripped(
+    mut built: Vec<TestProgram>,
+    toolchain: &Toolchain,
+    dir: &Path,
+    log: &Log,
+) -> Result<Vec<TestProgram>> {
     built.retain(|test| PACKAGES.iter().any(|folder| test.is_of(folder)));
     let into = dir.join("tests");
     fs::create_dir_all(&into).map_err(|e| Error::file("create the directory", &into, e))?;
     let mut tests = Vec::new();
     for test in built {
         let slim = into.join(&test.name);
-        run::log(tool("strip", &["--strip-debug", "-o"]).arg(&slim).arg(&test.path), &log.file)?;
+        let mut strip = toolchain.strip();
+        run::log(strip.args(["--strip-debug", "-o"]).arg(&slim).arg(&test.path), &log.file)?;
         tests.push(TestProgram { path: slim, ..test });
     }
     if tests.is_empty() {
@@ -76,12 +95,13 @@ fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
 }
 
 /// A plugin directory, made by the binary itself.
-fn plugin_dir(dir: &Path, log: &Log) -> Result<PathBuf> {
+fn plugin_dir(toolchain: &Toolchain, binary: &Path, dir: &Path, log: &Log) -> Result<PathBuf> {
     let plugins = dir.join("bin");
     if plugins.exists() {
         fs::remove_dir_all(&plugins).map_err(|e| Error::file("remove", &plugins, e))?;
     }
-    let mut install = Command::new(Flavour::Static.binary());
-    run::log(install.args(["install", "--to"]).arg(&plugins), &log.file)?;
+    let mut install = Command::new(binary);
+    install.args(["install", "--to"]).arg(&plugins);
+    run::log(&mut toolchain.call(install), &log.file)?;
     Ok(plugins)
 }

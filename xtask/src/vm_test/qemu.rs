@@ -14,12 +14,10 @@ use slipway_vm::Event;
 use crate::apt_root::AptRoot;
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
-use crate::vm_test::kernels;
+use crate::vm_test::arch::{Arch, Machine};
 
 /// The suite that the emulator is taken from if the host has none.
 const SUITE: &str = "trixie";
-const PACKAGE: &str = "qemu-system-x86";
-const PROGRAM: &str = "qemu-system-x86_64";
 
 /// The time between two reads of a VM's reports.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -39,6 +37,7 @@ const DISK_MEMORY: u64 = 512;
 pub(crate) struct Qemu {
     /// The system's own, or one unpacked into a folder of its own.
     root: Option<PathBuf>,
+    machine: &'static Machine,
     pub(crate) accelerator: Accelerator,
 }
 
@@ -86,32 +85,42 @@ impl Qemu {
     /// The system's emulator, or else Debian's, which is fetched once.
     ///
     /// # Errors
-    /// Neither can be had: the reason, and how to get it.
-    pub(crate) fn find(wanted: Option<Accelerator>) -> Result<Self> {
-        let accelerator = wanted.unwrap_or_else(Accelerator::detect);
-        if run::which(PROGRAM).is_some() {
-            return Ok(Self { root: None, accelerator });
+    /// Neither can be had: the reason, and how to get it. KVM was asked for, and this machine's processor is
+    /// another one.
+    pub(crate) fn find(arch: Arch, wanted: Option<Accelerator>) -> Result<Self> {
+        let accelerator = match (arch.is_own(), wanted) {
+            (true, wanted) => wanted.unwrap_or_else(Accelerator::detect),
+            (false, Some(Accelerator::Kvm)) => {
+                return Err(Error::Failed(format!("KVM cannot run {} here", arch.debian())));
+            }
+            (false, _) => Accelerator::Tcg,
+        };
+        let machine = arch.machine();
+        let Machine { package, program, .. } = machine;
+        if run::which(program).is_some() {
+            return Ok(Self { root: None, machine, accelerator });
         }
-        let root = kernels::cache()?.join("qemu");
+        let root = arch.cache()?.join("qemu");
         if !root.join("complete").is_file() {
-            fetch(&root).map_err(|e| {
-                Error::Failed(format!("no {PROGRAM} here (as root: apt-get install {PACKAGE}): {e}"))
+            fetch(package, &root).map_err(|e| {
+                Error::Failed(format!("no {program} here (as root: apt-get install {package}): {e}"))
             })?;
         }
-        Ok(Self { root: Some(root), accelerator })
+        Ok(Self { root: Some(root), machine, accelerator })
     }
 
     fn command(&self) -> Command {
         // The emulator ends together with this process: setpriv(1) of util-linux.
         let mut command = tool("setpriv", &["--pdeathsig", "KILL", "--"]);
         let Some(root) = &self.root else {
-            command.arg(PROGRAM);
+            command.arg(self.machine.program);
             return command;
         };
+        let program = root.join("usr/bin").join(self.machine.program);
         // Its libraries are not the system's, and so neither is its loader.
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
         command.arg(root.join("usr/lib64/ld-linux-x86-64.so.2"));
-        command.arg("--library-path").arg(&libraries).arg(root.join("usr/bin").join(PROGRAM));
+        command.arg("--library-path").arg(&libraries).arg(program);
         command.arg("-L").arg(root.join("usr/share/qemu")).arg("-L").arg(root.join("usr/share/seabios"));
         command.env("QEMU_MODULE_DIR", libraries.join("qemu")).env("LC_ALL", "C.UTF-8");
         command
@@ -141,7 +150,8 @@ impl Qemu {
             let path = vm.dir.join(port);
             fs::write(&path, "").map_err(|e| Error::file("empty", &path, e))?;
         }
-        let child = command.spawn().map_err(|e| Error::system(format!("start {PROGRAM}"), e))?;
+        let child =
+            command.spawn().map_err(|e| Error::system(format!("start {}", self.machine.program), e))?;
         let mut guest = Guest { child, reports: Tail::open(&vm.dir.join("reports.txt"))? };
         let mut run = guest.watch(vm, &mut report)?;
         let console = vm.dir.join("console.txt");
@@ -159,17 +169,17 @@ impl Qemu {
             Accelerator::Kvm => "kvm",
             Accelerator::Tcg => "tcg",
         };
-        // Five-level page tables cost the emulator a level on every access.
+        let machine = self.machine;
         let cpu = match self.accelerator {
             Accelerator::Kvm => "host",
-            Accelerator::Tcg => "max,la57=off",
+            Accelerator::Tcg => machine.cpu,
         };
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
+        command.args(["-M", machine.board, "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
         let size = fs::metadata(vm.initramfs).map_or(0, |data| data.len());
         let more = if vm.disk.is_some() { DISK_MEMORY } else { 0 };
         command.arg("-m").arg((memory(size) + more).to_string());
-        command.args(["-serial", "file:console.txt", "-serial", "file:reports.txt"]);
+        command.args(["-serial", "file:console.txt"]).args(machine.port);
         command.arg("-kernel").arg(vm.image).arg("-initrd").arg(vm.initramfs);
         if let Some(disk) = vm.disk {
             // A comma ends a value of QEMU's options, a doubled one is part of it.
@@ -179,9 +189,8 @@ impl Qemu {
         }
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
         // The watchdog for a processor that gets nowhere would measure how busy the system around is.
-        let line =
-            "console=ttyS0 panic=-1 oops=panic mitigations=off nosoftlockup rdinit=/init net.ifnames=0";
-        command.arg("-append").arg(line);
+        let line = "panic=-1 oops=panic mitigations=off nosoftlockup rdinit=/init net.ifnames=0";
+        command.arg("-append").arg(format!("console={} {line}", machine.console));
     }
 }
 
@@ -192,12 +201,12 @@ fn memory(initramfs: u64) -> u64 {
     1536 + 2 * (initramfs >> 20)
 }
 
-fn fetch(root: &Path) -> Result<()> {
+fn fetch(package: &str, root: &Path) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(root).map_err(|e| Error::file("remove", root, e))?;
     }
     fs::create_dir_all(root).map_err(|e| Error::file("create the directory", root, e))?;
-    AptRoot::open(SUITE)?.fetch_all(&[PACKAGE], root)?;
+    AptRoot::open(SUITE)?.fetch_all(&[package], root)?;
     let stamp = root.join("complete");
     fs::write(&stamp, "").map_err(|e| Error::file("write", &stamp, e))
 }

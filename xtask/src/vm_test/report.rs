@@ -21,7 +21,7 @@ pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
 /// A line per kernel.
 pub(crate) fn lines(rows: &[Row<'_>]) -> String {
     let mut text = format!(
-        "  {:<8} {:<28} {:>8} {:>7} {:>7} {:>7} {:>10}\n",
+        "  {:<10} {:<28} {:>8} {:>7} {:>7} {:>7} {:>10}\n",
         "kernel", "release", "boot", "passed", "skipped", "failed", "time"
     );
     for (kernel, row) in rows {
@@ -39,7 +39,7 @@ pub(crate) fn lines(rows: &[Row<'_>]) -> String {
             Err(reason) => format!("SKIP: {reason}"),
         };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  {:<8} {line}", kernel.name);
+        let _ = writeln!(text, "  {:<10} {line}", kernel.name);
     }
     text
 }
@@ -109,10 +109,14 @@ fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
          often.\n\n\
          ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
          cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
+         cargo xtask vm-test --write-docs --arch arm64   # those of ARM64\n\
          cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
          A row is one commit. It is stale if `cni` or `ebpf` has changed since; the marks are those of the day on \
          which this page was made. Times are of VMs with one processor, emulated where there is no KVM. Each \
          kernel's [data](data/kernels) name the tests that were skipped or failed.\n\n\
+         On ARM64 a row has only the test programs that `kernels.toml` lists for it: the processor is emulated, and most \
+         tests do not depend on it. Big-endian processors are out of scope: the BPF programs are built for little-endian \
+         ones.\n\n\
          | kernel | release | commit | date | passed | skipped | failed | boot | tests | |\n\
          |---|---|---|---|---:|---:|---:|---:|---:|---|\n",
     );
@@ -155,7 +159,7 @@ fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
     let from = text.find(MARK)? + MARK.len();
     let to = from + text[from..].find("\n## ")?;
     let mut own = String::from(
-        "The tests are run on these kernels of Debian, x86-64; [docs/kernels.md](docs/kernels.md) has more of each.\n\
+        "The tests are run on these kernels of Debian, on ARM64 a part of them; [docs/kernels.md](docs/kernels.md) has more of each.\n\
          `cargo xtask vm-test` does that again, and with `--write-docs` makes that page and this table.\n\n\
          | Linux | commit | tests passed | skipped | failed | |\n|---|---|---:|---:|---:|---|\n",
     );
