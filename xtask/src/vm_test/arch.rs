@@ -98,6 +98,14 @@ impl Arch {
         }
     }
 
+    /// The text in the names of the tests that are run of a test program; all of its tests are run if there is none.
+    pub(crate) fn only<'a>(self, list: &'a Kernels, suite: &str) -> Option<&'a String> {
+        match self {
+            Self::Amd64 => None,
+            Self::Arm64 => list.arm64_only.get(suite),
+        }
+    }
+
     /// A suite of Debian's packages for this processor.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 //! The list of kernels, `vm-tests/kernels.toml`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
@@ -27,6 +27,9 @@ pub(crate) struct Kernels {
     /// The test programs that are run on ARM64.
     #[serde(default)]
     pub(crate) arm64: Vec<String>,
+    /// Of some of these, only the tests whose names contain a text.
+    #[serde(default)]
+    pub(crate) arm64_only: BTreeMap<String, String>,
     /// Test programs that are never run in the VMs.
     #[serde(default)]
     pub(crate) left_out: Vec<LeftOut>,
@@ -241,6 +244,7 @@ mod tests {
         assert!(list.kernel.iter().any(|kernel| kernel.smoke));
         assert!(list.kernel.iter().all(|kernel| !kernel.from.is_empty()));
         assert!(list.kernel.iter().all(|kernel| kernel.arch == Arch::Amd64 || !kernel.smoke));
+        assert!(list.arm64_only.keys().all(|suite| list.arm64.contains(suite)));
         let folder = workspace::root().join("tests/tests");
         for suite in [&list.smoke, &list.arm64].into_iter().flatten() {
             assert!(folder.join(suite).is_dir() || folder.join(format!("{suite}.rs")).is_file(), "{suite}");

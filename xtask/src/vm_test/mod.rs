@@ -435,7 +435,8 @@ impl Bench<'_> {
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { THREADS };
             let mut args = vec![format!("--test-threads={threads}"), "--color=never".to_owned()];
-            args.extend(self.args.filter.clone());
+            let part = self.args.arch.only(self.list, &test.name);
+            args.extend(self.args.filter.as_ref().or(part).cloned());
             if self.args.measure {
                 args.extend(["--ignored".to_owned(), "--show-output".to_owned()]);
             }

@@ -187,6 +187,10 @@ fn missing(text: &mut String, list: &Kernels) {
         let reason = one.reason.trim().replace('\n', " ");
         let _ = writeln!(text, "| {kernel} | {} | {option} | {reason} |", one.feature);
     }
+    for (suite, part) in &list.arm64_only {
+        let why = "the others need many emulated processors";
+        let _ = writeln!(text, "| arm64 | tests of `{suite}` without `{part}` in their names | | {why} |");
+    }
     for one in &list.left_out {
         let reason = one.reason.trim().replace('\n', " ");
         let _ = writeln!(text, "| any | all of `{}` | | {reason} |", one.suite);
