@@ -13,7 +13,7 @@ use slipway_ebpf_abi::Counter;
 use slipway_ebpf_abi::maps::programs;
 use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs, patience};
 
-use crate::{Engine, FAR, PORT, Stage};
+use crate::{Engine, FAR, PORT, Stage, list};
 
 const SUBJECT: &str = "tc filters before the BPF programs";
 
@@ -69,6 +69,23 @@ fn filters_before_ours_are_named() {
     stage.node.cmd(&format!("tc filter del dev {uplink} ingress pref 7"));
     stage.node.cmd(&format!("tc filter del dev {link} egress pref 1"));
     assert_eq!((found(), finding(&stage)), (Vec::new(), None));
+}
+
+/// What a container with such a limit sends is not carried, as intended.
+#[test]
+fn a_rate_limit_is_no_finding() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let pod = stage.node.pod("web");
+    let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
+    let mut chain = list::list("ebpf");
+    let limit = json!({"type": "bandwidth", "egressRate": 1_000_000, "egressBurst": 1_000_000});
+    chain["plugins"].as_array_mut().expect("plugins").push(limit);
+    let result = stage.node.network(chain).add(&attach).expect("ADD");
+    let filters = stage.node.programs()["earlier_filters"].clone();
+    let link = &result["interfaces"][1]["name"];
+    assert_eq!(filters, json!([{"interface": link, "hook": "ingress", "kind": "u32", "preference": 49152}]));
+    assert_eq!(finding(&stage), None);
 }
 
 #[test]

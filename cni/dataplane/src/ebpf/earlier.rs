@@ -24,6 +24,16 @@ pub struct EarlierFilter {
     pub preference: Option<u16>,
 }
 
+impl EarlierFilter {
+    /// True for a filter as the bandwidth plugin has it, ours or the reference's, which redirects what a container sends to
+    /// the queue that limits it.
+    #[must_use]
+    pub fn is_rate_limit(&self) -> bool {
+        // The preference that the kernel gives the first filter which asks for none (tcf_auto_prio).
+        self.hook == "ingress" && self.kind == "u32" && self.preference == Some(0xc000)
+    }
+}
+
 impl fmt::Display for EarlierFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { link, hook, kind, preference } = self;

@@ -82,7 +82,8 @@ fn is_strict(settings: &str) -> bool {
 fn earlier_filters() -> Option<Finding> {
     let settings = NodeDefaults::read().unwrap_or_default().ebpf;
     let filters = ebpf::status(&settings).ok()?.earlier;
-    let found: Vec<String> = filters.iter().map(ToString::to_string).collect();
+    let found: Vec<String> =
+        filters.iter().filter(|one| !one.is_rate_limit()).map(ToString::to_string).collect();
     (!found.is_empty()).then(|| {
         Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
             .reason("packets to which one gives a final verdict are not carried: nftables serves them")
