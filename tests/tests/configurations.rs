@@ -67,6 +67,7 @@ configurations_of! {
     table: "docs/dataplane/table.md";
     tap: "docs/plugins/tap.md";
     tuning: "docs/plugins/tuning.md";
+    udp_gro: "docs/dataplane/udp-gro.md";
     vlan: "docs/plugins/vlan.md";
     vrf: "docs/plugins/vrf.md";
 }

@@ -71,7 +71,7 @@ fn filters_before_ours_are_named() {
     assert_eq!((found(), finding(&stage)), (Vec::new(), None));
 }
 
-/// What a container with such a limit sends is not carried, as intended.
+/// Its filter comes first by intention: packets that such a container sends are not carried.
 #[test]
 fn a_rate_limit_is_no_finding() {
     needs!(has_programs(), PROGRAMS);

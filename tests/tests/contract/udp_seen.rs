@@ -193,10 +193,13 @@ fn a_scan_of_all_ports_is_recorded() {
             let sent = (0..100).any(|_| socket.send_to(b"x", (node, port)).is_ok());
             assert!(sent, "port {port}");
         }
-        let text = set(&world);
-        let ports = text.split(['{', ',', '}']).filter(|word| word.trim().parse::<u16>().is_ok()).count();
-        assert!(text.contains(MARK), "the mark is gone");
-        assert!(ports >= usize::from(u16::MAX) - 1, "{ports} ports");
+        // A listing lacks elements while the kernel enlarges the hash table.
+        let is_whole = |text: &str| {
+            let words = text.split(['{', ',', '}']);
+            let ports = words.filter(|word| word.trim().parse::<u16>().is_ok()).count();
+            text.contains(MARK) && ports >= usize::from(u16::MAX) - 1
+        };
+        assert!((0..10).any(|_| is_whole(&set(&world))), "the mark or ports are gone");
         let chain = world.node.cmd("nft list chain inet slipway udp-seen-in");
         assert!(chain.contains("counter packets 0"), "flows were not recorded: {chain}");
         let mut flows = early(&world, LATER + 1);

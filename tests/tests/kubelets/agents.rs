@@ -8,7 +8,7 @@ use serde_json::Value;
 use slipway_tests::kubernetes::{Kubernetes, PodState, Report, Worker, objects};
 use slipway_tests::{at, capabilities, capability_bit, pod_of};
 
-use crate::apps::{Apps, DNS_PORT, UDP_PORT};
+use crate::apps::{Apps, DNS_PORT, UDP_PORT, wait_same};
 use crate::ports;
 
 const DAEMON_SET: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/slipwayd";
@@ -42,11 +42,16 @@ pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     report.claim("one deleted and one killed are replaced, and no datagram to other pods is lost", || {
         replaced(cluster, apps, &agents);
     });
-    report.claim("after a flush of a node's ruleset its hostPorts answer again", || {
-        // kube-proxy misses its rules within half a minute; claims about Services come later.
-        cluster.workers[0].node.cmd("nft flush ruleset");
-        ports::from_outside(cluster, apps, report);
-    });
+    report.claim(
+        "after a flush of a node's ruleset its hostPorts answer again, and all pods have their rules",
+        || {
+            let before: Vec<_> = cluster.workers.iter().map(Worker::attachments).collect();
+            // kube-proxy misses its rules within half a minute; claims about Services come later.
+            cluster.workers[0].node.cmd("nft flush ruleset");
+            ports::from_outside(cluster, apps, report);
+            wait_same(cluster, &before);
+        },
+    );
     let agents = cluster.wait_agents("pods of slipwayd", |_| true);
     garbage(cluster, apps, &agents, report);
 }

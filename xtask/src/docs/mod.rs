@@ -80,7 +80,7 @@ pub(crate) fn fetch(checks: Checks, log: &Log) -> Result<()> {
 /// Renders the site and checks it. Returns a line for people.
 ///
 /// # Errors
-/// As those of [`run`].
+/// As those of [`run()`].
 pub(crate) fn check(checks: Checks) -> Result<String> {
     make(&Args { check: true, browser: checks == Checks::Browser, ..Args::default() })
 }

@@ -36,7 +36,7 @@ pub(crate) struct Programs {
     pub(crate) peer: Option<PathBuf>,
 }
 
-/// What is built.
+/// The programs to build.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
     /// Network suites; if there are none, all programs of [`PACKAGES`].
