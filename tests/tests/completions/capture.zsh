@@ -27,7 +27,7 @@ bindkey '^I' complete-word
 : > $dir/ready
 RC
 wait_for() {
-    repeat 600; do
+    repeat 2400; do
         [[ -e $dir/$1 ]] && return
         sleep 0.05
     done
