@@ -14,15 +14,14 @@ pub const UDP_GRO_FORWARDING: &str = "rx-udp-gro-forwarding";
 
 /// `SIOCETHTOOL` of linux/sockios.h.
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
-/// `ETHTOOL_GSTRINGS`, `ETHTOOL_GFEATURES`, `ETHTOOL_SFEATURES`.
+/// `ETHTOOL_GSSET_INFO`, `ETHTOOL_GSTRINGS`, `ETHTOOL_GFEATURES`, `ETHTOOL_SFEATURES`.
+const GSSET_INFO: u32 = 0x37;
 const GSTRINGS: u32 = 0x1b;
 const GFEATURES: u32 = 0x3a;
 const SFEATURES: u32 = 0x3b;
 /// `ETH_SS_FEATURES`: the names of all features, of 32 bytes (`ETH_GSTRING_LEN`) each.
 const FEATURE_NAMES: u32 = 4;
 const NAME: usize = 32;
-/// The features that there is space for, several times as many as there are.
-const MOST: usize = 256;
 
 /// The state of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,14 +96,22 @@ struct Place {
 
 impl Place {
     fn of(link: &str, name: &str) -> Result<Self, FeatureError> {
-        // The command, the set, the number of names, the names.
-        let mut words = vec![0; 3 + MOST * NAME / 4];
+        let failed = |errno| kernel("read", link, name, errno);
+        // The command, a reserved word, a mask of sets in two words, the size of the set.
+        let mut size = [GSSET_INFO, 0, 0, 0, 0];
+        let mask = (1_u64 << FEATURE_NAMES).to_ne_bytes();
+        for (word, bytes) in size[2..4].iter_mut().zip(mask.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
+        call(link, &mut size).map_err(failed)?;
+        let count = usize::try_from(size[4]).unwrap_or_default();
+        // The command, the set, the number of names, the names. The kernel writes all: it never has another number.
+        let mut words = vec![0; 3 + count * NAME / 4];
         words[..2].copy_from_slice(&[GSTRINGS, FEATURE_NAMES]);
-        call(link, &mut words).map_err(|errno| kernel("read", link, name, errno))?;
-        let count = usize::try_from(words[2]).unwrap_or(MOST).min(MOST);
+        call(link, &mut words).map_err(failed)?;
         let names: Vec<u8> = words[3..].iter().flat_map(|word| word.to_ne_bytes()).collect();
         let is_name = |bytes: &[u8]| bytes.split(|byte| *byte == 0).next() == Some(name.as_bytes());
-        match names.chunks(NAME).take(count).position(is_name) {
+        match names.chunks(NAME).position(is_name) {
             Some(at) => Ok(Self { block: at / 32, bit: 1 << (at % 32), blocks: count.div_ceil(32) }),
             None => Err(FeatureError::Unknown(name.to_owned())),
         }
@@ -127,6 +134,6 @@ fn call(link: &str, words: &mut [u32]) -> Result<(), Errno> {
     }
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
     // SAFETY: the request leads to words that outlive the call. The kernel writes as many blocks as the second word
-    // names, or the names of its features, for which there is space.
+    // names, one size, or the names of its features, whose number it has reported.
     Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }).map(drop)
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use aya::programs::{SchedClassifier, TcAttachType};
 use cni_kernel::route::{Hook, Link, RouteSocket};
 
-use super::links::PRIORITY;
+use super::links::PREFERENCE;
 use crate::Error;
 
 /// A filter of another program that comes before ours.
@@ -60,7 +60,7 @@ pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<EarlierFilter>
         found.extend(programs.iter().map(|_| filter("tcx".to_owned(), None)));
         let filters = socket.filters(link.index, hook);
         let filters = filters.map_err(|e| Error::kernel(format!("list the filters of {}", link.name), e))?;
-        let before = filters.into_iter().filter(|one| one.preference < PRIORITY);
+        let before = filters.into_iter().filter(|one| one.preference < PREFERENCE);
         found.extend(before.map(|one| filter(one.kind, Some(one.preference))));
     }
     Ok(found)

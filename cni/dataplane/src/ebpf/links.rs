@@ -18,11 +18,11 @@ use super::error;
 use super::store::Store;
 use crate::{ContainerNetns, Error};
 
-/// Priority of the filters: after the others, whose verdict counts. The kernel counts down from 0xc000 for filters that
+/// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000 for filters that
 /// ask for none, and the redirection that limits the rate at which a container sends has that one.
-pub(super) const PRIORITY: u16 = 0xc34d;
-/// The priority in versions before the first release, which passed by that redirection.
-const FORMER_PRIORITY: u16 = 0x534d;
+pub const PREFERENCE: u16 = 0xc34d;
+/// The preference in versions before the first release, which passed by that redirection.
+const FORMER_PREFERENCE: u16 = 0x534d;
 /// Number of the filter at that priority: one for each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
@@ -101,13 +101,13 @@ fn attach_filter(
     interface: &str,
     side: TcAttachType,
 ) -> Result<(), ProgramError> {
-    let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+    let options = NlOptions { priority: PREFERENCE, handle: HANDLE, classid: None };
     let attached = classifier.attach_with_options(interface, side, TcAttachOptions::Netlink(options));
     let link = match attached {
         Err(ProgramError::TcError(TcError::NetlinkError(e)) | ProgramError::NetlinkError(e))
             if e.raw_os_error() == Some(Errno::EEXIST as i32) =>
         {
-            let there = SchedClassifierLink::attached(interface, side, PRIORITY, HANDLE, None)
+            let there = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None)
                 .map_err(TcError::IoError)?;
             classifier.attach_to_link(there)?
         }
@@ -123,7 +123,7 @@ fn attach_filter(
 /// # Errors
 /// [`Error::Kernel`] if the kernel refuses; a missing interface has none.
 pub(super) fn has_programs(socket: &RouteSocket, index: u32) -> Result<bool, Error> {
-    match socket.program_at(index, PRIORITY, NUMBER.into()) {
+    match socket.program_at(index, PREFERENCE, NUMBER.into()) {
         Ok(found) => Ok(found.is_some()),
         Err(e) if e.is_not_found() => Ok(false),
         Err(e) => Err(Error::kernel(format!("look for the BPF program at interface {index}"), e)),
@@ -144,7 +144,7 @@ pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
     Ok(found)
 }
 
-/// Detaches programs with the priority of former versions. Returns the indexes of their links.
+/// Detaches programs with the preference of former versions. Returns the indexes of their links.
 ///
 /// # Errors
 /// [`Error::Kernel`] if links or their programs cannot be listed.
@@ -152,9 +152,9 @@ pub(super) fn detach_former(socket: &RouteSocket) -> Result<Vec<u32>, Error> {
     let failed = |e| Error::kernel("look for BPF programs of former versions", e);
     let mut found = Vec::new();
     for link in socket.links().map_err(failed)? {
-        match socket.program_at(link.index, FORMER_PRIORITY, NUMBER.into()) {
+        match socket.program_at(link.index, FORMER_PREFERENCE, NUMBER.into()) {
             Ok(None) => continue,
-            Ok(Some(_)) => detach_at(&link.name, FORMER_PRIORITY),
+            Ok(Some(_)) => detach_at(&link.name, FORMER_PREFERENCE),
             // A link may be removed at any time.
             Err(e) if e.is_not_found() => continue,
             Err(e) => return Err(failed(e)),
@@ -166,8 +166,8 @@ pub(super) fn detach_former(socket: &RouteSocket) -> Result<Vec<u32>, Error> {
 
 /// Detaches the programs from an interface, which may be gone.
 pub(super) fn detach(interface: &str) {
-    detach_at(interface, FORMER_PRIORITY);
-    detach_at(interface, PRIORITY);
+    detach_at(interface, FORMER_PREFERENCE);
+    detach_at(interface, PREFERENCE);
 }
 
 fn detach_at(interface: &str, priority: u16) {

@@ -34,6 +34,7 @@ use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use earlier::EarlierFilter;
 pub use fill::Fill;
+pub use links::PREFERENCE;
 pub use load::try_object;
 pub use migrate::Left;
 pub use names::{about_counter, of_counter};

@@ -87,7 +87,10 @@ fn earlier_filters() -> Option<Finding> {
     (!found.is_empty()).then(|| {
         Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
             .reason("packets to which one gives a final verdict are not carried: nftables serves them")
-            .fix("give them a preference above 49997, or the verdict `continue` (TC_ACT_UNSPEC)")
+            .fix(format!(
+                "give them a preference above {}, or the verdict `continue` (TC_ACT_UNSPEC)",
+                ebpf::PREFERENCE
+            ))
     })
 }
 
