@@ -2,6 +2,8 @@
 
 //! `cargo xtask test`: everything that must pass, stage by stage.
 
+mod with_runtimes;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -21,23 +23,16 @@ use crate::pool::{Pool, Settings, Which};
 use crate::progress::{Log, Stages, seconds};
 use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
-use crate::runtimes::Runtimes;
 use crate::test_programs::{self, passed};
 use crate::{
-    build, deny, dist, docs, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup,
-    shells, vm_test, words, workspace,
+    build, deny, docs, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup, shells,
+    vm_test, words, workspace,
 };
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
 /// Its folder.
 const NETWORK_TESTS_FOLDER: &str = "tests";
-
-/// The suites with tests that call the reference plugins, and words of those tests' names.
-const REFERENCE_TESTS: (&[&str], &[&str]) = (
-    &["cnitool", "gc", "host_device", "host_local", "iptables", "keys", "migrate", "static"],
-    &["reference", "switched_over", "both_implementations", "each_side_removes"],
-);
 
 /// The longest time in which a `cargo test` may print nothing. The harness ends each command after a minute, and
 /// libtest reports tests that take longer.
@@ -134,7 +129,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return full::list();
     }
     let stages = Stages::new("test")?;
-    let outcome = if args.runtimes { run_runtimes(args, &stages) } else { run_stages(args, &stages) };
+    let outcome = if args.runtimes { with_runtimes::run(args, &stages) } else { run_stages(args, &stages) };
     let figures = format!("{}{}", stages.summary(), cpu());
     match &outcome {
         Ok(skipped) => println!("PASS: {figures}{skipped}"),
@@ -368,93 +363,6 @@ impl Ready {
     }
 }
 
-/// The real runtimes, with the static release build: their libraries may be those of another distribution.
-fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
-    if !Uid::effective().is_root() {
-        return Err(Error::Failed(
-            "runtimes make control groups and devices: run `sudo --preserve-env=PATH,HOME cargo xtask test \
-             --runtimes`"
-                .to_owned(),
-        ));
-    }
-    stages.run("setup", |_| setup::ensure())?;
-    stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
-    let mut fetched = Runtimes::default();
-    stages.run("runtimes", |log| {
-        fetched = Runtimes::fetch(log)?;
-        Ok(fetched.versions())
-    })?;
-    for reason in fetched.missing() {
-        if args.require {
-            return Err(Error::Failed(reason));
-        }
-        println!("  SKIP  {reason}");
-    }
-    let mut bin_dir = PathBuf::new();
-    stages.run("build", |log| {
-        quiet(Flavour::Static.cargo_build()?, log)?;
-        quiet(Flavour::Static.cargo_build_agent()?, log)?;
-        bin_dir = plugin_dir(Flavour::Static, log)?;
-        build::size(&Flavour::Static.binary())
-    })?;
-    let mut packages = PathBuf::new();
-    stages.run("packages", |log| {
-        packages = dist::package::fixture::make(log)?;
-        Ok("each in two versions".to_owned())
-    })?;
-    let suite = ["test", "--package", NETWORK_TESTS, "--test", "real", "--test", "packages"];
-    stages.run("build tests", |log| quiet(cargo(&[&suite[..], &["--no-run"]].concat()), log))?;
-    let skips = empty_file("skips.txt")?;
-    stages.run("tests", |log| {
-        let mut command = cargo(&[&suite[..], &["--no-fail-fast"]].concat());
-        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
-        command.env("SLIPWAY_RUNTIMES", fetched.dir()).env("SLIPWAY_PACKAGES", &packages);
-        let count = tests(with_filter(command, args), log)?;
-        none_is_no_proof(count)?;
-        Ok(some(count))
-    })?;
-    if args.filter.is_none() {
-        site(docs::Checks::Browser, args, stages)?;
-    }
-    let reference =
-        if args.filter.is_none() { compare(args, stages, &bin_dir, &skips)? } else { Reference::none() };
-    let seen = lines_of(&skips)?;
-    let explained = |line: &str| fetched.explains(line) || reference.explains(line);
-    let listed = lines_of(&workspace::root().join("tests/skips.txt"))?;
-    expected(&seen, &allowed_with_runtimes(&seen, listed, explained))?;
-    Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
-}
-
-/// The network tests that call the reference plugins, with the newest of these.
-fn compare(args: &Args, stages: &Stages, bin_dir: &Path, skips: &Path) -> Result<Reference> {
-    let reference = references(stages, &[reference::NEWEST], args.require)?;
-    let programs = REFERENCE_TESTS.0.iter().flat_map(|name| ["--test", name]);
-    let compared: Vec<&str> = ["test", "--package", NETWORK_TESTS].into_iter().chain(programs).collect();
-    stages.run("build comparisons", |log| quiet(cargo(&[&compared[..], &["--no-run"]].concat()), log))?;
-    stages.run("comparisons", |log| {
-        let mut command = cargo(&[&compared[..], &["--no-fail-fast", "--"], REFERENCE_TESTS.1].concat());
-        command.env("SLIPWAY_BIN_DIR", bin_dir).env("SLIPWAY_SKIPS", skips).envs([reference.variable()]);
-        let count = tests(command, log)?;
-        none_is_no_proof(count)?;
-        Ok(some(count))
-    })?;
-    Ok(reference)
-}
-
-/// The skips that the tests of runtimes may have: for want of a download that failed, and those of the other tests'
-/// list that no download would prevent.
-fn allowed_with_runtimes(
-    seen: &BTreeSet<String>,
-    listed: BTreeSet<String>,
-    explained: impl Fn(&str) -> bool,
-) -> BTreeSet<String> {
-    let fetched = |line: &str| {
-        ["real::", "packages::"].iter().any(|suite| line.starts_with(suite)) || reference::is_needed(line)
-    };
-    let others = listed.into_iter().filter(|line| !fetched(line));
-    seen.iter().filter(|line| explained(line)).cloned().chain(others).collect()
-}
-
 /// The reference plugins of these suites; prints a line for those that cannot be had.
 fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
     let mut found = None;
@@ -624,18 +532,6 @@ mod tests {
         let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\ntest a::b ... FAILED\ntest c ... ok\n\
                        test result: FAILED. 3 passed; 1 failed; 0 ignored\n";
         assert_eq!(passed(printed), 20);
-    }
-
-    #[test]
-    fn what_was_fetched_for_a_test_is_no_reason_to_skip_it() {
-        let runtime = "real::podman::a_reboot: skipped: needs podman of Debian bookworm";
-        let reference = "gc::chains_of_the_reference: skipped: needs the reference plugins";
-        let kernel = "migrate::programs::x: skipped: needs vrf";
-        let all = set(&[runtime, reference, kernel]);
-        assert_eq!(allowed_with_runtimes(&all, all.clone(), |_| false), set(&[kernel]));
-        let explained = |line: &str| line == runtime;
-        assert_eq!(allowed_with_runtimes(&all, all.clone(), explained), set(&[kernel, runtime]));
-        assert!(none_is_no_proof(0).is_err() && none_is_no_proof(1).is_ok());
     }
 
     #[test]
