@@ -103,7 +103,8 @@ pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
     })
 }
 
-/// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts.
+/// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts. A changed pod replaces one that is
+/// deleted: the controller of Kubernetes 1.20 counts a pod that ends as available, and may delete two at once.
 #[must_use]
 pub fn daemon_set(app: &str, spec: &Value) -> Value {
     let spec = ready_with_answer(spec);
@@ -111,6 +112,7 @@ pub fn daemon_set(app: &str, spec: &Value) -> Value {
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": app },
         "spec": {
             "selector": { "matchLabels": { "app": app } },
+            "updateStrategy": { "type": "OnDelete" },
             "template": { "metadata": { "labels": { "app": app } }, "spec": spec },
         },
     })

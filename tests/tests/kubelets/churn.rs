@@ -60,10 +60,19 @@ pub(crate) fn sixty_pods(cluster: &Kubernetes<'_>, report: &Report) {
     report.claim("and they are gone from the API server", || cluster.wait_no_pods(MANY_APP));
 }
 
+/// Waits until an app has this number of ready pods, and none of the former ones.
+fn wait_replaced(cluster: &Kubernetes<'_>, app: &str, count: usize, old: &[String]) {
+    cluster.wait(&format!("new pods of {app}"), Duration::from_secs(180), |cluster| {
+        let pods = cluster.pods(app).unwrap_or_default();
+        pods.len() == count && pods.iter().all(|pod| pod.is_ready && !old.contains(&pod.name))
+    });
+}
+
 /// Replaces all pods, also those of slipwayd if a DaemonSet runs it; returns the new ones.
 pub(crate) fn rolling_updates(cluster: &Kubernetes<'_>, apps: Apps, report: &Report) -> Apps {
     report.title("Rolling updates");
     let old: Vec<String> = apps.pods().map(|pod| pod.name.clone()).collect();
+    let edge: Vec<String> = apps.edge.iter().map(|pod| pod.name.clone()).collect();
     let old_agents = agents::names(cluster);
     // The number of pods, and the collection, of each app.
     let counts = [(EDGE, apps.edge.len(), "daemonsets"), (WEB, apps.web.len(), "deployments")];
@@ -79,11 +88,12 @@ pub(crate) fn rolling_updates(cluster: &Kubernetes<'_>, apps: Apps, report: &Rep
             cluster.server.patch(&path, &objects::update("2"));
         }
         agents::update(cluster, &old_agents);
+        for (at, name) in edge.iter().enumerate() {
+            cluster.server.delete(&format!("{}/pods/{name}", objects::NAMESPACE));
+            wait_replaced(cluster, EDGE, edge.len(), &edge[..=at]);
+        }
         for (app, count, _) in counts {
-            cluster.wait(&format!("new pods of {app}"), Duration::from_secs(180), |cluster| {
-                let pods = cluster.pods(app).unwrap_or_default();
-                pods.len() == count && pods.iter().all(|pod| pod.is_ready && !old.contains(&pod.name))
-            });
+            wait_replaced(cluster, app, count, &old);
         }
         agents::wait_updated(cluster, &old_agents);
     });
