@@ -77,11 +77,13 @@ pub fn pod(app: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// The specification of a pod that is ready when its web server answers.
+/// The specification of a pod that is ready when its web server answers, and stays ready on a busy machine: within the
+/// second that a probe has by default, no pod of an app may answer, and its Service then refuses connections.
 fn ready_with_answer(spec: &Value) -> Value {
     let mut spec = spec.clone();
-    spec["containers"][0]["readinessProbe"] =
-        json!({ "httpGet": { "path": "/cgi-bin/who", "port": WEB_PORT }, "periodSeconds": 1 });
+    spec["containers"][0]["readinessProbe"] = json!({
+        "httpGet": { "path": "/cgi-bin/who", "port": WEB_PORT }, "periodSeconds": 1, "timeoutSeconds": 15,
+    });
     spec
 }
 

@@ -99,9 +99,10 @@ pub(crate) fn rolling_updates(cluster: &Kubernetes<'_>, apps: Apps, report: &Rep
     });
     let outcomes = requests.stop();
     report.claim("concurrently, each request to the Deployment's Service is answered", || {
-        for outcome in outcomes.iter().filter(|outcome| outcome.to.port() == NODE_PORT) {
-            assert!(outcome.failures.is_empty() && outcome.answered > 0, "{outcome:?}");
-        }
+        let of_service: Vec<&Outcome> =
+            outcomes.iter().filter(|outcome| outcome.to.port() == NODE_PORT).collect();
+        let is_answered = |outcome: &&Outcome| outcome.failures.is_empty() && outcome.answered > 0;
+        assert!(of_service.iter().all(is_answered), "{of_service:?}");
     });
     report.claim("and while a node's pod is replaced, the hostPorts of the other nodes answer", || {
         let of_ports: Vec<&Outcome> =
