@@ -6,6 +6,7 @@
 
 mod concurrent;
 mod killed;
+mod moment;
 mod moves;
 mod programs;
 mod restored;

@@ -3,8 +3,9 @@
 //! Publishing and masquerading: makes the elements of one attachment and kind match a plan.
 //!
 //! The usual case is one batch of exclusive creations, whatever the ruleset's generation: the kernel decides
-//! races for a key. All other cases (the attachment has elements already, a key is taken, a run of ports is
-//! involved) are read and changed under one generation of the ruleset.
+//! races for a key. Before it, another one makes the shared chains that are missing. All other cases (the attachment
+//! has elements already, a key is taken, a run of ports is involved) are read and changed under one generation of the
+//! ruleset.
 
 use std::collections::BTreeSet;
 
@@ -99,7 +100,7 @@ impl Job {
     fn fast(&self, session: &Session) -> Result<Fast, Error> {
         // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
         // would make another one.
-        let mut batch = match session.state()? {
+        let mut base = match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => addresses::bootstrap()?,
             State::Damaged(_) => return Ok(Fast::NotUsual),
@@ -108,7 +109,15 @@ impl Job {
         if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
             return Ok(Fast::NotUsual);
         }
-        self.add_shared_chains(session, &mut batch)?;
+        self.add_shared_chains(session, &mut base)?;
+        if !base.is_empty() {
+            match session.socket.commit(&base, None) {
+                Ok(()) => {}
+                Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
+                Err(e) => return Err(Error::kernel(&self.operation, e)),
+            }
+        }
+        let mut batch = Transaction::new();
         for (family, rules) in &self.own_rules {
             let name = schema::own_chain(&self.hash, *family);
             batch.add_chain(Chain::new(&session.table, &name).comment(&self.comment).exclusive());
@@ -159,6 +168,9 @@ impl Job {
         Ok(false)
     }
 
+    /// Adds the shared chains that are missing. They are committed before anything leads to them: for a moment of a commit
+    /// the rules are in effect and the sets in them are empty (seen on Linux 6.18), so that a packet would not be
+    /// masqueraded.
     fn add_shared_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
         let layout = session.layout()?;
         exempt::add_missing(session, batch, &self.plan.exempt)?;
@@ -204,6 +216,11 @@ impl Job {
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation.
     fn careful(&self, session: &Session) -> Result<(), Error> {
+        session.transact(&self.operation, |_| {
+            let mut base = self.base(session)?;
+            self.add_shared_chains(session, &mut base)?;
+            Ok((base, ()))
+        })?;
         session.transact(&self.operation, |_| Ok((self.difference(session)?, ())))
     }
 
