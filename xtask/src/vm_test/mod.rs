@@ -136,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let stages = Stages::new("vm-test")?;
     stages.run("setup", |_| setup::ensure())?;
-    let verdict = run_kernels(args, &stages)?;
+    let verdict = run_kernels(args, &stages, &|| {})?;
     match verdict.skipped.as_slice() {
         [] => println!("PASS: {}; {}", verdict.text, stages.summary()),
         _ => println!("SKIP: {}; what was skipped proves nothing", verdict.text),
@@ -145,11 +145,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Runs the kernels and test programs that the list marks for every run. With a seed only one of these
-/// kernels: each takes minutes of a processor.
+/// kernels: each takes minutes of a processor. `wait` is called when all is built, before a VM starts.
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn smoke(stages: &Stages, require: bool, seed: Option<u64>) -> Result<Verdict> {
+pub(crate) fn smoke(stages: &Stages, require: bool, seed: Option<u64>, wait: &dyn Fn()) -> Result<Verdict> {
     let words = ["smoke", "--smoke"].into_iter().chain(require.then_some("--require"));
     let mut args = Smoke::parse_from(words).args;
     if let Some(seed) = seed {
@@ -158,7 +158,7 @@ pub(crate) fn smoke(stages: &Stages, require: bool, seed: Option<u64>) -> Result
         let at = usize::try_from(seed).unwrap_or_default().checked_rem(marked.len()).unwrap_or_default();
         args.kernel = marked.get(at).map(|kernel| kernel.name.clone()).into_iter().collect();
     }
-    run_kernels(&args, stages)
+    run_kernels(&args, stages, wait)
 }
 
 /// Gives [`Args`] the defaults and the environment variables that its fields are declared with.
@@ -177,7 +177,7 @@ pub(crate) struct Verdict {
     pub(crate) skipped: Vec<String>,
 }
 
-fn run_kernels(args: &Args, stages: &Stages) -> Result<Verdict> {
+fn run_kernels(args: &Args, stages: &Stages, wait: &dyn Fn()) -> Result<Verdict> {
     let list = Kernels::load()?;
     let mut wanted = list.select(&args.kernel, args.arch)?;
     wanted.retain(|kernel| !args.smoke || kernel.smoke);
@@ -191,7 +191,7 @@ fn run_kernels(args: &Args, stages: &Stages) -> Result<Verdict> {
     })?;
     let rows = match emulator {
         Err(reason) => wanted.into_iter().map(|kernel| (kernel, Err(reason.clone()))).collect(),
-        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, stages)?,
+        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, (stages, wait))?,
     };
     conclude(args, &list, &rows)
 }
@@ -201,7 +201,7 @@ fn run_in_vms<'a>(
     list: &Kernels,
     wanted: &[&'a Kernel],
     qemu: Qemu,
-    stages: &Stages,
+    (stages, wait): (&Stages, &dyn Fn()),
 ) -> Result<Vec<Row<'a>>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
     let mut ready = Vec::new();
@@ -259,6 +259,7 @@ fn run_in_vms<'a>(
     })?;
     let Some((programs, userland, disk)) = built else { return Ok(rows) };
     let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland, disk };
+    wait();
     stages.run("VMs", |log| {
         rows.extend(bench.run_all(&ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
@@ -386,9 +387,7 @@ impl Bench<'_> {
             dir: &dir,
             nonce: &plan.nonce,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
-            // Where the VM's time is counted, it may be slower than ours.
-            suite_limit: if self.args.smoke { SUITE_LIMIT * 2 } else { SUITE_LIMIT },
-            yields: self.args.smoke,
+            suite_limit: SUITE_LIMIT,
         };
         let mut log = log;
         let run = self.qemu.run(&vm, |event| {

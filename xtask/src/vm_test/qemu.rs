@@ -32,9 +32,6 @@ const GRACE: Duration = Duration::from_secs(120);
 /// The memory in MiB for programs on a disk: three tests at a time, each with two kube-proxies.
 const DISK_MEMORY: u64 = 512;
 
-/// The time of an instruction where they are counted: 2³ ns, about what the emulator needs for one.
-const INSTRUCTION: &str = "shift=3";
-
 /// An emulator that can be started.
 #[derive(Debug, Clone)]
 pub(crate) struct Qemu {
@@ -67,9 +64,6 @@ pub(crate) struct Vm<'a> {
     pub(crate) limit: Duration,
     /// For each test program, by which time the VM itself has ended it, unless it hangs.
     pub(crate) suite_limit: Duration,
-    /// For a busy machine: the other tests get the processors first, and the time in the VM is counted from its
-    /// instructions, so that a program in it does not exceed a limit because the emulator had to wait.
-    pub(crate) yields: bool,
 }
 
 /// The end of a VM's run.
@@ -148,9 +142,6 @@ impl Qemu {
     pub(crate) fn run(&self, vm: &Vm<'_>, mut report: impl FnMut(&Event)) -> Result<Run> {
         let mut command = self.command();
         self.arguments(&mut command, vm);
-        if vm.yields {
-            command = run::yielding(&command);
-        }
         let words = vm.dir.join("emulator.txt");
         let log = File::create(&words).map_err(|e| Error::file("make", &words, e))?;
         let copy = log.try_clone().map_err(|e| Error::file("duplicate", &words, e))?;
@@ -185,9 +176,6 @@ impl Qemu {
         };
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-M", machine.board, "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
-        if vm.yields && self.accelerator == Accelerator::Tcg {
-            command.args(["-icount", INSTRUCTION]);
-        }
         let size = fs::metadata(vm.initramfs).map_or(0, |data| data.len());
         let more = if vm.disk.is_some() { DISK_MEMORY } else { 0 };
         command.arg("-m").arg((memory(size) + more).to_string());
