@@ -165,8 +165,8 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     }
     let suites = args.suites();
     let ready = prepare(args, &suites, seed, stages)?;
-    // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
     let (network_done, wait) = mpsc::channel::<()>();
+    // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
     let (unit, doc, machines, heavy, network) = thread::scope(|scope| {
         let cargo = scope.spawn(|| {
             // The tests are built; the lints then hold cargo's lock for long.

@@ -38,7 +38,7 @@ const OTHER_ENGINE: &str = "table ip other {
 #[test]
 fn translated_packets_are_masqueraded_while_the_table_is_made() {
     let world = World::new("nft");
-    let network = world.network(1, "bridge", "nftables", &json!({ "snat": true }));
+    let network = world.network(1, "bridge", "nftables", &json!({}));
     let pod = world.node.pod("web");
     // The ADD of a UDP port would look for flows among all of these.
     let attach = Attach::new(&pod).port(Proto::Tcp, PORT, SERVED);

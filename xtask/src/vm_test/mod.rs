@@ -191,7 +191,7 @@ fn run_kernels(args: &Args, stages: &Stages, wait: &dyn Fn()) -> Result<Verdict>
     })?;
     let rows = match emulator {
         Err(reason) => wanted.into_iter().map(|kernel| (kernel, Err(reason.clone()))).collect(),
-        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, (stages, wait))?,
+        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, stages, wait)?,
     };
     conclude(args, &list, &rows)
 }
@@ -201,7 +201,8 @@ fn run_in_vms<'a>(
     list: &Kernels,
     wanted: &[&'a Kernel],
     qemu: Qemu,
-    (stages, wait): (&Stages, &dyn Fn()),
+    stages: &Stages,
+    wait: &dyn Fn(),
 ) -> Result<Vec<Row<'a>>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
     let mut ready = Vec::new();

@@ -18,12 +18,12 @@ use super::error;
 use super::store::Store;
 use crate::{ContainerNetns, Error};
 
-/// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000 for filters that
-/// ask for none, and the redirection that limits the rate at which a container sends has that one.
+/// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000
+/// for filters that ask for none, and the redirection that limits the rate at which a container sends has that one.
 pub const PREFERENCE: u16 = 0xc34d;
 /// The preference in versions before the first release, which passed by that redirection.
 const FORMER_PREFERENCE: u16 = 0x534d;
-/// Number of the filter at that priority: one for each hook of an interface.
+/// Number of the filter at that preference: one for each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
 
@@ -170,10 +170,10 @@ pub(super) fn detach(interface: &str) {
     detach_at(interface, PREFERENCE);
 }
 
-fn detach_at(interface: &str, priority: u16) {
+fn detach_at(interface: &str, preference: u16) {
     // Ingress first, as above.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
-        if let Ok(filter) = SchedClassifierLink::attached(interface, side, priority, HANDLE, None) {
+        if let Ok(filter) = SchedClassifierLink::attached(interface, side, preference, HANDLE, None) {
             // Most links have none.
             let _ = filter.detach();
         }

@@ -149,13 +149,15 @@ impl Job {
         error
     }
 
-    /// The changes that the table itself needs.
+    /// The changes that the table itself needs, and the shared chains that are missing.
     fn base(&self, session: &Session) -> Result<Transaction, Error> {
-        Ok(match session.state()? {
+        let mut base = match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,
-        })
+        };
+        self.add_shared_chains(session, &mut base)?;
+        Ok(base)
     }
 
     fn overlaps_a_run(&self, session: &Session) -> Result<bool, Error> {
@@ -216,11 +218,7 @@ impl Job {
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation.
     fn careful(&self, session: &Session) -> Result<(), Error> {
-        session.transact(&self.operation, |_| {
-            let mut base = self.base(session)?;
-            self.add_shared_chains(session, &mut base)?;
-            Ok((base, ()))
-        })?;
+        session.transact(&self.operation, |_| Ok((self.base(session)?, ())))?;
         session.transact(&self.operation, |_| Ok((self.difference(session)?, ())))
     }
 
@@ -244,7 +242,6 @@ impl Job {
             batch.delete_element(held.id());
         }
         self.own_chains(session, &mut batch)?;
-        self.add_shared_chains(session, &mut batch)?;
         for item in items.iter().filter(|item| !kept(item)) {
             batch.add_element(self.element(item));
         }
