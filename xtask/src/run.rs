@@ -49,7 +49,7 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// The command with a low priority: the tests and the build for VMs, which run at the same time and end later, get
+/// The command with a low priority: the network tests and the build for VMs, which run at the same time, get
 /// the processors first.
 pub(crate) fn yielding(command: &Command) -> Command {
     let mut yielding = tool("nice", &["-n", "10"]);

@@ -237,7 +237,7 @@ fn unit_tests(args: &Args, stages: &Stages) -> Result<usize> {
     }
     stages.run("unit tests", |log| {
         let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
-        let mut unit = with_filter(cargo(&unit), args);
+        let mut unit = with_filter(run::yielding(&cargo(&unit)), args);
         if args.full {
             unit.envs(MUTATED.map(|variable| (variable, MILLION)));
         }

@@ -17,7 +17,7 @@ use crate::cluster::ClusterNode;
 use crate::image::{self, AGENT_ARCHIVE, ARCHIVE, PAUSE};
 use crate::kube::ApiServer;
 use crate::plugin::slipwayd;
-use crate::space::Space;
+use crate::space::{CommandOutput, Space};
 use crate::system::{Daemon, SHELL, System};
 
 /// The directory of the system with Kubernetes' programs.
@@ -241,9 +241,20 @@ impl Worker {
     /// When it fails.
     #[must_use]
     pub fn run_in(&self, container: &str, words: &[&str]) -> String {
+        let output = self.try_run_in(container, words);
+        assert!(output.code == Some(0), "{}: {output}", words.join(" "));
+        output.stdout.trim_end().to_owned()
+    }
+
+    /// As [`Worker::run_in`], for a program that may fail.
+    ///
+    /// # Panics
+    /// When the container does not run.
+    #[must_use]
+    pub fn try_run_in(&self, container: &str, words: &[&str]) -> CommandOutput {
         let process = self.process(container);
         let enter = ["/bin/busybox", "nsenter", "-t", &process, "-m", "-r", "-w", "--"];
-        self.run(&[&enter[..], words].concat())
+        self.system.try_run(&[&enter[..], words].concat())
     }
 
     /// Replaces plugins during `body` by programs that report a success and do nothing.
