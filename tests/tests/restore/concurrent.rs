@@ -2,6 +2,7 @@
 
 //! `slipway restore` with concurrent ADDs and DELs.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     let path = network.cache_path(&web.attach);
+    // The kernel keeps the namespace, and with it the link, for a while.
+    let _netns = world.node.run(|| File::open(web.path()).expect("open the namespace"));
     // The file's lookup in the cache is delayed.
     let file = path.rsplit('/').next().expect("a name");
     world.node.cmd("nft flush ruleset");

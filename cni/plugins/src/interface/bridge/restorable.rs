@@ -35,6 +35,8 @@ struct SpoofGuard {
     attachment: Attachment,
     /// The host's end of the pair.
     port: String,
+    /// Its index.
+    index: u32,
     mac: Mac,
 }
 
@@ -43,7 +45,7 @@ impl SpoofGuard {
         let inner = present(&inside.container.route, attachment.ifname())?;
         let host = RouteSocket::open().map_err(failed)?;
         let peer = inner.peer.ok_or_else(|| wrong(format!("link {} has no other end", inner.name)))?;
-        let port = host.link_by_index(peer).map_err(failed)?.name;
+        let link = host.link_by_index(peer).map_err(failed)?;
         // The address of the ADD: the container may have changed it since, which the guard must prevent.
         let given = previous
             .interfaces
@@ -52,7 +54,7 @@ impl SpoofGuard {
             .and_then(|interface| interface.mac.parse().ok());
         let mac = given.or(inner.mac);
         let mac = mac.ok_or_else(|| wrong(format!("link {} has no MAC address", inner.name)))?;
-        Ok(Self { attachment: attachment.clone(), port, mac })
+        Ok(Self { attachment: attachment.clone(), port: link.name, index: link.index, mac })
     }
 }
 
@@ -70,11 +72,12 @@ impl Restorable for SpoofGuard {
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        // The link's name depends on the attachment only: an existing link may be a later ADD's.
+        // The link's name depends on the attachment only: another link is a later ADD's. The kernel may not have removed
+        // this one yet.
         let host = RouteSocket::open().map_err(failed)?;
         match host.find_link(&self.port).map_err(failed)? {
-            Some(_) => Ok(()),
-            None => Ok(macspoof::release(&self.attachment)?),
+            Some(link) if link.index != self.index => Ok(()),
+            _ => Ok(macspoof::release(&self.attachment)?),
         }
     }
 }
