@@ -169,8 +169,8 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
     let (unit, doc, machines, heavy, network) = thread::scope(|scope| {
         let cargo = scope.spawn(|| {
-            // The tests are built; the lints then hold cargo's lock for long. A million mutated inputs have their turn
-            // later: a scheduler may let programs that only compute hold up all others, for many seconds.
+            // The tests are built; the lints then hold cargo's lock for long. A million mutated inputs are tried
+            // later: the scheduler may let programs that only compute hold up all others, for many seconds.
             let unit = if suites.is_empty() && !args.full { unit_tests(args, stages) } else { Ok(0) };
             let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
             let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
