@@ -19,7 +19,8 @@ pub(super) struct Uplink {
 }
 
 /// Finds the uplinks, by the index of their interfaces. `named` are the administrator's uplinks; if empty, the
-/// uplinks are found by addresses and routes.
+/// uplinks are found by addresses and routes. A tunnel whose other end routes name is none: the BPF programs pass by
+/// the routes.
 ///
 /// # Errors
 /// The kernel refused to list links or addresses.
@@ -31,7 +32,7 @@ pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError
         // A node without IPv6 refuses to list such routes.
         default_links.extend(socket.default_route(family).ok().flatten().and_then(|route| route.link));
     }
-    let chosen = links.into_iter().filter(|link| {
+    let chosen = links.into_iter().filter(|link| !link.is_external).filter(|link| {
         if named.is_empty() {
             is_uplink(link, &addresses, default_links.contains(&link.index))
         } else {

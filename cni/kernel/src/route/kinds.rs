@@ -184,6 +184,12 @@ const IFLA_VXLAN_LOCAL: u16 = 4;
 const IFLA_VXLAN_LEARNING: u16 = 7;
 const IFLA_VXLAN_PORT: u16 = 15;
 const IFLA_VXLAN_LOCAL6: u16 = 17;
+const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
+const IFLA_GENEVE_COLLECT_METADATA: u16 = 6;
+const IFLA_XFRM_COLLECT_METADATA: u16 = 3;
+// linux/if_tunnel.h
+const IFLA_IPTUN_COLLECT_METADATA: u16 = 19;
+const IFLA_GRE_COLLECT_METADATA: u16 = 18;
 
 /// The kind of a link, from `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
 pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
@@ -201,6 +207,21 @@ pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
         "tun" => LinkKind::Tun,
         other => LinkKind::Other(other.to_owned()),
     }
+}
+
+/// [`Link::is_external`](super::Link::is_external), from `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
+pub(super) fn is_external(name: &str, data: &[u8]) -> bool {
+    let wanted = match name {
+        "bareudp" => return true,
+        "vxlan" => IFLA_VXLAN_COLLECT_METADATA,
+        "geneve" => IFLA_GENEVE_COLLECT_METADATA,
+        "xfrm" => IFLA_XFRM_COLLECT_METADATA,
+        "ipip" | "ip6tnl" => IFLA_IPTUN_COLLECT_METADATA,
+        "gre" | "gretap" | "ip6gre" | "ip6gretap" | "erspan" | "ip6erspan" => IFLA_GRE_COLLECT_METADATA,
+        _ => return false,
+    };
+    // VXLAN has a number, the others have a flag.
+    wire::attributes(data).any(|(kind, value)| kind == wanted && value != [0])
 }
 
 #[cfg(test)]
@@ -240,5 +261,15 @@ mod tests {
         let vxlan = Vxlan { vni: 7, port: 0, underlay: None, local: None, learning: false };
         assert_eq!(decode("vxlan", &attribute(&7_u32.to_ne_bytes())), LinkKind::Vxlan(vxlan));
         assert_eq!(decode("geneve", &[]), LinkKind::Other("geneve".to_owned()));
+    }
+
+    #[test]
+    fn a_tunnel_is_external_by_number_or_flag() {
+        let vxlan = |value: u8| [5, 0, 25, 0, value, 0, 0, 0];
+        assert!(is_external("vxlan", &vxlan(1)) && !is_external("vxlan", &vxlan(0)));
+        let geneve = [4, 0, 6, 0];
+        assert!(
+            is_external("geneve", &geneve) && !is_external("geneve", &[]) && !is_external("veth", &geneve)
+        );
     }
 }

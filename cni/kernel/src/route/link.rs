@@ -38,6 +38,8 @@ pub struct Link {
     pub mtu: u32,
     /// Kind.
     pub kind: LinkKind,
+    /// True for a tunnel whose other end a route names for each packet (`external` in ip-link(8)).
+    pub is_external: bool,
     /// True if it is switched on (`IFF_UP`); [`Link::state`] is whether it works.
     pub up: bool,
     /// True if promiscuous mode is requested (`IFF_PROMISC`).
@@ -441,7 +443,9 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
 fn decode_info(info: &[u8], link: &mut Link) {
     let find = |wanted| wire::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     if let Some(kind) = find(IFLA_INFO_KIND) {
-        link.kind = kinds::decode(&wire::text(kind), find(IFLA_INFO_DATA).unwrap_or_default());
+        let (name, data) = (wire::text(kind), find(IFLA_INFO_DATA).unwrap_or_default());
+        link.kind = kinds::decode(&name, data);
+        link.is_external = kinds::is_external(&name, data);
     }
     if link.kind == LinkKind::Bridge {
         let data = find(IFLA_INFO_DATA).unwrap_or_default();
