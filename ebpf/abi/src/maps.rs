@@ -3,7 +3,7 @@
 //! Names and default sizes of the maps, and names of the BPF programs. A name is that in the object file and of the pin;
 //! the kernel limits that of a map to 15 bytes (BPF_OBJ_NAME_LEN).
 
-/// Array: a single `u32`, the epoch. User space increments it when the rules may have changed: netfilter then
+/// Array: a single `u32`, the epoch. User space writes another one when the rules may have changed: netfilter then
 /// checks each flow again.
 pub const EPOCH: &str = "epoch";
 /// LRU hash: [`CarriedKey4`](crate::CarriedKey4) → [`Carried4`](crate::Carried4).

@@ -2,6 +2,8 @@
 
 //! The BPF programs as this binary carries them.
 
+use nix::sys::utsname::uname;
+
 use crate::Error;
 
 /// Aligned for the loader.
@@ -24,9 +26,20 @@ pub fn object() -> Option<&'static [u8]> {
 /// The BPF programs of this binary.
 ///
 /// # Errors
-/// [`Error::NoEbpf`] if it was built without.
+/// [`Error::NoEbpf`] if it was built without, or if this kernel would have one program interrupt another.
 pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
+    if uname().is_ok_and(|kernel| is_real_time(&kernel.version().to_string_lossy())) {
+        let why = "the BPF programs do not work on a real-time kernel (PREEMPT_RT)";
+        return Err(Error::NoEbpf(why.to_owned()));
+    }
     object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
+}
+
+/// True if a kernel's version, as `uname -v` has it, is that of one with PREEMPT_RT. There, a softirq can be preempted by
+/// another on the same processor (unless it has PREEMPT_RT_NEEDS_BH_LOCK, since Linux 6.18), whose scratch memory is the
+/// same.
+fn is_real_time(version: &str) -> bool {
+    version.split_whitespace().any(|word| word == "PREEMPT_RT")
 }
 
 /// A digest of the object: the name of this version of the BPF programs.
@@ -49,6 +62,12 @@ mod tests {
             let digest: String = Sha256::digest(object).iter().map(|byte| format!("{byte:02x}")).collect();
             assert!(version().len() == 16 && digest.starts_with(version()), "{digest} {}", version());
         }
+    }
+
+    #[test]
+    fn a_real_time_kernel_is_known_by_its_version() {
+        assert!(is_real_time("#1 SMP PREEMPT_RT Debian 6.12.48-1 (2025-09-20)"));
+        assert!(!is_real_time("#1 SMP PREEMPT_DYNAMIC Debian 6.12.48-1 (2025-09-20)"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! A new version begins with empty maps: until it has learnt a flow, netfilter serves it.
 
 use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -240,9 +241,10 @@ impl Store {
     /// # Errors
     /// [`Error::Kernel`] if the map cannot be written.
     pub(super) fn start(&self) -> Result<(), Error> {
-        let failed = |e: MapError| error::failed("increment the epoch", e);
-        // Concurrent processes may write the same number: each has changed the rules before it.
-        let next = self.epoch()?.wrapping_add(1).max(1);
+        let failed = |e: MapError| error::failed("write the epoch", e);
+        // A random number: of the numbers that concurrent processes count to, the last written may be a former one.
+        let bytes = RandomState::new().build_hasher().finish().to_ne_bytes();
+        let next = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).max(1);
         self.array::<u32>(maps::EPOCH)?.set(0, next, 0).map_err(failed)
     }
 
