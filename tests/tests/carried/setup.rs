@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use aya::maps::{Array, Map};
+use aya::maps::{Array, HashMap, Map};
 use serde_json::{Value, json};
 use slipway_ebpf_abi::Counter;
-use slipway_ebpf_abi::maps::HOME;
+use slipway_ebpf_abi::maps::{HOME, UPLINKS};
 use slipway_tests::{
     Attach, PROGRAMS, Pod, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
 };
@@ -140,6 +140,47 @@ fn programs_of_a_former_preference_are_moved() {
         }
     }
     assert_eq!(stage.node.programs()["containers"], 1);
+}
+
+/// Another filter has the programs' place at one container's link: all others get the new version.
+#[test]
+fn a_link_that_takes_no_programs_stops_no_setup() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let mut links = Vec::new();
+    let pods = [0, 1, 2].map(|number| {
+        let pod = stage.node.pod(&format!("pod{number}"));
+        let attach = Attach::new(&pod).port(Proto::Tcp, PORT + number, 80);
+        links.push(node_end(&stage.network().add(&attach).expect("ADD")));
+        pod
+    });
+    let version = stage.node.list(PINS).remove(0);
+    stage.node.cmd(&format!("mv {PINS}/{version} {PINS}/0123456789abcdef"));
+    let place = format!("dev {} egress", links[1]);
+    stage.node.cmd(&format!("tc filter del {place} pref 49997"));
+    stage.node.cmd(&format!("tc filter add {place} protocol all pref 49997 u32 match u32 0 0 flowid :1"));
+    let setup = stage.node.try_slipway("node setup");
+    assert!(setup.code == Some(0) && setup.stderr.contains(&links[1]), "{setup}");
+    assert_eq!(stage.node.list(PINS), [version]);
+    let expected =
+        [["flow_ingress_pod", "flow_egress_pod"], ["", ""], ["flow_ingress_pod", "flow_egress_pod"]];
+    assert_eq!([0, 1, 2].map(|number: usize| filters(&stage, &links[number])), expected);
+    drop(pods);
+}
+
+/// An uplink that had the programs and takes them no more: the next ADD sets nothing up again.
+#[test]
+fn an_add_does_not_try_again_what_failed() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (_pod, _) = stage.pod("web");
+    let place = format!("dev {} ingress", stage.client.node_link);
+    stage.node.cmd(&format!("tc filter del {place} pref 49997"));
+    stage.node.cmd(&format!("tc filter add {place} protocol all pref 49997 u32 match u32 0 0 flowid :1"));
+    let map = HashMap::<_, u32, u32>::try_from(Map::HashMap(stage.map(UPLINKS))).expect("a hash map");
+    assert_eq!(map.keys().count(), 1);
+    drop(stage.pod_at("next", PORT + 1));
+    assert_eq!(map.keys().count(), 0);
 }
 
 /// Wherever the set-up is killed, and with two ADDs at once: the next one completes it, and flows are carried.

@@ -56,6 +56,8 @@ pub struct Status {
     pub earlier: Vec<EarlierFilter>,
     /// Number of other links with the programs: those of containers.
     pub containers: usize,
+    /// Containers' links that lost them, as they do not take those of this version. Known to the set-up alone.
+    pub containers_without: Vec<Without>,
     /// The counters that are not zero.
     pub counters: Vec<(Counter, u64)>,
     /// The elements of the maps of flows.
@@ -86,6 +88,21 @@ pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     set_up(settings).map(|(store, _)| store)
 }
 
+/// Links without programs.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    uplinks: Vec<Without>,
+    containers: Vec<Without>,
+}
+
+impl Without {
+    /// A failure to attach the programs, which is logged.
+    fn new(name: &str, error: &Error) -> Self {
+        log::warn!("{name} is left to nftables: {error}");
+        Self { name: name.to_owned(), why: error.to_string() }
+    }
+}
+
 /// True if all listed uplinks have the programs.
 fn are_whole(store: &Store) -> Result<bool, Error> {
     let socket = socket()?;
@@ -98,11 +115,11 @@ fn are_whole(store: &Store) -> Result<bool, Error> {
 }
 
 /// Loads the programs, and attaches them to the uplinks and to the links of containers that have another version.
-/// Returns the uplinks without programs, too.
+/// Returns the links that took none, too.
 ///
 /// # Errors
 /// As [`setup_node`].
-pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error> {
+pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
     let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
@@ -112,14 +129,15 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error
     if !store.is_whole() {
         store.load(object, settings.flows)?;
     }
-    let mut without = Vec::new();
+    let mut left = Left::default();
     for (index, Uplink { name, is_ethernet }) in &uplinks {
         let kind = if *is_ethernet { Kind::Uplink } else { Kind::UplinkL3 };
         match links::attach(&store, name, kind) {
             Ok(()) => store.list_uplink(*index, true)?,
             Err(error) => {
-                log::warn!("{name} is left to nftables: {error}");
-                without.push(Without { name: name.clone(), why: error.to_string() });
+                // Each ADD would try again.
+                store.list_uplink(*index, false)?;
+                left.uplinks.push(Without::new(name, &error));
             }
         }
     }
@@ -133,13 +151,18 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error
         } else if !uplinks.contains_key(&link.index)
             && (containers.contains(&link.index) || links::has_programs(&socket, link.index)?)
         {
-            links::attach(&store, &link.name, Kind::of_pod(&link)?)?;
+            let attached = Kind::of_pod(&link).and_then(|kind| links::attach(&store, &link.name, kind));
+            if let Err(error) = attached {
+                // The link may be gone, or another filter have our preference.
+                links::detach(&link.name);
+                left.containers.push(Without::new(&link.name, &error));
+            }
         }
     }
     store.remove_others();
     // Last: a set-up that was killed before is begun again by the next ADD.
     store.start()?;
-    Ok((store, without))
+    Ok((store, left))
 }
 
 /// Loads and attaches the programs, or updates them: new uplinks, another version of the programs.
@@ -148,14 +171,15 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Vec<Without>), Error
 /// [`Error::NoEbpf`] if this node cannot have the programs, [`Error::Kernel`] if one cannot be loaded, or links
 /// cannot be listed.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
-    let (_, without) = set_up(settings)?;
+    let (_, left) = set_up(settings)?;
     let mut status = status(settings)?;
     // The set-up knows the reasons.
     for one in &mut status.uplinks_without {
-        if let Some(known) = without.iter().find(|known| known.name == one.name) {
+        if let Some(known) = left.uplinks.iter().find(|known| known.name == one.name) {
             one.why.clone_from(&known.why);
         }
     }
+    status.containers_without = left.containers;
     Ok(status)
 }
 
@@ -253,7 +277,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     let mut found = Status { is_set_up: true, is_current: store.is_whole(), ..Status::default() };
     let is_there = |name: &&String| uplinks.values().any(|uplink| uplink.name == **name);
     for name in settings.uplinks.iter().filter(|name| !is_there(name)) {
-        let why = "there is no such interface".to_owned();
+        let why = "there is no such interface, or it is a tunnel with `external`".to_owned();
         found.uplinks_without.push(Without { name: name.clone(), why });
     }
     for link in links::with_programs(&socket)? {

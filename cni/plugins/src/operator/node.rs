@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Fill, Merging, Status};
+use cni_dataplane::ebpf::{self, Fill, Merging, Status, Without};
 use cni_kernel::ethtool::Switch;
 use cni_spec::CniError;
 use serde_json::{Map, Value, json};
@@ -31,6 +31,9 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
     if task == "setup" {
         for uplink in &state.status.uplinks_without {
             writeln!(err, "slipway node: uplink {} is left to nftables: {}", uplink.name, uplink.why)?;
+        }
+        for link in &state.status.containers_without {
+            writeln!(err, "slipway node: {} of a container is left to nftables: {}", link.name, link.why)?;
         }
         for Merging { link, state } in &state.merging {
             if let Err(reason) = state {
@@ -112,8 +115,9 @@ fn document(State { status, merging, .. }: &State) -> Value {
         let all = status.counters.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
         all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), json!(count))).collect()
     };
-    let uplinks_left: Vec<Value> =
-        status.uplinks_without.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect();
+    let left = |links: &[Without]| -> Vec<Value> {
+        links.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect()
+    };
     let earlier: Vec<Value> = status
         .earlier
         .iter()
@@ -142,9 +146,10 @@ fn document(State { status, merging, .. }: &State) -> Value {
         "loaded": status.is_set_up,
         "current": status.is_current,
         "uplinks": status.uplinks,
-        "uplinks_left_to_nftables": uplinks_left,
+        "uplinks_left_to_nftables": left(&status.uplinks_without),
         "earlier_filters": earlier,
         "containers": status.containers,
+        "containers_left_to_nftables": left(&status.containers_without),
         "counters": counts(false),
         "dropped": counts(true),
         "maps": maps,
@@ -154,7 +159,7 @@ fn document(State { status, merging, .. }: &State) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::ebpf::{Counter, EarlierFilter, Without};
+    use cni_dataplane::ebpf::{Counter, EarlierFilter};
 
     use super::*;
 
@@ -180,6 +185,7 @@ mod tests {
                 },
             ],
             containers: 2,
+            containers_without: vec![Without { name: "veth0".to_owned(), why: "no".to_owned() }],
             counters: vec![(Counter::Carried, 7), (Counter::DroppedWrite, 1)],
             maps: [("carried4", 2), ("carried6", 0)]
                 .map(|(map, elements)| Fill { map, elements, max_elements: 64 })
