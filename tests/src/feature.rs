@@ -72,6 +72,25 @@ pub fn has_wireguard() -> bool {
     Node::new().run(known).unwrap_or_else(|e| panic!("ask for wireguard: {e}"))
 }
 
+/// The feature that [`has_esp`] checks, for [`crate::skip!`].
+pub const ESP: &str = "IPsec's ESP with AES-GCM";
+
+/// True if the kernel can encrypt packets of both families: adding a state loads the modules.
+///
+/// # Panics
+/// If no namespace can be made.
+#[must_use]
+pub fn has_esp() -> bool {
+    let node = Node::new();
+    [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")].into_iter().all(|(from, to)| {
+        let state = format!(
+            "ip xfrm state add src {from} dst {to} proto esp spi 0x1000 mode tunnel aead rfc4106(gcm(aes)) \
+             0x0102030405060708090a0b0c0d0e0f1011121314 128"
+        );
+        node.try_cmd(&state).code == Some(0)
+    })
+}
+
 /// The feature that [`has_flowtable`] checks, for [`crate::skip!`].
 pub const FLOWTABLE: &str = "nf_flow_table";
 

@@ -10,15 +10,6 @@ use crate::skb::Skb;
 /// The type of address of a family.
 pub(crate) type Addr<F> = <F as Family>::Addr;
 
-/// The header above IP.
-#[derive(Clone, Copy)]
-pub(crate) struct Upper {
-    /// Offset.
-    pub(crate) offset: u32,
-    /// Protocol.
-    pub(crate) protocol: u8,
-}
-
 /// Addresses of a packet: source, destination.
 pub(crate) type Ends<F> = (Addr<F>, Addr<F>);
 
@@ -27,9 +18,13 @@ pub(crate) trait Family: Copy + Sized + 'static {
     /// An address.
     type Addr: Copy + Default;
 
-    /// Decodes the IP header at `offset` and its extension headers into `packet`. Returns the header above;
-    /// none if the packet is a fragment, or the BPF programs do not handle it for another reason.
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<Upper>;
+    /// Length of an IP header without options.
+    const HEADER: u32;
+
+    /// Decodes the IP header at `offset` into `packet`. Returns the protocol above; none if the packet is a fragment,
+    /// or the kernel's stack may have more to do than to forward it: the header has options. The extension headers of
+    /// IPv6 count as protocols above.
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8>;
     /// Writes new addresses and the decremented hop limit into the IP header.
     fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool;
     /// The change of a sum by new addresses.

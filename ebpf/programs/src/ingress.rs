@@ -79,7 +79,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         && scratch.packet.length <= entry.fits
         && u32::from(scratch.packet.tos >> 2) == entry.dscp;
     let is_fresh = now.wrapping_sub(entry.checked) <= CARRIED_FOR && scratch.packet.ttl > 1;
-    if !fits || is_first && !is_fresh {
+    if !fits || is_first && (!is_fresh || skb.is_decrypted()) {
         ask(skb, scratch, epoch, now, ORIGINAL);
         return Act::NEXT;
     }
@@ -117,9 +117,13 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
     is_clone
 }
 
-/// Records the packet, for the kernel's stack to check it.
+/// Records the packet, for the kernel's stack to check it; not one that came in an IPsec tunnel: an entry would carry
+/// the same packet without the encryption that a policy may demand (RFC 4301, section 5.2).
 #[inline(never)]
 fn ask<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, kind: u32) -> i32 {
+    if skb.is_decrypted() {
+        return Act::NEXT;
+    }
     // SAFETY: no arguments.
     let processor = unsafe { bpf_get_smp_processor_id() };
     let Some(index) = maps::next_record(processor) else { return Act::NEXT };
@@ -202,7 +206,9 @@ fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
         return Act::DROP;
     }
     let way = &scratch.way;
-    skb.set_mark(way.mark, way.priority);
+    // As a veth does with packets of the kernel's stack.
+    let (mark, priority) = if way.flags & TO_PEER != 0 { (0, 0) } else { (way.mark, way.priority) };
+    skb.set_mark(mark, priority);
     // The kernel removes the Ethernet header of a packet to an interface without one.
     if way.flags & HAS_ETHERNET != 0
         && (scratch.packet.l3 == 0 && !skb.add_ethernet() || !skb.store(0, &way.ethernet, 0))

@@ -57,25 +57,24 @@ struct Udp {
 
 impl<F: Family> Scratch<F> {
     /// Decodes the packet whose IP header is at `l3`, and sets [`Scratch::key`]. Returns false if it is
-    /// neither TCP nor UDP, a fragment, or not whole.
+    /// neither TCP nor UDP, a fragment, with options, or not whole.
     #[inline(always)]
     pub(crate) fn read(&mut self, skb: Skb, l3: u32) -> bool {
         let packet = &mut self.packet;
         packet.l3 = l3;
         packet.tcp = 0;
-        let Some(upper) = F::read_header(skb, l3, packet) else { return false };
+        let Some(protocol) = F::read_header(skb, l3, packet) else { return false };
         let present = skb.len().wrapping_sub(l3);
         let payload = skb.segment_size();
         // Short frames are padded. A packet of segments is not, and may be longer than the header's field.
         let total = if payload == 0 { packet.total } else { present };
-        let before = upper.offset.wrapping_sub(l3);
-        if total > present || total < before {
+        if total > present || total < F::HEADER {
             return false;
         }
-        packet.l4 = upper.offset;
+        packet.l4 = l3 + F::HEADER;
         packet.length = total;
-        self.above = total - before;
-        let (ports, header) = match upper.protocol {
+        self.above = total - F::HEADER;
+        let (ports, header) = match protocol {
             IPPROTO_TCP => {
                 let Some(tcp) = skb.load::<Tcp>(packet.l4) else { return false };
                 let [offset, flags, ..] = tcp.offset_flags_window.to_ne_bytes();
@@ -93,14 +92,14 @@ impl<F: Family> Scratch<F> {
             _ => return false,
         };
         if payload != 0 {
-            packet.length = before + header + payload;
+            packet.length = F::HEADER + header + payload;
         }
         self.key.source = packet.source;
         self.key.destination = packet.destination;
         self.key.source_port = ports[0];
         self.key.destination_port = ports[1];
         self.key.interface = skb.interface();
-        self.key.protocol = u32::from(upper.protocol);
+        self.key.protocol = u32::from(protocol);
         true
     }
 

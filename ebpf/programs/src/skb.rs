@@ -4,10 +4,11 @@
 
 use core::mem::MaybeUninit;
 
-use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_xfrm_state};
 use aya_ebpf::helpers::{
     bpf_clone_redirect, bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_peer,
-    bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    bpf_skb_change_head, bpf_skb_change_type, bpf_skb_get_xfrm_state, bpf_skb_load_bytes,
+    bpf_skb_store_bytes,
 };
 use slipway_ebpf_abi::TICK_SHIFT;
 
@@ -129,6 +130,14 @@ impl Skb {
     #[inline(always)]
     pub(crate) fn is_to_host(self) -> bool {
         field!(self, pkt_type) == PACKET_HOST
+    }
+
+    /// True if the packet came in an IPsec tunnel.
+    #[inline(always)]
+    pub(crate) fn is_decrypted(self) -> bool {
+        let mut state = MaybeUninit::<bpf_xfrm_state>::uninit();
+        // SAFETY: the helper fills all of `state`, also if it fails.
+        unsafe { bpf_skb_get_xfrm_state(self.0, 0, state.as_mut_ptr(), size_of_val(&state) as u32, 0) == 0 }
     }
 
     /// EtherType, in network byte order.

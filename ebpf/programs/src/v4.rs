@@ -5,7 +5,7 @@
 use slipway_ebpf_abi::Addr4;
 
 use crate::csum::Difference;
-use crate::family::{Ends, Family, Upper};
+use crate::family::{Ends, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
@@ -37,6 +37,8 @@ struct Rewritten {
     destination: Addr4,
 }
 
+/// Version 4, and five words: no options.
+const VERSION: u8 = 0x45;
 /// Offset of the time to live, which protocol, checksum and addresses follow.
 const HOPS: u32 = 8;
 /// More fragments follow.
@@ -46,12 +48,12 @@ const OFFSET: u16 = 0x1fff;
 
 impl Family for V4 {
     type Addr = Addr4;
+    const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<Upper> {
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8> {
         let header = skb.load::<Header>(offset)?;
-        let words = u32::from(header.version & 0xf);
-        if header.version >> 4 != 4 || words < 5 {
+        if header.version != VERSION {
             return None;
         }
         packet.source = header.source;
@@ -64,7 +66,7 @@ impl Family for V4 {
         if u16::from_be(header.fragment) & (MORE | OFFSET) != 0 {
             return None;
         }
-        Some(Upper { offset: offset + words * 4, protocol: header.protocol })
+        Some(header.protocol)
     }
 
     #[inline(always)]

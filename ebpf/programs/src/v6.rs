@@ -6,7 +6,7 @@ use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use slipway_ebpf_abi::Addr6;
 
 use crate::csum::Difference;
-use crate::family::{Ends, Family, Upper};
+use crate::family::{Ends, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
@@ -37,65 +37,6 @@ struct Rewritten {
 /// Offset of the payload length, which next header, hop limit and addresses follow.
 const HOPS: u32 = 4;
 
-/// The first bytes of the extension headers that are skipped.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Extension {
-    next: u8,
-    length: u8,
-    kind: u8,
-    segments: u8,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FragmentHeader {
-    next: u8,
-    reserved: u8,
-    offset: u16,
-    id: u32,
-}
-
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION: u8 = 60;
-/// Bits of a fragment's offset that have no meaning.
-const RESERVED: u16 = 0b110;
-/// Maximum number of extension headers; packets with more are left to the kernel's stack.
-const EXTENSIONS: u32 = 4;
-
-/// Skips extension headers.
-#[inline(always)]
-fn walk(skb: Skb, mut next: u8, mut offset: u32) -> Option<Upper> {
-    for _ in 0..EXTENSIONS {
-        match next {
-            FRAGMENT => {
-                let header = skb.load::<FragmentHeader>(offset)?;
-                // A packet of a single fragment is whole (RFC 6946).
-                if u16::from_be(header.offset) & !RESERVED != 0 {
-                    return None;
-                }
-                next = header.next;
-                offset += size_of::<FragmentHeader>() as u32;
-            }
-            HOP_BY_HOP | ROUTING | DESTINATION => {
-                let header = skb.load::<Extension>(offset)?;
-                if next == ROUTING && header.segments != 0 {
-                    return None;
-                }
-                next = header.next;
-                offset += (u32::from(header.length) + 1) * 8;
-            }
-            _ => break,
-        }
-    }
-    if matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION) {
-        return None;
-    }
-    Some(Upper { offset, protocol: next })
-}
-
 #[inline(always)]
 fn address_difference(difference: Difference, old: Addr6, new: Addr6) -> Difference {
     let ([a, b, c, d], [e, f, g, h]) = (old.0, new.0);
@@ -104,9 +45,10 @@ fn address_difference(difference: Difference, old: Addr6, new: Addr6) -> Differe
 
 impl Family for V6 {
     type Addr = Addr6;
+    const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<Upper> {
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8> {
         let header = skb.load::<Header>(offset)?;
         let [first, second, ..] = header.version;
         if first >> 4 != 6 {
@@ -114,12 +56,12 @@ impl Family for V6 {
         }
         packet.source = header.source;
         packet.destination = header.destination;
-        packet.total = size_of::<Header>() as u32 + u32::from(u16::from_be(header.length));
+        packet.total = Self::HEADER + u32::from(u16::from_be(header.length));
         let [high, low] = header.length.to_ne_bytes();
         packet.hops = u32::from_ne_bytes([high, low, header.next, header.hops]);
         packet.ttl = header.hops;
         packet.tos = first << 4 | second >> 4;
-        walk(skb, header.next, offset + size_of::<Header>() as u32)
+        Some(header.next)
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use nix::sys::socket::{
 use slipway_ebpf_abi::Counter;
 use slipway_tests::{PROGRAMS, has_programs, needs, patience};
 
-pub(crate) use raw::packet;
+pub(crate) use raw::{packet, sum};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
@@ -20,7 +20,8 @@ use crate::{Connection, Engine, FAR, PORT, Stage};
 mod raw {
     use std::net::{Ipv4Addr, SocketAddrV4};
 
-    fn sum(bytes: &[u8], start: u32) -> u16 {
+    /// The checksum of the Internet (RFC 1071) of some bytes, with what is added.
+    pub(crate) fn sum(bytes: &[u8], start: u32) -> u16 {
         let mut sum = start;
         for pair in bytes.chunks(2) {
             sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));

@@ -8,6 +8,7 @@ mod cost;
 mod engines;
 mod filters;
 mod flows;
+mod left;
 #[path = "../ebpf/list.rs"]
 mod list;
 mod long;
