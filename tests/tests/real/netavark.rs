@@ -226,7 +226,18 @@ fn networks(packages: &Path) {
         (&"slipway".into(), Some(2))
     );
     assert_eq!(green[0]["subnets"][0]["subnet"], "10.89.1.0/24");
-    world.podman("network create --driver slipway --internal --subnet 10.88.7.0/24 hidden");
+    // The gateways are those that podman chooses for its own driver.
+    world.podman("network create --ipv6 own");
+    let own: Value = serde_json::from_str(&world.podman("network inspect own")).expect("JSON");
+    world.podman("network rm own");
+    for network in [green, own] {
+        for subnet in network[0]["subnets"].as_array().expect("subnets") {
+            let (net, gateway) = (subnet["subnet"].as_str(), subnet["gateway"].as_str());
+            let parts = net.and_then(|net| net.split_once("0/").or(net.split_once('/')));
+            assert_eq!(gateway, parts.map(|(network, _)| format!("{network}1")).as_deref(), "{subnet}");
+        }
+    }
+    world.podman("network create --driver slipway --internal --subnet 10.90.7.0/24 hidden");
     let named = "--network blue:ip=10.89.0.77,mac=02:00:00:00:89:77 --network green --publish 8080:80";
     world.run_web("first", named);
     world.podman("rm --force first");
@@ -409,6 +420,10 @@ fn errors(packages: &Path) {
     assert!(error.contains("option isolate=\"strict\" is not true or false"), "{error}");
     let error = world.refused(&format!("{create} --subnet 10.89.0.0/25 red"));
     assert!(error.contains("subnet 10.89.0.0/25 is in use: 10.89.0.0/24"), "{error}");
+    let error = world.refused(&format!("{create} --subnet 10.88.7.0/24 red"));
+    assert!(error.contains("subnet 10.88.7.0/24 is in use: 10.88.0.0/16"), "{error}");
+    let error = world.refused(&format!("{create} --interface-name podman0 red"));
+    assert!(error.contains("bridge podman0 is another network's"), "{error}");
     let error = world.refused(&format!("{create} --dns 192.0.2.53 red"));
     assert!(error.contains("DNS is not enabled"), "{error}");
     assert!(!world.podman("network ls").contains("red"));

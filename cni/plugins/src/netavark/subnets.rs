@@ -15,6 +15,10 @@ use super::types::Subnet;
 
 /// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
 const CONFIGURATIONS: &str = "/etc/containers/networks";
+/// The file, the subnet and the bridge of podman's default network. Without such a file it exists nevertheless, with these.
+const DEFAULT_FILE: &str = "podman.json";
+const DEFAULT_SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 88, 0, 0), 16);
+const DEFAULT_BRIDGE: &str = "podman0";
 /// The first and the last subnet that are given to a network, as by podman's own driver (`default_subnet_pools`).
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 0);
 const LAST: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 0);
@@ -56,6 +60,7 @@ impl Used {
     }
 
     fn add_configurations(&mut self, directory: &Path) {
+        let mut has_default = false;
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
@@ -64,11 +69,16 @@ impl Used {
             let Ok(text) = std::fs::read(&path) else { continue };
             match serde_json::from_slice::<Configuration>(&text) {
                 Ok(found) => {
+                    has_default |= path.ends_with(DEFAULT_FILE);
                     self.subnets.extend(found.subnets.iter().map(|subnet| subnet.subnet.trunc()));
                     self.bridges.push(found.network_interface);
                 }
                 Err(error) => log::warn!("{}: {error}", path.display()),
             }
+        }
+        if !has_default {
+            self.subnets.push(DEFAULT_SUBNET.into());
+            self.bridges.push(DEFAULT_BRIDGE.to_owned());
         }
     }
 
@@ -99,9 +109,10 @@ pub(super) fn unique_v6(seed: &str) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from(octets), 64))
 }
 
-/// The first address of a subnet: its gateway, unless another one is named.
+/// The first address of a subnet after that of the network: its gateway, unless another one is named.
 pub(super) fn first(subnet: IpNet) -> Option<IpAddr> {
-    subnet.hosts().next()
+    // An IPv6 subnet's hosts begin with its network address, which all routers have (RFC 4291, section 2.6.1).
+    subnet.hosts().nth(usize::from(subnet.addr().is_ipv6()))
 }
 
 #[cfg(test)]
@@ -124,6 +135,33 @@ mod tests {
     }
 
     #[test]
+    fn the_gateway_is_not_the_address_of_all_routers() {
+        let gateway = |net: &str| first(net.parse().unwrap()).unwrap().to_string();
+        assert_eq!(
+            (gateway("10.89.1.0/24"), gateway("fd00:7::/64")),
+            ("10.89.1.1".into(), "fd00:7::1".into())
+        );
+    }
+
+    #[test]
+    fn the_default_network_is_used_unless_a_file_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = "10.88.7.0/24".parse().unwrap();
+        let overlapping = |text: Option<&str>| {
+            if let Some(text) = text {
+                std::fs::write(folder.path().join("podman.json"), text).unwrap();
+            }
+            let mut used = Used::default();
+            used.add_configurations(folder.path());
+            used.overlapping(inside).map(|net| net.to_string())
+        };
+        assert_eq!(overlapping(None).as_deref(), Some("10.88.0.0/16"));
+        assert_eq!(overlapping(Some("{")).as_deref(), Some("10.88.0.0/16"));
+        let moved = r#"{"name": "podman", "subnets": [{"subnet": "10.99.0.0/16"}]}"#;
+        assert_eq!(overlapping(Some(moved)), None);
+    }
+
+    #[test]
     fn ipv6_subnets_are_unique_local_and_follow_the_seed() {
         let net = unique_v6("a");
         assert_eq!((net.prefix_len(), unique_v6("a")), (64, net));
@@ -140,7 +178,7 @@ mod tests {
         }
         let mut used = Used::default();
         used.add_configurations(folder.path());
-        assert_eq!((used.bridges.as_slice(), used.subnets.len()), (&["podman3".to_owned()][..], 1));
         assert_eq!(used.overlapping("10.89.0.0/16".parse().unwrap()).unwrap().to_string(), "10.89.0.0/24");
+        assert_eq!((used.bridges, used.subnets.len()), (vec!["podman3".to_owned(), "podman0".to_owned()], 2));
     }
 }
