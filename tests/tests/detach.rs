@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, is_peer, patience,
-    slipway,
+    render, slipway,
 };
 
 const LIST: &str = "/run/net.d/10-pods.conflist";
@@ -54,9 +54,15 @@ impl World {
 
     fn detach(&self, more: &[&str]) -> CommandOutput {
         let mut command = Command::new(slipway());
-        command.args(["detach", "pods", ID, "eth0", "--output", "json", "--conflist", LIST, "--plugin-dir"]);
-        command.arg(self.node.bin()).args(more);
+        self.detach_by(&mut command);
+        command.args(more);
         self.node.exec(command, b"")
+    }
+
+    /// Adds the words of `slipway detach`.
+    fn detach_by(&self, command: &mut Command) {
+        command.args(["detach", "pods", ID, "eth0", "--output", "json", "--conflist", LIST, "--plugin-dir"]);
+        command.arg(self.node.bin());
     }
 
     #[track_caller]
@@ -165,4 +171,49 @@ fn a_sandbox_that_no_cache_has_is_kept_while_its_link_exists() {
         thread::sleep(Duration::from_millis(50));
     }
     assert!(world.is_clean());
+}
+
+/// A shell's words that run a command with the directories of a unit: read-only but for those that it names
+/// (systemd.exec(5)).
+fn confined_by(unit: &str) -> String {
+    assert!(unit.contains("\nProtectSystem=strict\n"), "{unit}");
+    let parents = [
+        ("ReadWritePaths=", ""),
+        ("RuntimeDirectory=", "/run/"),
+        ("StateDirectory=", "/var/lib/"),
+        ("ConfigurationDirectory=", "/etc/"),
+    ];
+    let named = |line: &str| {
+        let (names, parent) =
+            parents.iter().find_map(|(key, parent)| Some((line.strip_prefix(key)?.to_owned(), parent)))?;
+        Some(names.split(' ').map(|name| format!("{parent}{name}")).collect::<Vec<_>>())
+    };
+    let writable: Vec<String> = unit.lines().filter_map(named).flatten().collect();
+    let mount = |directory: &str, access: &str| {
+        format!("mount --rbind {directory} {directory}; mount -o remount,bind,{access} {directory}\n")
+    };
+    let protected: String = ["/etc", "/run", "/var"].iter().map(|directory| mount(directory, "ro")).collect();
+    let open: String = writable.iter().map(|directory| mount(directory, "rw")).collect();
+    format!("mkdir -p {}\n{protected}{open}exec \"$@\"", writable.join(" "))
+}
+
+#[test]
+fn the_agents_unit_has_the_directories_of_a_deletion() {
+    if is_peer() {
+        return;
+    }
+    let world = World::new();
+    let mut chain = list();
+    let tuning = json!({"type": "tuning", "mtu": 1400});
+    chain["plugins"].as_array_mut().expect("plugins").push(tuning);
+    let list = world.node.network(chain);
+    let (_pod, attach) = world.sandbox(&list, &of_kubernetes());
+    list.write_cache(&attach);
+    assert!(!world.node.list("/run/cni/tuning").is_empty());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-e", "-c", &confined_by(&render("systemd", &[])), "sh"]).arg(slipway());
+    world.detach_by(&mut command);
+    let output = world.node.exec(command, b"");
+    assert_eq!(output.code, Some(0), "{output}");
+    assert!(world.is_clean() && world.node.list("/run/cni/tuning").is_empty());
 }

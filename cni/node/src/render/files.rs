@@ -103,6 +103,8 @@ impl Deployment {
              CapabilityBoundingSet={capabilities}\n\
              NoNewPrivileges=yes\n\
              ProtectSystem=strict\n\
+             # Repairs and deletions: the state of plugins, the lock of legacy iptables, a file for flannel.\n\
+             ReadWritePaths=/run\n\
              ProtectHome=yes\n\
              ProtectClock=yes\n\
              ProtectHostname=yes\n\
