@@ -40,6 +40,50 @@ impl Machine {
         self.audit();
     }
 
+    /// Unpacks the reference's plugins as those of no package, as its archive does.
+    fn unpack_reference(&self, suite: &str) {
+        self.run(&format!(
+            "dpkg-deb --fsys-tarfile {PACKAGES}/reference/{suite}.deb | tar -x --keep-directory-symlink -C / \
+             ./usr/lib/cni"
+        ));
+    }
+
+    /// Lets the binary install itself as on a node without packages.
+    fn install_by_itself(&self, words: &str) {
+        self.run(&format!(
+            "dpkg-deb -x {PACKAGES}/new/slipway_*.deb /tmp/unpacked\n\
+             /tmp/unpacked/usr/lib/slipway/cni/slipway install --to {PLUGINS} {words}"
+        ));
+    }
+
+    /// Makes another package that has a file of this one, which dpkg finds late.
+    fn install_obstacle(&self) {
+        self.run(
+            "mkdir -p /tmp/other/DEBIAN /tmp/other/usr/share/doc/slipway\n\
+             touch /tmp/other/usr/share/doc/slipway/README.md\n\
+             printf '%s\\n' 'Package: other' 'Version: 1' 'Architecture: all' \
+             'Maintainer: a <a@example.org>' 'Description: other' > /tmp/other/DEBIAN/control\n\
+             dpkg-deb --build /tmp/other /tmp/other.deb && dpkg -i /tmp/other.deb",
+        );
+    }
+
+    /// Asserts that an installation fails with this message, and leaves the system as it was.
+    #[track_caller]
+    fn assert_refused(&self, message: &str) {
+        let before = self.files();
+        let failed = self.try_run(&format!("dpkg -i {PACKAGES}/new/slipway_*.deb"));
+        assert!(failed.code != Some(0) && failed.stderr.contains(message), "{failed}");
+        self.audit();
+        self.assert_same_files(&before);
+        assert_eq!(self.run("dpkg-divert --list | grep -c slipway || true").trim(), "0");
+    }
+
+    /// Asserts that a plugin answers.
+    #[track_caller]
+    fn assert_answers(&self, plugin: &str) {
+        self.run(&format!("echo '{{\"cniVersion\":\"1.0.0\"}}' | CNI_COMMAND=VERSION {PLUGINS}/{plugin}"));
+    }
+
     fn choose(&self, set: Set) {
         let folder = if set == Set::Slipway { "cni" } else { "reference" };
         self.run(&format!("update-alternatives --set cni-plugins /usr/lib/slipway/{folder}"));
@@ -157,21 +201,97 @@ fn the_reference_before_slipway(machine: &Machine, suite: &str) {
     machine.assert_same_files(&before);
 }
 
-/// Another package has a file of this one, which dpkg finds late: the reference's plugins are back in their places.
+/// The reference's plugins are back in their places.
 fn a_failed_installation_is_undone(machine: &Machine, suite: &str) {
     machine.install_reference(suite);
-    machine.run(
-        "mkdir -p /tmp/other/DEBIAN /tmp/other/usr/share/doc/slipway\n\
-         touch /tmp/other/usr/share/doc/slipway/README.md\n\
-         printf '%s\\n' 'Package: other' 'Version: 1' 'Architecture: all' 'Maintainer: a <a@example.org>' \
-         'Description: other' > /tmp/other/DEBIAN/control\n\
-         dpkg-deb --build /tmp/other /tmp/other.deb && dpkg -i /tmp/other.deb",
-    );
-    let before = machine.files();
-    let failed = machine.try_run(&format!("dpkg -i {PACKAGES}/new/slipway_*.deb"));
-    assert!(failed.stderr.contains("which is also in package other"), "{failed}");
+    machine.install_obstacle();
+    machine.assert_refused("which is also in package other");
     machine.assert_reference_alone();
+}
+
+fn plugins_that_installed_themselves_give_way(machine: &Machine) {
+    let before = machine.files();
+    machine.install_by_itself("--share-dir /srv");
+    machine.install_obstacle();
+    machine.assert_refused("which is also in package other");
+    machine.run("dpkg --purge other");
+    // A runtime may call them between the unpacking and the end.
+    machine.run(&format!("dpkg --unpack {PACKAGES}/new/slipway_*.deb"));
+    machine.assert_answers("bridge");
+    machine.run("dpkg --configure slipway");
+    machine.assert_chosen(Set::Slipway);
+    assert_eq!(machine.run("ls -A /usr/lib/slipway/reference"), "");
+    assert_eq!(machine.run(&format!("find {PLUGINS} ! -type d ! -lname '../slipway/chosen/*'")), "");
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
     machine.assert_same_files(&before);
+}
+
+fn plugins_that_were_replaced_are_the_reference_again(machine: &Machine, suite: &str) {
+    machine.install_reference(suite);
+    let with_reference = machine.files();
+    machine.install_by_itself("--replace");
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Slipway);
+    machine.choose(Set::Reference);
+    machine.assert_chosen(Set::Reference);
+    machine.dpkg("--purge slipway");
+    machine.assert_reference_alone();
+    machine.assert_same_files(&with_reference);
+}
+
+fn plugins_of_no_package_return(machine: &Machine, suite: &str) {
+    machine.unpack_reference(suite);
+    let before = machine.files();
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Reference);
+    machine.choose(Set::Slipway);
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
+    machine.assert_same_files(&before);
+}
+
+fn links_lead_where_they_did(machine: &Machine, suite: &str) {
+    machine.unpack_reference(suite);
+    // To another directory, to another file of this one, and to none.
+    machine.run(&format!(
+        "mkdir -p /opt/cni/bin && cd {PLUGINS} && mv bridge /opt/cni/bin && mv host-local other && rm tuning\n\
+         ln -s ../../../opt/cni/bin/bridge bridge && ln -s other host-local && ln -s gone tuning"
+    ));
+    let before = machine.files();
+    machine.install("new/slipway");
+    for plugin in ["bridge", "host-local", "portmap"] {
+        machine.assert_answers(plugin);
+    }
+    assert_eq!(
+        machine.run(&format!("readlink -f {BRIDGE} {PLUGINS}/host-local")),
+        "/opt/cni/bin/bridge\n/usr/lib/cni/other\n"
+    );
+    machine.choose(Set::Slipway);
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
+    machine.assert_same_files(&before);
+}
+
+fn links_to_nothing_are_no_reference(machine: &Machine) {
+    machine.run(&format!("mkdir {PLUGINS} && ln -s /opt/gone/bridge {BRIDGE}"));
+    let before = machine.files();
+    machine.install("new/slipway");
+    machine.assert_chosen(Set::Slipway);
+    machine.dpkg("--purge slipway");
+    machine.assert_same_files(&before);
+}
+
+/// dpkg would remove the link with the package, and move the plugins behind it.
+fn a_linked_directory_is_refused(machine: &Machine, suite: &str) {
+    let refusal = "/usr/lib/cni is a symbolic link";
+    machine.run(&format!("ln -s /opt/cni/bin {PLUGINS}"));
+    machine.assert_refused(refusal);
+    machine.run("mkdir -p /opt/cni/bin");
+    machine.unpack_reference(suite);
+    machine.run("test -f /opt/cni/bin/bridge");
+    machine.assert_refused(refusal);
 }
 
 /// The tests of a suite.
@@ -198,6 +318,39 @@ macro_rules! suite {
             #[test]
             fn a_failed_installation_is_undone() {
                 super::a_failed_installation_is_undone(&machine!(stringify!($suite)), stringify!($suite));
+            }
+
+            #[test]
+            fn plugins_that_installed_themselves_give_way() {
+                super::plugins_that_installed_themselves_give_way(&machine!(stringify!($suite)));
+            }
+
+            #[test]
+            fn plugins_that_were_replaced_are_the_reference_again() {
+                super::plugins_that_were_replaced_are_the_reference_again(
+                    &machine!(stringify!($suite)),
+                    stringify!($suite),
+                );
+            }
+
+            #[test]
+            fn plugins_of_no_package_return() {
+                super::plugins_of_no_package_return(&machine!(stringify!($suite)), stringify!($suite));
+            }
+
+            #[test]
+            fn links_lead_where_they_did() {
+                super::links_lead_where_they_did(&machine!(stringify!($suite)), stringify!($suite));
+            }
+
+            #[test]
+            fn links_to_nothing_are_no_reference() {
+                super::links_to_nothing_are_no_reference(&machine!(stringify!($suite)));
+            }
+
+            #[test]
+            fn a_linked_directory_is_refused() {
+                super::a_linked_directory_is_refused(&machine!(stringify!($suite)), stringify!($suite));
             }
         }
     };
