@@ -30,7 +30,7 @@ pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError
     let mut default_links = Vec::new();
     for family in AddressFamily::BOTH {
         // A node without IPv6 refuses to list such routes.
-        default_links.extend(socket.default_route(family).ok().flatten().and_then(|route| route.link));
+        default_links.extend(RouteSocket::open()?.default_link(family).ok().flatten());
     }
     let chosen = links.into_iter().filter(|link| !link.is_external).filter(|link| {
         if named.is_empty() {

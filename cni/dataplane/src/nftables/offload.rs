@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
-use cni_kernel::route::{LinkKind, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::route::{LinkKind, RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_nftables::{Chain, Flowtable, FlowtableInfo, Links, Rule, Table, TableId, Transaction};
 
@@ -132,8 +132,8 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
         Uplinks::OfDefaultRoutes => {
             let mut indices = BTreeSet::new();
             for family in AddressFamily::BOTH {
-                let routes = socket.routes(family, MAIN_TABLE)?;
-                indices.extend(routes.iter().filter(|route| route.is_default()).filter_map(|r| r.link));
+                let routes = RouteSocket::open()?.default_routes(family)?;
+                indices.extend(routes.iter().filter_map(|route| route.link));
             }
             for index in indices {
                 devices.insert(Links::Named(socket.link_by_index(index)?.name));

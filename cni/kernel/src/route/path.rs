@@ -5,6 +5,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU8;
+use std::ops::ControlFlow;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -136,6 +137,10 @@ impl Route {
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.dst.prefix_len() == 0
+    }
+
+    fn is_default_by_link(&self) -> bool {
+        self.is_default() && self.link.is_some() && self.kind == RouteKind::Unicast
     }
 
     fn message(&self) -> RouteMessage {
@@ -276,10 +281,7 @@ impl RouteSocket {
         protocol: u8,
         action: fmt::Arguments<'_>,
     ) -> Result<Vec<Route>, RouteError> {
-        let mut message = RouteMessage::default();
-        message.header.address_family = wire::family(family);
-        message.header.protocol = RouteProtocol::from(protocol);
-        message.attributes.push(RouteAttribute::Table(table));
+        let message = list_request(family, table, protocol);
         // A kernel without IPv6 lists the routes of the families that it has, and one before Linux 4.20 the
         // routes of all origins.
         let decode = |payload: &[u8]| {
@@ -297,16 +299,79 @@ impl RouteSocket {
     }
 
     /// The default route of a family in the main table that leaves by a link; of several the one with the
-    /// lowest metric. A route that leads nowhere (`unreachable`, `blackhole`, …) does not count, though the
-    /// kernel lists it with the loopback.
+    /// lowest metric. See [`RouteSocket::default_routes`].
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the routes.
-    pub fn default_route(&self, family: AddressFamily) -> Result<Option<Route>, RouteError> {
-        let routes = self.routes(family, MAIN_TABLE)?.into_iter();
-        let leaves =
-            |route: &Route| route.is_default() && route.link.is_some() && route.kind == RouteKind::Unicast;
-        Ok(routes.filter(leaves).min_by_key(|route| route.metric))
+    pub fn default_route(self, family: AddressFamily) -> Result<Option<Route>, RouteError> {
+        Ok(self.default_routes(family)?.into_iter().min_by_key(|route| route.metric))
+    }
+
+    /// The default routes of a family in the main table that leave by a link. A route that leads nowhere
+    /// (`unreachable`, `blackhole`, …) does not count, though the kernel lists it with the loopback.
+    ///
+    /// Takes the socket, as it does not read all IPv4 routes: the kernel lists them by address
+    /// (`fib_table_dump`), so that the list begins with those to 0.0.0.0, whatever the length of their prefix.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list the routes.
+    pub fn default_routes(self, family: AddressFamily) -> Result<Vec<Route>, RouteError> {
+        let mut routes = match family {
+            AddressFamily::V4 => self.routes_to_unspecified()?,
+            AddressFamily::V6 => self.routes(family, MAIN_TABLE)?,
+        };
+        routes.retain(Route::is_default_by_link);
+        Ok(routes)
+    }
+
+    fn routes_to_unspecified(self) -> Result<Vec<Route>, RouteError> {
+        let mut routes = Vec::new();
+        let request = list_request(AddressFamily::V4, MAIN_TABLE, ANY_PROTOCOL);
+        let action = format_args!("list routes of table {MAIN_TABLE} to 0.0.0.0");
+        let listed = self.transport.list_until(RouteNetlinkMessage::GetRoute(request), action, |payload| {
+            let decoded = decode(payload, MAIN_TABLE)?;
+            if decoded.iter().any(|route| !route.dst.addr().is_unspecified()) {
+                return Ok(ControlFlow::Break(()));
+            }
+            routes.extend(decoded);
+            Ok(ControlFlow::Continue(()))
+        });
+        match listed {
+            // There is no table before its first route.
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+            other => other.map(|()| routes),
+        }
+    }
+
+    /// The link of the default route of a family, as [`RouteSocket::default_route`] finds it; of IPv6 routes with
+    /// the same metric, that of any of them.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel cannot list the routes.
+    pub fn default_link(self, family: AddressFamily) -> Result<Option<u32>, RouteError> {
+        if family == AddressFamily::V6
+            && let Some(route) = self.found_ipv6_default()
+        {
+            return Ok(route.link);
+        }
+        Ok(self.default_route(family)?.and_then(|route| route.link))
+    }
+
+    /// The default route for IPv6, if the kernel finds it by a lookup: it lists IPv6 routes with the default
+    /// routes last (`fib6_walk_continue`). None also if a rule leads to another table, or if there are several
+    /// next hops.
+    fn found_ipv6_default(&self) -> Option<Route> {
+        /// `linux/rtnetlink.h`: reply with the route itself.
+        const RTM_F_FIB_MATCH: u32 = 0x2000;
+        let mut message = lookup_request(Ipv6Addr::UNSPECIFIED.into());
+        message.header.flags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
+        let action = format_args!("find IPv6 default route");
+        let found = self
+            .transport
+            .get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, MAIN_TABLE));
+        let routes = found.inspect_err(|error| log::debug!("{error}")).ok()?;
+        let [route] = <[Route; 1]>::try_from(routes).ok()?;
+        route.is_default_by_link().then_some(route)
     }
 
     /// The route of the node's own packets to `address`, as `ip route get` prints it.
@@ -314,12 +379,8 @@ impl RouteSocket {
     /// # Errors
     /// [`RouteError::Kernel`] with ENETUNREACH if there is none.
     pub fn route_to(&self, address: IpAddr) -> Result<Route, RouteError> {
-        let mut message = RouteMessage::default();
-        message.header.address_family = wire::family(AddressFamily::of(address));
-        message.header.destination_prefix_length = IpNet::from(address).prefix_len();
-        message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
-        let action = format_args!("find route to {address}");
-        self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |payload| {
+        let request = RouteNetlinkMessage::GetRoute(lookup_request(address));
+        self.transport.get(request, format_args!("find route to {address}"), |payload| {
             decode(payload, 0)?.into_iter().next().ok_or(ReplyError::Empty)
         })
     }
@@ -376,6 +437,22 @@ impl RouteSocket {
         let action = format_args!("delete route {route} with protocol {protocol}");
         self.transport.run(Verb::Change, RouteNetlinkMessage::DelRoute(message), action)
     }
+}
+
+fn list_request(family: AddressFamily, table: u32, protocol: u8) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = wire::family(family);
+    message.header.protocol = RouteProtocol::from(protocol);
+    message.attributes.push(RouteAttribute::Table(table));
+    message
+}
+
+fn lookup_request(address: IpAddr) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = wire::family(AddressFamily::of(address));
+    message.header.destination_prefix_length = IpNet::from(address).prefix_len();
+    message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
+    message
 }
 
 /// Length of `struct rtmsg` (`linux/rtnetlink.h`).

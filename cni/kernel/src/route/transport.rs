@@ -12,6 +12,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -176,8 +177,8 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// Decodes the payload of one reply.
-type Decode<'a> = dyn FnMut(&[u8]) -> Result<(), ReplyError> + 'a;
+/// Decodes the payload of one reply. Breaks if the further ones do not matter.
+type Decode<'a> = dyn FnMut(&[u8]) -> Result<ControlFlow<()>, ReplyError> + 'a;
 
 /// The end of the replies to one request.
 enum End {
@@ -235,7 +236,8 @@ impl Transport {
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
     ) -> Result<(), RouteError> {
-        let done = self.exchange(&message.into(), verb_flags(verb), action, &mut |_| Ok(()));
+        let done =
+            self.exchange(&message.into(), verb_flags(verb), action, &mut |_| Ok(ControlFlow::Continue(())));
         match &done {
             Ok(_) => log::debug!("{action}{}", self.place),
             Err(error) => log::debug!("{error}"),
@@ -265,7 +267,7 @@ impl Transport {
         let mut found = None;
         self.exchange(&message.into(), verb_flags(verb), action, &mut |payload| {
             found = Some(decode(payload)?);
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         })?;
         Ok(found)
     }
@@ -282,13 +284,27 @@ impl Transport {
             let mut found = Vec::new();
             let end = self.exchange(&message, NLM_F_REQUEST | NLM_F_DUMP, action, &mut |payload| {
                 found.extend(decode(payload)?);
-                Ok(())
+                Ok(ControlFlow::Continue(()))
             })?;
             if matches!(end, End::Complete) {
                 return Ok(found);
             }
         }
         Err(RouteError::Interrupted { action: self.action(action) })
+    }
+
+    /// Reads a list until `decode` breaks. Takes the socket: while a list is unread, the kernel refuses to begin
+    /// another one on it (EBUSY, `__netlink_dump_start`).
+    pub(super) fn list_until(
+        self,
+        message: impl Into<Message>,
+        action: fmt::Arguments<'_>,
+        mut decode: impl FnMut(&[u8]) -> Result<ControlFlow<()>, ReplyError>,
+    ) -> Result<(), RouteError> {
+        match self.exchange(&message.into(), NLM_F_REQUEST | NLM_F_DUMP, action, &mut decode)? {
+            End::Complete => Ok(()),
+            End::Interrupted => Err(RouteError::Interrupted { action: self.action(action) }),
+        }
     }
 
     /// The error of a lookup that found nothing.
@@ -441,8 +457,8 @@ impl Collector {
                 code => Err(refused(code, "")),
             },
             _ => {
-                decode(payload).map_err(Refusal::Reply)?;
-                Ok(self.wants_one.then_some(End::Complete))
+                let flow = decode(payload).map_err(Refusal::Reply)?;
+                Ok((self.wants_one || flow.is_break()).then_some(End::Complete))
             }
         }
     }

@@ -48,8 +48,8 @@ impl Host {
             return Ok(wanted);
         }
         for family in AddressFamily::BOTH {
-            let route = self.route.default_route(family).map_err(failed)?;
-            let Some(index) = route.and_then(|route| route.link) else { continue };
+            let link = RouteSocket::open().and_then(|route| route.default_link(family)).map_err(failed)?;
+            let Some(index) = link else { continue };
             return match self.route.link_by_index(index) {
                 Ok(link) => Ok(Some(link.mtu.min(MAX_MTU))),
                 Err(error) if error.is_not_found() => Ok(None),

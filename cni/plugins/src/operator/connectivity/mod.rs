@@ -81,7 +81,7 @@ fn node_addresses() -> Result<Vec<IpAddr>, LabError> {
     let route = RouteSocket::open()?;
     let mut found = Vec::new();
     for family in AddressFamily::BOTH {
-        let Some(index) = route.default_route(family)?.and_then(|route| route.link) else { continue };
+        let Some(index) = RouteSocket::open()?.default_link(family)? else { continue };
         let all = route.all_addresses()?.into_iter().filter(|one| {
             one.link == index && one.global && !one.tentative && AddressFamily::of(one.net.addr()) == family
         });

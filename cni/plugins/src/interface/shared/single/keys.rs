@@ -77,11 +77,12 @@ impl Below {
     /// # Errors
     /// No such link, or no default route.
     pub(crate) fn find(&self, site: &Site) -> Result<Link, CniError> {
-        let route = match self.place {
-            Place::Node => &site.host.route,
-            Place::Container => &site.container.route,
-        };
-        self.find_in(route)
+        match self.place {
+            Place::Node => self.find_in(&site.host.route, RouteSocket::open),
+            Place::Container => {
+                self.find_in(&site.container.route, || RouteSocket::open_in(site.container.namespace()))
+            }
+        }
     }
 
     /// Makes a link on the master, in the container, down, under the site's name.
@@ -113,7 +114,10 @@ impl Below {
     pub(crate) fn status(&self) -> Result<Option<Link>, CniError> {
         match self.place {
             Place::Container => Ok(None),
-            Place::Node => self.find_in(&Host::open()?.route).map(Some).map_err(|error| unavailable(&error)),
+            Place::Node => self
+                .find_in(&Host::open()?.route, RouteSocket::open)
+                .map(Some)
+                .map_err(|error| unavailable(&error)),
         }
     }
 
@@ -126,13 +130,18 @@ impl Below {
         master.map_or(Ok(None), |master| self.mtu(&master)).map(drop).map_err(|error| unavailable(&error))
     }
 
-    fn find_in(&self, route: &RouteSocket) -> Result<Link, CniError> {
+    /// `open` opens another socket in the same namespace.
+    fn find_in(
+        &self,
+        route: &RouteSocket,
+        open: impl Fn() -> Result<RouteSocket, RouteError>,
+    ) -> Result<Link, CniError> {
         if let Some(name) = &self.master {
             let missing = || CniError::internal(format!("failed to lookup master {name:?}: Link not found"));
             return route.find_link(name).map_err(failed)?.ok_or_else(missing);
         }
         for family in AddressFamily::BOTH {
-            let default = route.default_route(family).map_err(failed)?;
+            let default = open().and_then(|route| route.default_route(family)).map_err(failed)?;
             if let Some(index) = default.and_then(|default| default.link) {
                 return route.link_by_index(index).map_err(failed);
             }
