@@ -6,7 +6,8 @@ use std::net::UdpSocket;
 use std::thread;
 use std::time::Duration;
 
-use slipway_tests::{Proto, QUICK, at, peer_fails, within};
+use serde_json::json;
+use slipway_tests::{Flow, Proto, QUICK, Server, at, peer_fails, within};
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
@@ -52,6 +53,59 @@ fn a_client_reaches_the_new_pod_at_once() {
     let _closed = flow.request().expect_err("the port is withdrawn");
     let _second = Web::published(&world, &network, "second");
     assert_eq!(flow.request().expect("an answer").who, "second");
+}
+
+/// GC withdraws ports, too. A flow that stayed would lead to the container that gets the address next.
+#[test]
+fn a_garbage_collection_ends_the_flows_of_its_ports() {
+    peer_fails("GC removes nothing", || {
+        let world = World::new(slipway_tests::BridgeNetfilter::Off);
+        let network = world.network(1);
+        let _first = Web::published(&world, &network, "first");
+        let mut flows = served_by(&world, PORT, "first");
+        let _hidden = node_services(&world, PORT);
+        network.gc_plugins(&json!([])).expect("GC");
+        reach_the_node(&mut flows);
+    });
+}
+
+/// An ADD that takes one port of a dead container removes all that it had.
+#[test]
+fn flows_of_a_dead_container_end_with_its_ports() {
+    peer_fails("ports of dead containers stay", || {
+        let world = World::new(slipway_tests::BridgeNetfilter::Off);
+        let network = world.network(1);
+        let first = Web::new(&world, &network, "first", |attach| {
+            attach.port(Proto::Udp, PORT, SERVED).port(Proto::Udp, PORT + 1, SERVED)
+        });
+        let mut flows = served_by(&world, PORT + 1, "first");
+        let _hidden = node_services(&world, PORT + 1);
+        first.vanish();
+        let _second = Web::new(&world, &network, "second", |attach| attach.port(Proto::Udp, PORT, SERVED));
+        reach_the_node(&mut flows);
+    });
+}
+
+/// Clients with flows to a port of the node, one of each family.
+fn served_by(world: &World, port: u16, who: &str) -> Vec<Flow> {
+    let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, port), within(3 * QUICK)).expect("a socket");
+    let mut flows: Vec<Flow> = world.node_ips().map(dial).into();
+    for flow in &mut flows {
+        assert_eq!(flow.request().expect("an answer").who, who);
+    }
+    flows
+}
+
+/// Services of the node itself, which a published port hides.
+fn node_services(world: &World, port: u16) -> [Server; 2] {
+    world.node_ips().map(|ip| world.node.serve(Proto::Udp, &at(ip, port).to_string(), "node"))
+}
+
+#[track_caller]
+fn reach_the_node(flows: &mut [Flow]) {
+    for flow in flows {
+        assert_eq!(flow.request().expect("an answer").who, "node");
+    }
 }
 
 /// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.

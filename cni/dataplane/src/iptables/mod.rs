@@ -281,7 +281,7 @@ impl Publisher<'_> {
         }
         let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
         for family in AddressFamily::BOTH {
-            withdraw::remove_chains(&tools.with_family(family), &chains)?;
+            flush(&withdraw::remove_chains(&tools.with_family(family), &chains)?, Which::To);
         }
         let kinds = record_kinds(Kinds::All);
         records.iter().try_for_each(|record| self.owners.remove(record.owner.attachment_hash, &kinds))

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::iptables::read_back::What;
 use crate::nftables::migration::{self, Key, Part, Removal, Transit};
 use crate::nftables::session::Held;
-use crate::nftables::{masquerade_job, ports_job};
+use crate::nftables::{end_flows_of_the_dead, masquerade_job, ports_job};
 
 impl Mover<'_> {
     pub(super) fn only_to_table(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
@@ -104,7 +104,7 @@ impl Mover<'_> {
             Wanted::Ports(request) => ports_job(request)?,
             Wanted::Masquerade(request) => masquerade_job(request),
         };
-        job.in_transit(Transit::Made).run(&self.session)?;
+        end_flows_of_the_dead(&job.in_transit(Transit::Made).run(&self.session)?);
         Ok(None)
     }
 }

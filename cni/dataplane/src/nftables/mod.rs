@@ -38,7 +38,7 @@ use crate::{
 use conntrack::Which;
 use offload::Offload;
 use publish::Job;
-use schema::{Map, Protocols};
+use schema::{Layout, Map, Protocols};
 use session::{Held, Session, State};
 pub use udp_seen::FlowSearch;
 
@@ -92,18 +92,7 @@ impl Nftables {
         if gone.is_empty() {
             return Ok(Some(session));
         }
-        let ports = gone.iter().filter_map(published);
-        let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
-        let offloaded = match session.layout()?.offloading {
-            Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
-            _ => BTreeSet::new(),
-        };
-        let may_flow = udp_seen::may_be_there(&session, &ports);
-        drop(session);
-        if may_flow {
-            or_warn(conntrack::flush(&ports));
-        }
-        offload::cut(&offloaded);
+        end_flows(session, &gone);
         Ok(None)
     }
 
@@ -176,6 +165,43 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, &request.attachment, &request.netns, plan)
 }
 
+/// As [`end_flows`], for the elements of dead owners that an ADD has removed.
+pub(crate) fn end_flows_of_the_dead(gone: &[Held]) {
+    if gone.is_empty() {
+        return;
+    }
+    match Session::open() {
+        Ok(session) => end_flows(session, gone),
+        Err(error) => log::warn!("look for the flows of a dead container: {error}"),
+    }
+}
+
+/// Removes the flows that these elements were for, after their removal: UDP flows and offloaded ones would last as long as a
+/// client sends, and lead to the container that gets the address next. A failure is logged.
+fn end_flows(session: Session, gone: &[Held]) {
+    if gone.is_empty() {
+        return;
+    }
+    let ports = gone.iter().filter_map(published);
+    let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+    let offloaded = match session.layout() {
+        Ok(Layout { offloading: Some(Protocols::TcpAndUdp), .. }) => {
+            gone.iter().filter_map(container).collect()
+        }
+        Ok(_) => BTreeSet::new(),
+        Err(error) => {
+            log::warn!("look for a flowtable: {error}");
+            BTreeSet::new()
+        }
+    };
+    let may_flow = udp_seen::may_be_there(&session, &ports);
+    drop(session);
+    if may_flow {
+        or_warn(conntrack::flush(&ports));
+    }
+    offload::cut(&offloaded);
+}
+
 /// Logs a failure to remove UDP flows: idle ones end by themselves.
 fn or_warn<T>(flushed: Result<T, Error>) {
     if let Err(e) = flushed {
@@ -186,7 +212,8 @@ fn or_warn<T>(flushed: Result<T, Error>) {
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         let session = Session::open()?;
-        ports_job(request)?.run(&session)?;
+        let gone = ports_job(request)?.run(&session)?;
+        end_flows_of_the_dead(&gone);
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
         let ports = plan::collapse(&request.ports);
@@ -197,7 +224,8 @@ impl Backend for Nftables {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let session = Session::open()?;
-        masquerade_job(request).run(&session)?;
+        let gone = masquerade_job(request).run(&session)?;
+        end_flows_of_the_dead(&gone);
         addresses::settle_or_warn(&session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
         Ok(())
@@ -217,9 +245,12 @@ impl Backend for Nftables {
 
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let kinds = withdraw::kinds(kinds);
-        unless_no_nf_tables(
-            Session::open().and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
-        )
+        unless_no_nf_tables(Session::open().and_then(|session| {
+            let mut gone = Vec::new();
+            let done = withdraw::retain(&session, (network, valid), &kinds, &mut gone);
+            end_flows(session, &gone);
+            done
+        }))
     }
 
     fn list(&self) -> Result<Vec<Listed>, Error> {

@@ -86,13 +86,13 @@ impl Job {
         self
     }
 
-    /// Makes the elements.
+    /// Makes the elements. Returns those of dead owners that it removed.
     ///
     /// # Errors
     /// [`Error::Conflict`], [`Error::ConflictUnowned`], [`Error::Kernel`], or [`Error::Busy`].
-    pub(crate) fn run(&self, session: &Session) -> Result<(), Error> {
+    pub(crate) fn run(&self, session: &Session) -> Result<Vec<Held>, Error> {
         match self.fast(session)? {
-            Fast::Done => Ok(()),
+            Fast::Done => Ok(Vec::new()),
             Fast::NotUsual => self.careful(session),
         }
     }
@@ -216,13 +216,13 @@ impl Job {
     }
 
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
-    /// generation.
-    fn careful(&self, session: &Session) -> Result<(), Error> {
+    /// generation. Returns the elements of dead owners that it removed.
+    fn careful(&self, session: &Session) -> Result<Vec<Held>, Error> {
         session.transact(&self.operation, |_| Ok((self.base(session)?, ())))?;
-        session.transact(&self.operation, |_| Ok((self.difference(session)?, ())))
+        session.transact(&self.operation, |_| self.difference(session))
     }
 
-    fn difference(&self, session: &Session) -> Result<Transaction, Error> {
+    fn difference(&self, session: &Session) -> Result<(Transaction, Vec<Held>), Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -233,7 +233,8 @@ impl Job {
         };
         let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
         let others = self.others(session)?;
-        batch.append(super::withdraw::removal(session, &others.dead)?);
+        let (removal, gone) = super::withdraw::removal(session, &others.dead)?;
+        batch.append(removal);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
@@ -253,7 +254,7 @@ impl Job {
             }
             batch.add_element(self.entry(items.len()));
         }
-        Ok(batch)
+        Ok((batch, gone))
     }
 
     /// Replaces the rules of the attachment's own chains, as rules cannot be compared, and deletes the chains

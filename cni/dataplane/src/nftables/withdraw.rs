@@ -75,11 +75,14 @@ pub(crate) fn everything_of(
     })
 }
 
-/// Builds the removal of everything that these attachments have.
-pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> Result<Transaction, Error> {
+/// Builds the removal of everything that these attachments have. Returns it with the batch.
+pub(crate) fn removal(
+    session: &Session,
+    hashes: &BTreeSet<AttachmentHash>,
+) -> Result<(Transaction, Vec<Held>), Error> {
     let mut batch = Transaction::new();
     if hashes.is_empty() {
-        return Ok(batch);
+        return Ok((batch, Vec::new()));
     }
     let of_them =
         |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
@@ -88,7 +91,7 @@ pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> R
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
     }
-    Ok(batch)
+    Ok((batch, held))
 }
 
 fn elements() -> impl Iterator<Item = Map> {
@@ -202,12 +205,13 @@ impl Found<'_> {
     }
 }
 
-/// Removes what belongs to invalid attachments of a network, and unused shared chains.
+/// Removes what belongs to invalid attachments of a network, and unused shared chains. Adds to `gone` what it removed,
+/// also before an error.
 pub(crate) fn retain(
     session: &Session,
-    network: &str,
-    valid: &[Attachment],
+    (network, valid): (&str, &[Attachment]),
     kinds: &[u32],
+    gone: &mut Vec<Held>,
 ) -> Result<(), Error> {
     let network_hash = NetworkHash::of(network);
     let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
@@ -220,36 +224,43 @@ pub(crate) fn retain(
             })
     };
     // Until nothing is left to remove.
-    while session.transact(&operation, |_| {
-        match session.schema() {
-            Ok(Some(schema::SCHEMA)) => {}
-            // A missing table, or one that was made by hand, has no element of ours.
-            Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(false),
-            Err(error) => return Err(error),
-        }
-        let mut held = session.dump(Map::all(), condemned)?;
-        // An attachment's elements are removed together, its entries last.
-        held.sort_by_key(|held| {
-            (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
-        });
-        let mut batch = Transaction::new();
-        for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
-            delete(&mut batch, of_one);
-            let owner = of_one.first().and_then(|held| held.owner.as_ref());
-            if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
-                delete_own_chains(session, &mut batch, owner.attachment_hash)?;
+    loop {
+        let removed = session.transact(&operation, |_| {
+            match session.schema() {
+                Ok(Some(schema::SCHEMA)) => {}
+                // A missing table, or one that was made by hand, has no element of ours.
+                Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(None),
+                Err(error) => return Err(error),
             }
-            if batch.ops().len() >= BATCH {
-                break;
+            let mut held = session.dump(Map::all(), condemned)?;
+            // An attachment's elements are removed together, its entries last.
+            held.sort_by_key(|held| {
+                (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
+            });
+            let (mut batch, mut count) = (Transaction::new(), 0);
+            for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
+                delete(&mut batch, of_one);
+                count += of_one.len();
+                let owner = of_one.first().and_then(|held| held.owner.as_ref());
+                if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
+                    delete_own_chains(session, &mut batch, owner.attachment_hash)?;
+                }
+                if batch.ops().len() >= BATCH {
+                    break;
+                }
             }
+            if batch.is_empty() {
+                batch = unused_chains(session)?;
+            }
+            held.truncate(count);
+            let removed = (!batch.is_empty()).then_some(held);
+            Ok((batch, removed))
+        })?;
+        match removed {
+            Some(removed) => gone.extend(removed),
+            None => return Ok(()),
         }
-        if batch.is_empty() {
-            batch = unused_chains(session)?;
-        }
-        let is_changed = !batch.is_empty();
-        Ok((batch, is_changed))
-    })? {}
-    Ok(())
+    }
 }
 
 fn entry_kind(held: &Held) -> u32 {
