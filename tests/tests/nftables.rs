@@ -299,7 +299,12 @@ fn rules_are_read_back_as_statements() {
                 fib daddr type local meta mark & 0x2000 == 0x2000 accept
                 ct state new limit rate 3/second accept
                 meta mark set meta mark | 0x2000
+                ip saddr . tcp dport @pairs accept
+                tcp dport >= 1024 accept
+                udp dport >= 1024 ip ttl <= 3 accept
+                ip daddr 192.0.2.3 dnat to 10.22.0.5 random
             }
+            set pairs { type ipv4_addr . inet_service; }
             }",
         );
         let socket = Socket::open().unwrap();
@@ -333,6 +338,10 @@ fn rules_are_read_back_as_statements() {
                 "fib daddr type local meta mark & 0x00002000 == 0x00002000 accept",
                 "",
                 "meta mark set meta mark | 0x00002000",
+                "",
+                "",
+                "",
+                "",
             ]
         );
     });

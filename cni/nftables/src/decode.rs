@@ -45,7 +45,7 @@ pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<V
         let name = text(find(expression, NAME)?);
         decoder.expression(&name, find(expression, DATA).unwrap_or_default())?;
     }
-    Some(decoder.stmts)
+    (!decoder.has_open_range).then_some(decoder.stmts)
 }
 
 #[derive(Default)]
@@ -53,6 +53,10 @@ struct Decoder {
     /// The network protocol, once known: IPv4 and IPv6 have different fields at the same offsets.
     network: Option<u8>,
     registers: BTreeMap<u32, Held>,
+    /// The register that was loaded last.
+    last: u32,
+    /// True after the first of the two comparisons of a range.
+    has_open_range: bool,
     stmts: Vec<Stmt>,
 }
 
@@ -75,13 +79,12 @@ fn bytes(body: &[u8], kind: u16) -> Option<Vec<u8>> {
 
 impl Decoder {
     fn expression(&mut self, name: &str, body: &[u8]) -> Option<()> {
+        if self.has_open_range && name != "cmp" {
+            return None; // Such as `th dport >= 1024`.
+        }
         match name {
             "meta" => self.meta(body),
-            "ct" | "payload" | "fib" => {
-                let (held, at) = load(name, body, self.network)?;
-                self.registers.insert(at, held);
-                Some(())
-            }
+            "ct" | "payload" | "fib" => self.load(name, body),
             "bitwise" => self.bitwise(body),
             "cmp" => self.cmp(body),
             "range" => self.range(body),
@@ -108,12 +111,25 @@ impl Decoder {
         }
     }
 
+    fn load(&mut self, name: &str, body: &[u8]) -> Option<()> {
+        let (held, at) = load(name, body, self.network)?;
+        self.registers.insert(at, held);
+        self.last = at;
+        Some(())
+    }
+
+    /// The field that is a key by itself; none for the first of a concatenation, whose other fields are in the
+    /// registers behind it.
+    fn only_key(&self, source: u32) -> Option<(Field, usize)> {
+        let at = register(source);
+        match self.registers.get(&at)? {
+            Held::Field { field, len } if at == self.last => Some((*field, *len)),
+            _ => None,
+        }
+    }
+
     fn meta(&mut self, body: &[u8]) -> Option<()> {
-        let Some(source) = number(body, 3) else {
-            let (held, at) = load("meta", body, self.network)?;
-            self.registers.insert(at, held);
-            return Some(());
-        };
+        let Some(source) = number(body, 3) else { return self.load("meta", body) };
         let Held::Masked { field: Field::Mark, mask, xor } = self.registers.get(&register(source))? else {
             return None;
         };
@@ -149,11 +165,13 @@ impl Decoder {
             _ => None,
         };
         let stmt = match (held, cmp) {
-            (Held::Field { field, len }, Some(cmp)) => {
+            (Held::Field { field, len }, Some(cmp)) if !self.has_open_range => {
                 Stmt::Match { fields: vec![*field], cmp, to: operand(*field, *len, &data)? }
             }
             (Held::Field { field, .. }, None) => return self.bound(*field, op, &data),
-            (Held::Masked { field, mask, xor }, Some(cmp)) if xor.iter().all(|byte| *byte == 0) => {
+            (Held::Masked { field, mask, xor }, Some(cmp))
+                if xor.iter().all(|byte| *byte == 0) && !self.has_open_range =>
+            {
                 masked(*field, cmp, mask, &data)?
             }
             _ => return None,
@@ -171,13 +189,15 @@ impl Decoder {
     fn bound(&mut self, field: Field, op: u32, data: &[u8]) -> Option<()> {
         let value = Value::decode(field.data_type(), data)?;
         match (op, self.stmts.last_mut()) {
-            (GTE, _) => {
+            (GTE, _) if !self.has_open_range => {
+                self.has_open_range = true;
                 let to = Operand::Range(value.clone(), value);
                 self.stmts.push(Stmt::Match { fields: vec![field], cmp: Cmp::Eq, to });
             }
             (LTE, Some(Stmt::Match { fields, cmp: Cmp::Eq, to: Operand::Range(from, to) }))
-                if *fields == [field] && from == to =>
+                if self.has_open_range && *fields == [field] && from == to =>
             {
+                self.has_open_range = false;
                 *to = value;
             }
             _ => return None,
@@ -201,30 +221,26 @@ impl Decoder {
 
     /// Decodes a lookup. An anonymous set has the name that the kernel gave it.
     fn lookup(&mut self, body: &[u8]) -> Option<()> {
-        let Held::Field { field, .. } = self.registers.get(&register(number(body, 2)?))? else {
-            return None;
-        };
+        let (field, _) = self.only_key(number(body, 2)?)?;
         if find(body, 3).is_some() {
             return None; // A map.
         }
         let cmp = if number(body, 5).unwrap_or_default() & 1 == 0 { Cmp::Eq } else { Cmp::Ne };
         let to = Operand::Set(text(find(body, 1)?));
-        self.stmts.push(Stmt::Match { fields: vec![*field], cmp, to });
+        self.stmts.push(Stmt::Match { fields: vec![field], cmp, to });
         Some(())
     }
 
     /// Decodes the update of a set with a key of one field, without a timeout or other statements.
     fn update(&mut self, body: &[u8]) -> Option<()> {
-        let Held::Field { field, len } = self.registers.get(&register(number(body, 4)?))? else {
-            return None;
-        };
+        let (field, len) = self.only_key(number(body, 4)?)?;
         let timeout = find(body, 6).and_then(crate::wire::be64).unwrap_or_default();
         let (is_update, more) =
             (number(body, 3) == Some(1), [5, 7, 10].into_iter().any(|kind| find(body, kind).is_some()));
-        if *len != field.data_type().size() || !is_update || timeout != 0 || more {
+        if len != field.data_type().size() || !is_update || timeout != 0 || more {
             return None;
         }
-        self.stmts.push(Stmt::update(*field, &text(find(body, 1)?)));
+        self.stmts.push(Stmt::update(field, &text(find(body, 1)?)));
         Some(())
     }
 
@@ -260,7 +276,9 @@ impl Decoder {
         // Type 1 is destination NAT. nft sets the ends of ranges to the same registers.
         let ranges = (number(body, 4).is_some_and(|end| number(body, 3) != Some(end)))
             || number(body, 6).is_some_and(|end| number(body, 5) != Some(end));
-        if number(body, 1)? != 1 || ranges {
+        // `random`, `fully-random`, `persistent`, `netmap`: all but NF_NAT_RANGE_MAP_IPS and _PROTO_SPECIFIED.
+        let has_flags = number(body, 7).unwrap_or_default() & !3 != 0;
+        if number(body, 1)? != 1 || ranges || has_flags {
             return None;
         }
         let (version, kind) = match number(body, 2)? {
