@@ -5,7 +5,7 @@
 use serde_json::json;
 use slipway_tests::{NEWER_REFERENCE, REFERENCE, Reference, golden, needs, skip};
 
-use crate::{Stage, VARIANTS, map};
+use crate::{Call, Stage, VARIANTS, map};
 
 #[test]
 fn a_del_finds_the_ports_in_the_other_backend() {
@@ -234,6 +234,28 @@ fn two_interfaces_of_a_container_share_its_chain() {
         first.clone().verb("CHECK").ok();
         first.verb("DEL").ok();
         stage.assert_gone();
+    }
+}
+
+/// Each DEL sees the other attachment, and yet the chain goes.
+#[test]
+fn two_interfaces_of_a_container_go_at_once() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let first = stage.plain("ADD");
+        let mut second = stage.call("ADD", &[map("udp", 53, 53)], &json!({}));
+        second.ifname = "eth1".to_owned();
+        second.config["prevResult"]["interfaces"][0]["name"] = json!("eth1");
+        second.config["prevResult"]["ips"] = json!([{"address": "10.22.0.3/24", "interface": 0}]);
+        for _ in 0..5 {
+            let both = [&first, &second];
+            both.into_iter().for_each(Call::ok);
+            let running = both.map(|call| call.clone().verb("DEL").spawn());
+            for process in running {
+                process.wait().ok();
+            }
+            stage.assert_gone();
+        }
     }
 }
 

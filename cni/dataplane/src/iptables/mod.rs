@@ -359,19 +359,26 @@ impl Backend for Iptables {
             Kinds::AllIfPorts => Kinds::Ports,
             kinds => kinds,
         };
-        let (mut exclusive, mut unpublished) = (Vec::new(), Vec::new());
+        let (mut exclusive, mut shared, mut unpublished) = (Vec::new(), Vec::new(), Vec::new());
         // Other attachments of the container may have one kind and not the other.
         for kind in record_kinds(kinds) {
             if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
                 exclusive.push(kind);
                 continue;
             }
+            shared.push(kind);
             unpublished.extend(in_each_place(attachment, &[kind], |tools, chains| {
                 withdraw::remove_addresses(tools, chains, withdrawal.addresses)
             })?);
         }
         unpublished.extend(in_each_place(attachment, &exclusive, withdraw::remove_chains)?);
         owners.remove(AttachmentHash::of(attachment), &record_kinds(kinds))?;
+        // Two that go at once see each other above. The one whose entry goes last finds no other here.
+        for kind in shared {
+            if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
+                unpublished.extend(in_each_place(attachment, &[kind], withdraw::remove_chains)?);
+            }
+        }
         flush(&unpublished, Which::To);
         Ok(())
     }
