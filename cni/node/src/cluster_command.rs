@@ -228,7 +228,7 @@ pub(crate) async fn run(
         }
     }
     let (snapshots, counters, follow) = source::follow(access.clone());
-    let observer = Arc::new(Observer::new(Arc::clone(&settings), counters, &program.path));
+    let observer = Arc::new(Observer::new(Arc::clone(&settings), counters, program.clone()));
     let (announce, announcements) = watch::channel(Announcement::default());
     let (notices, noticed) = mpsc::channel(NOTICES);
     let mut known = BTreeSet::new();

@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, ClusterNode, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs, plugin_names,
-    slipway, slipwayd, within,
+    Attach, ClusterNode, Daemon, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs,
+    plugin_names, slipway, slipwayd, within,
 };
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::repair::damage::OUR_PROCESSES;
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair};
 
+use crate::observe::get;
 use crate::repairs::{Stop, during, until};
 use crate::{CONFLIST, Lab};
 
@@ -168,11 +169,11 @@ fn filters(node: &ClusterNode) -> String {
     node.try_cmd("tc filter show dev eth0 ingress").stdout
 }
 
-/// The network that the agent configured, with the eBPF backend.
-fn ebpf_network(node: &ClusterNode) -> Network<'_> {
+/// The network that the agent configured, with a backend.
+fn network_of<'a>(node: &'a ClusterNode, backend: &str) -> Network<'a> {
     let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
-    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
-    list["plugins"][1]["backend"] = "ebpf".into();
+    list["plugins"][0]["ipMasqBackend"] = backend.into();
+    list["plugins"][1]["backend"] = backend.into();
     node.network(list)
 }
 
@@ -181,7 +182,7 @@ fn detached_bpf_programs_come_back() {
     needs!(has_programs(), PROGRAMS);
     let lab = lab();
     let node = lab.node(1);
-    let network = ebpf_network(node);
+    let network = network_of(node, "ebpf");
     with_repairs(&lab, Program { loads_programs: true, ..program() }, |repairs| {
         until("programs at the uplink", || filters(node).contains("flow_ingress"));
         let _web = web_of(&lab, &network, "web", PORT);
@@ -231,23 +232,65 @@ fn addresses_next_to_ipvs_get_their_ports_as_they_come() {
     });
 }
 
+/// An agent in a container, in a PID namespace whose process 1 has the node's mounts: no file that `slipway` needs is where
+/// the agent is.
+fn contained(node: &ClusterNode, options: &str) -> Daemon {
+    let agent = format!(
+        "mount -t tmpfs none /var/lib/cni && mount -t tmpfs none /sys/fs/bpf && \
+         for name in iptables-nft iptables-legacy; do \
+         mount --bind /dev/null $(realpath $(command -v $name)) || exit; done && \
+         exec {} run --node-name node-1 --kubeconfig /run/none --slipway {} {options}",
+        slipwayd().display(),
+        slipway().display()
+    );
+    let script = format!("unshare --mount sh -c '{agent}' & wait");
+    let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
+    node.daemon("unshare", &words, LOG)
+}
+
 /// In a container: `slipway` runs where process 1 is, which has the runtime's cache.
 #[test]
 fn repairs_run_in_the_mount_namespace_of_process_1() {
     let lab = lab();
     let node = lab.node(1);
     let _web = web(&lab, "web", PORT);
-    node.cmd("mkdir -p /run/empty");
-    let agent = format!(
-        "mount -t tmpfs none /var/lib/cni && exec {} run --node-name node-1 --kubeconfig /run/none --slipway {} \
-         --host-mounts",
-        slipwayd().display(),
-        slipway().display()
-    );
-    let script = format!("unshare --mount sh -c '{agent}' & wait");
-    let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
-    let _agent = node.daemon("unshare", &words, LOG);
+    let _agent = contained(node, "--host-mounts");
     until("a try to list Nodes", || node.read(LOG).is_some_and(|log| log.contains("again in")));
     node.cmd("nft flush ruleset");
     until("the port", || answers(&lab, PORT));
+}
+
+/// Likewise the metrics: pinned BPF programs and the node's iptables are where process 1 is.
+#[test]
+fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
+    for backend in ["nftables", "iptables", "ebpf"] {
+        if backend == "ebpf" && !has_programs() {
+            eprintln!("without {backend}: {PROGRAMS}");
+            continue;
+        }
+        let lab = lab();
+        let node = lab.node(1);
+        let loads = backend == "ebpf";
+        if loads {
+            node.slipway("node setup");
+        }
+        let _web = web_of(&lab, &network_of(node, backend), "web", PORT);
+        let _agent = contained(node, "--host-mounts");
+        until("metrics", || get(node, "/metrics").0 == "200");
+        let text = get(node, "/metrics").1;
+        let count = u8::from(loads);
+        for line in [
+            "slipway_dataplane_up 1.0".to_owned(),
+            format!("slipway_published_ports{{backend=\"{backend}\",protocol=\"tcp\"}} 2.0"),
+            format!("slipway_published_ports{{backend=\"{backend}\",protocol=\"udp\"}} 2.0"),
+            format!("slipway_bpf_loaded {count}.0"),
+            format!("slipway_bpf_containers {count}.0"),
+        ] {
+            assert!(
+                text.lines().any(|shown| shown == line),
+                "{backend}: {line}:\n{text}{:?}",
+                node.read(LOG)
+            );
+        }
+    }
 }

@@ -27,7 +27,7 @@ fn status(node: &ClusterNode) -> CommandOutput {
 }
 
 /// The HTTP status of a page at the agent's address, and its body.
-fn get(node: &ClusterNode, page: &str) -> (String, String) {
+pub(crate) fn get(node: &ClusterNode, page: &str) -> (String, String) {
     let url = format!("http://127.0.0.1:9254{page}");
     let output = node.try_cmd(&format!("curl --silent --max-time 20 --write-out \\n%{{http_code}} {url}"));
     let (body, code) = output.stdout.rsplit_once('\n').unwrap_or_default();

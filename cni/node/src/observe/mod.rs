@@ -16,7 +16,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use crate::cluster::reconcile::{Failure, Report, Settings};
 use crate::cluster::source::{Counters, Snapshot};
 use crate::garbage::Look;
 use crate::repair::Repair;
+use crate::repair::program::Program;
 use crate::reservations;
 use crate::top::sample::Activity;
 use addresses::{Reported, View};
@@ -81,9 +82,9 @@ struct State {
 }
 
 impl Observer {
-    /// The state of an agent that starts now. `slipway` is the path of the installed program.
+    /// The state of an agent that starts now. `slipway` is the installed program.
     #[must_use]
-    pub fn new(settings: Arc<Settings>, source: Arc<Counters>, slipway: &Path) -> Self {
+    pub fn new(settings: Arc<Settings>, source: Arc<Counters>, slipway: Program) -> Self {
         let since = Timestamp::now();
         let state = State { list_complete: false, nodes: 0, progress: Instant::now(), compared: None };
         Self {

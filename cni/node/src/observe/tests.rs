@@ -46,7 +46,8 @@ pub(super) fn observer() -> Observer {
         accepts_forwarded: true,
         in_host_mounts: false,
     };
-    let mut observer = Observer::new(Arc::new(settings), Arc::default(), Path::new("/nonexistent/slipway"));
+    let slipway = Program::new("/nonexistent/slipway");
+    let mut observer = Observer::new(Arc::new(settings), Arc::default(), slipway);
     observer.reservations = "/nonexistent".into();
     observer
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use cni_spec::Attachment;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -21,6 +22,8 @@ use crate::host_mounts;
 
 /// The time limit of a call. A restoration of 1,000 containers takes seconds.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The longest output that is read, in bytes: that of some 100,000 ports.
+const LONGEST: u64 = 64 << 20;
 /// The form of the documents that are understood.
 const SCHEMA: u32 = 1;
 /// The most bytes of an error message that are reported.
@@ -52,9 +55,9 @@ pub enum ProgramError {
     /// It could not be run.
     #[error("run {0}: {1}")]
     Run(String, io::Error),
-    /// It took longer than two minutes and was killed.
-    #[error("{0}: no result after {limit} s: killed", limit = LIMIT.as_secs())]
-    TimedOut(String),
+    /// It took longer than it may and was killed.
+    #[error("{0}: no result after {limit} s: killed", limit = .1.as_secs_f32())]
+    TimedOut(String, Duration),
     /// It failed.
     #[error("{0}: {1}")]
     Failed(String, String),
@@ -139,7 +142,7 @@ impl Program {
         words.extend(
             self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
         );
-        let output = self.call(&words).await?;
+        let output = self.call(&words, LIMIT).await?;
         let document: Document = self.document(&words, &output)?;
         self.check(&words, document.schema)?;
         Ok(report(document.items))
@@ -171,7 +174,7 @@ impl Program {
         words.extend(
             self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
         );
-        let output = self.call(&words).await?;
+        let output = self.call(&words, LIMIT).await?;
         let document: DetachedDocument = self.document(&words, &output)?;
         self.check(&words, document.schema)?;
         let reason = || bounded(document.reason.as_deref().unwrap_or_default(), MESSAGE);
@@ -201,30 +204,41 @@ impl Program {
     /// [`ProgramError`].
     pub async fn set_up_programs(&self) -> Result<bool, ProgramError> {
         let words = ["node", "status", "--output", "json"].map(OsString::from);
-        let output = self.successful(&words).await?;
-        let node: Node = serde_json::from_slice(&output.stdout)
-            .map_err(|error| ProgramError::Output(self.name(&words), error.to_string()))?;
+        let node: Node = self.read(&words, LIMIT).await?;
         self.check(&words, node.schema)?;
         let is_wanted = node.loaded || self.loads_programs && node.built_in;
         if is_wanted {
-            self.successful(&["node", "setup"].map(OsString::from)).await?;
+            self.successful(&["node", "setup"].map(OsString::from), LIMIT).await?;
         }
         Ok(is_wanted)
     }
 
-    async fn successful(&self, words: &[OsString]) -> Result<Output, ProgramError> {
-        let output = self.call(words).await?;
+    /// The document that a command prints, which must succeed within the limit.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        words: &[OsString],
+        limit: Duration,
+    ) -> Result<T, ProgramError> {
+        let output = self.successful(words, limit).await?;
+        self.document(words, &output)
+    }
+
+    async fn successful(&self, words: &[OsString], limit: Duration) -> Result<Output, ProgramError> {
+        let output = self.call(words, limit).await?;
         if output.status.success() { Ok(output) } else { Err(self.failed(words, &output)) }
     }
 
     /// Runs it in a thread of its own: a thread that enters a mount namespace stays there.
-    async fn call(&self, words: &[OsString]) -> Result<Output, ProgramError> {
+    async fn call(&self, words: &[OsString], limit: Duration) -> Result<Output, ProgramError> {
         let (name, program, words) = (self.name(words), self.clone(), words.to_vec());
         let (sender, receiver) = oneshot::channel();
         let work = {
             let name = name.clone();
             move || {
-                let _ = sender.send(program.run(name, &words));
+                let _ = sender.send(program.run(name, &words, limit));
             }
         };
         thread::Builder::new()
@@ -235,7 +249,7 @@ impl Program {
         receiver.await.map_err(gone)?
     }
 
-    fn run(&self, name: String, words: &[OsString]) -> Result<Output, ProgramError> {
+    fn run(&self, name: String, words: &[OsString], limit: Duration) -> Result<Output, ProgramError> {
         if self.in_host_mounts
             && let Err(error) = host_mounts::enter()
         {
@@ -248,11 +262,11 @@ impl Program {
         };
         runtime.block_on(async {
             let mut command = Command::new(&self.path);
-            command.args(words).stdin(Stdio::null()).kill_on_drop(true);
-            match timeout(LIMIT, command.output()).await {
+            command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            match timeout(limit, output(command.kill_on_drop(true))).await {
                 Ok(Ok(output)) => Ok(output),
                 Ok(Err(error)) => Err(ProgramError::Run(name, error)),
-                Err(_) => Err(ProgramError::TimedOut(name)),
+                Err(_) => Err(ProgramError::TimedOut(name, limit)),
             }
         })
     }
@@ -276,6 +290,24 @@ impl Program {
         let text = format!("schema {schema}, not {SCHEMA}: install the slipway of this version");
         Err(ProgramError::Output(self.name(words), text))
     }
+}
+
+/// Runs a command to its end.
+async fn output(command: &mut Command) -> io::Result<Output> {
+    let mut child = command.spawn()?;
+    let (stdout, stderr) = tokio::try_join!(whole(child.stdout.take()), whole(child.stderr.take()))?;
+    Ok(Output { status: child.wait().await?, stdout, stderr })
+}
+
+async fn whole(stream: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(LONGEST + 1).read_to_end(&mut bytes).await?;
+    }
+    if bytes.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!("more than {LONGEST} bytes of output")));
+    }
+    Ok(bytes)
 }
 
 fn report(items: Vec<Item>) -> Restoration {
@@ -339,6 +371,11 @@ mod tests {
             let error = script(directory.path(), text).restore().await.unwrap_err().to_string();
             assert!(error.starts_with(&format!("{path} restore")) && error.contains(expected), "{error}");
         }
+        let words = ["ports".into()];
+        let limit = Duration::from_millis(100);
+        let hangs =
+            script(directory.path(), "exec sleep 600").read::<Document>(&words, limit).await.unwrap_err();
+        assert_eq!(hangs.to_string(), format!("{path} ports: no result after 0.1 s: killed"));
         let error = Program::new("/nonexistent").restore().await.unwrap_err().to_string();
         assert!(error.starts_with("run /nonexistent restore"), "{error}");
     }
