@@ -263,7 +263,9 @@ pub(crate) async fn run(
     let mut repairs = Troubles::default();
     let (own, failed) = (settings.node.clone(), notices.clone());
     let repaired = |repair: &Repair| {
-        repair.damages.iter().for_each(|damage| log::warn!("{damage}"));
+        // A change of iptables may be kube-proxy's, or that of our own plugin.
+        let level = if repair.was_needed() { log::Level::Warn } else { log::Level::Debug };
+        repair.damages.iter().for_each(|damage| log::log!(level, "{damage}"));
         observer.repaired(repair);
         let restored = repair.restored.iter().flat_map(|done| &done.restored);
         restored.for_each(|line| log::info!("restored {line}"));

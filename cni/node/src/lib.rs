@@ -10,6 +10,7 @@ pub mod kubelet_command;
 pub mod kubenet;
 pub mod observe;
 pub mod render;
+mod renewed;
 pub mod repair;
 pub mod reservations;
 pub mod run_dir;

@@ -14,7 +14,7 @@ use slipway_tests::{
     plugin_names, slipway, slipwayd, within,
 };
 use slipwayd::cluster::desired::TunnelMode;
-use slipwayd::repair::damage::OUR_PROCESSES;
+use slipwayd::repair::damage::{Damage, OUR_PROCESSES};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair};
 
@@ -232,6 +232,43 @@ fn addresses_next_to_ipvs_get_their_ports_as_they_come() {
     });
 }
 
+/// The kernel reports a renewed lifetime (DHCP, router advertisements) like a new address.
+#[test]
+fn renewed_addresses_cause_no_repair() {
+    let lab = lab();
+    let node = lab.node(1);
+    let [v4, v6] = node.addresses;
+    with_repairs(&lab, program(), |repairs| {
+        let of_addresses = || {
+            let repairs = repairs.lock().unwrap();
+            repairs.iter().filter(|one| one.damages.contains(&Damage::Addresses)).count()
+        };
+        let renew = |seconds: u32| {
+            node.cmd(&format!(
+                "ip address change {v4}/24 dev eth0 valid_lft {seconds} preferred_lft {seconds}"
+            ));
+            node.cmd(&format!(
+                "ip address change {v6}/64 dev eth0 valid_lft {seconds} preferred_lft {seconds}"
+            ));
+        };
+        for seconds in [1000, 2000, 3000] {
+            renew(seconds);
+            thread::sleep(within(Duration::from_millis(700)));
+        }
+        assert_eq!(of_addresses(), 0, "{:?}", repairs.lock().unwrap());
+        // The controls.
+        for change in [
+            format!("ip address change {v6}/64 dev eth0 valid_lft 1000 preferred_lft 0"),
+            "ip address add 192.168.50.77/24 dev eth0".to_owned(),
+            "ip address del 192.168.50.77/24 dev eth0".to_owned(),
+        ] {
+            let before = of_addresses();
+            node.cmd(&change);
+            until(&change, || of_addresses() > before);
+        }
+    });
+}
+
 /// An agent in a container, in a PID namespace whose process 1 has the node's mounts: no file that `slipway` needs is where
 /// the agent is.
 fn contained(node: &ClusterNode, options: &str) -> Daemon {
@@ -293,4 +330,27 @@ fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
             );
         }
     }
+}
+
+/// Plugins, restorations and the agent itself run iptables, which nf_tables names as the process: it is repaired, and no
+/// warning unless something was missing.
+#[test]
+fn changes_of_iptables_are_warnings_if_something_was_missing() {
+    let lab = lab();
+    let node = lab.node(1);
+    let network = network_of(node, "iptables");
+    let words = ["run", "--node-name", "node-1", "--kubeconfig", "/run/none", "--slipway"];
+    let slipway = slipway().display().to_string();
+    let _agent = node.daemon(slipwayd(), &[&words[..], &[&slipway]].concat(), LOG);
+    let log = || node.read(LOG).unwrap_or_default();
+    until("metrics", || get(node, "/metrics").0 == "200");
+    let _web = web_of(&lab, &network, "web", PORT);
+    let _other = web_of(&lab, &network, "other", PORT + 1);
+    thread::sleep(within(Duration::from_secs(1)));
+    assert!(!log().contains(" table ip "), "{}", log());
+    node.cmd("iptables -t nat -F");
+    until("the port", || answers(&lab, PORT));
+    until("the cause and the effect", || {
+        log().contains("changed table ip nat") && log().contains("restored ")
+    });
 }

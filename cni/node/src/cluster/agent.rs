@@ -18,6 +18,7 @@ use super::reconcile::{Failure, Report, Settings, reconcile};
 use super::routes::PROTOCOL;
 use super::source::Snapshot;
 use super::{tunnel, wireguard};
+use crate::renewed::Seen;
 
 /// The time after which the node is compared without a reason: notifications of the kernel may be lost, files have none.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -135,6 +136,7 @@ struct Kept {
     names: BTreeSet<String>,
     /// Indexes of the links that have such a name, and of the uplinks.
     links: BTreeSet<u32>,
+    addresses: Seen,
 }
 
 impl Kept {
@@ -144,7 +146,7 @@ impl Kept {
         self.links.clone_from(&report.links);
     }
 
-    fn concerns(&self, notification: &Notification) -> bool {
+    fn concerns(&mut self, notification: &Notification) -> bool {
         match notification {
             Notification::Link { link, deleted } => {
                 self.names.contains(&link.name)
@@ -152,13 +154,19 @@ impl Kept {
                     // It may become an uplink: but no port of a bridge does, such as the links of pods.
                     || !deleted && link.up && link.master.is_none()
             }
-            Notification::Address { address, .. } => {
-                self.links.contains(&address.link) || address.net.prefix_len() < address.net.max_prefix_len()
+            Notification::Address { address, deleted } => {
+                let is_ours = self.links.contains(&address.link)
+                    || address.net.prefix_len() < address.net.max_prefix_len();
+                self.addresses.differs(address, *deleted) && is_ours
             }
             Notification::Route { route, .. } => route.protocol == PROTOCOL,
             // Of no group that is followed here.
             Notification::TrafficControl { .. } => false,
-            Notification::Lost => true,
+            Notification::Lost => {
+                // Some addresses may have changed unseen.
+                self.addresses = Seen::default();
+                true
+            }
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Changes of other programs that may have damaged the dataplane, as the kernel reports them.
 //!
 //! Our own plugins change our tables with each ADD and DEL. nf_tables names the process of a commit: changes by our
-//! programs are no damage.
+//! programs are no damage. With iptables it names iptables, whichever program has called it, and the process has mostly
+//! ended before the notification is read: such a change leads to a repair that finds nothing missing.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,6 +17,8 @@ use cni_nftables::notify::{self, Generation, TableChange};
 use cni_nftables::{Family, Socket, TableId};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::renewed::Seen;
 
 /// The names that our processes have: `slipway` is called by a link of each plugin's name.
 pub const OUR_PROCESSES: &[&str] = &[
@@ -116,6 +119,7 @@ pub struct Observer {
     rules: Option<notify::Notifications>,
     links: Notifications,
     socket: RouteSocket,
+    addresses: Seen,
     pending: VecDeque<Damage>,
 }
 
@@ -131,7 +135,9 @@ impl Observer {
             Err(error) => return Err(error.into()),
         };
         let links = Notifications::open(&[NotificationGroup::Addresses, NotificationGroup::TrafficControl])?;
-        Ok(Self { rules, links, socket: RouteSocket::open()?, pending: VecDeque::new() })
+        let socket = RouteSocket::open()?;
+        let addresses = socket.all_addresses()?.into_iter().collect();
+        Ok(Self { rules, links, socket, addresses, pending: VecDeque::new() })
     }
 
     /// The next damage, waited for for at most `timeout`.
@@ -180,12 +186,19 @@ impl Observer {
                     let link = self.socket.link_by_index(link).ok();
                     link.map(|link| Damage::TrafficControl { link: link.name })
                 }
-                Notification::Address { address, .. } if address.global => {
+                Notification::Address { address, deleted } if address.global => {
+                    if !self.addresses.differs(&address, deleted) {
+                        continue;
+                    }
                     // Those of containers' links come and go with containers.
                     let link = self.socket.link_by_index(address.link).ok();
                     link.filter(|link| Owner::from_comment(&link.alias).is_none()).map(|_| Damage::Addresses)
                 }
-                Notification::Lost => Some(Damage::Lost),
+                Notification::Lost => {
+                    // Some of them may have changed unseen.
+                    self.addresses = Seen::default();
+                    Some(Damage::Lost)
+                }
                 _ => None,
             };
             self.pending.extend(damage);

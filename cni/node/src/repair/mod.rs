@@ -59,6 +59,13 @@ pub struct Repair {
 }
 
 impl Repair {
+    /// True if something was missing, or may have been: BPF programs are attached again without a comparison.
+    #[must_use]
+    pub fn was_needed(&self) -> bool {
+        let restored = self.restored.as_ref().is_ok_and(|done| !done.restored.is_empty());
+        restored || matches!(self.programs, Ok(true)) || self.failures().next().is_some()
+    }
+
     /// All that failed, a line each.
     pub fn failures(&self) -> impl Iterator<Item = String> {
         let failed = self.restored.as_ref().map(|done| done.failed.clone()).unwrap_or_default();
