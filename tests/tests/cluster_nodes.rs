@@ -33,7 +33,7 @@ impl Follower {
     fn start(node: &ClusterNode, kubeconfig: String) -> Self {
         node.cmd("mkdir -p /run/kube");
         node.write(CONFIG, kubeconfig);
-        let (receiver, counters, work) = follow(Access { kubeconfig: Some(CONFIG.into()) });
+        let (receiver, counters, work) = follow(Access::new(Some(CONFIG.into())));
         let space: Space = (**node).clone();
         thread::spawn(move || {
             space.run(move || {

@@ -18,7 +18,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 use slipwayd::cluster::access::{Access, own_name};
 use slipwayd::cluster::agent::{self, AgentError};
-use slipwayd::cluster::announce::{self, Announcement, Unavailable};
+use slipwayd::cluster::announce::{self, Announcement};
 use slipwayd::cluster::conflist;
 use slipwayd::cluster::desired::{self, Encryption, TunnelMode};
 use slipwayd::cluster::events::{self, Notice};
@@ -129,7 +129,7 @@ pub(crate) fn read(words: &slipway_cli::Given) -> Result<Given, String> {
     if settings.flannel_file.is_some() && settings.paths.cluster_cidrs.is_empty() {
         return Err("--flannel-file needs --cluster-cidr: the file names the cluster's network".to_owned());
     }
-    let access = Access { kubeconfig: words.value("--kubeconfig").map(Into::into) };
+    let access = Access::new(words.value("--kubeconfig").map(Into::into));
     let program = Program {
         path: text("--slipway", SLIPWAY).into(),
         in_host_mounts: settings.in_host_mounts,
@@ -246,13 +246,7 @@ pub(crate) async fn run(
             }
             known = now;
             let own = snapshot.nodes().get(&settings.node);
-            let seen = own.map(|node| node.annotations.clone()).unwrap_or_default();
-            let new = Announcement {
-                unavailable: Some(report.reason().map_or(Unavailable::No, Unavailable::Because)),
-                // Nothing can be written into a Node that is not there.
-                wanted: if own.is_some() { report.announce } else { seen.clone() },
-                seen,
-            };
+            let new = Announcement::new(own.map(AsRef::as_ref), &report);
             announce.send_if_modified(|old| {
                 let differs = *old != new;
                 *old = new;

@@ -63,7 +63,7 @@ pub(crate) fn words(node: &ClusterNode, path: &str) -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
-fn condition(server: &ApiServer<'_>, node: u8) -> Option<Value> {
+pub(crate) fn condition(server: &ApiServer<'_>, node: u8) -> Option<Value> {
     let object = server.get(&format!("{NODES}/node-{node}"));
     let all = object["status"]["conditions"].as_array()?;
     all.iter().find(|condition| condition["type"] == "NetworkUnavailable").cloned()

@@ -12,7 +12,7 @@ use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
 use crate::agents::{Agents, Flows, Web, object, of, programs};
-use crate::api::NODES;
+use crate::api::{NODES, condition};
 use crate::deployment::{ROLE, create, rendered};
 use crate::repairs::{until, until_within};
 
@@ -205,6 +205,9 @@ fn a_node_is_deleted_and_created_again(world: &World<'_>, webs: &[Web; 2]) {
     webs[0].pod.expect(Proto::Tcp, to(1), "web2");
     webs[1].pod.expect(Proto::Tcp, to(0), "web1");
     // The next pod gets its network, too.
+    until("the condition of the new Node", || {
+        condition(&world.server, 2).is_some_and(|one| one["status"] == "False")
+    });
     let pod = world.lab.node(2).pod("next");
     world.lab.network(2).add(&Attach::new(&pod)).unwrap_or_else(|error| panic!("ADD: {error}"));
     pod.expect(Proto::Tcp, to(0), "web1");

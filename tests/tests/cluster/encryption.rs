@@ -301,6 +301,7 @@ fn a_thousand_nodes_are_peers_and_only_differences_are_sent() {
         key[..2].copy_from_slice(&[high, low]);
         let node = Node {
             name: format!("fake-{number}").parse().expect("a name"),
+            uid: "".into(),
             created: Some(1000),
             pod_cidrs: vec![
                 format!("10.{}.{low}.0/24", 128 + high).parse().expect("a prefix"),

@@ -18,6 +18,7 @@ mod path_mtu;
 mod repairs;
 mod routes;
 mod services;
+mod silence;
 mod token;
 
 use std::collections::BTreeMap;
@@ -146,6 +147,7 @@ fn name(number: u8) -> NodeName {
 fn object(node: &ClusterNode) -> Node {
     Node {
         name: name(node.number),
+        uid: "".into(),
         created: Some(i64::from(node.number)),
         pod_cidrs: pod_ranges(node.number).iter().map(|range| range.parse().expect("a prefix")).collect(),
         addresses: node.addresses.to_vec(),

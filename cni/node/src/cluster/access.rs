@@ -3,26 +3,43 @@
 //! Access to the API server, and this node's own name.
 
 use std::ffi::OsString;
+use std::future::Future;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kube::api::{ApiResource, DynamicObject};
 use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client};
+use tokio::time::timeout;
 
 use super::nodes::{NodeName, NodeNameError};
 use super::object::NodeObject;
+use super::source::WATCH;
 
 /// The variable with this node's name; in a pod the downward API sets it from `spec.nodeName`.
 pub const NODE_NAME: &str = "NODE_NAME";
 
-/// The source of the API server's address and of credentials.
+/// The time for a reply. The API server gives up after a minute (its `--request-timeout`): no reply comes later, and a
+/// request that is sent again does not overlap with the first one.
+const REPLY: Duration = Duration::from_secs(70);
+/// The time without a byte after which a connection is given up: longer than a watch without events takes.
+const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
+
+/// A failed request.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The source of the API server's address and of credentials, and the patience with the API server: `kube` itself has none.
 ///
 /// A kubeconfig file, or else the files that the variable `KUBECONFIG` lists, or else the service account of the pod.
 /// Unlike kubectl, a daemon does not look for `~/.kube/config`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Access {
     /// The kubeconfig file of the command line.
     pub kubeconfig: Option<PathBuf>,
+    /// The time for a reply, and for a page of a list.
+    pub reply: Duration,
+    /// The time without a byte after which a connection is given up. It ends a watch that never begins.
+    pub silence: Duration,
 }
 
 /// No access to an API server.
@@ -58,12 +75,34 @@ pub enum OwnNameError {
 }
 
 impl Access {
+    /// Access with the usual patience.
+    #[must_use]
+    pub fn new(kubeconfig: Option<PathBuf>) -> Self {
+        Self { kubeconfig, reply: REPLY, silence: SILENCE }
+    }
+
+    /// Waits for requests, for at most the time for a reply.
+    ///
+    /// # Errors
+    /// The requests' own, or no reply.
+    pub(super) async fn in_time<T>(
+        &self,
+        requests: impl Future<Output = Result<T, BoxError>>,
+    ) -> Result<T, BoxError> {
+        let none = |_| Err(format!("no reply within {} s", self.reply.as_secs_f32()).into());
+        timeout(self.reply, requests).await.unwrap_or_else(none)
+    }
+
     /// Reads the configuration and makes a client. Nothing is sent.
     ///
     /// # Errors
     /// [`AccessError`] if no configuration is found, or if it is invalid.
     pub(super) async fn client(&self) -> Result<Client, AccessError> {
-        Client::try_from(self.config().await?).map_err(|error| AccessError::Client(error.into()))
+        let mut config = self.config().await?;
+        config.read_timeout = Some(self.silence);
+        // An idle connection's time does not count.
+        config.reset_reader_on_write = true;
+        Client::try_from(config).map_err(|error| AccessError::Client(error.into()))
     }
 
     /// The API of Nodes, as [`Self::client`].
@@ -133,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let message = |path: PathBuf| {
-            let access = Access { kubeconfig: Some(path) };
+            let access = Access::new(Some(path));
             runtime.block_on(access.config()).unwrap_err().to_string()
         };
         let missing = dir.path().join("missing");

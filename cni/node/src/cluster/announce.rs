@@ -10,8 +10,9 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::access::Access;
-use super::nodes::{Annotations, NodeName};
+use super::access::{Access, BoxError};
+use super::nodes::{Annotations, Node, NodeName};
+use super::reconcile::Report;
 use super::taint::{self, StartupTaint};
 
 /// The wait after a failed patch; doubled up to [`LONGEST`].
@@ -19,17 +20,31 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// The longest wait after a failed patch.
 const LONGEST: Duration = Duration::from_secs(30);
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The content for the own Node.
+/// The content for the own Node. Empty without a Node, into which nothing can be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcement {
+    /// The Node's UID: one that is created again under its name has another one.
+    pub uid: Option<Box<str>>,
     /// The annotations as they should be.
     pub wanted: Annotations,
     /// The annotations that the Node has, as far as is known.
     pub seen: Annotations,
     /// The state of the network; none before the first comparison.
     pub unavailable: Option<Unavailable>,
+}
+
+impl Announcement {
+    /// The content after a comparison.
+    #[must_use]
+    pub fn new(own: Option<&Node>, report: &Report) -> Self {
+        let Some(own) = own else { return Self::default() };
+        Self {
+            uid: Some(own.uid.clone()),
+            wanted: report.announce.clone(),
+            seen: own.annotations.clone(),
+            unavailable: Some(report.reason().map_or(Unavailable::No, Unavailable::Because)),
+        }
+    }
 }
 
 /// The state of the node's network.
@@ -41,19 +56,31 @@ pub enum Unavailable {
     Because(String),
 }
 
-/// Writes each announcement into the Node, until the sender is gone. What fails is tried again. The taints are removed once,
-/// when the network stands for the first time.
+/// The content that was written into a Node.
+#[derive(Debug, Default)]
+struct Written {
+    uid: Option<Box<str>>,
+    unavailable: Option<Unavailable>,
+    /// True if the startup taints were removed.
+    is_untainted: bool,
+}
+
+/// Writes each announcement into the Node, until the sender is gone. What fails is tried again. The taints are removed once
+/// from each Node, when the network stands for the first time.
 pub async fn follow(
     access: Access,
     node: NodeName,
     mut wanted: watch::Receiver<Announcement>,
-    mut taints: Vec<StartupTaint>,
+    taints: Vec<StartupTaint>,
 ) {
-    let mut written: Option<Unavailable> = None;
+    let mut written = Written::default();
     let mut wait = SHORTEST;
     loop {
         let now = wanted.borrow_and_update().clone();
-        match publish(&access, &node, &now, &mut written, &mut taints).await {
+        if written.uid != now.uid {
+            written = Written { uid: now.uid.clone(), ..Written::default() };
+        }
+        match access.in_time(publish(&access, &node, &now, &mut written, &taints)).await {
             Ok(()) => {
                 wait = SHORTEST;
                 if wanted.changed().await.is_err() {
@@ -77,14 +104,14 @@ async fn publish(
     access: &Access,
     node: &NodeName,
     now: &Announcement,
-    written: &mut Option<Unavailable>,
-    taints: &mut Vec<StartupTaint>,
+    written: &mut Written,
+    taints: &[StartupTaint],
 ) -> Result<(), BoxError> {
-    write(access, node, now, written.as_ref()).await?;
-    written.clone_from(&now.unavailable);
-    if now.unavailable == Some(Unavailable::No) && !taints.is_empty() {
+    write(access, node, now, written.unavailable.as_ref()).await?;
+    written.unavailable.clone_from(&now.unavailable);
+    if now.unavailable == Some(Unavailable::No) && !taints.is_empty() && !written.is_untainted {
         taint::remove(&access.whole_nodes().await?, node, &parameters(), taints).await?;
-        taints.clear();
+        written.is_untainted = true;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use kube::api::PostParams;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::access::Access;
+use super::access::{Access, BoxError};
 use super::nodes::{NodeName, Nodes};
 use super::problem::{What, bounded};
 use super::reconcile::Report;
@@ -80,14 +80,15 @@ pub async fn follow(access: Access, own: NodeName, mut notices: mpsc::Receiver<N
             log::debug!("no Event, as there were many: {}", notice.text);
             continue;
         }
-        if let Err(error) = send(&access, &event(&notice, &own, Timestamp::now())).await {
+        let event = event(&notice, &own, Timestamp::now());
+        if let Err(error) = access.in_time(send(&access, &event)).await {
             log::warn!("send an Event: {}", bounded(&error.to_string(), TEXT));
             sleep(WAIT).await;
         }
     }
 }
 
-async fn send(access: &Access, event: &Event) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn send(access: &Access, event: &Event) -> Result<(), BoxError> {
     let api = Api::namespaced(access.client().await?, NAMESPACE);
     api.create(&PostParams::default(), event).await?;
     Ok(())

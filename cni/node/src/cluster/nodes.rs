@@ -110,6 +110,8 @@ impl fmt::Display for NodeName {
 pub struct Node {
     /// `metadata.name`.
     pub name: NodeName,
+    /// `metadata.uid`, which no two Nodes have; empty if it is missing.
+    pub uid: Box<str>,
     /// `metadata.creationTimestamp` in seconds since 1970. The API server sets it, and no client can change it.
     pub created: Option<i64>,
     /// `spec.podCIDRs`, or else `spec.podCIDR`: one prefix of each family at most, in order, without host bits.
@@ -157,6 +159,7 @@ impl Node {
         let mut unusable = Vec::new();
         let metadata = value(&object.metadata, "metadata", &mut unusable);
         let name = metadata.and_then(|metadata| metadata.name.text()).unwrap_or_default().parse()?;
+        let uid = metadata.and_then(|metadata| metadata.uid.text()).unwrap_or_default().into();
         let created = metadata.and_then(|metadata| metadata.creation_timestamp.text());
         let created = created.and_then(|text| text.parse::<Timestamp>().ok()).map(Timestamp::as_second);
         let annotations =
@@ -165,7 +168,7 @@ impl Node {
         let spec = value(&object.spec, "spec", &mut unusable);
         let pod_cidrs = spec.map(|spec| pod_cidrs(spec, &mut unusable)).unwrap_or_default();
         let addresses = addresses(object, &mut unusable);
-        Ok(Self { name, created, pod_cidrs, addresses, annotations, unusable })
+        Ok(Self { name, uid, created, pod_cidrs, addresses, annotations, unusable })
     }
 
     /// The order in which Nodes claim prefixes and addresses: the oldest first, those without a time last.

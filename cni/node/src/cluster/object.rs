@@ -36,6 +36,7 @@ pub(super) struct NodeObject {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Metadata {
     pub(super) name: Field<Text>,
+    pub(super) uid: Field<Text>,
     resource_version: Field<Text>,
     pub(super) creation_timestamp: Field<Text>,
     pub(super) annotations: Field<Announced>,
@@ -193,7 +194,7 @@ macro_rules! fields {
 }
 
 fields!(NodeObject: "metadata" => metadata, "spec" => spec, "status" => status);
-fields!(Metadata: "name" => name, "resourceVersion" => resource_version,
+fields!(Metadata: "name" => name, "uid" => uid, "resourceVersion" => resource_version,
     "creationTimestamp" => creation_timestamp, "annotations" => annotations);
 fields!(Announced: VXLAN_MAC => mac, VXLAN_PORT => port, WIREGUARD_KEY => wireguard_key,
     WIREGUARD_PORT => wireguard_port);

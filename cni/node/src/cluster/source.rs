@@ -7,7 +7,7 @@
 //!
 //! - Delays after errors grow while the list fails, too: the watcher reports the begin of each list as a success, which
 //!   resets `kube_runtime`'s own backoff.
-//! - A list that stalls is given up: `kube`'s client has no time limit for a response.
+//! - A list that stalls and a watch that never begins are given up: `kube`'s client has no time limit for a response.
 //! - 410 in reply to the watch request itself, and an event that cannot be decoded, lead to a new list: the watcher
 //!   would repeat the request, or skip the event.
 //! - Credentials are read again after 401: a client certificate may have been replaced.
@@ -36,9 +36,7 @@ use super::problem::bounded;
 const PAGE: u32 = 500;
 /// The seconds after which the server ends a watch, which is then resumed. A connection that died without a word is
 /// noticed after as many, and five more.
-const WATCH: u32 = 150;
-/// The time for a page of the list. The API server gives up after a minute (its `--request-timeout`).
-const LIST: Duration = Duration::from_secs(70);
+pub(super) const WATCH: u32 = 150;
 /// The longest delay after an error, should the backoff have none.
 const DELAY: Duration = Duration::from_secs(30);
 /// The most events that are taken before a snapshot is published, while more are waiting.
@@ -135,6 +133,7 @@ pub fn follow(
         counters: Arc::clone(&counters),
         store: Store::default(),
         backoff: DefaultBackoff::default(),
+        page: access.reply,
     };
     let work = async move {
         let sender = follower.sender.clone();
@@ -151,6 +150,8 @@ struct Follower {
     counters: Arc<Counters>,
     store: Store,
     backoff: DefaultBackoff,
+    /// The time for a page of the list.
+    page: Duration,
 }
 
 impl Follower {
@@ -178,7 +179,7 @@ impl Follower {
             let ready = match unpublished {
                 Some(events) if events < BURST => stream.next().now_or_never(),
                 Some(_) => None,
-                None if listing => match timeout(LIST, stream.next()).await {
+                None if listing => match timeout(self.page, stream.next()).await {
                     Ok(next) => Some(next),
                     Err(_) => return self.wait("list Nodes: no reply").await,
                 },
@@ -443,6 +444,7 @@ mod tests {
             counters: Arc::default(),
             store: Store::default(),
             backoff: DefaultBackoff::default(),
+            page: Duration::from_secs(70),
         };
         let mut take = |events: Vec<Event<NodeObject>>| {
             let stream =

@@ -33,7 +33,7 @@ fn a_node_of_the_api_is_read() {
     let object: NodeObject = serde_json::from_str(&text).unwrap();
     let node = Node::read(&object).unwrap();
     assert_eq!(node.name.as_str(), "worker-1.example");
-    assert_eq!(node.created, Some(1_767_323_045));
+    assert_eq!((&*node.uid, node.created), ("1", Some(1_767_323_045)));
     assert_eq!(node.pod_cidrs, [net("10.244.1.0/24"), net("fd44:0:0:1::/64")]);
     assert_eq!(node.addresses, [ip("192.0.2.1"), ip("2001:db8::1")]);
     assert_eq!(node.annotations.vxlan_mac, Some("02:00:00:00:00:09".parse().unwrap()));
