@@ -20,6 +20,17 @@ pub enum BridgeError {
     /// A link of another kind has its name.
     #[error("{0:?} already exists but is not a bridge")]
     NotABridge(String),
+    /// A bridge that Slipway did not make has its name.
+    #[error(
+        "a bridge {0:?} exists that Slipway did not make: delete it, or choose another name with --bridge"
+    )]
+    Foreign(String),
+}
+
+/// True if another program made the link. One that is down and has no alias is that of a process of ours that was killed
+/// before it set both.
+pub(crate) fn is_foreign(link: &Link) -> bool {
+    link.alias != MADE && (link.up || !link.alias.is_empty())
 }
 
 /// A bridge as it should be.
@@ -33,6 +44,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) gateways: &'a [IpNet],
     /// The fate of other addresses.
     pub(crate) others: Others,
+    /// True to change a bridge of another program, too.
+    pub(crate) takes_foreign: bool,
 }
 
 /// The fate of addresses that [`Wanted::gateways`] does not have.
@@ -51,7 +64,15 @@ pub(crate) fn ensure(route: &RouteSocket, wanted: &Wanted<'_>) -> Result<Link, B
     let Wanted { name, mac, mtu, .. } = *wanted;
     let mut change = LinkChange::new();
     let bridge = match route.find_link(name)? {
-        Some(link) => link,
+        Some(link) => {
+            if !wanted.takes_foreign && link.kind == LinkKind::Bridge && link.alias != MADE {
+                if is_foreign(&link) {
+                    return Err(BridgeError::Foreign(name.to_owned()));
+                }
+                change = change.alias(MADE);
+            }
+            link
+        }
         None => {
             change = change.alias(MADE);
             let new = NewBridge { name, mac: Some(mac), mtu: Some(mtu), vlan_filtering: VlanFiltering::Off };

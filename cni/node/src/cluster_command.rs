@@ -308,7 +308,8 @@ pub(crate) async fn run(
     };
     if removes_conflist {
         match conflist::remove(&settings.conflist) {
-            Ok(_) => log::info!("removed {}", settings.conflist.display()),
+            Ok(true) => log::info!("removed {}", settings.conflist.display()),
+            Ok(false) => {}
             Err(error) => log::warn!("{error}"),
         }
     }

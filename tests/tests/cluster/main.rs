@@ -10,6 +10,7 @@ mod damage;
 mod deployment;
 mod encryption;
 mod figures;
+mod foreign;
 mod forward;
 mod kills;
 mod observe;

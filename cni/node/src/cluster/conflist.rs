@@ -42,6 +42,9 @@ pub enum ConflistError {
     /// The file or its directory cannot be read or written.
     #[error(transparent)]
     File(#[from] DirError),
+    /// The file is that of another program.
+    #[error("{0:?} is another program's: delete it, or choose another path with --conflist")]
+    Foreign(PathBuf),
 }
 
 impl Network {
@@ -75,7 +78,7 @@ impl Network {
         })
     }
 
-    /// Writes the configuration unless the file has it. True if it was written.
+    /// Writes the configuration unless the file has it. True if it was written. What no runtime can read is replaced.
     ///
     /// The temporary file is in the same directory: containerd 1.6 misses a rename from elsewhere.
     ///
@@ -85,22 +88,33 @@ impl Network {
         let (dir, name) = split(path)?;
         let dir = DurableDir::create(dir, 0o755)?;
         let text = format!("{:#}\n", self.json());
-        // An unreadable one is replaced, too.
-        if dir.read(name, LIMIT).is_ok_and(|present| present.as_deref() == Some(text.as_bytes())) {
-            return Ok(false);
+        match dir.read(name, LIMIT)? {
+            Some(present) if present == text.as_bytes() => return Ok(false),
+            Some(present) if is_foreign(&present) => return Err(ConflistError::Foreign(path.to_owned())),
+            _ => {}
         }
         dir.replace(name, text.as_bytes(), 0o644)?;
         Ok(true)
     }
 }
 
-/// Removes the file. True if it was there.
+/// True for the configuration of another program. One of ours has the file of subnets, whatever its settings: no other
+/// host-local knows it.
+fn is_foreign(text: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(text).is_ok_and(|list| {
+        let first = &list["plugins"][0];
+        first["type"] != "bridge" || !first["ipam"]["subnetFile"].is_string()
+    })
+}
+
+/// Removes the file. True if it was there, and not another program's.
 ///
 /// # Errors
 /// [`ConflistError`] with the path.
 pub fn remove(path: &Path) -> Result<bool, ConflistError> {
     let (dir, name) = split(path)?;
     match DurableDir::open(dir) {
+        Ok(dir) if dir.read(name, LIMIT)?.is_some_and(|present| is_foreign(&present)) => Ok(false),
         Ok(dir) => Ok(dir.remove(name)?),
         Err(error) if error.is_not_found() => Ok(false),
         Err(error) => Err(error.into()),
@@ -144,6 +158,29 @@ mod tests {
         assert_eq!(names.len(), 1, "no temporary file");
         assert!(remove(&path).unwrap());
         assert!(!remove(&path).unwrap());
+    }
+
+    #[test]
+    fn only_a_configuration_of_ours_is_replaced_or_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("10-slipway.conflist");
+        let (text, other) = (format!("{:#}", network().json()), Network { mtu: 1500, ..network() });
+        for ours in ["", "{", &text, &text.replace("pods", "elsewhere").replace("/run/slipway/", "/run/a/")] {
+            fs::write(&path, ours).unwrap();
+            assert!(other.write(&path).unwrap(), "{ours}");
+            fs::write(&path, ours).unwrap();
+            assert!(remove(&path).unwrap(), "{ours}");
+        }
+        let bridge = text.replace("subnetFile", "subnet");
+        for foreign in ["{}", "[]", r#"{"plugins": [{"type": "calico"}]}"#, &bridge] {
+            fs::write(&path, foreign).unwrap();
+            assert!(matches!(other.write(&path), Err(ConflistError::Foreign(_))), "{foreign}");
+            assert!(!remove(&path).unwrap(), "{foreign}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
+        }
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        assert!(matches!(other.write(&path), Err(ConflistError::File(_))));
     }
 
     #[test]

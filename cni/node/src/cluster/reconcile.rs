@@ -236,8 +236,14 @@ impl Run<'_> {
     fn bridge(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let gateways: Vec<IpNet> = own.prefixes.iter().filter_map(gateway).collect();
         let Some(mac) = bridge_mac(&gateways) else { return false };
-        let wanted =
-            Wanted { name: &self.settings.bridge, mac, mtu, gateways: &gateways, others: Others::Keep };
+        let wanted = Wanted {
+            name: &self.settings.bridge,
+            mac,
+            mtu,
+            gateways: &gateways,
+            others: Others::Keep,
+            takes_foreign: false,
+        };
         match bridge::ensure(&self.socket, &wanted) {
             Ok(bridge) => self.report.links.insert(bridge.index),
             Err(error) => {

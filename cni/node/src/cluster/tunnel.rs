@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use super::desired::{Tunnel, TunnelPeer};
 use super::nodes::NodeName;
-use crate::bridge::MADE;
+use crate::bridge::{MADE, is_foreign};
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-vxlan";
@@ -64,8 +64,8 @@ pub(super) fn ensure(
         learning: false,
     };
     let device = match socket.find_link(DEVICE)? {
+        Some(link) if link.kind == LinkKind::Vxlan(kind) && !is_foreign(&link) => link,
         Some(link) if link.alias != MADE => return Err(TunnelError::Foreign),
-        Some(link) if link.kind == LinkKind::Vxlan(kind) => link,
         other => {
             if let Some(old) = other {
                 socket.delete_link(&old)?;

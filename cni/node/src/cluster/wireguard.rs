@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use super::desired::{WireGuard, WireGuardPeer};
 use super::key::{self, KeyError};
 use super::tunnel::{gone, set_addresses};
-use crate::bridge::MADE;
+use crate::bridge::{MADE, is_foreign};
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-wg";
@@ -79,22 +79,28 @@ pub(super) fn prepare(socket: &RouteSocket, directory: &Path) -> Result<Ready, W
 
 /// The link, made if it is missing or of another kind.
 fn device(socket: &RouteSocket) -> Result<Link, WireGuardError> {
-    let old = match socket.find_link(DEVICE)? {
+    let link = match socket.find_link(DEVICE)? {
+        Some(link) if link.kind == LinkKind::WireGuard && link.alias == MADE => return Ok(link),
+        Some(link) if link.kind == LinkKind::WireGuard && !is_foreign(&link) => link,
         Some(link) if link.alias != MADE => return Err(WireGuardError::Foreign),
-        Some(link) if link.kind == LinkKind::WireGuard => return Ok(link),
-        other => other,
+        other => {
+            if let Some(old) = other {
+                gone(socket.delete_link(&old))?;
+            }
+            create(socket)?
+        }
     };
-    if let Some(old) = old {
-        gone(socket.delete_link(&old))?;
-    }
+    socket.change_link(&link, &LinkChange::new().alias(MADE))?;
+    Ok(socket.link(DEVICE)?)
+}
+
+fn create(socket: &RouteSocket) -> Result<Link, WireGuardError> {
     let new =
         NewLink { name: DEVICE, kind: NewKind::WireGuard, below: None, netns: None, mac: None, mtu: None };
     socket.create_link(&new).map_err(|error| match error.errno() {
         Some(Errno::EOPNOTSUPP) => WireGuardError::NotInKernel,
         _ => error.into(),
     })?;
-    let link = socket.link(DEVICE)?;
-    socket.change_link(&link, &LinkChange::new().alias(MADE))?;
     Ok(socket.link(DEVICE)?)
 }
 

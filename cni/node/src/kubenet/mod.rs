@@ -398,8 +398,15 @@ async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac
     blocking(move || {
         let mac = config::bridge_mac(&network.subnets).ok_or(KubenetError::NoPodCidr)?;
         let gateways: Vec<IpNet> = network.subnets.iter().filter_map(gateway_net).collect();
-        let wanted =
-            Wanted { name: BRIDGE, mac, mtu: network.mtu, gateways: &gateways, others: Others::Remove };
+        let wanted = Wanted {
+            name: BRIDGE,
+            mac,
+            mtu: network.mtu,
+            gateways: &gateways,
+            others: Others::Remove,
+            // kubelet's kubenet has made it, and does so on a node that goes back to it.
+            takes_foreign: true,
+        };
         let route = RouteSocket::open().map_err(BridgeError::Route)?;
         bridge::ensure(&route, &wanted)?;
         Ok(mac)
