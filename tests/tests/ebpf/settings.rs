@@ -20,17 +20,21 @@ fn the_uplinks_may_be_named() {
 }
 
 #[test]
-fn a_configured_uplink_that_does_not_exist_is_reported() {
+fn configured_uplinks_without_programs_are_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    let settings = json!({"uplinks": ["nosuch0", stage.client.node_link]});
+    stage.node.cmd("ip link add vx0 up type vxlan external dstport 4789");
+    let settings = json!({"uplinks": ["nosuch0", "vx0", stage.client.node_link]});
     stage.node.write("/etc/cni/slipway.json", settings.to_string());
     let setup = stage.node.try_slipway("node setup");
     assert!(setup.code == Some(0) && setup.stderr.contains("nosuch0"), "{setup}");
     let status = stage.node.programs();
     assert_eq!(
         status["uplinks_left_to_nftables"],
-        json!([{"name": "nosuch0", "reason": "there is no such interface"}])
+        json!([
+            {"name": "nosuch0", "reason": "there is no such interface"},
+            {"name": "vx0", "reason": "a route names the other end of this tunnel for each packet (`external`)"},
+        ])
     );
 }
 

@@ -277,8 +277,11 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     let mut found = Status { is_set_up: true, is_current: store.is_whole(), ..Status::default() };
     let is_there = |name: &&String| uplinks.values().any(|uplink| uplink.name == **name);
     for name in settings.uplinks.iter().filter(|name| !is_there(name)) {
-        let why = "there is no such interface, or it is a tunnel with `external`".to_owned();
-        found.uplinks_without.push(Without { name: name.clone(), why });
+        let why = match socket.find_link(name) {
+            Ok(Some(_)) => "a route names the other end of this tunnel for each packet (`external`)",
+            _ => "there is no such interface",
+        };
+        found.uplinks_without.push(Without { name: name.clone(), why: why.to_owned() });
     }
     for link in links::with_programs(&socket)? {
         found.earlier.extend(earlier::at(&socket, &link)?);

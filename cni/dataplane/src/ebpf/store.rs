@@ -180,7 +180,9 @@ impl Store {
         let mut map = self.uplink_map()?;
         let result = if is_uplink { map.insert(index, 1, 0) } else { map.remove(&index) };
         match result {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Ok(()) => Ok(()),
+            // It was not listed.
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => Ok(()),
             Err(e) => Err(error::failed("write the uplinks with BPF programs", e)),
         }
     }
