@@ -111,7 +111,7 @@ fn a_pod_sees_no_mark_of_the_node() {
     }
 }
 
-/// Each packet to such a link needs the destination of its tunnel from a route.
+/// The route of each packet to such a link has the remote of the tunnel.
 #[test]
 fn a_tunnel_whose_destination_comes_from_routes_is_no_uplink() {
     needs!(has_programs(), PROGRAMS);

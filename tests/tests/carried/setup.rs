@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map};
 use serde_json::{Value, json};
 use slipway_ebpf_abi::Counter;
-use slipway_ebpf_abi::maps::{HOME, UPLINKS};
+use slipway_ebpf_abi::maps::{EPOCH, HOME, UPLINKS};
 use slipway_tests::{
     Attach, PROGRAMS, Pod, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
 };
@@ -181,6 +181,20 @@ fn an_add_does_not_try_again_what_failed() {
     assert_eq!(map.keys().count(), 1);
     drop(stage.pod_at("next", PORT + 1));
     assert_eq!(map.keys().count(), 0);
+}
+
+/// Of concurrent processes that count, the last to write may write a former epoch, with which stale entries hold again.
+#[test]
+fn epochs_are_not_counted() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (_pod, _) = stage.pod("web");
+    let epochs = Array::<_, u32>::try_from(Map::Array(stage.map(EPOCH))).expect("an array");
+    let epoch = || epochs.get(&0, 0).expect("the epoch");
+    let before = epoch();
+    stage.node.slipway("node setup");
+    let after = epoch();
+    assert!(after != 0 && after != before && after != before.wrapping_add(1), "{before}, {after}");
 }
 
 /// Wherever the set-up is killed, and with two ADDs at once: the next one completes it, and flows are carried.

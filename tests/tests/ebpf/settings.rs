@@ -33,7 +33,7 @@ fn configured_uplinks_without_programs_are_reported() {
         status["uplinks_left_to_nftables"],
         json!([
             {"name": "nosuch0", "reason": "there is no such interface"},
-            {"name": "vx0", "reason": "a route names the other end of this tunnel for each packet (`external`)"},
+            {"name": "vx0", "reason": "it is a tunnel in `external` mode, whose remote comes from routes"},
         ])
     );
 }

@@ -131,7 +131,7 @@ macro_rules! machine {
     };
 }
 
-fn nothing_is_left(machine: &Machine) {
+fn nothing_is_left(machine: &Machine, _suite: &str) {
     let before = machine.files();
     machine.install("new/slipway");
     machine.install("new/slipwayd");
@@ -209,7 +209,7 @@ fn a_failed_installation_is_undone(machine: &Machine, suite: &str) {
     machine.assert_reference_alone();
 }
 
-fn plugins_that_installed_themselves_give_way(machine: &Machine) {
+fn plugins_that_installed_themselves_give_way(machine: &Machine, _suite: &str) {
     let before = machine.files();
     machine.install_by_itself("--share-dir /srv");
     machine.install_obstacle();
@@ -274,7 +274,7 @@ fn links_lead_where_they_did(machine: &Machine, suite: &str) {
     machine.assert_same_files(&before);
 }
 
-fn links_to_nothing_are_no_reference(machine: &Machine) {
+fn links_to_nothing_are_no_reference(machine: &Machine, _suite: &str) {
     machine.run(&format!("mkdir {PLUGINS} && ln -s /opt/gone/bridge {BRIDGE}"));
     let before = machine.files();
     machine.install("new/slipway");
@@ -294,67 +294,32 @@ fn a_linked_directory_is_refused(machine: &Machine, suite: &str) {
     machine.assert_refused(refusal);
 }
 
-/// The tests of a suite.
-macro_rules! suite {
-    ($suite:ident) => {
+/// The tests, each in these suites of Debian.
+macro_rules! tests {
+    ($($suite:ident)* => $names:tt) => { $(tests! { @$suite $names })* };
+    (@$suite:ident { $($name:ident)* }) => {
         mod $suite {
             use super::*;
 
-            #[test]
-            fn nothing_is_left() {
-                super::nothing_is_left(&machine!(stringify!($suite)));
-            }
-
-            #[test]
-            fn slipway_before_the_reference() {
-                super::slipway_before_the_reference(&machine!(stringify!($suite)), stringify!($suite));
-            }
-
-            #[test]
-            fn the_reference_before_slipway() {
-                super::the_reference_before_slipway(&machine!(stringify!($suite)), stringify!($suite));
-            }
-
-            #[test]
-            fn a_failed_installation_is_undone() {
-                super::a_failed_installation_is_undone(&machine!(stringify!($suite)), stringify!($suite));
-            }
-
-            #[test]
-            fn plugins_that_installed_themselves_give_way() {
-                super::plugins_that_installed_themselves_give_way(&machine!(stringify!($suite)));
-            }
-
-            #[test]
-            fn plugins_that_were_replaced_are_the_reference_again() {
-                super::plugins_that_were_replaced_are_the_reference_again(
-                    &machine!(stringify!($suite)),
-                    stringify!($suite),
-                );
-            }
-
-            #[test]
-            fn plugins_of_no_package_return() {
-                super::plugins_of_no_package_return(&machine!(stringify!($suite)), stringify!($suite));
-            }
-
-            #[test]
-            fn links_lead_where_they_did() {
-                super::links_lead_where_they_did(&machine!(stringify!($suite)), stringify!($suite));
-            }
-
-            #[test]
-            fn links_to_nothing_are_no_reference() {
-                super::links_to_nothing_are_no_reference(&machine!(stringify!($suite)));
-            }
-
-            #[test]
-            fn a_linked_directory_is_refused() {
-                super::a_linked_directory_is_refused(&machine!(stringify!($suite)), stringify!($suite));
-            }
+            $(
+                #[test]
+                fn $name() {
+                    super::$name(&machine!(stringify!($suite)), stringify!($suite));
+                }
+            )*
         }
     };
 }
 
-suite!(bookworm);
-suite!(trixie);
+tests! { bookworm trixie => {
+    nothing_is_left
+    slipway_before_the_reference
+    the_reference_before_slipway
+    a_failed_installation_is_undone
+    plugins_that_installed_themselves_give_way
+    plugins_that_were_replaced_are_the_reference_again
+    plugins_of_no_package_return
+    links_lead_where_they_did
+    links_to_nothing_are_no_reference
+    a_linked_directory_is_refused
+} }

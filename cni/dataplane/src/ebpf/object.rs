@@ -26,7 +26,7 @@ pub fn object() -> Option<&'static [u8]> {
 /// The BPF programs of this binary.
 ///
 /// # Errors
-/// [`Error::NoEbpf`] if it was built without, or if this kernel would have one program interrupt another.
+/// [`Error::NoEbpf`] if it was built without, or on a real-time kernel.
 pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     if uname().is_ok_and(|kernel| is_real_time(&kernel.version().to_string_lossy())) {
         let why = "the BPF programs do not work on a real-time kernel (PREEMPT_RT)";
@@ -35,9 +35,9 @@ pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
 }
 
-/// True if a kernel's version, as `uname -v` has it, is that of one with PREEMPT_RT. There, a softirq can be preempted by
-/// another on the same processor (unless it has PREEMPT_RT_NEEDS_BH_LOCK, since Linux 6.18), whose scratch memory is the
-/// same.
+/// True if a kernel's version, as `uname -v` has it, is that of one with PREEMPT_RT. There, one softirq may preempt another
+/// on the same processor, and the programs of both would use its scratch memory. (Since Linux 6.18, without
+/// PREEMPT_RT_NEEDS_BH_LOCK; earlier ones are refused as well.)
 fn is_real_time(version: &str) -> bool {
     version.split_whitespace().any(|word| word == "PREEMPT_RT")
 }

@@ -278,7 +278,9 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     let is_there = |name: &&String| uplinks.values().any(|uplink| uplink.name == **name);
     for name in settings.uplinks.iter().filter(|name| !is_there(name)) {
         let why = match socket.find_link(name) {
-            Ok(Some(_)) => "a route names the other end of this tunnel for each packet (`external`)",
+            Ok(Some(link)) if link.is_external => {
+                "it is a tunnel in `external` mode, whose remote comes from routes"
+            }
             _ => "there is no such interface",
         };
         found.uplinks_without.push(Without { name: name.clone(), why: why.to_owned() });

@@ -19,8 +19,8 @@ pub(super) struct Uplink {
 }
 
 /// Finds the uplinks, by the index of their interfaces. `named` are the administrator's uplinks; if empty, the
-/// uplinks are found by addresses and routes. A tunnel whose other end routes name is none: the BPF programs pass by
-/// the routes.
+/// uplinks are found by addresses and routes. A tunnel in `external` mode is none: its remote comes from a packet's
+/// route, and carried packets have none.
 ///
 /// # Errors
 /// The kernel refused to list links or addresses.

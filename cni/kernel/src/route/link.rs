@@ -38,7 +38,7 @@ pub struct Link {
     pub mtu: u32,
     /// Kind.
     pub kind: LinkKind,
-    /// True for a tunnel whose other end a route names for each packet (`external` in ip-link(8)).
+    /// True for a tunnel whose remote comes from each packet's route (`external` in ip-link(8)).
     pub is_external: bool,
     /// True if it is switched on (`IFF_UP`); [`Link::state`] is whether it works.
     pub up: bool,
