@@ -378,9 +378,22 @@ impl<'l> Kubernetes<'l> {
     /// # Panics
     /// When it has after three minutes of a usual machine.
     pub fn wait_no_pods(&self, app: &str) {
+        self.wait_none(app, |cluster| cluster.pods(app));
+    }
+
+    /// Waits until slipwayd has no pod any more.
+    ///
+    /// # Panics
+    /// When it has after three minutes of a usual machine.
+    pub fn wait_no_agents(&self) {
+        self.wait_none("slipwayd", Self::agents);
+    }
+
+    /// The limit is three of the intervals in which a kubelet removes ended containers (`ContainerGCPeriod`): a pod stays in
+    /// the API server as long as one is left.
+    fn wait_none(&self, app: &str, pods: impl Fn(&Self) -> Option<Vec<PodState>>) {
         self.wait(&format!("no pods of {app}"), Duration::from_secs(180), |cluster| {
-            let path = format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE);
-            cluster.server.look(&path).is_some_and(|list| list["items"].as_array().is_some_and(Vec::is_empty))
+            pods(cluster).is_some_and(|pods| pods.is_empty())
         });
     }
 

@@ -103,9 +103,7 @@ fn garbage_deleted(worker: &Worker, pod: &PodState) -> Option<u64> {
 pub(crate) fn delete(cluster: &Kubernetes<'_>, report: &Report) {
     report.claim("slipwayd's pods end with their DaemonSet, and leave the nodes their network", || {
         cluster.server.delete(DAEMON_SET);
-        cluster.wait("no pods of slipwayd", Duration::from_secs(60), |cluster| {
-            cluster.agents().is_some_and(|agents| agents.is_empty())
-        });
+        cluster.wait_no_agents();
         for worker in &cluster.workers {
             assert_eq!(worker.networks(), ["10-slipway.conflist"]);
         }
