@@ -312,9 +312,9 @@ fn image(dir: &Path, log: &Log) -> Result<()> {
     link(&dir.join("image"), &debian_root::minimal(IMAGE_SUITE, log)?)
 }
 
-/// Prometheus' package, of which the tests use promtool.
+/// Prometheus' tool, which has a package of its own since Debian 13.
 fn promtool(dir: &Path) -> Result<()> {
-    link(&dir.join("prometheus"), &AptRoot::open(IMAGE_SUITE)?.fetch("prometheus")?)
+    link(&dir.join(PROMTOOL), &AptRoot::open(IMAGE_SUITE)?.fetch(PROMTOOL)?)
 }
 
 fn link(path: &Path, to: &Path) -> Result<()> {

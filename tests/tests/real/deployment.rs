@@ -48,8 +48,8 @@ fn the_containers_run_in_the_image() {
 
 #[test]
 fn prometheus_reads_the_metrics_and_the_alert_rules() {
-    let Some(prometheus) = unpacked("prometheus", "usr/bin/promtool") else { skip!("promtool") };
-    let promtool = prometheus.join("usr/bin/promtool").display().to_string();
+    let Some(package) = unpacked("promtool", "usr/bin/promtool") else { skip!("promtool") };
+    let promtool = package.join("usr/bin/promtool").display().to_string();
     let cluster = Cluster::without_pod_routes(1, |_| {});
     let node = &cluster.nodes[0];
     let daemon_set = daemon_set(&render("manifests", &IMAGE));
