@@ -37,7 +37,7 @@ const CNI_IMPORT: &str = "github.com/containernetworking/cni";
 const IMAGE_SUITE: &str = "trixie";
 const DEBOOTSTRAP: &str = "a system of debootstrap";
 /// The same without Prometheus.
-const PROMTOOL: &str = "promtool";
+const PROMETHEUS: &str = "Prometheus";
 
 /// The program that is built.
 const CNITOOL: &str = "usr/local/bin/cnitool";
@@ -177,7 +177,7 @@ impl Runtimes {
                 Err(e) => all.missing.push((format!("of Debian {}", wanted.suite), e)),
             }
         }
-        for (made, what) in [(image(&dir, log), DEBOOTSTRAP), (promtool(&dir), PROMTOOL)] {
+        for (made, what) in [(image(&dir, log), DEBOOTSTRAP), (prometheus(&dir), PROMETHEUS)] {
             all.missing.extend(made.err().map(|e| (what.to_owned(), e)));
         }
         if all.versions.is_empty() {
@@ -312,9 +312,12 @@ fn image(dir: &Path, log: &Log) -> Result<()> {
     link(&dir.join("image"), &debian_root::minimal(IMAGE_SUITE, log)?)
 }
 
-/// Prometheus' tool, which has a package of its own since Debian 13.
-fn promtool(dir: &Path) -> Result<()> {
-    link(&dir.join(PROMTOOL), &AptRoot::open(IMAGE_SUITE)?.fetch(PROMTOOL)?)
+/// Prometheus and its tool, which has a package of its own since Debian 13.
+fn prometheus(dir: &Path) -> Result<()> {
+    let apt = AptRoot::open(IMAGE_SUITE)?;
+    ["prometheus", "promtool"]
+        .into_iter()
+        .try_for_each(|package| link(&dir.join(package), &apt.fetch(package)?))
 }
 
 fn link(path: &Path, to: &Path) -> Result<()> {

@@ -14,6 +14,8 @@ use slipway_tests::{Cluster, ClusterNode, Container, Daemon, daemon_set, patienc
 const LOG: &str = "/run/slipwayd.log";
 const IMAGE: [&str; 2] = ["--image", "registry.example/slipway:1"];
 const URL: &str = "http://127.0.0.1:9254";
+const PROMETHEUS: &str = "127.0.0.1:9090";
+const PROMETHEUS_LOG: &str = "/run/prometheus.log";
 
 /// A container of a pod, on the system in a folder.
 fn container<'a>(node: &'a ClusterNode, base: &Path, pod: &'a Value, init: bool) -> Container<'a> {
@@ -46,20 +48,62 @@ fn the_containers_run_in_the_image() {
     assert_ne!(ready.code, Some(0), "ready without Nodes: {ready}");
 }
 
+/// The reply of Prometheus to a request of its API.
+fn replied(node: &ClusterNode, path: &str) -> Value {
+    let reply = node.try_cmd(&format!("curl --silent --fail http://{PROMETHEUS}/api/v1/{path}"));
+    serde_json::from_str::<Value>(&reply.stdout).unwrap_or_default()["data"].take()
+}
+
+/// The rules of the replied groups; none before they were read.
+fn rules_of(groups: &Value) -> Vec<&Value> {
+    let groups = groups["groups"].as_array().into_iter().flatten();
+    groups.flat_map(|group| group["rules"].as_array().into_iter().flatten()).collect()
+}
+
 #[test]
 fn prometheus_reads_the_metrics_and_the_alert_rules() {
-    let Some(package) = unpacked("promtool", "usr/bin/promtool") else { skip!("promtool") };
-    let promtool = package.join("usr/bin/promtool").display().to_string();
+    let programs = unpacked("prometheus", "usr/bin/prometheus").zip(unpacked("promtool", "usr/bin/promtool"));
+    let Some((server, tool)) = programs else { skip!("Prometheus") };
     let cluster = Cluster::without_pod_routes(1, |_| {});
     let node = &cluster.nodes[0];
     let daemon_set = daemon_set(&render("manifests", &IMAGE));
     let _agent = agent(node, Path::new("/"), pod_of(&daemon_set));
-    let metrics = node.cmd(&format!("curl --silent --show-error --fail {URL}/metrics"));
-    assert!(metrics.contains("# TYPE slipway"), "{metrics}");
-    // It also reports names that break the conventions.
-    let checked = node.cmd_input(&format!("{promtool} check metrics"), &metrics);
-    assert_eq!(checked, "", "{metrics}");
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/slipway-alerts.yaml");
-    let checked = node.cmd(&format!("{promtool} check rules {rules}"));
+    let checked = node.cmd(&format!("{} check rules {rules}", tool.join("usr/bin/promtool").display()));
     assert!(checked.contains("rules found"), "{checked}");
+
+    let config = format!(
+        "{{global: {{scrape_interval: 1s, evaluation_interval: 1s}}, rule_files: [{rules}], \
+         scrape_configs: [{{job_name: slipwayd, static_configs: [{{targets: ['{}']}}]}}]}}",
+        URL.trim_start_matches("http://"),
+    );
+    node.write("/run/prometheus.yaml", &config);
+    let args = [
+        "--config.file=/run/prometheus.yaml",
+        "--storage.tsdb.path=/run/prometheus",
+        &format!("--web.listen-address={PROMETHEUS}"),
+    ];
+    let program = server.join("usr/bin/prometheus").display().to_string();
+    let prometheus = node.daemon(&program, &args, PROMETHEUS_LOG);
+    let log = || node.read(PROMETHEUS_LOG).unwrap_or_default();
+    let begin = Instant::now();
+    let (info, groups) = loop {
+        let found = replied(node, "query?query=slipway_build_info");
+        let info = found.pointer("/result/0").cloned().unwrap_or_default();
+        let groups = replied(node, "rules");
+        let rules = rules_of(&groups);
+        let evaluated = !rules.is_empty() && rules.iter().all(|rule| rule["health"] != "unknown");
+        if evaluated && !info.is_null() {
+            break (info, groups);
+        }
+        assert!(prometheus.runs() && begin.elapsed() < patience(), "{info} {groups} {}", log());
+        thread::sleep(Duration::from_millis(100));
+    };
+    assert_eq!(info["metric"]["version"], env!("CARGO_PKG_VERSION"), "{info}");
+    for rule in rules_of(&groups) {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+    let targets = replied(node, "targets?state=active");
+    assert_eq!(targets["activeTargets"][0]["health"], "up", "{targets}");
+    assert_eq!(targets["activeTargets"][0]["lastError"], "", "{targets}");
 }
