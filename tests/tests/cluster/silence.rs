@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 use slipway_tests::{Node, within};
 use slipwayd::cluster::access::Access;
@@ -91,9 +92,11 @@ async fn at_server(reply: Reply, body: impl AsyncFnOnce(Access, Requests)) {
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let temp = tempfile::tempdir().expect("a directory");
     let path = temp.path().join("config");
+    // Without an authority in it, the system's certificates are read, and a VM has none.
+    let authority = base64::engine::general_purpose::STANDARD.encode(include_str!("authority.pem"));
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "clusters": [{"name": "test", "cluster": {"server": url, "certificate-authority-data": authority}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         "users": [{"name": "test", "user": {}}],
     });
@@ -105,7 +108,8 @@ async fn at_server(reply: Reply, body: impl AsyncFnOnce(Access, Requests)) {
             spawn_local(serve(stream, reply, received.clone(), Rc::clone(&count)));
         }
     });
-    let access = Access { reply: PATIENCE, silence: PATIENCE, ..Access::new(Some(path)) };
+    let limit = within(PATIENCE);
+    let access = Access { reply: limit, silence: limit, ..Access::new(Some(path)) };
     timeout(within(Duration::from_secs(60)), body(access, requests)).await.expect("it ends");
 }
 
