@@ -192,7 +192,10 @@ impl Trial {
             node.write(path, content);
         }
         if self.leases() {
+            // Before Linux 6.2 only a link that is down takes another name.
+            node.cmd("ip link set lan0 down");
             node.cmd("ip link set lan0 name br-lan");
+            node.cmd("ip link set br-lan up");
             stage.start_dnsmasq(node, "br-lan", &[]);
             stage.start_daemon(&[]);
         }
