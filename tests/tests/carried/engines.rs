@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slipway_ebpf_abi::Counter;
-use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, needs, within};
+use slipway_tests::{Host, PROGRAMS, Proto, Server, has_programs, is_slow, needs, within};
 
 use crate::{Engine, FAR, PORT, Stage, boot};
 
@@ -193,7 +193,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
         flows = [Proto::Tcp, Proto::Udp].map(|proto| ask(proto).1).into_iter().collect();
         cell.apply(change);
         let begin = Instant::now();
-        while begin.elapsed() < within(SETTLED) {
+        while begin.elapsed() < SETTLED {
             for flow in flows.iter_mut().flatten() {
                 let _ = flow.request();
             }
@@ -219,20 +219,24 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
 
 fn holds(change: Change) {
     let mut wrong = Vec::new();
-    thread::scope(|scope| {
-        let mut runs = Vec::new();
-        let orders = [Order::BeforeAdd, Order::AfterAdd, Order::BeforeRestore];
-        for (order, family) in orders.into_iter().flat_map(|order| [(order, 0), (order, 1)]) {
-            let run = move |engine| scope.spawn(move || outcome(engine, order, family, change));
-            runs.push((order, family, run(Engine::Nftables), run(Engine::Carried)));
-        }
-        for (order, family, control, found) in runs {
-            let (control, found) = (control.join().expect("a run"), found.join().expect("a run"));
-            if control != found {
-                wrong.push(format!("{order:?} {family}: {found:?} instead of {control:?}"));
+    let orders = [Order::BeforeAdd, Order::AfterAdd, Order::BeforeRestore];
+    let all = orders.map(|order| [(order, 0), (order, 1)]).concat();
+    // Twelve nodes at once outlast the limits of an emulated processor.
+    for part in all.chunks(if is_slow() { 2 } else { all.len() }) {
+        thread::scope(|scope| {
+            let mut runs = Vec::new();
+            for &(order, family) in part {
+                let run = move |engine| scope.spawn(move || outcome(engine, order, family, change));
+                runs.push((order, family, run(Engine::Nftables), run(Engine::Carried)));
             }
-        }
-    });
+            for (order, family, control, found) in runs {
+                let (control, found) = (control.join().expect("a run"), found.join().expect("a run"));
+                if control != found {
+                    wrong.push(format!("{order:?} {family}: {found:?} instead of {control:?}"));
+                }
+            }
+        });
+    }
     assert!(wrong.is_empty(), "{change:?}: {wrong:#?}");
 }
 
