@@ -3,9 +3,11 @@
 //! Datagrams that the uplink merges reach the pod as they were sent, with each backend and in both families.
 #![allow(unsafe_code, reason = "nix has no SO_NO_CHECK")]
 
-use std::io::IoSliceMut;
+use std::io::{ErrorKind, IoSliceMut};
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd as _;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
@@ -34,7 +36,16 @@ fn publish(world: &World, number: u8, backend: &str) -> Web {
 }
 
 fn receiver(web: &Web, family: usize, together: bool) -> UdpSocket {
-    let socket = web.run(|| UdpSocket::bind(at(web.ips()[family], RECEIVED))).expect("bind");
+    let begin = Instant::now();
+    let socket = loop {
+        match web.run(|| UdpSocket::bind(at(web.ips()[family], RECEIVED))) {
+            // A program that another test starts has a copy of the former socket until its execve(2).
+            Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < patience() => {
+                sleep(Duration::from_millis(10));
+            }
+            bound => break bound.expect("bind"),
+        }
+    };
     socket.set_read_timeout(Some(patience())).expect("a time limit");
     setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).expect("a buffer");
     setsockopt(&socket, sockopt::UdpGroSegment, &together).expect("UDP_GRO");
@@ -83,10 +94,18 @@ fn trains(client: &UdpSocket, receiver: &UdpSocket, kind: (usize, usize, usize))
     (found.len(), messages)
 }
 
+/// True if veth pairs merge packets (Linux 5.13). Before, only those with an XDP program do.
+fn veth_merges() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
+    let numbers = release.split(|c: char| !c.is_ascii_digit()).take(2);
+    numbers.map(|number| number.parse::<u32>().expect("a number")).ge([5, 13])
+}
+
 #[test]
 fn merged_datagrams_arrive_as_they_were_sent() {
     needs!(has_programs(), PROGRAMS);
     needs!(has_udp_gro(), UDP_GRO);
+    let merges = veth_merges();
     let world = World::new(BridgeNetfilter::Off);
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
         let web = publish(&world, number, backend);
@@ -98,7 +117,7 @@ fn merged_datagrams_arrive_as_they_were_sent() {
                 client.connect(at(node, PORT + u16::from(number))).expect("connect");
                 let counts = TRAINS.map(|kind| trains(&client, &receiver, kind));
                 println!("{backend}, {node}, UDP_GRO {together}: {counts:?}");
-                if together {
+                if together && merges {
                     // The uplink has merged them, and nothing on the way has cut them again.
                     assert!(counts[..4].iter().all(|(count, messages)| messages * 4 < *count), "{counts:?}");
                 } else {
