@@ -80,6 +80,8 @@ pub struct Carried<A> {
     pub bytes_at_tick: u64,
     /// Bytes of the tick before.
     pub bytes_before: u64,
+    /// Way into a pod: packets that took the queue between the ends of its link; 0 when the last of them has left it.
+    pub queued: u64,
     /// [Epoch](crate::maps::EPOCH) when netfilter last checked a packet.
     pub epoch: u32,
     /// [Tick](TICK_SHIFT) of the last packet that came out of the kernel's stack.
@@ -122,6 +124,8 @@ pub struct Pending<A> {
     pub tos: u32,
     /// [`ORIGINAL`], [`CLONE`], [`CLONE_SEEN`], [`SPENT`].
     pub kind: u32,
+    /// [`CLONE`]: the lower bits of [`Carried::queued`] with the packet itself, or 0.
+    pub queued: u32,
 }
 
 /// [`Pending::kind`]: the packet itself.
@@ -146,7 +150,7 @@ mod tests {
     fn keys_and_values_have_no_hidden_padding() {
         assert_eq!((size_of::<CarriedKey4>(), size_of::<CarriedKey6>()), (20, 44));
         assert_eq!((size_of::<Way<Addr4>>(), size_of::<Way<Addr6>>()), (40, 64));
-        assert_eq!((size_of::<Carried4>(), size_of::<Carried6>()), (96, 120));
-        assert_eq!((size_of::<Pending4>(), size_of::<Pending6>()), (56, 80));
+        assert_eq!((size_of::<Carried4>(), size_of::<Carried6>()), (104, 128));
+        assert_eq!((size_of::<Pending4>(), size_of::<Pending6>()), (60, 84));
     }
 }

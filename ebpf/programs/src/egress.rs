@@ -110,6 +110,8 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     entry.epoch = scratch.record.epoch;
     entry.checked = now;
     entry.asked = now;
+    // The packet itself, and all before it.
+    entry.queued = 1;
     entry.fits = length;
     entry.dscp = dscp;
     entry.acknowledgment = scratch.acknowledgment;

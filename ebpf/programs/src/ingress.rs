@@ -80,14 +80,21 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         && u32::from(scratch.packet.tos >> 2) == entry.dscp;
     let is_fresh = now.wrapping_sub(entry.checked) <= CARRIED_FOR && scratch.packet.ttl > 1;
     if !fits || is_first && (!is_fresh || skb.is_decrypted()) {
+        entry.queued = entry.queued.wrapping_add(1);
         ask(skb, scratch, epoch, now, ORIGINAL);
         return Act::NEXT;
+    }
+    // Packets of the kernel's stack reach a pod through the queue of its link. Until that has none of this flow, the
+    // carried ones take it, too: they would overtake those.
+    if entry.queued != 0 || !is_fresh {
+        entry.queued = entry.queued.wrapping_add(1);
     }
     if !is_fresh {
         return Act::NEXT;
     }
     if is_first {
         // A clone is checked: the packets that are carried after this one would overtake it in the kernel's stack.
+        scratch.record.queued = entry.queued as u32;
         ask(skb, scratch, epoch, now, CLONE);
         let _ = skb.clone_to_ingress();
         skb.set_record(0);
@@ -96,6 +103,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     entry.packets = entry.packets.wrapping_add(segments);
     entry.bytes = entry.bytes.wrapping_add(u64::from(skb.len()));
     copy(&raw const entry.way, &raw mut scratch.way);
+    scratch.queued = entry.queued;
     add(Counter::Carried, segments);
     carry(skb, scratch)
 }
@@ -113,8 +121,25 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
         && same(&raw const record.key, &raw const scratch.key);
     if is_clone {
         record.kind = CLONE_SEEN;
+        leave_queue(scratch, record.queued);
     }
     is_clone
+}
+
+/// Ends the flow's use of the queue of a pod's link if the packet that followed this clone into the processor's queue,
+/// the one with the number `last`, was the last to take it: all others have left it.
+#[inline(never)]
+fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
+    if last != 0
+        && let Some(entry) = F::carried().get_ptr_mut(&scratch.key)
+    {
+        // SAFETY: as in `ingress`.
+        let entry = unsafe { &mut *entry };
+        if entry.queued as u32 == last {
+            entry.queued = 0;
+        }
+    }
+    Act::NEXT
 }
 
 /// Records the packet, for the kernel's stack to check it; not one that came in an IPsec tunnel: an entry would carry
@@ -216,5 +241,9 @@ fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
         add(Counter::DroppedWrite, 1);
         return Act::DROP;
     }
-    if way.flags & TO_PEER != 0 { skb.into_pod(way.interface) } else { skb.send_by(way.interface) }
+    if way.flags & TO_PEER != 0 && scratch.queued == 0 {
+        skb.into_pod(way.interface)
+    } else {
+        skb.send_by(way.interface)
+    }
 }

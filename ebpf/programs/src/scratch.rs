@@ -32,6 +32,8 @@ pub(crate) struct Scratch<F: Family> {
     pub(crate) record: Pending<Addr<F>>,
     /// The way of the packet.
     pub(crate) way: Way<Addr<F>>,
+    /// [`Carried::queued`], with the packet itself.
+    pub(crate) queued: u64,
     /// The entry to write.
     pub(crate) entry: Carried<Addr<F>>,
 }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-use slipway_tests::{PROGRAMS, Space, has_programs, needs};
+use slipway_tests::{PROGRAMS, has_programs, measure, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
 
@@ -67,12 +67,14 @@ fn an_evicted_flow_continues() {
     }
 }
 
-/// Bursts that no queue drops: what arrives out of order was overtaken.
+/// Packets of a connection arrive in order, also while some of them take the kernel's stack: the first ones, and those
+/// that are checked. All run on one processor: two that process a connection at once change the order themselves.
 #[test]
-fn few_packets_arrive_out_of_order() {
+fn packets_arrive_in_order() {
     needs!(has_programs(), PROGRAMS);
     const CONNECTIONS: usize = 4;
-    const BURSTS: usize = 2000;
+    const BURSTS: usize = 1000;
+    measure::on_one_processor();
     for engine in [Engine::Nftables, Engine::Carried] {
         let stage = Stage::new(engine);
         let (pod, own) = stage.pod("web");
@@ -93,14 +95,12 @@ fn few_packets_arrive_out_of_order() {
                 });
             }
         });
-        let text = |space: &Space| space.cmd("cat /proc/thread-self/net/netstat /proc/thread-self/net/snmp");
-        let (sender, receiver) = (text(&stage.client), text(&pod));
-        let checked = stage.counts()[2];
-        let queued = counter(&receiver, "TCPOFOQueue");
-        println!("{engine:?}: {queued} out of order, {checked} checked; {:?}", stage.counts());
-        for name in ["RetransSegs", "TCPSackRecovery", "TCPSACKReorder", "TCPDSACKRecv"] {
-            println!("  {name}: {}", counter(&sender, name));
-        }
+        let text = pod.cmd("cat /proc/thread-self/net/netstat");
+        let late = counter(&text, "TCPOFOQueue");
+        let [carried, _, checked, ..] = stage.counts();
+        println!("{engine:?}: {carried} carried, {checked} checked, {late} out of order");
+        assert!(engine == Engine::Nftables || checked > 8 && carried > 100_000, "{:?}", stage.counts());
+        assert_eq!(late, 0, "{engine:?}");
     }
 }
 
@@ -113,5 +113,5 @@ fn counter(text: &str, name: &str) -> u64 {
             let at = pair[0].split_whitespace().position(|word| word == name)?;
             pair[1].split_whitespace().nth(at)?.parse().ok()
         })
-        .unwrap_or_default()
+        .unwrap_or_else(|| panic!("no {name}: {text}"))
 }
