@@ -101,6 +101,7 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
             entry.epoch = scratch.record.epoch;
             return Act::NEXT;
         }
+        scratch.entry.queued = entry.queued;
         scratch.entry.packets = entry.packets;
         scratch.entry.bytes = entry.bytes;
         scratch.entry.bytes_at_tick = entry.bytes_at_tick;
@@ -110,8 +111,8 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     entry.epoch = scratch.record.epoch;
     entry.checked = now;
     entry.asked = now;
-    // The packet itself, and all before it.
-    entry.queued = 1;
+    // The packet itself, and those before it. Numbers do not begin again: a clone may still arrive with one.
+    entry.queued = entry.queued.wrapping_add(1);
     entry.fits = length;
     entry.dscp = dscp;
     entry.acknowledgment = scratch.acknowledgment;

@@ -62,6 +62,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     // a copy.
     let entry = unsafe { &mut *entry };
     if scratch.packet.tcp & (SYN | FIN | RST) != 0 {
+        entry.queued = entry.queued.wrapping_add(1);
         return if from_pod { control_from_pod(scratch, entry) } else { control(scratch, entry) };
     }
     if from_pod && scratch.packet.tcp & ACK != 0 {
@@ -81,6 +82,11 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     let is_fresh = now.wrapping_sub(entry.checked) <= CARRIED_FOR && scratch.packet.ttl > 1;
     if !fits || is_first && (!is_fresh || skb.is_decrypted()) {
         entry.queued = entry.queued.wrapping_add(1);
+        if !fits {
+            // The kernel collects a network card's packets after this hook. Those that follow wait there, too, until
+            // one has come out, which restores the epoch.
+            entry.epoch = 0;
+        }
         ask(skb, scratch, epoch, now, ORIGINAL);
         return Act::NEXT;
     }
@@ -92,12 +98,15 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     if !is_fresh {
         return Act::NEXT;
     }
-    if is_first {
+    if is_first || entry.queued != 0 && entry.queued & entry.queued.wrapping_sub(1) == 0 {
         // A clone is checked: the packets that are carried after this one would overtake it in the kernel's stack.
+        // More often than once in a tick while the queue is used, to leave it soon.
         scratch.record.queued = entry.queued as u32;
         ask(skb, scratch, epoch, now, CLONE);
-        let _ = skb.clone_to_ingress();
-        skb.set_record(0);
+        if skb.record() != 0 {
+            let _ = skb.clone_to_ingress();
+            skb.set_record(0);
+        }
     }
     let segments = skb.segments();
     entry.packets = entry.packets.wrapping_add(segments);
@@ -127,7 +136,7 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
 }
 
 /// Ends the flow's use of the queue of a pod's link if the packet that followed this clone into the processor's queue,
-/// the one with the number `last`, was the last to take it: all others have left it.
+/// the one with the number `last`, was the last to take it: it is next there, and all others have left it.
 #[inline(never)]
 fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
     if last != 0

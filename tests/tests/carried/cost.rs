@@ -82,6 +82,30 @@ fn the_verifier_processes_as_many_instructions_as_before() {
     }
 }
 
+/// The page has the sum of each kernel.
+#[test]
+fn the_page_has_the_numbers_of_instructions() {
+    let page = include_str!("../../../docs/dataplane/ebpf.md");
+    let mut sums = BTreeMap::<&str, u32>::new();
+    for line in GOLDEN.lines() {
+        let mut words = line.split(' ');
+        let (kernel, number) = (words.next().expect("a kernel"), words.nth(1).expect("a number"));
+        *sums.entry(kernel).or_default() += number.parse::<u32>().expect("a number");
+    }
+    // The order of versions, not of text.
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(kernel, _)| {
+        kernel.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
+    });
+    let cells = |of: fn(&(&str, u32)) -> String| sums.iter().map(of).collect::<Vec<_>>().join(" | ");
+    let table = format!(
+        "| 5.10 | {} |\n|---|---|---|---|---|\n| not reported | {} |\n",
+        cells(|(kernel, _)| (*kernel).to_owned()),
+        cells(|(_, sum)| format!("{},{:03}", sum / 1000, sum % 1000)),
+    );
+    assert!(page.contains(&table), "docs/dataplane/ebpf.md lacks:\n{table}");
+}
+
 /// Prints numbers and times for each program:
 /// `cargo xtask vm-test --measure --suite carried --filter verification`.
 #[test]
