@@ -386,7 +386,7 @@ impl Contender {
     /// # Errors
     /// The command fails.
     pub(super) fn programs(&self) -> Result<Value> {
-        let pinned = self.space.run(|| Ok(Path::new("/sys/fs/bpf/slipway").exists()))?;
+        let pinned = self.space.run(|| Ok(Path::new("/sys/fs/bpf/slipway-flows").exists()))?;
         if !pinned {
             return Ok(Value::Null);
         }

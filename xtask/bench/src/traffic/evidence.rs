@@ -81,7 +81,10 @@ impl Evidence {
         let done = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way));
         // The first packets of a connection, and all of a short one, pass netfilter alone.
         let least: f64 = done.iter().map(|done| (done.transactions - 50.0 * done.connections).max(0.0)).sum();
-        (carried < least).then(|| format!("the programs carried {carried} packets, and {least} went there"))
+        (carried < least).then(|| {
+            let counters = &programs["counters"];
+            format!("the programs carried {carried} packets, and {least} went there: {counters}")
+        })
     }
 }
 
