@@ -11,7 +11,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Instant;
 
-use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
@@ -228,14 +228,16 @@ fn busy() -> f64 {
     (all - ticks[3] - ticks[4]) / 100.0
 }
 
-/// Keeps the calling thread, and those that it starts from now on, on the first processor: the wake-up of another one
-/// costs more than a packet.
+/// Keeps the calling thread, and those that it starts from now on, on the first processor that it may use: the wake-up of
+/// another one costs more than a packet.
 ///
 /// # Panics
 /// If the kernel refuses.
 pub fn on_one_processor() {
+    let all = sched_getaffinity(Pid::from_raw(0)).expect("the processors");
+    let first = (0..CpuSet::count()).find(|&one| all.is_set(one) == Ok(true)).expect("a processor");
     let mut set = CpuSet::new();
-    set.set(0).expect("a processor");
+    set.set(first).expect("a processor");
     sched_setaffinity(Pid::from_raw(0), &set).expect("one processor");
 }
 
