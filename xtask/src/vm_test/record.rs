@@ -137,8 +137,8 @@ impl Record {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Keeps the row of a run on this machine, with what is known of the same commit. `programs` are all
-    /// there are.
+    /// Keeps the row of a run on this machine, with what it and the page know of the same commit. `programs` are
+    /// all there are.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -148,33 +148,28 @@ impl Record {
             .map_err(|e| Error::file("create the directory of", &path, e))?;
         // Another VM of this kernel may end now.
         let _alone = Lock::take(&path.with_extension("lock"))?;
-        let mut row = match Self::read(&path) {
-            Some(earlier) => self.with(earlier),
-            None => self,
-        };
+        let known = [Self::read(&path), Self::read(&data(&self.kernel))];
+        let mut row = known.into_iter().flatten().fold(self, Self::with);
         row.complete = programs.all(|name| row.suites.iter().any(|suite| suite.name == *name));
         row.write(&path)
     }
 
-    /// The row of a kernel: this machine's or the page's. A complete row wins over an incomplete one.
+    /// The row of a kernel: this machine's or the page's. One of today's product wins over a stale one, then a complete
+    /// one over an incomplete one.
     ///
     /// # Errors
     /// There is no folder for what is kept.
     pub(crate) fn known(kernel: &str) -> Result<Option<Self>> {
         let (own, page) = (Self::read(&here(kernel)?), Self::read(&data(kernel)));
         Ok(match (own, page) {
-            (Some(own), Some(page)) => Some(own.or_complete(page)),
+            (Some(own), Some(page)) => Some(own.or_better(page, |row| row.stale().is_none())),
             (own, page) => own.or(page),
         })
     }
 
-    fn or_complete(self, page: Self) -> Self {
-        let same = self.commit == page.commit && self.release == page.release;
-        match (same, self.complete, page.complete) {
-            (true, false, true) => self.with(page),
-            (false, false, true) => page,
-            _ => self,
-        }
+    fn or_better(self, page: Self, is_of_today: impl Fn(&Self) -> bool) -> Self {
+        let [own, other] = [&self, &page].map(|row| (is_of_today(row), row.complete));
+        if other > own { page } else { self }
     }
 
     /// Writes the data of the page.
@@ -269,9 +264,13 @@ mod tests {
         let mut whole = row("abc", "links");
         whole.complete = true;
         let part = row("abd", "links");
-        assert_eq!(part.clone().or_complete(whole.clone()), whole);
-        assert_eq!(whole.clone().or_complete(part.clone()), whole);
-        assert_eq!(part.clone().or_complete(row("abe", "links")), part);
+        let of_one_product = |_: &Record| true;
+        assert_eq!(part.clone().or_better(whole.clone(), of_one_product), whole);
+        assert_eq!(whole.clone().or_better(part.clone(), of_one_product), whole);
+        assert_eq!(part.clone().or_better(row("abe", "links"), of_one_product), part);
+        let of_today = |row: &Record| row.commit == part.commit;
+        assert_eq!(part.clone().or_better(whole.clone(), of_today), part);
+        assert_eq!(whole.or_better(part.clone(), of_today), part);
     }
 
     #[test]
