@@ -79,8 +79,9 @@ impl Evidence {
         let counted = |status: &Value| status["counters"]["carried_packets"].as_f64().unwrap_or(0.0);
         let carried = counted(programs) - counted(&self.programs);
         let done = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way));
-        // The first packets of a connection, and all of a short one, pass netfilter alone.
-        let least: f64 = done.iter().map(|done| (done.transactions - 50.0 * done.connections).max(0.0)).sum();
+        // Two packets for each transaction, and at most 64 KiB in one. All packets of short connections, and the first of
+        // others, pass netfilter alone.
+        let least: f64 = done.iter().map(|done| done.transactions + done.kib / 64.0).sum();
         (carried < least).then(|| {
             let counters = &programs["counters"];
             format!("the programs carried {carried} packets, and {least} went there: {counters}")
