@@ -206,11 +206,8 @@ fn a_foreign_filter_with_a_final_verdict_cuts_nothing_off() {
     let (pod, own) = stage.pod("web");
     let link = &stage.client.node_link;
     let far = SocketAddr::new(stage.client_ips()[0], FAR);
-    let to = SocketAddr::new(stage.node_ips()[0], PORT);
-    let mut all = [
-        Connection::new(&pod, far, &stage.client, far).expect("a connection"),
-        Connection::new(&stage.client, to, &pod, SocketAddr::new(own[0], 80)).expect("a connection"),
-    ];
+    let mut all =
+        [Connection::new(&pod, far, &stage.client, far).expect("a connection"), stage.connect(&pod, own)];
     all.iter_mut().for_each(|one| one.requests(100).expect("replies"));
     for side in ["ingress", "egress"] {
         stage

@@ -141,8 +141,7 @@ fn a_flow_leaves_the_queue_of_the_pods_link() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let to = (stage.node_ips()[0], PORT).into();
-    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    let mut connection = stage.connect(&pod, own);
     let begin = Instant::now();
     loop {
         connection.requests(20).expect("replies");
@@ -162,9 +161,7 @@ fn netfilter_judges_one_packet_of_a_direction_in_each_tick() {
     let (pod, own) = stage.pod("web");
     // The ADD loads conntrack, if it is a module.
     stage.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
-    let mut connection =
-        Connection::new(&stage.client, (stage.node_ips()[0], PORT).into(), &pod, (own[0], 80).into())
-            .expect("a connection");
+    let mut connection = stage.connect(&pod, own);
     connection.requests(20).expect("replies");
     let before = stage.counts();
     for _ in 0..50 {

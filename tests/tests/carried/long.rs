@@ -23,8 +23,7 @@ fn an_idle_connection_keeps_conntracks_timeout_of_established_ones() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let to = (stage.node_ips()[0], PORT).into();
-    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    let mut connection = stage.connect(&pod, own);
     for round in 0..6 {
         connection.stream(8 << 20);
         connection.requests(30).expect("replies");
@@ -40,8 +39,7 @@ fn conntrack_sees_the_end_of_a_connection() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let to = (stage.node_ips()[0], PORT).into();
-    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    let mut connection = stage.connect(&pod, own);
     connection.stream(8 << 20);
     connection.requests(30).expect("replies");
     drop(connection);
@@ -57,8 +55,7 @@ fn an_evicted_flow_continues() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let to = (stage.node_ips()[0], PORT).into();
-    let mut connection = Connection::new(&stage.client, to, &pod, (own[0], 80).into()).expect("a connection");
+    let mut connection = stage.connect(&pod, own);
     for _ in 0..3 {
         connection.stream(8 << 20);
         connection.requests(300).expect("replies");

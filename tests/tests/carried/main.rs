@@ -83,6 +83,12 @@ impl Stage {
         [self.client.node_v4.into(), self.client.node_v6.into()]
     }
 
+    /// Connects to the published port of a pod with these addresses.
+    fn connect(&self, pod: &Pod, own: [IpAddr; 2]) -> Connection {
+        let to = (self.node_ips()[0], PORT).into();
+        Connection::new(&self.client, to, pod, (own[0], 80).into()).expect("a connection")
+    }
+
     fn client_ips(&self) -> [IpAddr; 2] {
         [self.client.v4.into(), self.client.v6.into()]
     }

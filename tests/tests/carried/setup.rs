@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use slipway_ebpf_abi::Counter;
 use slipway_ebpf_abi::maps::{EPOCH, HOME, UPLINKS};
 use slipway_tests::{
-    Attach, PROGRAMS, Pod, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
+    Attach, PROGRAMS, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
 };
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
@@ -29,12 +29,6 @@ fn node_end(result: &Value) -> String {
     result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
 }
 
-/// A connection to the published port.
-fn published(stage: &Stage, pod: &Pod, own: [IpAddr; 2]) -> Connection {
-    let to = SocketAddr::new(stage.node_ips()[0], PORT);
-    Connection::new(&stage.client, to, pod, SocketAddr::new(own[0], 80)).expect("a connection")
-}
-
 fn are_carried(stage: &Stage, connection: &mut Connection) {
     let before = stage.node.counted("carried_packets");
     connection.requests(100).expect("replies");
@@ -48,7 +42,7 @@ fn the_status_names_uplinks_containers_and_counters() {
     let stage = Stage::new(Engine::Carried);
     assert_eq!(stage.node.programs()["loaded"], false);
     let (pod, own) = stage.pod("web");
-    are_carried(&stage, &mut published(&stage, &pod, own));
+    are_carried(&stage, &mut stage.connect(&pod, own));
     let status = stage.node.programs();
     for (key, value) in [
         ("loaded", json!(true)),
@@ -71,7 +65,7 @@ fn detached_programs_are_reported_and_attached_again() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let mut connection = published(&stage, &pod, own);
+    let mut connection = stage.connect(&pod, own);
     are_carried(&stage, &mut connection);
     let (link, other) = (&stage.client.node_link, stage.node.host("other"));
     for again in ["node setup", "an ADD"] {
@@ -100,7 +94,7 @@ fn another_version_is_replaced_by_the_setup() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    let mut connection = published(&stage, &pod, own);
+    let mut connection = stage.connect(&pod, own);
     are_carried(&stage, &mut connection);
     let version = stage.node.list(PINS).remove(0);
     stage.node.cmd(&format!("mv {PINS}/{version} {PINS}/0123456789abcdef"));
@@ -214,7 +208,7 @@ fn a_killed_setup_is_completed_by_concurrent_adds() {
             other.join().expect("an ADD");
             web
         });
-        are_carried(&stage, &mut published(&stage, &pod, own));
+        are_carried(&stage, &mut stage.connect(&pod, own));
         assert_eq!(stage.node.programs()["current"], true, "killed at bpf(2) number {nth}");
         if ended {
             assert!(nth > 20, "{nth}");
@@ -271,7 +265,7 @@ fn a_rate_limit_holds() {
     assert_eq!(filters(&stage, &node_end(&result))[1], "flow_egress");
     let text = result["ips"][0]["address"].as_str().expect("an address");
     let own = text.split('/').next().expect("an address").parse().expect("an IP address");
-    let mut connection = published(&stage, &pod, [own, own]);
+    let mut connection = stage.connect(&pod, [own, own]);
     let least = (AMOUNT * 8 - 1_600_000) as f64 / f64::from(RATE);
     let holds = |connection: &mut Connection, way: &str| {
         let begun = std::time::Instant::now();
@@ -322,7 +316,7 @@ fn ports_name_the_backend_and_count_carried_packets() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     stage.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
-    let mut connection = published(&stage, &pod, own);
+    let mut connection = stage.connect(&pod, own);
     connection.requests(300).expect("replies");
     let report: Value = serde_json::from_str(&stage.node.slipway("ports --output json")).expect("JSON");
     let ports = report["ports"].as_array().expect("ports");
@@ -339,7 +333,7 @@ fn migrations_attach_and_detach_the_programs() {
     let (pod, own) = stage.pod("web");
     let link = stage.node.cmd("ip -o link show master cni0");
     let link = link.split(": ").nth(1).and_then(|name| name.split('@').next()).expect("a link").to_owned();
-    let mut connection = published(&stage, &pod, own);
+    let mut connection = stage.connect(&pod, own);
     connection.requests(20).expect("replies");
     let report = stage.node.try_slipway("migrate --to ebpf --dry-run");
     assert!(report.stdout.contains("to move"), "{report}");
@@ -380,5 +374,5 @@ fn another_network_namespace_is_refused() {
         let refused = stage.node.try_cmd(&line);
         assert!(refused.code != Some(0) && refused.stderr.contains("another network namespace"), "{refused}");
     }
-    are_carried(&stage, &mut published(&stage, &pod, own));
+    are_carried(&stage, &mut stage.connect(&pod, own));
 }
