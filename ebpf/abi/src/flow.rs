@@ -80,7 +80,8 @@ pub struct Carried<A> {
     pub bytes_at_tick: u64,
     /// Bytes of the tick before.
     pub bytes_before: u64,
-    /// Way into a pod: packets that took the queue between the ends of its link; 0 when the last of them has left it.
+    /// Packets that may be in the queue between the ends of the pod's link, and those before them; 0 when the last has left
+    /// it. Counted for every way, of use for those with [`TO_PEER`].
     pub queued: u64,
     /// [Epoch](crate::maps::EPOCH) when netfilter last checked a packet.
     pub epoch: u32,
