@@ -103,7 +103,7 @@ pub use plugin::{
 };
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
-pub use sample::{sample, sample_of_unknown, stride};
+pub use sample::{one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::{Snapshot, without_seen_ports};
 pub use sniffer::{Frame, Sniffer};

@@ -2,6 +2,7 @@
 
 //! The part of many similar cases that a run tries.
 
+use crate::pace::is_slow;
 use crate::skip::append;
 
 /// Reads a number from the environment; `default` if it is not set.
@@ -48,6 +49,24 @@ pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
     (0..).filter(move |at: &usize| *at == 0 || (at + seed).is_multiple_of(stride))
 }
 
+/// Both cases of each pair; on a slow machine one, alternately the first and the second. `SLIPWAY_SAMPLE_SEED` and `salt`,
+/// which differs from test to test, give the first choice.
+///
+/// # Panics
+/// As [`sample`].
+#[must_use]
+pub fn one_of_each_pair_if_slow<T: Copy>(pairs: &[[T; 2]], salt: usize) -> Vec<T> {
+    if !is_slow() {
+        return pairs.concat();
+    }
+    record(&format!("{} of {}", pairs.len(), 2 * pairs.len()));
+    alternate(pairs, salt + number("SLIPWAY_SAMPLE_SEED", 0))
+}
+
+fn alternate<T: Copy>(pairs: &[[T; 2]], first: usize) -> Vec<T> {
+    (first..).zip(pairs).map(|(at, pair)| pair[at % 2]).collect()
+}
+
 /// As [`sample`], with another stride.
 pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
@@ -77,7 +96,7 @@ fn record(tried: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::choose;
+    use super::{alternate, choose};
 
     #[test]
     fn consecutive_seeds_try_all_and_each_the_first_and_the_last() {
@@ -94,5 +113,12 @@ mod tests {
         assert_eq!(seen, all);
         assert_eq!(choose(all.clone(), 1, 3), all);
         assert!(choose(Vec::<u8>::new(), 5, 3).is_empty());
+    }
+
+    #[test]
+    fn two_consecutive_seeds_try_both_of_each_pair() {
+        let pairs = [["a", "b"], ["c", "d"], ["e", "f"]];
+        assert_eq!(alternate(&pairs, 4), ["a", "d", "e"]);
+        assert_eq!(alternate(&pairs, 5), ["b", "c", "f"]);
     }
 }

@@ -360,9 +360,15 @@ impl Bench<'_> {
         Ok(done.into_iter().map(|(at, parts)| (ready[at].0, Ok(Outcome::join(parts)))).collect())
     }
 
-    /// The test programs of a kernel, divided among the VMs that run at a time.
+    /// The test programs of a kernel, divided among the VMs that run at a time. What has not been run on this kernel
+    /// takes as long as on another.
     fn parts(&self, kernel: &Kernel) -> Result<Vec<Part<'_>>> {
-        let known = Record::known(&kernel.name)?.map(|row| row.suites).unwrap_or_default();
+        let own = |one: &&Kernel| one.name == kernel.name;
+        let others = self.list.kernel.iter().filter(|one| !own(one));
+        let mut known = Vec::new();
+        for one in others.chain(self.list.kernel.iter().find(own)) {
+            known.extend(Record::known(&one.name)?.map(|row| row.suites).unwrap_or_default());
+        }
         let times = known.iter().map(|suite| (suite.name.as_str(), suite.millis)).collect();
         Ok(parts::divide(&self.programs.tests, &times, usize::from(self.args.jobs)))
     }
@@ -373,7 +379,7 @@ impl Bench<'_> {
         // Another run may use the same kernel, or rebuild the programs.
         let _own = Lock::take(&dir.join("lock"))?;
         let disk = self.disk.as_deref().filter(|_| part.has_any(&self.list.kubernetes));
-        let plan = self.plan(&kernel.name, part, disk.is_some());
+        let plan = self.plan(kernel, part, disk.is_some());
         let initramfs = dir.join("initramfs.cpio");
         let mut patterns = self.list.modules.clone();
         patterns.extend(disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
@@ -432,7 +438,8 @@ impl Bench<'_> {
         }
     }
 
-    fn plan(&self, kernel: &str, part: &Part<'_>, has_disk: bool) -> Plan {
+    fn plan(&self, kernel: &Kernel, part: &Part<'_>, has_disk: bool) -> Plan {
+        let place = self.list.kernel.iter().position(|one| one.name == kernel.name).unwrap_or_default();
         let suites = part.tests.iter().map(|test| {
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { THREADS };
@@ -457,6 +464,8 @@ impl Bench<'_> {
             ("PROPTEST_CASES".to_owned(), "16".to_owned()),
             ("SLIPWAY_GARBAGE".to_owned(), "40".to_owned()),
             ("SLIPWAY_SAMPLE".to_owned(), "8".to_owned()),
+            // Each kernel another part.
+            ("SLIPWAY_SAMPLE_SEED".to_owned(), place.to_string()),
             ("SLIPWAY_SLOWER".to_owned(), "5".to_owned()),
             // For the files with expected output.
             ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
@@ -469,7 +478,7 @@ impl Bench<'_> {
         let reports = self.args.arch.machine().reports.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nonce =
-            format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
+            format!("{:x}{}", now.as_nanos(), kernel.name.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
         Plan { nonce, reports, preload: self.list.preload.clone(), disk, env, suites: suites.collect() }
     }
 }
