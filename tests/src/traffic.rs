@@ -2,14 +2,13 @@
 
 //! Real packets: servers that reply with their names, and clients with a time limit.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, recv, send,
     setsockopt, socket, sockopt,
@@ -67,7 +66,7 @@ pub struct Answer {
 /// It replies to every line (TCP) or datagram (UDP) with its name, the client's address, and the line.
 #[derive(Debug)]
 pub struct Server {
-    stop: Arc<AtomicBool>,
+    running: Option<PipeWriter>,
     thread: Option<thread::JoinHandle<()>>,
     /// Its address; with the port that the kernel chose, if 0 was asked for.
     pub address: SocketAddr,
@@ -75,10 +74,28 @@ pub struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.running.take());
         if let Some(thread) = self.thread.take() {
-            // It ends by itself within one time-out of its sockets.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Shows the threads of a server its end: the writing side of the pipe is closed. They sleep in the kernel until then:
+/// hundreds of servers that looked at a flag every few milliseconds would keep an emulated processor busy.
+#[derive(Debug)]
+struct Stop(PipeReader);
+
+impl Stop {
+    /// Waits until a socket has something to read. False at the end.
+    fn wait(&self, socket: &impl AsFd) -> bool {
+        loop {
+            let mut both = [self.0.as_fd(), socket.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            match poll(&mut both, PollTimeout::NONE) {
+                Ok(_) => return both[0].any() == Some(false),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(_) => return false,
+            }
         }
     }
 }
@@ -113,21 +130,21 @@ impl Space {
     /// # Errors
     /// The error of bind(2).
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (seen, who) = (Arc::clone(&stop), who.to_owned());
+        let (stop, running) = io::pipe()?;
+        let (stop, who) = (Stop(stop), who.to_owned());
         let (address, thread) = match proto {
             Proto::Tcp => {
                 let listener = self.run(|| TcpListener::bind(address))?;
                 listener.set_nonblocking(true)?;
-                (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &seen)))
+                (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &stop)))
             }
             Proto::Udp => {
                 let socket = self.run(|| UdpSocket::bind(address))?;
                 socket.set_read_timeout(Some(Duration::from_millis(20)))?;
-                (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &seen)))
+                (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &stop)))
             }
         };
-        Ok(Server { stop, thread: Some(thread), address })
+        Ok(Server { running: Some(running), thread: Some(thread), address })
     }
 
     /// Sends one request to a server, with patience.
@@ -320,9 +337,9 @@ fn open(proto: Proto, from: Option<SocketAddr>, to: SocketAddr, limit: Duration)
     })
 }
 
-fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
+fn serve_tcp(listener: &TcpListener, who: &str, stop: &Stop) {
     thread::scope(|scope| {
-        while !stop.load(Ordering::Relaxed) {
+        while stop.wait(listener) {
             match listener.accept() {
                 Ok((stream, peer)) => {
                     scope.spawn(move || {
@@ -330,35 +347,36 @@ fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
                         let _ = reply_tcp(stream, peer, who, stop);
                     });
                 }
+                // It went away before, or there are too many files.
                 Err(_) => thread::sleep(Duration::from_millis(2)),
             }
         }
     });
 }
 
-fn reply_tcp(stream: TcpStream, peer: SocketAddr, who: &str, stop: &AtomicBool) -> io::Result<()> {
+fn reply_tcp(mut stream: TcpStream, peer: SocketAddr, who: &str, stop: &Stop) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_millis(20)))?;
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    while !stop.load(Ordering::Relaxed) {
-        match reader.read_line(&mut line) {
-            Ok(0) => break,
-            Ok(_) => {
-                reader.get_mut().write_all(answer(who, peer, line.trim_end()).as_bytes())?;
-                line.clear();
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) => return Err(error),
+    let mut received = Vec::new();
+    let mut piece = [0; 4096];
+    while stop.wait(&stream) {
+        let length = stream.read(&mut piece)?;
+        if length == 0 {
+            break;
+        }
+        received.extend(&piece[..length]);
+        while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = received.drain(..=end).collect();
+            stream.write_all(answer(who, peer, String::from_utf8_lossy(&line).trim_end()).as_bytes())?;
         }
     }
     Ok(())
 }
 
-fn serve_udp(socket: &UdpSocket, who: &str, stop: &AtomicBool) {
+fn serve_udp(socket: &UdpSocket, who: &str, stop: &Stop) {
     let mut buffer = vec![0; 8192];
-    while !stop.load(Ordering::Relaxed) {
+    while stop.wait(socket) {
+        // A datagram with a wrong checksum wakes poll(2) and is not received: hence the socket's time-out.
         if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
             let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
             // An unreachable client shows as an error here; the others are still served.
