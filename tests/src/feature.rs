@@ -5,7 +5,7 @@
 use cni_kernel::ethtool;
 use cni_kernel::route::RouteSocket;
 
-use crate::Node;
+use crate::{Node, Space};
 
 /// The feature that [`nft_loads_ranges`] checks, for [`crate::skip!`].
 pub const NFT_RANGES: &str = "an nft whose lookups by protocol and range this kernel takes";
@@ -57,6 +57,19 @@ pub const IPVS: &str = "ip_vs";
 #[must_use]
 pub fn has_ipvs() -> bool {
     Node::new().try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
+}
+
+/// Removes a node's virtual servers of IPVS before the node ends. A kernel without the repair of CVE-2026-45917, as 5.10,
+/// may keep a route to one of them while the node's links go down. It then waits forever for the loopback to become free,
+/// and no namespace on the machine is made or removed any more.
+#[derive(Debug)]
+#[must_use]
+pub struct VirtualServers<'a>(pub &'a Space);
+
+impl Drop for VirtualServers<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_run(&["ipvsadm", "-C"]);
+    }
 }
 
 /// The feature that [`has_wireguard`] checks, for [`crate::skip!`].

@@ -87,8 +87,8 @@ pub use container::{
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
 pub use feature::{
-    ESP, FLOWTABLE, IPVS, NFT_RANGES, UDP_GRO, WIREGUARD, has_esp, has_flowtable, has_ipvs, has_udp_gro,
-    has_wireguard, lacks, nft_loads_ranges,
+    ESP, FLOWTABLE, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp, has_flowtable, has_ipvs,
+    has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
 };
 pub use golden::{golden, normalise};
 pub use interrupt::{

@@ -21,7 +21,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 
-use slipway_tests::{ApiServer, IPVS, Proto, QUICK, has_api_server, has_ipvs, needs, patience, skip};
+use slipway_tests::{
+    ApiServer, IPVS, Proto, QUICK, VirtualServers, has_api_server, has_ipvs, needs, patience, skip,
+};
 
 use kube::{KUBE_PROXY, Mode};
 use rows::{From, ROWS, ROWS_OF_IPVS, Row, Seen, To};
@@ -106,6 +108,8 @@ fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     };
     let nodes = &world.cluster.nodes;
     nodes.iter().for_each(kube::kubelet);
+    let _servers: Vec<_> =
+        nodes.iter().filter(|_| mode == Mode::Ipvs).map(|node| VirtualServers(node)).collect();
     let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(programs, node, &url, mode)).collect();
     for (node, proxy) in nodes.iter().zip(&proxies) {
         kube::wait_for_rules(node, proxy, mode);

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use cni_nftables::Socket;
 use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
-use slipway_tests::{Attach, IPVS, Proto, Server, at, has_ipvs, needs, patience};
+use slipway_tests::{Attach, IPVS, Proto, Server, VirtualServers, at, has_ipvs, needs, patience};
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
@@ -52,7 +52,8 @@ impl<'a> Engine<'a> {
     }
 
     /// A Service of the kernel's balancer at these addresses, with a container behind it.
-    fn balance(&self, last: u8, endpoint: &Ingress) {
+    fn balance(&self, last: u8, endpoint: &Ingress) -> VirtualServers<'a> {
+        let servers = VirtualServers(&self.stage.node);
         self.announce(last);
         for (ip, container) in cluster_ips(last).into_iter().zip(endpoint.addresses) {
             for option in ["-t", "-u"] {
@@ -61,6 +62,7 @@ impl<'a> Engine<'a> {
                 self.stage.node.cmd(&format!("ipvsadm -a {option} {service} -r {server} -m"));
             }
         }
+        servers
     }
 
     /// The addresses on the link, and with the backend iptables the rule that ends the chain for them.
@@ -121,11 +123,11 @@ fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     stage.node.sysctl("net/ipv4/vs/conntrack", "1");
     let endpoint = stage.pod(2, "service", |attach| attach);
     let engine = Engine::new(&stage, LINKS[0]);
-    engine.balance(1, &endpoint);
+    let _first = engine.balance(1, &endpoint);
     let _ingress = stage.publish();
     engine.expect(1, "there before the container");
     stage.expect_published("next to a Service");
-    engine.balance(2, &endpoint);
+    let _second = engine.balance(2, &endpoint);
     engine.expect(2, "created after the container");
 }
 
