@@ -84,9 +84,9 @@ impl Drop for Server {
 /// Shows the threads of a server its end: the writing side of the pipe is closed. They sleep in the kernel until then:
 /// hundreds of servers that looked at a flag every few milliseconds would keep an emulated processor busy.
 #[derive(Debug)]
-struct Stop(PipeReader);
+struct End(PipeReader);
 
-impl Stop {
+impl End {
     /// Waits until a socket has something to read. False at the end.
     fn wait(&self, socket: &impl AsFd) -> bool {
         loop {
@@ -130,18 +130,18 @@ impl Space {
     /// # Errors
     /// The error of bind(2).
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
-        let (stop, running) = io::pipe()?;
-        let (stop, who) = (Stop(stop), who.to_owned());
+        let (end, running) = io::pipe()?;
+        let (end, who) = (End(end), who.to_owned());
         let (address, thread) = match proto {
             Proto::Tcp => {
                 let listener = self.run(|| TcpListener::bind(address))?;
                 listener.set_nonblocking(true)?;
-                (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &stop)))
+                (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &end)))
             }
             Proto::Udp => {
                 let socket = self.run(|| UdpSocket::bind(address))?;
                 socket.set_read_timeout(Some(Duration::from_millis(20)))?;
-                (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &stop)))
+                (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &end)))
             }
         };
         Ok(Server { running: Some(running), thread: Some(thread), address })
@@ -337,14 +337,14 @@ fn open(proto: Proto, from: Option<SocketAddr>, to: SocketAddr, limit: Duration)
     })
 }
 
-fn serve_tcp(listener: &TcpListener, who: &str, stop: &Stop) {
+fn serve_tcp(listener: &TcpListener, who: &str, end: &End) {
     thread::scope(|scope| {
-        while stop.wait(listener) {
+        while end.wait(listener) {
             match listener.accept() {
                 Ok((stream, peer)) => {
                     scope.spawn(move || {
                         // The client went away.
-                        let _ = reply_tcp(stream, peer, who, stop);
+                        let _ = reply_tcp(stream, peer, who, end);
                     });
                 }
                 // It went away before, or there are too many files.
@@ -354,28 +354,28 @@ fn serve_tcp(listener: &TcpListener, who: &str, stop: &Stop) {
     });
 }
 
-fn reply_tcp(mut stream: TcpStream, peer: SocketAddr, who: &str, stop: &Stop) -> io::Result<()> {
+fn reply_tcp(mut stream: TcpStream, peer: SocketAddr, who: &str, end: &End) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
     let mut received = Vec::new();
     let mut piece = [0; 4096];
-    while stop.wait(&stream) {
+    while end.wait(&stream) {
         let length = stream.read(&mut piece)?;
         if length == 0 {
             break;
         }
         received.extend(&piece[..length]);
-        while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = received.drain(..=end).collect();
+        while let Some(newline) = received.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = received.drain(..=newline).collect();
             stream.write_all(answer(who, peer, String::from_utf8_lossy(&line).trim_end()).as_bytes())?;
         }
     }
     Ok(())
 }
 
-fn serve_udp(socket: &UdpSocket, who: &str, stop: &Stop) {
+fn serve_udp(socket: &UdpSocket, who: &str, end: &End) {
     let mut buffer = vec![0; 8192];
-    while stop.wait(socket) {
+    while end.wait(socket) {
         // A datagram with a wrong checksum wakes poll(2) and is not received: hence the socket's time-out.
         if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
             let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
