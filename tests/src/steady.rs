@@ -11,10 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 
 use crate::pace::within;
 use crate::space::Space;
+use crate::traffic::QUEUE;
 
 /// The time for the last replies, after the last datagram. A neighbour solicitation that is lost is sent again after one
 /// second.
@@ -71,6 +73,7 @@ impl Space {
         // Not connected: an ICMP error about one datagram does not keep the next one from being sent.
         let socket = self.run(|| UdpSocket::bind(any)).expect("open a socket");
         socket.set_nonblocking(true).expect("do not wait for datagrams");
+        setsockopt(&socket, sockopt::RcvBufForce, &QUEUE).expect("a larger queue");
         let stop = Stop::default();
         let seen = stop.flag();
         let deliveries = Deliveries {

@@ -25,6 +25,10 @@ pub const QUICK: Duration = Duration::from_millis(700);
 /// A datagram is sent again after this time.
 const RESEND: Duration = Duration::from_millis(250);
 
+/// The size of a queue of datagrams, in bytes: for ten seconds of several steady flows. The default is full in less
+/// than a second, for which a server can wait for an emulated processor.
+pub(crate) const QUEUE: usize = 8 << 20;
+
 /// A transport protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proto {
@@ -141,6 +145,7 @@ impl Space {
             Proto::Udp => {
                 let socket = self.run(|| UdpSocket::bind(address))?;
                 socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+                setsockopt(&socket, sockopt::RcvBufForce, &QUEUE)?;
                 (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &end)))
             }
         };
