@@ -2,6 +2,7 @@
 
 //! The test programs that cargo builds, with the folder each is started in.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -39,6 +40,20 @@ struct Target {
     name: String,
     #[serde(default)]
     kind: Vec<String>,
+    #[serde(default)]
+    test: bool,
+}
+
+/// What is read of `cargo metadata`.
+#[derive(Debug, serde::Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Package {
+    manifest_path: PathBuf,
+    targets: Vec<Target>,
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -74,6 +89,32 @@ pub(crate) fn build_with(
     run::capture_with(cargo(&words)?.env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
 }
 
+/// The names of all test programs of the packages in these folders, without a build.
+///
+/// # Errors
+/// cargo cannot read the workspace.
+pub(crate) fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
+    let printed = run::capture(&mut cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
+    let metadata: Metadata = serde_json::from_str(&printed)
+        .map_err(|e| Error::Failed(format!("what cargo metadata printed: {e}")))?;
+    let wanted: Vec<PathBuf> =
+        folders.iter().map(|folder| workspace::root().join(folder).join("Cargo.toml")).collect();
+    let packages = metadata.packages.into_iter().filter(|package| wanted.contains(&package.manifest_path));
+    let targets = packages.flat_map(|package| package.targets);
+    Ok(targets.filter(|target| target.test).map(|target| target.program()).collect())
+}
+
+impl Target {
+    /// The name of its test program. The tests of a binary get another one than those of a library of the same name.
+    fn program(&self) -> String {
+        let mut name = self.name.replace('-', "_");
+        if self.kind.iter().any(|kind| kind == "bin") {
+            name.push_str("_bin");
+        }
+        name
+    }
+}
+
 impl TestProgram {
     /// True if it is of the package in this folder of the workspace.
     pub(crate) fn is_of(&self, folder: &str) -> bool {
@@ -81,8 +122,7 @@ impl TestProgram {
     }
 }
 
-/// The test programs among cargo's messages, sorted: cargo prints them in no fixed order. The tests of a binary get
-/// another name than those of a library of the same name.
+/// The test programs among cargo's messages, sorted: cargo prints them in no fixed order.
 fn test_programs(printed: &str) -> Vec<TestProgram> {
     let mut found: Vec<TestProgram> = Vec::new();
     for message in printed.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
@@ -92,10 +132,7 @@ fn test_programs(printed: &str) -> Vec<TestProgram> {
             continue;
         };
         if profile.test {
-            let mut name = target.name.replace('-', "_");
-            if target.kind.iter().any(|kind| kind == "bin") {
-                name.push_str("_bin");
-            }
+            let name = target.program();
             let package = manifest_path.parent().unwrap_or(&manifest_path).to_owned();
             found.push(TestProgram { name, path, package });
         }
@@ -113,6 +150,18 @@ pub(crate) fn passed(printed: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Those of a library, of a binary next to it, and of a file and a folder below `tests`.
+    #[test]
+    fn names_are_known_without_a_build() {
+        let network = names(&["tests", "cni/kernel"]).unwrap();
+        for name in ["slipway_tests", "cni_kernel", "carried", "host_local"] {
+            assert!(network.contains(name), "{name} is missing: {network:?}");
+        }
+        assert!(!network.contains("xtask"), "{network:?}");
+        let target = |kind: &str| Target { name: "a-b".to_owned(), kind: vec![kind.to_owned()], test: true };
+        assert_eq!(["lib", "bin"].map(|kind| target(kind).program()), ["a_b", "a_b_bin"]);
+    }
 
     #[test]
     fn only_test_programs_are_taken() {

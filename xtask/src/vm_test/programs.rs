@@ -66,7 +66,7 @@ pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log:
         let agent = release.join("slipwayd");
         fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     }
-    let names = tests.iter().map(|test| test.name.clone()).collect();
+    let names = test_programs::names(&PACKAGES)?;
     let peer = wanted.peer.map(Path::to_owned);
     Ok(Programs { tests, names, init: release.join(INIT.1), plugins, peer })
 }
