@@ -51,6 +51,8 @@ const THREADS: usize = 6;
 
 /// The time limit of one test program.
 const SUITE_LIMIT: Duration = Duration::from_secs(1800);
+/// Of the cases of a sample one of so many is tried: outside of VMs they run ten times faster.
+const SAMPLE: u32 = 8;
 
 /// Run the test suites on other kernels, in virtual machines.
 ///
@@ -414,6 +416,7 @@ impl Bench<'_> {
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
+        println!("  {:<8} of sampled cases one of {SAMPLE}, seed {}", kernel.name, self.seed(kernel));
         for figure in &outcome.figures {
             println!("  {:<8} {figure}", kernel.name);
         }
@@ -438,8 +441,12 @@ impl Bench<'_> {
         }
     }
 
+    /// Chooses the cases of a kernel's sample: on each another part.
+    fn seed(&self, kernel: &Kernel) -> usize {
+        self.list.kernel.iter().position(|one| one.name == kernel.name).unwrap_or_default()
+    }
+
     fn plan(&self, kernel: &Kernel, part: &Part<'_>, has_disk: bool) -> Plan {
-        let place = self.list.kernel.iter().position(|one| one.name == kernel.name).unwrap_or_default();
         let suites = part.tests.iter().map(|test| {
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { THREADS };
@@ -460,12 +467,11 @@ impl Bench<'_> {
         let mut env = vec![
             ("SLIPWAY_BIN_DIR".to_owned(), image::PLUGINS.to_owned()),
             ("RUST_BACKTRACE".to_owned(), "1".to_owned()),
-            // Random input and disturbed calls are a sample: outside of VMs they run ten times faster.
+            // Random input and disturbed calls are a sample.
             ("PROPTEST_CASES".to_owned(), "16".to_owned()),
             ("SLIPWAY_GARBAGE".to_owned(), "40".to_owned()),
-            ("SLIPWAY_SAMPLE".to_owned(), "8".to_owned()),
-            // Each kernel another part.
-            ("SLIPWAY_SAMPLE_SEED".to_owned(), place.to_string()),
+            ("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string()),
+            ("SLIPWAY_SAMPLE_SEED".to_owned(), self.seed(kernel).to_string()),
             ("SLIPWAY_SLOWER".to_owned(), "5".to_owned()),
             // For the files with expected output.
             ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
