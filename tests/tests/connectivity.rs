@@ -4,13 +4,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Daemon, Node, PROGRAMS, Proto, REFERENCE, Reference, Snapshot, has_programs,
-    needs, patience, skip, slipway,
+    Attach, BridgeNetfilter, Daemon, Frame, Host, Node, PROGRAMS, Proto, REFERENCE, Reference, Snapshot,
+    Sniffer, SteadyFlow, at, has_programs, needs, patience, skip, slipway,
 };
 
 const CONFIG: &str = "/run/net.d/10-pods.conflist";
@@ -33,13 +35,17 @@ fn list(backend: &str) -> Value {
 
 /// A node with an uplink that leads to another host.
 fn node(list: &Value) -> Node {
+    node_and_client(list).0
+}
+
+fn node_and_client(list: &Value) -> (Node, Host) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
     node.cmd(&format!("ip route add default via {}", client.v4));
     node.cmd(&format!("ip -6 route add default via {}", client.v6));
     node.write(CONFIG, list.to_string());
-    node
+    (node, client)
 }
 
 fn args(node: &Node) -> String {
@@ -75,7 +81,23 @@ fn is_sound(backend: &str) {
     let (code, document) = tested(&node);
     assert_eq!((code, &document["ok"]), (Some(0), &json!(true)), "{document:#}");
     assert_eq!(document["backend"], backend);
-    assert!(document["checks"].as_array().unwrap().len() > 50, "{document:#}");
+    let checks = document["checks"].as_array().unwrap();
+    assert!(checks.len() > 50, "{document:#}");
+    // What is not tried with each protocol and in each family.
+    for (from, to, count) in [
+        ("outside", "the node's loopback", 1),
+        ("another container", "the node's loopback", 1),
+        ("the node", "outside, from the published port", 4),
+        ("outside", "a container that is replaced", 2),
+        ("ADD", "a port of another container", 1),
+    ] {
+        let found = checks.iter().filter(|one| one["from"] == from && one["to"] == to);
+        assert_eq!(
+            found.filter(|one| one["state"] == "passed").count(),
+            count,
+            "{from} to {to}: {checks:#?}"
+        );
+    }
     let before = compared(&node);
     let (code, document) = tested(&node);
     assert_eq!(code, Some(0), "{document:#}");
@@ -98,16 +120,99 @@ fn a_network_with_bpf_programs_keeps_its_promises() {
     is_sound("ebpf");
 }
 
+/// Neither rules nor flows of other containers change, and the other host sees no packet of the test.
 #[test]
 fn containers_that_run_are_left_alone() {
-    let node = node(&list("nftables"));
+    let (node, client) = node_and_client(&list("nftables"));
     let network = node.network(list("nftables"));
     let pod = node.pod("web");
-    network.add(&Attach::new(&pod).port(Proto::Tcp, 8080, 80)).unwrap();
+    network.add(&Attach::new(&pod).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80)).unwrap();
+    let _server = pod.serve(Proto::Udp, "[::]:80", "web");
     let before = compared(&node);
+    let to = [client.node_v4.into(), client.node_v6.into()];
+    let flows = to.map(|ip: IpAddr| client.steady(at(ip, 8080), "web", Duration::from_millis(5)));
+    let sniffer = Sniffer::new(&client);
     let (code, document) = tested(&node);
     assert_eq!(code, Some(0), "{document:#}");
+    let lost: Vec<_> = flows.into_iter().map(SteadyFlow::stop).filter(|flow| flow.lost() > 0).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    let checks = document["checks"].as_array().unwrap();
+    let addresses = checks.iter().filter_map(|one| one["destination"].as_str()?.parse::<SocketAddr>().ok());
+    let addresses: BTreeSet<IpAddr> = addresses.map(|to| to.ip()).filter(|ip| !to.contains(ip)).collect();
+    let frames = sniffer.frames();
+    let of_test =
+        |frame: &&Frame| frame.addresses().is_some_and(|two| two.iter().any(|ip| addresses.contains(ip)));
+    assert!(frames.len() > 100 && addresses.len() > 5, "{} frames, {addresses:?}", frames.len());
+    assert_eq!(frames.iter().filter(of_test).count(), 0, "{addresses:?}");
     before.assert_same(&compared(&node));
+}
+
+/// The checks of a network whose configuration was changed. None of them fails.
+#[track_caller]
+fn sound_with(change: impl FnOnce(&mut Value), netfilter: BridgeNetfilter) -> Vec<Value> {
+    let mut list = list("nftables");
+    change(&mut list["plugins"]);
+    let node = node(&list);
+    node.bridge_netfilter(netfilter);
+    let (code, document) = tested(&node);
+    assert_eq!((code, &document["ok"]), (Some(0), &json!(true)), "{list:#}: {:#?}", failed(&document));
+    document["checks"].as_array().unwrap().clone()
+}
+
+/// Where the checks from and to these were skipped, the reasons; an empty text for one that passed.
+fn reasons<'a>(checks: &'a [Value], from: &str, to: &str) -> BTreeSet<&'a str> {
+    let found = checks.iter().filter(|one| one["from"] == from && one["to"] == to);
+    found.map(|one| one["why"].as_str().unwrap_or_default()).collect()
+}
+
+/// Both backends: `snat`, `masqAll` and `excludeLoopback` are keys of the reference, too.
+#[test]
+fn keys_of_portmap_are_respected() {
+    let loopback = |checks: &[Value]| {
+        let found = reasons(checks, "the node", "the node's loopback");
+        found.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for backend in ["nftables", "iptables"] {
+        let with = |key: &str, value: bool| {
+            let change = |plugins: &mut Value| {
+                plugins[0]["ipMasqBackend"] = json!(backend);
+                plugins[1]["backend"] = json!(backend);
+                plugins[1][key] = json!(value);
+            };
+            sound_with(change, BridgeNetfilter::Off)
+        };
+        let checks = with("excludeLoopback", true);
+        assert!(loopback(&checks).iter().any(|why| why.contains("excludeLoopback")), "{checks:#?}");
+        let checks = with("snat", false);
+        assert!(loopback(&checks).iter().any(|why| why.contains("snat")), "{checks:#?}");
+        let itself = reasons(&checks, "the container itself", "the node's own address");
+        assert!(itself.iter().all(|why| why.contains("snat")), "{itself:?}");
+        let checks = with("masqAll", true);
+        let outside = checks.iter().find(|one| one["from"] == "outside" && one["protocol"] == "tcp");
+        assert_eq!(outside.unwrap()["saw"], "pod saw 10.22.0.1", "{checks:#?}");
+    }
+}
+
+#[test]
+fn networks_of_other_shapes_keep_their_promises() {
+    let ptp = |plugins: &mut Value| {
+        let bridge = plugins[0].as_object_mut().unwrap();
+        bridge.retain(|key, _| matches!(key.as_str(), "ipMasq" | "ipMasqBackend" | "ipam"));
+        bridge.insert("type".to_owned(), json!("ptp"));
+    };
+    let checks = sound_with(ptp, BridgeNetfilter::Off);
+    assert!(checks.len() > 50, "{checks:#?}");
+    let one_family = |plugins: &mut Value| plugins[0]["ipam"]["ranges"].as_array_mut().unwrap().truncate(1);
+    let checks = sound_with(one_family, BridgeNetfilter::Off);
+    let v6 = |one: &Value| one["destination"].as_str().is_some_and(|to| to.starts_with('['));
+    assert!(checks.len() > 25 && !checks.iter().any(v6), "{checks:#?}");
+    let routed = |plugins: &mut Value| plugins[0]["ipMasq"] = json!(false);
+    let checks = sound_with(routed, BridgeNetfilter::Off);
+    assert!(checks.iter().any(|one| one["to"] == "outside, not masqueraded"), "{checks:#?}");
+    let no_hairpin = |plugins: &mut Value| plugins[0]["hairpinMode"] = json!(false);
+    let checks = sound_with(no_hairpin, BridgeNetfilter::On);
+    let itself = reasons(&checks, "the container itself", "the node's own address");
+    assert!(itself.iter().all(|why| why.contains("hairpinMode")), "{itself:?}");
 }
 
 /// Breaks a sound node. Returns the causes and differences that the test names.

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use cni_dataplane::explain::{Origin, Packet};
 use cni_dataplane::{AddressFamily, BackendName, Protocol};
+use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_kernel::packet::PacketSocket;
 use cni_kernel::route::RouteSocket;
 use cni_kernel::sysctl;
-use cni_spec::AddResult;
+use cni_spec::{AddResult, ErrorCode};
 
 use super::super::explain as explanation;
 use super::super::trace;
-use super::lab::{Ends, LINK, LabError, Member, Spaces};
-use super::row::{Row, State};
+use super::lab::{Ends, IFNAME, LINK, LabError, Member, Spaces};
+use super::row::Row;
 use super::traffic::{self, Client, Reply, Server};
 use super::{Plan, SERVED};
 
@@ -47,6 +48,8 @@ impl Sender {
 /// A request, and what is promised about its reply.
 struct Promise<'a> {
     from: Sender,
+    /// The port to send from, 0 for any.
+    from_port: u16,
     protocol: Protocol,
     to: SocketAddr,
     /// The address as the contract names it.
@@ -77,6 +80,8 @@ pub(super) fn address(result: &AddResult, family: AddressFamily) -> Option<(IpAd
 const CONTRACT: &str = "docs/dataplane.md#the-contract";
 const LOOPBACK: &str = "docs/dataplane.md#the-nodes-loopback";
 const BRIDGE: &str = "docs/plugins/bridge.md";
+const OWN_ADDRESS: &str = "the node's own address";
+const NODES_LOOPBACK: &str = "the node's loopback";
 
 impl Stage<'_> {
     fn push(&mut self, row: Row) -> Result<(), LabError> {
@@ -94,11 +99,17 @@ impl Stage<'_> {
             self.published(protocol, ends, gateway)?;
             self.loopback(protocol, family)?;
             self.containers(protocol, ends, pod)?;
+            self.own_flow(protocol, ends)?;
         }
-        self.own_flow(ends)?;
-        match (ends.node, ends.outside) {
-            (IpAddr::V4(node), IpAddr::V4(outside)) => self.guard(node, outside, server),
-            _ => Ok(()),
+        let IpAddr::V4(node) = ends.node else { return Ok(()) };
+        let near = RouteSocket::open()?.link(LINK)?.mac;
+        self.guard(Sender::In(Member::Outside), ends.outside, node, near, server)?;
+        // The first interface of the host is the bridge, or the only link.
+        let near = self.other.interfaces.iter().find(|one| one.sandbox.is_empty());
+        let near = near.and_then(|one| one.mac.parse().ok());
+        match address(self.other, family) {
+            Some((other, _)) => self.guard(Sender::In(Member::Other), other, node, near, server),
+            None => Ok(()),
         }
     }
 
@@ -107,11 +118,18 @@ impl Stage<'_> {
         let family = AddressFamily::of(ends.node);
         let port = self.plan.port;
         let mut targets = vec![(ends.node, "the node's address (the test's)")];
-        targets.extend(self.plan.node_address(family).map(|own| (own, "the node's own address")));
+        match self.plan.node_address(family) {
+            Some(own) => targets.push((own, OWN_ADDRESS)),
+            None => {
+                let row = Row::new("outside", OWN_ADDRESS, protocol, None, CONTRACT);
+                self.push(row.skipped("the node has no default route of this family, by which it is found"))?;
+            }
+        }
         for (ip, what) in targets {
             let to = SocketAddr::new(ip, port);
             let promise = |from, source| Promise {
                 from,
+                from_port: 0,
                 protocol,
                 to,
                 what,
@@ -119,9 +137,10 @@ impl Stage<'_> {
                 source,
                 page: CONTRACT,
             };
-            self.request(&promise(Sender::In(Member::Outside), Some(ends.outside)))?;
-            self.request(&promise(Sender::Node, None))?;
             let at_bridge = if self.plan.has_bridge() { gateway } else { None };
+            let outside = if self.plan.portmap_is("masqAll") { at_bridge } else { Some(ends.outside) };
+            self.request(&promise(Sender::In(Member::Outside), outside))?;
+            self.request(&promise(Sender::Node, None))?;
             self.request(&promise(Sender::In(Member::Other), at_bridge))?;
             let itself = Promise { page: BRIDGE, ..promise(Sender::In(Member::Pod), at_bridge) };
             self.request(&itself)?;
@@ -130,7 +149,8 @@ impl Stage<'_> {
             let to = SocketAddr::new(gateway, port);
             let (from, what) = (Sender::In(Member::Other), "the bridge's address");
             let source = if self.plan.has_bridge() { Some(gateway) } else { None };
-            self.request(&Promise { from, protocol, to, what, server: Member::Pod, source, page: CONTRACT })?;
+            let (server, page) = (Member::Pod, CONTRACT);
+            self.request(&Promise { from, from_port: 0, protocol, to, what, server, source, page })?;
         }
         Ok(())
     }
@@ -143,36 +163,51 @@ impl Stage<'_> {
         };
         for ip in targets {
             let to = SocketAddr::new(*ip, self.plan.port);
-            let (from, what, page) = (Sender::Node, "the node's loopback", LOOPBACK);
-            if let Some((why, page)) = self.exception(*ip) {
-                let mut row = Row::new(from.words(), what, protocol, Some(to), page);
-                row.state = State::Skipped;
-                row.why = Some(why.to_owned());
-                self.push(row)?;
-                continue;
-            }
-            self.request(&Promise { from, protocol, to, what, server: Member::Pod, source: None, page })?;
+            let (from, what, page) = (Sender::Node, NODES_LOOPBACK, LOOPBACK);
+            let (server, source) = (Member::Pod, None);
+            self.request(&Promise { from, from_port: 0, protocol, to, what, server, source, page })?;
         }
         Ok(())
     }
 
-    /// The documented exception for an address of the loopback, with its page.
-    fn exception(&self, ip: IpAddr) -> Option<(&'static str, &'static str)> {
-        const NETFILTER: &str = "net/bridge/bridge-nf-call-ip6tables";
-        if ip.is_ipv4() {
+    /// The documented reason for which a request gets no reply, with its page.
+    fn exception(&self, promise: &Promise<'_>) -> Option<(&'static str, &'static str)> {
+        const PORTMAP: &str = "docs/plugins/portmap.md";
+        let ip = promise.to.ip();
+        let (at_loopback, at_bridge) = (ip.is_loopback(), self.plan.has_bridge());
+        if promise.server != Member::Pod || promise.to.port() != self.plan.port {
             return None;
         }
-        if self.backend == Some(BackendName::Iptables.as_str()) {
-            return Some((
-                "[::1]:port does not answer with the chains of iptables",
-                "docs/dataplane/iptables.md",
-            ));
+        let setting = if ip.is_ipv4() { "iptables" } else { "ip6tables" };
+        let through_netfilter = || {
+            let setting = format!("net/bridge/bridge-nf-call-{setting}");
+            at_bridge && sysctl::get(&setting).is_ok_and(|value| value == "1")
+        };
+        let comes_back = match promise.from {
+            Sender::Node => at_loopback,
+            Sender::In(Member::Outside) => false,
+            Sender::In(Member::Pod) => true,
+            Sender::In(_) => at_bridge,
+        };
+        if at_loopback && self.plan.portmap_is("excludeLoopback") {
+            return Some(("excludeLoopback: the port is not published on the node's loopback", PORTMAP));
         }
-        let at_bridge = self.plan.has_bridge() && sysctl::get(NETFILTER).is_ok_and(|value| value == "1");
-        at_bridge.then_some((
-            "[::1]:port does not answer while net.bridge.bridge-nf-call-ip6tables is 1",
-            LOOPBACK,
-        ))
+        if comes_back && self.plan.portmap_has("snat", false) {
+            return Some(("snat is false: the reply does not come back by the node", PORTMAP));
+        }
+        if at_loopback && ip.is_ipv6() && self.backend == Some(BackendName::Iptables.as_str()) {
+            let why = "[::1]:port does not answer with the chains of iptables";
+            return Some((why, "docs/dataplane/iptables.md"));
+        }
+        if at_loopback && ip.is_ipv6() && through_netfilter() {
+            let why = "[::1]:port does not answer while net.bridge.bridge-nf-call-ip6tables is 1";
+            return Some((why, LOOPBACK));
+        }
+        let reflects = self.plan.is("hairpinMode", &true.into());
+        if promise.from == Sender::In(Member::Pod) && !reflects && through_netfilter() {
+            return Some(("hairpinMode is needed while net.bridge.bridge-nf-call-* is 1", CONTRACT));
+        }
+        None
     }
 
     /// Container to container, forwarded packets, masquerade.
@@ -181,6 +216,7 @@ impl Stage<'_> {
         let source = Some(other);
         self.request(&Promise {
             from: Sender::In(Member::Other),
+            from_port: 0,
             protocol,
             to: SocketAddr::new(pod, SERVED),
             what: "the container's own address",
@@ -190,6 +226,7 @@ impl Stage<'_> {
         })?;
         self.request(&Promise {
             from: Sender::In(Member::Outside),
+            from_port: 0,
             protocol,
             to: SocketAddr::new(other, self.plan.port),
             what: "an address that the node only forwards",
@@ -203,6 +240,7 @@ impl Stage<'_> {
         };
         self.request(&Promise {
             from: Sender::In(Member::Other),
+            from_port: 0,
             protocol,
             to: SocketAddr::new(ends.outside, SERVED),
             what,
@@ -213,118 +251,164 @@ impl Stage<'_> {
     }
 
     fn request(&mut self, promise: &Promise<'_>) -> Result<(), LabError> {
+        let row = promise.row();
+        if let Some((why, page)) = self.exception(promise) {
+            return self.push(Row { page, ..row.skipped(why) });
+        }
         let netns = match promise.from {
             Sender::Node => None,
             Sender::In(member) => Some(self.spaces.netns(member)?),
         };
-        let got = traffic::request(netns, promise.protocol, promise.to);
-        let mut row =
-            Row::new(promise.from.words(), promise.what, promise.protocol, Some(promise.to), promise.page);
-        let verdict = promise.verdict(&got);
-        row.saw = shown(&got);
-        if let Err(why) = verdict {
-            row.state = State::Failed;
-            row.why = Some(why);
-            row.cause = cause(netns, promise);
-        }
-        self.push(row)
+        let got = traffic::request(netns, promise.protocol, promise.to, promise.from_port);
+        let row = Row { saw: shown(&got), ..row };
+        self.push(match promise.verdict(&got) {
+            Ok(()) => row,
+            Err(why) => Row { cause: cause(netns, promise), ..row.failed(why) },
+        })
     }
 
     /// A flow of the node from a local port that is published is left alone.
-    fn own_flow(&mut self, ends: Ends) -> Result<(), LabError> {
-        let to = SocketAddr::new(ends.outside, SERVED);
-        let got = Client::new(to, self.plan.port).and_then(|client| client.request());
-        let what = "outside, from the published port";
-        let mut row = Row::new("the node", what, Protocol::Udp, Some(to), CONTRACT);
-        row.saw = shown(&got);
-        let kept = |reply: &Reply| reply.source == SocketAddr::new(ends.node, self.plan.port);
-        if !got.as_ref().is_ok_and(kept) {
-            row.state = State::Failed;
-            row.why = Some(format!("the source should be {}", SocketAddr::new(ends.node, self.plan.port)));
-        }
-        self.push(row)
+    fn own_flow(&mut self, protocol: Protocol, ends: Ends) -> Result<(), LabError> {
+        self.request(&Promise {
+            from: Sender::Node,
+            from_port: self.plan.port,
+            protocol,
+            to: SocketAddr::new(ends.outside, SERVED),
+            what: "outside, from the published port",
+            server: Member::Outside,
+            source: Some(ends.node),
+            page: CONTRACT,
+        })
     }
 
     /// The node's 127/8 is closed to others: a datagram for it, written by hand, is dropped. One for the node's
-    /// address shows that such datagrams arrive.
-    fn guard(&mut self, node: Ipv4Addr, outside: Ipv4Addr, server: &Server) -> Result<(), LabError> {
+    /// address shows that such datagrams arrive. `near` is the address of the node's end of the link.
+    fn guard(
+        &mut self,
+        from: Sender,
+        source: IpAddr,
+        node: Ipv4Addr,
+        near: Option<Mac>,
+        server: &Server,
+    ) -> Result<(), LabError> {
         let port = self.plan.port;
-        let near = RouteSocket::open()?.link(LINK)?.mac;
-        let far = self.spaces.netns(Member::Outside)?;
+        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let row = Row::new(from.words(), NODES_LOOPBACK, Protocol::Udp, Some(to), LOOPBACK);
+        let (IpAddr::V4(source), Sender::In(member), Some(near)) = (source, from, near) else {
+            return self.push(row.skipped("the node's end of the link has no known address"));
+        };
+        let text = |what: &str| format!("{what} of {}", from.words());
         let send = |to: Ipv4Addr, text: &str| -> io::Result<()> {
-            let packet = traffic::datagram((outside, 40000), (to, port), text);
+            let packet = traffic::datagram((source, 40000), (to, port), text);
             let work = || {
                 let link =
-                    RouteSocket::open().and_then(|route| route.link("eth0")).map_err(io::Error::other)?;
-                let socket = PacketSocket::open(link.index, 0)?;
-                socket.send(&packet, near.ok_or(io::ErrorKind::NotFound)?)?;
+                    RouteSocket::open().and_then(|route| route.link(IFNAME)).map_err(io::Error::other)?;
+                PacketSocket::open(link.index, 0)?.send(&packet, near)?;
                 Ok(())
             };
-            far.run(work).map_err(io::Error::other)?
+            self.spaces.netns(member).and_then(|netns| Ok(netns.run(work)?)).map_err(io::Error::other)?
         };
-        send(node, "control")?;
-        send(Ipv4Addr::LOCALHOST, "guarded")?;
+        send(node, &text("control"))?;
+        send(Ipv4Addr::LOCALHOST, &text("guarded"))?;
         std::thread::sleep(ARRIVAL);
-        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let mut row = Row::new("outside", "the node's loopback", Protocol::Udp, Some(to), LOOPBACK);
-        match (server.got("control"), server.got("guarded")) {
-            (_, true) => {
-                row.state = State::Failed;
-                row.why = Some(
-                    "the datagram reached the container: the node's 127/8 is open to its links".to_owned(),
-                );
-                row.cause = Some("route_localnet without a guard (CVE-2020-8558)".to_owned());
-            }
-            (true, false) => "dropped".clone_into(&mut row.saw),
+        let row = match (server.got(&text("control")), server.got(&text("guarded"))) {
+            (_, true) => Row {
+                cause: Some("route_localnet without a guard (CVE-2020-8558)".to_owned()),
+                ..row.failed("the datagram reached the container: the node's 127/8 is open to its links")
+            },
+            (true, false) => Row { saw: "dropped".to_owned(), ..row },
             (false, false) => {
-                row.state = State::Skipped;
-                row.why = Some(
-                    "a datagram written by hand does not arrive at the node's address either".to_owned(),
-                );
+                row.skipped("a datagram written by hand does not arrive at the node's address either")
             }
-        }
+        };
         self.push(row)
     }
 
-    /// A UDP client that continues while the container is replaced.
+    /// A published port has one owner, whom the error of a second one names.
+    pub(super) fn taken(&mut self, second: Result<AddResult, LabError>) -> Result<(), LabError> {
+        let row = Row::about("ADD", "a port of another container", None, CONTRACT);
+        if self.backend.is_none() {
+            return self.push(row.skipped("another plugin set"));
+        }
+        let owner = Member::Pod.name();
+        let row = match second {
+            Ok(_) => row.failed("a second container has got it"),
+            Err(error) => match error.of_plugin() {
+                Some(refused) if refused.code == ErrorCode::TryAgainLater && refused.msg.contains(owner) => {
+                    Row { saw: "refused".to_owned(), ..row }
+                }
+                Some(other) => row.failed(format!("not code 11 with the owner {owner}: {other}")),
+                None => return Err(error),
+            },
+        };
+        self.push(row)
+    }
+
+    /// UDP clients that continue while the container is replaced, one of each family.
     pub(super) fn replaced(
         &mut self,
-        ends: Ends,
         replace: impl FnOnce() -> Result<Server, LabError>,
     ) -> Result<Server, LabError> {
-        let to = SocketAddr::new(ends.node, self.plan.port);
-        let client = Client::inside(self.spaces.netns(Member::Outside)?, to)?;
-        let before = client.request();
+        let outside = self.spaces.netns(Member::Outside)?;
+        let mut clients = Vec::new();
+        for ends in &self.spaces.ends {
+            if address(self.pod, AddressFamily::of(ends.node)).is_none() {
+                continue;
+            }
+            let to = SocketAddr::new(ends.node, self.plan.port);
+            let client = Client::inside(outside, to)?;
+            clients.push((to, client.request(), client));
+        }
         let server = replace()?;
-        let end = Instant::now() + REPLACED;
-        let mut after = client.once();
-        while !after.as_ref().is_ok_and(|reply| reply.server == Member::Next.name()) && Instant::now() < end {
-            after = client.once();
+        for (to, before, client) in clients {
+            let end = Instant::now() + REPLACED;
+            let is_of = |reply: &io::Result<Reply>, member: Member| {
+                reply.as_ref().is_ok_and(|reply| reply.server == member.name())
+            };
+            let mut after = client.once();
+            while !is_of(&after, Member::Next) && Instant::now() < end {
+                after = client.once();
+            }
+            let promise = Promise {
+                from: Sender::In(Member::Outside),
+                from_port: 0,
+                protocol: Protocol::Udp,
+                to,
+                what: "a container that is replaced",
+                server: Member::Next,
+                source: None,
+                page: CONTRACT,
+            };
+            let row = Row { saw: shown(&after), ..promise.row() };
+            self.push(if is_of(&before, Member::Pod) && is_of(&after, Member::Next) {
+                row
+            } else {
+                let cause = cause(Some(outside), &promise);
+                Row { cause, ..row.failed(format!("before: {}; after: {}", shown(&before), shown(&after))) }
+            })?;
         }
-        let what = "a container that is replaced";
-        let mut row = Row::new("outside", what, Protocol::Udp, Some(to), CONTRACT);
-        row.saw = shown(&after);
-        let is_from = |reply: &io::Result<Reply>, member: Member| {
-            reply.as_ref().is_ok_and(|reply| reply.server == member.name())
-        };
-        if !is_from(&before, Member::Pod) || !is_from(&after, Member::Next) {
-            row.state = State::Failed;
-            row.why = Some(format!("before: {}; after: {}", shown(&before), shown(&after)));
-        }
-        self.push(row)?;
         Ok(server)
     }
 }
 
 impl Promise<'_> {
+    /// The line of the table, until it is known to be broken.
+    fn row(&self) -> Row {
+        Row::new(self.from.words(), self.what, self.protocol, Some(self.to), self.page)
+    }
+
     fn verdict(&self, got: &io::Result<Reply>) -> Result<(), String> {
         let reply = got.as_ref().map_err(|error| format!("no reply: {error}"))?;
         if reply.server != self.server.name() {
             return Err(format!("{} replied instead of {}", reply.server, self.server.name()));
         }
+        let seen = reply.source;
         match self.source {
-            Some(source) if source != reply.source.ip() => {
-                Err(format!("the server saw {} instead of {source}", reply.source.ip()))
+            Some(source) if source != seen.ip() => {
+                Err(format!("the server saw {} instead of {source}", seen.ip()))
+            }
+            _ if self.from_port != 0 && self.from_port != seen.port() => {
+                Err(format!("the server saw port {} instead of {}", seen.port(), self.from_port))
             }
             _ => Ok(()),
         }
@@ -343,7 +427,7 @@ fn shown(got: &io::Result<Reply>) -> String {
 /// The reason of a failure: the rule or chain that drops the packet when the request is made once more, else what
 /// the node's rules do with it.
 fn cause(netns: Option<&Netns>, promise: &Promise<'_>) -> Option<String> {
-    let again = || traffic::knock(netns, promise.protocol, promise.to);
+    let again = || traffic::knock(netns, promise.protocol, promise.to, promise.from_port);
     match trace::during(promise.protocol, promise.to, again) {
         Ok(caught) => {
             if let Some(dropped) = caught.into_iter().find(|one| one.dropped) {

@@ -21,7 +21,7 @@ use cni_kernel::route::{
     DuplicateDetection, Existing, Link, LinkChange, MAIN_TABLE, NewVeth, Route, RouteError, RouteSocket,
 };
 use cni_runtime::{CallOptions, Container, Network, NetworkError, Runtime};
-use cni_spec::{AddResult, ListError};
+use cni_spec::{AddResult, CniError, ListError};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ const RECORD: &str = "test.json";
 /// The link to the namespace that stands for another host.
 pub(super) const LINK: &str = "slipway-test";
 /// The interface in each namespace.
-const IFNAME: &str = "eth0";
+pub(super) const IFNAME: &str = "eth0";
 /// The time limit of a plugin's call.
 const CALL: Duration = Duration::from_secs(30);
 
@@ -84,6 +84,14 @@ pub(super) enum LabError {
     Other(String),
     #[error("interrupted")]
     Interrupted,
+}
+
+impl LabError {
+    /// The error of the plugin whose call failed.
+    pub(super) fn of_plugin(&self) -> Option<CniError> {
+        let Self::Call { error, .. } = self else { return None };
+        error.calls().first().map(|error| error.to_cni())
+    }
 }
 
 impl From<io::Error> for LabError {

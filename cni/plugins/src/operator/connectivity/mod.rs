@@ -48,8 +48,7 @@ impl Plan {
     fn new(network: &Network) -> Result<Self, LabError> {
         let plan =
             Self { plugins: network.list().plugins.clone(), port: free_port()?, node: node_addresses()? };
-        let mut capabilities = plan.plugins.iter().filter_map(|plugin| plugin.get("capabilities"));
-        match capabilities.any(|all| all["portMappings"] == true) {
+        match plan.plugins.iter().any(publishes) {
             true => Ok(plan),
             false => Err(LabError::Other(format!(
                 "network {} publishes no ports: no plugin in it has the capability portMappings",
@@ -63,6 +62,18 @@ impl Plan {
         self.node.iter().copied().find(|address| AddressFamily::of(*address) == family)
     }
 
+    /// True if the plugin that publishes ports has this value of a key.
+    fn portmap_has(&self, key: &str, value: bool) -> bool {
+        self.plugins
+            .iter()
+            .find(|plugin| publishes(plugin))
+            .is_some_and(|plugin| plugin.get(key) == Some(&value.into()))
+    }
+
+    fn portmap_is(&self, key: &str) -> bool {
+        self.portmap_has(key, true)
+    }
+
     fn is(&self, key: &str, value: &Value) -> bool {
         self.plugins.iter().any(|plugin| plugin.get(key) == Some(value))
     }
@@ -74,6 +85,10 @@ impl Plan {
     fn masquerades(&self) -> bool {
         self.is("ipMasq", &Value::from(true))
     }
+}
+
+fn publishes(plugin: &serde_json::Map<String, Value>) -> bool {
+    plugin.get("capabilities").is_some_and(|all| all["portMappings"] == true)
 }
 
 /// The node's addresses on the links of its default routes.
@@ -173,15 +188,13 @@ fn test(
     for family in AddressFamily::BOTH {
         stage.family(family, &server)?;
     }
-    if let Some(ends) =
-        spaces.ends.iter().find(|ends| checks::address(&pod, AddressFamily::of(ends.node)).is_some())
-    {
-        stage.replaced(*ends, || {
-            attacher.del(Member::Pod)?;
-            attacher.add(Member::Next)?;
-            serve(Member::Next, SERVED)
-        })?;
-    }
+    stage.taken(attacher.add(Member::Next))?;
+    attacher.del(Member::Next)?;
+    let _next = stage.replaced(|| {
+        attacher.del(Member::Pod)?;
+        attacher.add(Member::Next)?;
+        serve(Member::Next, SERVED)
+    })?;
     let mut rows = stage.rows;
     for member in [Member::Next, Member::Pod, Member::Other] {
         attacher.del(member)?;
@@ -229,10 +242,6 @@ fn leftovers(plan: &Plan, network: &str, results: &[&AddResult]) -> Result<Row, 
             }
         }
     }
-    let mut row = Row::about("DEL", "nothing is left", None, "docs/ARCHITECTURE.md#ownership");
-    if !left.is_empty() {
-        row.state = State::Failed;
-        row.why = Some(left.join(", "));
-    }
-    Ok(row)
+    let row = Row::about("DEL", "nothing is left", None, "docs/ARCHITECTURE.md#ownership");
+    Ok(if left.is_empty() { row } else { row.failed(left.join(", ")) })
 }

@@ -65,6 +65,16 @@ impl Row {
         Self { from, what, protocol: None, to, state, saw, why: None, cause: None, page }
     }
 
+    /// The check, as one that could not be tried.
+    pub(super) fn skipped(self, why: impl Into<String>) -> Self {
+        Self { state: State::Skipped, why: Some(why.into()), ..self }
+    }
+
+    /// The check, as one whose promise is broken.
+    pub(super) fn failed(self, why: impl Into<String>) -> Self {
+        Self { state: State::Failed, why: Some(why.into()), ..self }
+    }
+
     fn target(&self) -> String {
         self.to.map_or_else(|| "-".to_owned(), |to| to.to_string())
     }
@@ -104,11 +114,13 @@ pub(super) struct Results {
 }
 
 /// Limits of the test.
-pub(super) const LIMITS: [&str; 3] = [
+pub(super) const LIMITS: [&str; 4] = [
     "\"outside\" is a namespace behind a veth of the node: the path over the uplink, its driver and what filters \
      before the node are not tried",
     "rules that name an uplink or an address of a client do not see the test's packets as theirs",
     "BPF programs at uplinks carry no packet of \"outside\"; those of containers do",
+    "of the contract: SCTP, mappings with a host address, a container of another bridge or with several networks, \
+     Services, networks that are not masqueraded, the take-over of a dead container's port, services of the node",
 ];
 
 impl Results {

@@ -4,6 +4,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 use cni_dataplane::Protocol;
 use cni_kernel::netns::Netns;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike as _};
 
 /// The time for a connection, in which the kernel sends its first packet twice, and for its reply.
 const TCP: Duration = Duration::from_millis(1300);
@@ -130,14 +133,19 @@ fn reply(text: &str) -> io::Result<Reply> {
     parsed.ok_or_else(|| io::Error::other(format!("an unexpected reply: {text:?}")))
 }
 
-/// Makes one request from a namespace, or from the calling thread's.
+/// Makes one request from a namespace, or from the calling thread's, and from a port there, 0 for any.
 ///
 /// # Errors
 /// There was no reply.
-pub(super) fn request(netns: Option<&Netns>, protocol: Protocol, to: SocketAddr) -> io::Result<Reply> {
+pub(super) fn request(
+    netns: Option<&Netns>,
+    protocol: Protocol,
+    to: SocketAddr,
+    port: u16,
+) -> io::Result<Reply> {
     let work = move || match protocol {
-        Protocol::Udp => Client::new(to, 0)?.request(),
-        _ => over_tcp(to),
+        Protocol::Udp => Client::new(to, port)?.request(),
+        _ => over_tcp(to, port),
     };
     match netns {
         Some(netns) => inside(netns, work)?,
@@ -146,10 +154,10 @@ pub(super) fn request(netns: Option<&Netns>, protocol: Protocol, to: SocketAddr)
 }
 
 /// Makes a request whose packets a trace is to see, and does not wait for its reply.
-pub(super) fn knock(netns: Option<&Netns>, protocol: Protocol, to: SocketAddr) {
+pub(super) fn knock(netns: Option<&Netns>, protocol: Protocol, to: SocketAddr, port: u16) {
     let work = move || match protocol {
-        Protocol::Udp => drop(Client::new(to, 0).and_then(|client| client.0.send(b"request"))),
-        _ => drop(TcpStream::connect_timeout(&to, KNOCK)),
+        Protocol::Udp => drop(Client::new(to, port).and_then(|client| client.0.send(b"request"))),
+        _ => drop(connect(to, port, KNOCK)),
     };
     match netns {
         Some(netns) => drop(inside(netns, work)),
@@ -157,8 +165,30 @@ pub(super) fn knock(netns: Option<&Netns>, protocol: Protocol, to: SocketAddr) {
     }
 }
 
-fn over_tcp(to: SocketAddr) -> io::Result<Reply> {
-    let mut stream = TcpStream::connect_timeout(&to, TCP)?;
+/// An unspecified address of the same family.
+fn any(to: SocketAddr) -> IpAddr {
+    if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+fn connect(to: SocketAddr, port: u16, limit: Duration) -> io::Result<TcpStream> {
+    if port == 0 {
+        return TcpStream::connect_timeout(&to, limit);
+    }
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let socket = socket::socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // A connection from this port may have ended a moment ago.
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    // connect(2) gives up after it: socket(7).
+    let limit = TimeVal::milliseconds(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
+    setsockopt(&socket, sockopt::SendTimeout, &limit)?;
+    let own = SockaddrStorage::from(SocketAddr::new(any(to), port));
+    socket::bind(socket.as_raw_fd(), &own)?;
+    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+    Ok(TcpStream::from(socket))
+}
+
+fn over_tcp(to: SocketAddr, port: u16) -> io::Result<Reply> {
+    let mut stream = connect(to, port, TCP)?;
     stream.set_read_timeout(Some(TCP))?;
     let mut text = String::new();
     Read::by_ref(&mut stream).take(128).read_to_string(&mut text)?;
@@ -175,9 +205,7 @@ impl Client {
     /// # Errors
     /// The system's error.
     pub(super) fn new(to: SocketAddr, port: u16) -> io::Result<Self> {
-        let any: IpAddr =
-            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind(SocketAddr::new(any, port))?;
+        let socket = UdpSocket::bind(SocketAddr::new(any(to), port))?;
         socket.connect(to)?;
         socket.set_read_timeout(Some(UDP))?;
         Ok(Self(socket))
