@@ -159,7 +159,7 @@ fn sound_with(change: impl FnOnce(&mut Value), netfilter: BridgeNetfilter) -> Ve
     document["checks"].as_array().unwrap().clone()
 }
 
-/// Where the checks from and to these were skipped, the reasons; an empty text for one that passed.
+/// The reasons for which checks from and to these were skipped; an empty text for one that passed.
 fn reasons<'a>(checks: &'a [Value], from: &str, to: &str) -> BTreeSet<&'a str> {
     let found = checks.iter().filter(|one| one["from"] == from && one["to"] == to);
     found.map(|one| one["why"].as_str().unwrap_or_default()).collect()

@@ -216,6 +216,18 @@ fn a_packet_that_the_kernel_drops_between_the_hooks() {
 }
 
 #[test]
+fn a_datagram() {
+    let world = World::new();
+    let web = world.web("nftables");
+    let _server = web.pod.serve(Proto::Udp, "[::]:80", "web");
+    let to = at(world.node_v4(), PORT);
+    let text = world.traced(&format!("udp {to} --count 1"), || {
+        world.client.expect(Proto::Udp, to, "web");
+    });
+    assert_has(&text, &["map hostports4 has udp port 8080", "the destination becomes 10.22.0.2:80\n"]);
+}
+
+#[test]
 fn the_chains_of_iptables() {
     let world = World::new();
     let _web = world.web("iptables");
@@ -230,19 +242,41 @@ fn the_chains_of_iptables() {
     );
 }
 
-#[test]
-fn programs_that_carry_flows_are_counted() {
-    needs!(has_programs(), PROGRAMS);
+/// Traces one connection of many requests to a container whose flows BPF programs carry.
+fn traced_connection(prepare: impl FnOnce(&Node)) -> String {
     let world = World::new();
     world.node.cmd(&format!("ip route add default via {}", world.client.v4));
     let _web = world.web("ebpf");
+    prepare(&world.node);
     let to = at(world.node_v4(), PORT);
-    let text = world.traced(&format!("tcp {to} --for 3s"), || {
-        for _ in 0..3 {
-            world.client.expect(Proto::Tcp, to, "web");
+    world.traced(&format!("tcp {to} --for 3s --count 1000"), || {
+        let mut flow = world.client.dial(Proto::Tcp, None, to, patience()).unwrap();
+        for _ in 0..150 {
+            assert_eq!(flow.request().unwrap().who, "web");
+            sleep(Duration::from_millis(10));
         }
-    });
+    })
+}
+
+#[test]
+fn programs_that_carry_flows_are_counted() {
+    needs!(has_programs(), PROGRAMS);
+    let text = traced_connection(|_| ());
     assert_has(&text, &["It leaves for 10.22.0.2:80 by br1", "BPF programs carried ", "past netfilter"]);
+    assert_has(&text, &["counted, for all ports of the node", " packets that the BPF programs carried\n"]);
+    assert!(!text.contains("carried 0 packets") && !text.contains("in another way"), "{text}");
+}
+
+/// A rule that changes packets in a way that the BPF programs cannot keeps them with netfilter.
+#[test]
+fn the_reason_of_flows_that_stay_with_netfilter_is_counted() {
+    needs!(has_programs(), PROGRAMS);
+    let text = traced_connection(|node| {
+        node.nft(
+            "table inet qos { chain out { type filter hook postrouting priority 0; ip dscp set cs1; }; }",
+        );
+    });
+    assert_has(&text, &["carried 0 packets", "came out changed in another way than the BPF programs can\n"]);
 }
 
 /// True if the kernel has tables that end with their process (Linux 5.12).

@@ -44,7 +44,7 @@ struct Target {
     test: bool,
 }
 
-/// What is read of `cargo metadata`.
+/// The part of `cargo metadata` that is read.
 #[derive(Debug, serde::Deserialize)]
 struct Metadata {
     packages: Vec<Package>,

@@ -39,7 +39,7 @@ pub use load::try_object;
 pub use migrate::Left;
 pub use names::{about_counter, of_counter};
 pub use object::object;
-pub use port_packets::carried_packets;
+pub use port_packets::CarriedPackets;
 pub(crate) use setup::rules_changed;
 pub use setup::{
     Settings, Status, Without, is_there, limit_link, served_in_other_namespace, setup_node, status,

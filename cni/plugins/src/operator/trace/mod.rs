@@ -10,10 +10,12 @@ mod tests;
 mod words;
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use cni_dataplane::ebpf::{CarriedPackets, Counter};
 use cni_dataplane::explain::{self, Packet};
 use cni_dataplane::trace::{Report, Seen, Tracer};
 use cni_dataplane::{Error, Protocol, ebpf};
@@ -34,6 +36,8 @@ const COUNT: usize = 10;
 const MOST: usize = 1000;
 /// The time between two looks at signals and at packets that are not seen again.
 const LOOK: Duration = Duration::from_millis(100);
+/// The time between two looks at the records of the BPF programs, all of which are read.
+const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
 /// The packets of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +74,7 @@ fn seconds(text: &str) -> Result<Duration, Failure> {
 }
 
 /// The result of a trace, besides its packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Summary {
     /// The reason of its end: `time`, `count` or `signal`.
     ended: &'static str,
@@ -78,6 +82,8 @@ struct Summary {
     lost: bool,
     /// Packets that BPF programs carried past netfilter; none without the programs.
     carried: Option<u64>,
+    /// Counters of the programs that grew, for all ports of the node.
+    counted: Vec<(Counter, u64)>,
 }
 
 /// Traces packets and prints their ways, each as soon as it is complete.
@@ -109,13 +115,18 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
 fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary, Error> {
     let Wanted { protocol, to, time, count } = *wanted;
     let interrupt = Interrupt::hold().map_err(|e| Error::kernel("hold signals back", e))?;
-    let carried_before = ebpf::carried_packets(protocol, to)?;
+    let (mut carried, counted_before) = (CarriedPackets::start(protocol, to)?, ebpf::counters()?);
     let mut tracer = Tracer::start(protocol, to, time)?;
     let node = OfNode { protocol, to, owner: OnceCell::new() };
     let (end, mut journeys) = (Instant::now() + time, Journeys::default());
     let (mut shown, mut lost) = (0, false);
+    let mut next_look = Instant::now() + COUNT_AGAIN;
     let ended = loop {
         let now = Instant::now();
+        if let Some(carried) = carried.as_mut().filter(|_| now >= next_look) {
+            carried.look()?;
+            next_look = now + COUNT_AGAIN;
+        }
         let mut done: Vec<Journey> = journeys.quiet(now);
         match tracer.next((now + LOOK).min(end))? {
             Some(Report::Lost) => lost = true,
@@ -136,9 +147,15 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary,
             break "signal";
         }
     };
-    let carried_after = ebpf::carried_packets(protocol, to)?;
-    let carried = carried_after.map(|after| after.saturating_sub(carried_before.unwrap_or(0)));
-    Ok(Summary { ended, lost, carried })
+    let carried = carried.as_mut().map(CarriedPackets::look).transpose()?;
+    Ok(Summary { ended, lost, carried, counted: added(&counted_before, ebpf::counters()?) })
+}
+
+/// The counters that have grown, by how much. One that is missing before was zero.
+fn added(before: &[(Counter, u64)], after: Vec<(Counter, u64)>) -> Vec<(Counter, u64)> {
+    let earlier = |counter| before.iter().find(|one| one.0 == counter).map_or(0, |one| one.1);
+    let grown = after.into_iter().map(|(counter, count)| (counter, count.saturating_sub(earlier(counter))));
+    grown.filter(|one| one.1 > 0).collect()
 }
 
 /// The first packet of a flow that a trace caught while a request was made, for another command.
@@ -184,9 +201,16 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
             &mut text,
             format_args!(
                 "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
-                 first packets, and one a second.\n"
+                 first packets, and one a second. Of a flow that ended, the last packets are not counted.\n"
             ),
         );
+    }
+    if !summary.counted.is_empty() {
+        text.push_str("During the trace the BPF programs counted, for all ports of the node:\n");
+        for (counter, count) in &summary.counted {
+            let about = ebpf::about_counter(*counter);
+            let _written = std::fmt::Write::write_fmt(&mut text, format_args!("  {count} {about}\n"));
+        }
     }
     if packets == 0 && summary.carried.is_none_or(|carried| carried == 0) {
         let _written = std::fmt::Write::write_fmt(
@@ -209,6 +233,7 @@ fn document(wanted: &Wanted, summary: &Summary, packets: &[Value]) -> Value {
         "ended": summary.ended,
         "events_lost": summary.lost,
         "carried_packets": summary.carried,
+        "counters": summary.counted.iter().map(|(counter, count)| (ebpf::of_counter(*counter), count)).collect::<BTreeMap<_, _>>(),
     })
 }
 

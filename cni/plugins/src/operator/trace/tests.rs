@@ -142,12 +142,27 @@ fn json_has_each_packet() {
         [journey, of_node].iter().map(|one| Description::of(one, Protocol::Tcp, &Known).document()).collect();
     let wanted =
         Wanted { protocol: Protocol::Tcp, to: "192.0.2.2:8080".parse().unwrap(), time: TIME, count: COUNT };
-    let summary = Summary { ended: "time", lost: false, carried: None };
-    let carried = Summary { carried: Some(3), ..summary };
+    let summary = Summary { ended: "time", lost: false, carried: None, counted: Vec::new() };
+    let counted = vec![(Counter::Carried, 9), (Counter::Unlike, 2)];
+    let carried = Summary { carried: Some(3), counted, ..summary.clone() };
+    expect![[r#"
+        2 packets.
+        BPF programs carried 3 packets of flows to this port past netfilter: of these a trace sees the first packets, and one a second. Of a flow that ended, the last packets are not counted.
+        During the trace the BPF programs counted, for all ports of the node:
+          9 packets that the BPF programs carried
+          2 recorded packets that came out changed in another way than the BPF programs can
+    "#]].assert_eq(&closing(&wanted, &carried, 2));
     slipway_cli::checks::assert_documented(
         "slipway trace",
         &[document(&wanted, &summary, &packets), document(&wanted, &carried, &packets)],
     );
+}
+
+#[test]
+fn counters_that_grow_are_counted_from_the_start() {
+    let before = [(Counter::Carried, 5), (Counter::Checked, 7)];
+    let after = vec![(Counter::Carried, 5), (Counter::Checked, 9), (Counter::Unlike, 1)];
+    assert_eq!(added(&before, after), [(Counter::Checked, 2), (Counter::Unlike, 1)]);
 }
 
 #[test]
