@@ -22,6 +22,9 @@ const LIMIT: &str = "60";
 const PAGES: [&str; 3] = ["index", "docs/plugins/bridge", "docs/operating"];
 const WIDTHS: [u32; 2] = [1280, 420];
 
+/// A picture of an empty page has less than half of so many bytes, one of a page of text at least twice.
+const EMPTY: usize = 20_000;
+
 /// A word, and a page that a search for it must find.
 const SEARCH: (&str, &str) = ("masquerade", "docs/dataplane.html");
 
@@ -54,10 +57,21 @@ pub(super) fn check(site: &Path, into: &Path) -> Result<usize> {
             run::capture(browser(&root).args([&size, "--screenshot=/tmp/page.png", "file:///frame.html"]))?;
             let picture = fs::read(root.join("tmp/page.png"))
                 .map_err(|e| Error::file("read", &root.join("tmp/page.png"), e))?;
-            super::stage::write(&into.join(format!("{}-{width}.png", page.replace('/', "-"))), &picture)?;
+            let file = into.join(format!("{}-{width}.png", page.replace('/', "-")));
+            super::stage::write(&file, &picture)?;
+            if !shows_a_page(&picture, width + 20) {
+                return Err(Error::Failed(format!("{} does not show the page", file.display())));
+            }
         }
     }
     Ok(PAGES.len() * WIDTHS.len())
+}
+
+/// True for a picture of this width with more than an empty or missing page on it. A PNG begins with a signature of 8
+/// bytes and the header, whose first number is the width (PNG specification, 11.2.1).
+fn shows_a_page(picture: &[u8], width: u32) -> bool {
+    let header: Option<&[u8; 4]> = picture.get(16..).and_then(<[u8]>::first_chunk);
+    picture.starts_with(b"\x89PNG") && header == Some(&width.to_be_bytes()) && picture.len() > EMPTY
 }
 
 fn stage_picture(root: &Path, frame: &str) -> Result<()> {
