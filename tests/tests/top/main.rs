@@ -244,6 +244,30 @@ fn keys_sort_filter_pause_and_quit() {
 }
 
 #[test]
+fn the_last_calls_of_plugins_are_shown() {
+    let stage = Stage::new();
+    let network = stage.network();
+    let _agent = stage.agent();
+    let _pod = stage.add(&network, "web1", 8080);
+    let gone = stage.node.pod("gone");
+    let attach = Attach::new(&gone).container("gone").port(Proto::Tcp, 8080, 80);
+    network.add(&attach).expect_err("web1 has the port");
+    let terminal = Terminal::new(&stage.node, (80, 24));
+    terminal.start("", "--interval 1s");
+    terminal.keys(&["5"]);
+    let is_failed = |line: &str| ["ADD", "portmap", "11"].iter().all(|word| line.contains(word));
+    let shown = terminal.wait("a failed ADD", |text| text.lines().any(is_failed));
+    assert!(
+        shown.lines().filter(|line| line.contains("bridge") && line.contains("ADD")).count() >= 2,
+        "{shown}"
+    );
+    terminal.keys(&["3"]);
+    terminal.wait("drops", |text| text.contains("[3 Drops]") && text.contains("insert_failed"));
+    terminal.keys(&["q"]);
+    terminal.expect_shell("0");
+}
+
+#[test]
 fn signals_leave_a_sane_terminal() {
     let stage = Stage::new();
     let terminal = Terminal::new(&stage.node, (80, 24));
