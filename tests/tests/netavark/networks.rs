@@ -139,6 +139,9 @@ fn an_unmanaged_bridge_is_joined_and_stays() {
     let net = Net::new().option("mode", "unmanaged");
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
     assert_eq!(call.refused(), "\"sw0\" is no bridge of the node, and mode=unmanaged makes none");
+    let isolated = Call::new(&node, &net.clone().option("isolate", "true"), &pod, 5);
+    let error = isolated.refused();
+    assert!(error.starts_with("option \"isolate\" is not supported with mode=unmanaged: "), "{error}");
     node.cmd("ip link add sw0 type bridge");
     node.cmd("ip link set sw0 up");
     node.cmd("ip link add port type veth peer name eth0 netns router");

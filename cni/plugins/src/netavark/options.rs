@@ -11,6 +11,9 @@ const BACKENDS: [&str; 3] = ["nftables", "iptables", "ebpf"];
 /// Backends of the plugin firewall.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables", "firewalld"];
 
+/// Options of what the driver does on the node, and not on the bridge of another program.
+const OF_MANAGED: [&str; 4] = ["backend", "firewall", "ipMasq", "isolate"];
+
 /// The program that manages the bridge, in netavark's words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -71,6 +74,11 @@ pub enum OptionError {
         /// The values that it may have.
         expected: String,
     },
+    /// The driver would do nothing of it.
+    #[error(
+        "option {0:?} is not supported with mode=unmanaged: the bridge's owner translates and filters packets"
+    )]
+    OfManaged(String),
     /// The container's options have no effect.
     #[error("option {0:?} of a container in a network is not supported")]
     OfContainer(String),
@@ -83,7 +91,11 @@ impl Options {
         for (key, value) in words.into_iter().flatten() {
             options.set(key, value)?;
         }
-        Ok(options)
+        let is_of_managed = |key: &&String| OF_MANAGED.contains(&key.as_str());
+        match words.into_iter().flat_map(|words| words.keys()).find(is_of_managed) {
+            Some(key) if options.mode == Mode::Unmanaged => Err(OptionError::OfManaged(key.clone())),
+            _ => Ok(options),
+        }
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), OptionError> {
@@ -141,7 +153,7 @@ mod tests {
             ("ipMasq", "0"),
             ("isolate", "true"),
             ("metric", "7"),
-            ("mode", "unmanaged"),
+            ("mode", "managed"),
             ("mtu", "1400"),
             ("no_default_route", "1"),
             ("vlan", "5"),
@@ -149,7 +161,7 @@ mod tests {
         let expected = Options {
             mtu: Some(1400),
             vlan: Some(5),
-            mode: Mode::Unmanaged,
+            mode: Mode::Managed,
             isolate: true,
             metric: Some(7),
             no_default_route: true,
@@ -160,7 +172,22 @@ mod tests {
         assert_eq!(of(&all), Ok(expected));
         assert_eq!(all.map(|(key, _)| key).join(", "), KEYS);
         assert_eq!(Options::of(None), Ok(Options::default()));
+        let unmanaged = [("metric", "7"), ("mode", "unmanaged"), ("mtu", "1400"), ("vlan", "5")];
+        assert_eq!(of(&unmanaged).map(|options| options.mode), Ok(Mode::Unmanaged));
         assert_eq!(of(&[("mtu", "0")]), Ok(Options::default()), "0 is no value, as in netavark");
+    }
+
+    #[test]
+    fn an_unmanaged_bridge_has_no_options_of_a_managed_one() {
+        for (key, value) in
+            [("backend", "nftables"), ("firewall", "nftables"), ("ipMasq", "false"), ("isolate", "true")]
+        {
+            let text = format!(
+                "option {key:?} is not supported with mode=unmanaged: the bridge's owner translates and filters packets"
+            );
+            assert_eq!(of(&[(key, value), ("mode", "unmanaged")]), Err(text));
+            assert!(of(&[(key, value), ("mode", "managed")]).is_ok());
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(super) fn of(exec: &Exec, netns: &str, metric: u32) -> Result<Translated, Tr
     let plan = Plan { exec, options: &options, bridge: &bridge, metric: options.metric.unwrap_or(metric) };
     let ports = if plan.translates() { ports(exec)? } else { Vec::new() };
     let mut network = Network::builder(&exec.network.name).plugin(plan.bridge()?);
-    if options.mode == Mode::Managed && (options.isolate || options.firewall.is_some()) {
+    if options.isolate || options.firewall.is_some() {
         network = network.plugin(plan.firewall());
     }
     if !ports.is_empty() {
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn an_unmanaged_bridge_is_only_joined() {
-        let options = json!({"options": {"mode": "unmanaged", "isolate": "true"}});
+        let options = json!({"options": {"mode": "unmanaged"}});
         let all = plugins(&exec(&options, &json!({}), &json!([{"container_port": 80, "host_port": 8080}])))
             .unwrap();
         let [bridge] = all.as_slice() else { panic!("{all:?}") };
