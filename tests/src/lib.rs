@@ -67,6 +67,7 @@ mod plugin;
 mod random;
 mod reference;
 mod sample;
+mod sctp;
 mod skip;
 mod snapshot;
 mod sniffer;
@@ -104,6 +105,7 @@ pub use plugin::{
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
+pub use sctp::{SCTP, expect_sctp, has_sctp};
 pub use skip::{record_skip, test_name};
 pub use snapshot::{Snapshot, without_seen_ports};
 pub use sniffer::{Frame, Sniffer};

@@ -2,15 +2,10 @@
 
 //! SCTP, on kernels that support it.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::Ipv4Addr;
 
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, socket,
-};
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, Snapshot, at};
+use slipway_tests::{Attach, BridgeNetfilter, SCTP, Snapshot, at, expect_sctp, has_sctp, needs};
 
 use crate::world::{PORT, SERVED, World};
 
@@ -42,36 +37,10 @@ fn the_port_is_in_the_ruleset() {
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// Opens a one-to-one style socket (RFC 6458, section 4), which behaves as a TCP socket.
-fn sctp_socket() -> nix::Result<OwnedFd> {
-    let protocol = nix::sys::socket::SockProtocol::Sctp;
-    socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, protocol)
-}
-
 #[test]
 fn another_host_reaches_the_container() {
-    if sctp_socket().is_err() {
-        slipway_tests::skip!("sctp sockets");
-    }
+    needs!(has_sctp(), SCTP);
     let world = World::new(BridgeNetfilter::Off);
     let (pod, _attach, ip) = published(&world);
-    let listener = pod.run(|| {
-        let socket = sctp_socket().expect("a socket");
-        bind(socket.as_raw_fd(), &SockaddrStorage::from(at(ip, SERVED))).expect("bind");
-        listen(&socket, Backlog::new(4).expect("small")).expect("listen");
-        TcpListener::from(socket)
-    });
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("accept");
-        stream.write_all(b"web").expect("write");
-    });
-    let mut stream = world.client.run(|| {
-        let socket = sctp_socket().expect("a socket");
-        connect(socket.as_raw_fd(), &SockaddrStorage::from(at(world.client.node_v4, PORT))).expect("connect");
-        TcpStream::from(socket)
-    });
-    let mut text = [0; 3];
-    stream.read_exact(&mut text).expect("read");
-    assert_eq!(&text, b"web");
-    server.join().expect("the server ends");
+    expect_sctp(&world.client, at(world.client.node_v4, PORT), &pod, at(ip, SERVED));
 }

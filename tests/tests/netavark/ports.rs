@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
-use slipway_tests::Proto;
+use slipway_tests::{Proto, SCTP, at, expect_sctp, has_sctp, needs};
 
 use crate::{Call, GATEWAYS, Net, is_other, node, state};
 
@@ -76,6 +76,25 @@ fn every_form_of_publish() {
     near.expect_none_of([8080, 8081, 8084, 9000].map(|port| (Proto::Tcp, (near.node_v4, port).into())));
     let left = node.slipway("ports");
     assert!(!left.contains("8080") && !left.contains("8086"), "{left}");
+}
+
+#[test]
+fn sctp_of_both_families() {
+    needs!(has_sctp(), SCTP);
+    if is_other() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let pod = node.pod("web");
+    let call = Call::new(&node, &Net::new(), &pod, 5).publish("", "sctp", 8080, 80, 1);
+    call.setup();
+    let to: [IpAddr; 2] = [client.node_v4.into(), client.node_v6.into()];
+    for (index, to) in to.into_iter().enumerate() {
+        expect_sctp(&client, at(to, 8080), &pod, at(call.address(index), 80));
+    }
+    call.teardown();
+    assert!(!node.ruleset().contains("8080"), "{}", node.ruleset());
 }
 
 /// Two networks: the ports are on the one that was joined first, and move to the other when it is left.
