@@ -6,6 +6,7 @@
 mod calls;
 mod create;
 mod killed;
+mod migrate;
 mod networks;
 mod ports;
 
