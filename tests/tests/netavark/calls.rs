@@ -138,6 +138,10 @@ fn a_failed_setup_leaves_nothing() {
     for (broken, text) in [
         (other.clone().option("static_ips", json!(["10.89.0.7"])), "no address in subnet fd00:89::/64"),
         (other.clone().option("static_mac", json!("x")), "runtimeConfig.mac: address x: invalid MAC address"),
+        (
+            other.clone().option("options", json!({"host_interface_name": "web0"})),
+            "option \"host_interface_name\" of a container in a network is not supported",
+        ),
         (Call { netns: "/run/netns/none".to_owned(), ..other.clone() }, "no such file or directory"),
     ] {
         let error = broken.refused();

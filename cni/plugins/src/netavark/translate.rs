@@ -424,8 +424,8 @@ mod tests {
             ),
             (
                 json!({}),
-                json!({"options": {"mode": "x"}}),
-                "option \"mode\" of a container in a network is not supported",
+                json!({"options": {"host_interface_name": "web0"}}),
+                "option \"host_interface_name\" of a container in a network is not supported",
             ),
         ] {
             let exec = exec(&network, &container, &json!(null));
