@@ -2,6 +2,8 @@
 
 //! The rpm packages, with rpm of Debian in a system of its own: its database knows no other package.
 
+use std::collections::BTreeSet;
+
 use slipway_tests::skip;
 
 use crate::{Machine, PACKAGES, folder};
@@ -24,8 +26,27 @@ fn installation_upgrade_and_removal() {
     for program in ["/usr/bin/slipway version", "/usr/bin/slipwayd version"] {
         machine.run(program);
     }
+    // The systems have no texts of licences, and each package must have those that it names.
+    for package in ["slipway", "slipwayd"] {
+        let folder = format!("/usr/share/licenses/{package}");
+        let named = machine.run(&format!(
+            "sed -n 's/.* in the file \\(.*\\) next to this one[.]$/\\1/p' {folder}/copyright"
+        ));
+        let named: BTreeSet<&str> = named.lines().collect();
+        let there = machine.run(&format!("ls {folder}"));
+        assert_eq!(there.lines().filter(|name| *name != "copyright").collect::<BTreeSet<_>>(), named);
+        let own = if package == "slipway" { "GPL-2" } else { "GPL-3" };
+        assert!(
+            named.contains(own) && named.contains("LGPL-2.1") && named.contains("Apache-2.0"),
+            "{named:?}"
+        );
+        machine.run(&format!("grep -q 'END OF TERMS AND CONDITIONS' {folder}/{own}"));
+        machine.run(&format!("! grep -q common-licenses {folder}/copyright"));
+    }
     let plugin = "echo '{\"cniVersion\":\"1.0.0\"}' | CNI_COMMAND=VERSION /usr/lib/slipway/cni/bridge";
     assert!(machine.run(plugin).contains("\"1.1.0\""));
+    // Where netavark looks for drivers.
+    assert!(machine.run("/usr/lib/netavark/slipway info").contains("\"api_version\""));
     machine.run("echo SLIPWAYD_OPTIONS=--tunnel=always > /etc/default/slipwayd");
     rpm(&format!("--upgrade {PACKAGES}/new/slipway-*.rpm {PACKAGES}/new/slipwayd-*.rpm"));
     assert_eq!(machine.run("cat /etc/default/slipwayd"), "SLIPWAYD_OPTIONS=--tunnel=always\n");

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::copyright::Copyright;
 use super::{Build, Entry, Format, Package, Processor, Role, deb, maintainer, time};
 use crate::dist::{Built, Program};
 use crate::error::{Error, Result};
@@ -129,7 +130,7 @@ pub(super) fn package(
     binary: &Path,
     format: Format,
     source: &Source,
-    copyright: &str,
+    copyright: &Copyright,
 ) -> Result<Package> {
     let binary = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
     let mut tree = Tree { name: program.name, format, entries: BTreeMap::new() };
@@ -278,11 +279,18 @@ impl Tree {
         Ok(())
     }
 
-    fn copyright(&mut self, text: &str) {
+    fn copyright(&mut self, copyright: &Copyright) {
         let name = self.name;
+        let text = copyright.file(self.format);
         match self.format {
             Format::Deb => self.file(format!("usr/share/doc/{name}/copyright"), text, Role::Documentation),
-            Format::Rpm => self.file(format!("usr/share/licenses/{name}/copyright"), text, Role::Licence),
+            Format::Rpm => {
+                let folder = format!("usr/share/licenses/{name}");
+                self.file(format!("{folder}/copyright"), text, Role::Licence);
+                for (file, text) in copyright.texts() {
+                    self.file(format!("{folder}/{file}"), text, Role::Licence);
+                }
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use super::Format;
 use crate::crates::{Graph, Package};
 use crate::dist::{Built, Library, Program};
 use crate::error::{Error, Result};
@@ -22,14 +23,32 @@ Comment: The program is one static binary. The paragraphs for crates/ and
 /// The holder of our own sources, as in `LICENSE-MIT`.
 const OWN: &str = "2026 The Slipway developers";
 
-/// Licences whose text each Debian system has, by the names in /usr/share/common-licenses.
-const COMMON: [(&str, &str); 6] = [
-    ("Apache-2.0", "Apache-2.0"),
-    ("GPL-2.0-or-later", "GPL-2"),
-    ("GPL-2.0-only", "GPL-2"),
-    ("GPL-3.0-or-later", "GPL-3"),
-    ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3"),
-    ("LGPL-2.1-or-later", "LGPL-2.1"),
+/// A licence whose text each Debian system has.
+struct Common {
+    /// As an SPDX expression.
+    licence: &'static str,
+    /// The name in /usr/share/common-licenses, and that of the file in other packages.
+    file: &'static str,
+    text: &'static str,
+}
+
+const fn common(licence: &'static str, file: &'static str, text: &'static str) -> Common {
+    Common { licence, file, text }
+}
+
+const APACHE: &str = include_str!("../../../../LICENSE-APACHE");
+const GPL_2: &str = include_str!("../../../../LICENSE-GPL-2.0");
+const GPL_3: &str = include_str!("../../../../LICENSE-GPL-3.0");
+const LGPL: &str = include_str!("licences/LGPL-2.1");
+const GCC_EXCEPTION: &str = include_str!("licences/GCC-exception-3.1");
+
+const COMMON: [Common; 6] = [
+    common("Apache-2.0", "Apache-2.0", APACHE),
+    common("GPL-2.0-or-later", "GPL-2", GPL_2),
+    common("GPL-2.0-only", "GPL-2", GPL_2),
+    common("GPL-3.0-or-later", "GPL-3", GPL_3),
+    common("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3", GPL_3),
+    common("LGPL-2.1-or-later", "LGPL-2.1", LGPL),
 ];
 
 /// The first words of another licence in the crates' files, and words that a similar one does not have.
@@ -56,11 +75,49 @@ struct Part {
     licence: String,
 }
 
-/// The copyright file of a program's package.
+/// The licences of a program's package.
+pub(super) struct Copyright {
+    /// The paragraphs for files.
+    parts: String,
+    licences: Vec<Licence>,
+}
+
+/// A licence with a paragraph of its own.
+struct Licence {
+    title: String,
+    /// The paragraph's text, without that of `common`.
+    text: String,
+    common: Option<&'static Common>,
+}
+
+impl Copyright {
+    /// The copyright file, for a package of this format.
+    pub(super) fn file(&self, format: Format) -> String {
+        let mut out = self.parts.clone();
+        for Licence { title, text, common } in &self.licences {
+            out.push_str(&format!("\nLicense: {title}\n{text}"));
+            let Some(Common { file, .. }) = common else { continue };
+            out.push_str(&match format {
+                Format::Deb => {
+                    format!(" The full text is in /usr/share/common-licenses/{file} on Debian systems.\n")
+                }
+                Format::Rpm => format!(" The full text is in the file {file} next to this one.\n"),
+            });
+        }
+        out
+    }
+
+    /// The texts that the copyright file refers to, by the names of their files. Debian systems have them.
+    pub(super) fn texts(&self) -> BTreeMap<&'static str, &'static str> {
+        self.licences.iter().filter_map(|one| one.common).map(|common| (common.file, common.text)).collect()
+    }
+}
+
+/// The licences of a program's package.
 ///
 /// # Errors
 /// Cargo's metadata cannot be read; a licence has no text.
-pub(super) fn text(program: Program, built: &Built) -> Result<String> {
+pub(super) fn of(program: Program, built: &Built) -> Result<Copyright> {
     let binary = Graph::of_program(program.package, program.name, &built.triple)?;
     let programs = (program.name == "slipway").then(Graph::of_bpf_programs).transpose()?;
     let root = &binary.packages[&binary.root];
@@ -91,10 +148,8 @@ pub(super) fn text(program: Program, built: &Built) -> Result<String> {
         ));
         licences.extend(licences_of(&part.licence));
     }
-    for licence in licences {
-        out.push_str(&format!("\nLicense: {}\n{}", debian(&licence), body(&licence, &published)?));
-    }
-    Ok(out)
+    let licences = licences.iter().map(|licence| paragraph(licence, &published)).collect::<Result<_>>()?;
+    Ok(Copyright { parts: out, licences })
 }
 
 fn holders(names: &[&str]) -> BTreeSet<String> {
@@ -192,19 +247,19 @@ fn licences_of(expression: &str) -> Vec<String> {
     plain.split(" OR ").map(|name| name.trim().to_owned()).collect()
 }
 
-/// The text of a licence's own paragraph: that of Debian's file, or of the first crate that has it.
-fn body(licence: &str, crates: &[&Package]) -> Result<String> {
-    if let Some((_, file)) = COMMON.iter().find(|(name, _)| *name == licence) {
-        let exception = if licence.contains("GCC-exception") {
-            " With the GCC Runtime Library Exception, version 3.1: a program that contains\n this \
-             library by way of compilation may have any licence.\n .\n"
-        } else {
-            ""
-        };
-        return Ok(format!(
-            "{exception} The full text is in /usr/share/common-licenses/{file} on Debian systems.\n"
-        ));
-    }
+/// A licence's own paragraph.
+fn paragraph(licence: &str, crates: &[&Package]) -> Result<Licence> {
+    let common = COMMON.iter().find(|common| common.licence == licence);
+    let text = match common {
+        Some(_) if licence.contains("GCC-exception") => format!("{} .\n", indented(GCC_EXCEPTION)),
+        Some(_) => String::new(),
+        None => indented(&text_in(licence, crates)?),
+    };
+    Ok(Licence { title: debian(licence), text, common })
+}
+
+/// The text of a licence in the first crate that has it.
+fn text_in(licence: &str, crates: &[&Package]) -> Result<String> {
     let missing = || Error::Failed(format!("no crate has the text of the licence {licence}"));
     let (_, start, words) = TEXTS.iter().find(|(name, ..)| *name == licence).ok_or_else(missing)?;
     let has_it = |package: &&&Package| licences_of(&package.licence).iter().any(|name| name == licence);
@@ -212,12 +267,16 @@ fn body(licence: &str, crates: &[&Package]) -> Result<String> {
         let at = text.find(start)?;
         text.to_lowercase().contains(&words.to_lowercase()).then(|| text[at..].to_owned())
     });
-    let text = found.ok_or_else(missing)?;
+    found.ok_or_else(missing)
+}
+
+/// The lines of a field's text.
+fn indented(text: &str) -> String {
     let lines = text.trim_end().lines().map(|line| match line.trim_end() {
         "" => " .\n".to_owned(),
         line => format!(" {}\n", line.trim_start_matches(' ')),
     });
-    Ok(lines.collect())
+    lines.collect()
 }
 
 #[cfg(test)]
@@ -236,6 +295,28 @@ mod tests {
         ] {
             assert_eq!(holder(line).as_deref(), want, "{line}");
         }
+    }
+
+    #[test]
+    fn an_rpm_has_the_texts_that_a_debian_system_has() {
+        let names = ["GPL-2.0-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1", "LGPL-2.1-or-later"];
+        let licences = names.map(|name| paragraph(name, &[]).unwrap()).into();
+        let copyright = Copyright { parts: HEADER.to_owned(), licences };
+        let texts = copyright.texts();
+        for (name, title) in [
+            ("GPL-2", "GNU GENERAL PUBLIC LICENSE Version 2, June 1991"),
+            ("GPL-3", "GNU GENERAL PUBLIC LICENSE Version 3, 29 June 2007"),
+            ("LGPL-2.1", "GNU LESSER GENERAL PUBLIC LICENSE Version 2.1, February 1999"),
+        ] {
+            let words: Vec<&str> = texts[name].split_whitespace().collect();
+            assert!(words.join(" ").starts_with(title), "{name}");
+            let of = |format| copyright.file(format);
+            assert!(of(Format::Rpm).contains(&format!(" in the file {name} next to this one.\n")));
+            assert!(of(Format::Deb).contains(&format!(" /usr/share/common-licenses/{name} on ")));
+            assert!(!of(Format::Rpm).contains("common-licenses"));
+            assert!(of(Format::Rpm).contains("\n GCC RUNTIME LIBRARY EXCEPTION\n .\n"));
+        }
+        assert_eq!(texts.len(), names.len());
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Build<'_> {
         let source = Source::read(self)?;
         let mut packages = Vec::new();
         for (program, binary) in &self.built.programs {
-            let copyright = copyright::text(*program, self.built)?;
+            let copyright = copyright::of(*program, self.built)?;
             for format in formats {
                 let package = content::package(*program, binary, *format, &source, &copyright)?;
                 packages.push(match format {
