@@ -139,6 +139,9 @@ fn nothing_is_left(machine: &Machine, _suite: &str) {
     let unit = machine.run("cat /usr/lib/systemd/system/slipwayd.service");
     assert!(unit.contains("\nExecStart=/usr/bin/slipwayd run "), "{unit}");
     machine.run("slipway version && slipwayd version && test -s /usr/share/man/man8/slipway.8.gz");
+    // Where netavark looks for drivers.
+    assert_eq!(machine.run("readlink -f /usr/lib/netavark/slipway").trim(), OWN);
+    assert!(machine.run("/usr/lib/netavark/slipway info").contains("\"api_version\""));
     // Neither has the administrator enabled it.
     assert_eq!(machine.run("find /etc/systemd/system -name 'slipway*'"), "");
     for package in ["new/slipwayd", "new/slipway"] {
