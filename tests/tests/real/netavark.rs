@@ -8,10 +8,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, ask_once, expect, expect_closed};
 use slipway_tests::system::System;
-use slipway_tests::{BridgeNetfilter, Host, Node, Proto, Snapshot, Space, at, is_peer, patience};
+use slipway_tests::{
+    BridgeNetfilter, Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer, patience,
+};
 
 /// Each test on podman and netavark of each Debian suite that has them.
 macro_rules! on {
@@ -31,9 +33,9 @@ macro_rules! on {
 }
 
 on! {
-    trixie: from_run_to_removal networks every_form_of_publish a_pod a_reboot killed_processes errors
+    trixie: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
         from_the_bridge_driver;
-    unstable: from_run_to_removal networks every_form_of_publish a_pod a_reboot killed_processes errors
+    unstable: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
         from_the_bridge_driver;
 }
 
@@ -98,6 +100,13 @@ impl World {
         let output = self.system.try_run(&words);
         assert_ne!(output.code, Some(0), "{words:?} should have failed: {output}");
         output.stderr
+    }
+
+    /// A network as `podman network inspect` prints it.
+    fn network(&self, name: &str) -> Value {
+        let list: Value =
+            serde_json::from_str(&self.podman(&format!("network inspect {name}"))).expect("JSON");
+        list[0].clone()
     }
 
     /// Starts the web server, which answers with the name `name`.
@@ -220,18 +229,15 @@ fn networks(packages: &Path) {
     let World { node, client, .. } = &world;
     // podman chooses nothing for a driver: the driver does.
     world.podman("network create --driver slipway --ipv6 --opt mtu=1400 green");
-    let green: Value = serde_json::from_str(&world.podman("network inspect green")).expect("JSON");
-    assert_eq!(
-        (&green[0]["driver"], green[0]["subnets"].as_array().map(Vec::len)),
-        (&"slipway".into(), Some(2))
-    );
-    assert_eq!(green[0]["subnets"][0]["subnet"], "10.89.1.0/24");
+    let green = world.network("green");
+    assert_eq!((&green["driver"], green["subnets"].as_array().map(Vec::len)), (&"slipway".into(), Some(2)));
+    assert_eq!(green["subnets"][0]["subnet"], "10.89.1.0/24");
     // The gateways are those that podman chooses for its own driver.
     world.podman("network create --ipv6 own");
-    let own: Value = serde_json::from_str(&world.podman("network inspect own")).expect("JSON");
+    let own = world.network("own");
     world.podman("network rm own");
     for network in [green, own] {
-        for subnet in network[0]["subnets"].as_array().expect("subnets") {
+        for subnet in network["subnets"].as_array().expect("subnets") {
             let (net, gateway) = (subnet["subnet"].as_str(), subnet["gateway"].as_str());
             let parts = net.and_then(|net| net.split_once("0/").or(net.split_once('/')));
             assert_eq!(gateway, parts.map(|(network, _)| format!("{network}1")).as_deref(), "{subnet}");
@@ -287,6 +293,116 @@ fn networks(packages: &Path) {
     assert!(ask_once(client, at(client.node_v4, 8081), Duration::from_secs(1)).is_err());
     world.podman("rm --force a b");
     world.podman("network rm green hidden blue");
+}
+
+/// The options of networks, but for `vlan`, which the suite `netavark` tries on kernels that have it.
+fn options_of_networks(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let World { node, client, system } = &world;
+    let create = "network create --driver slipway --opt isolate=true";
+    world.podman(&format!(
+        "{create} --subnet 10.91.0.0/24 --gateway 10.91.0.254 --ip-range 10.91.0.128/28 --subnet fd00:91::/64 \
+         --route 198.18.0.0/15,10.91.0.253,7 --opt mtu=1400 --interface-name br-red red"
+    ));
+    world.podman(&format!(
+        "{create} --subnet 10.92.0.0/24 --subnet fd00:92::/64 --opt ipMasq=false --opt backend=iptables plain"
+    ));
+    let red = world.network("red");
+    assert_eq!(red["network_interface"], "br-red");
+    let subnet = &red["subnets"][0];
+    assert_eq!(
+        (&subnet["gateway"], &red["subnets"][1]["gateway"]),
+        (&"10.91.0.254".into(), &"fd00:91::1".into())
+    );
+    assert_eq!(subnet["lease_range"]["start_ip"], "10.91.0.129");
+    let route = json!({"destination": "198.18.0.0/15", "gateway": "10.91.0.253", "metric": 7});
+    assert_eq!((&red["routes"][0], &red["options"]), (&route, &json!({"isolate": "true", "mtu": "1400"})));
+    let of_red =
+        "--network red --ip6 fd00:91::77 --publish 8080:80 --publish 5353:53/udp --publish 8090:90/sctp";
+    let of_plain = "--network plain --publish 8081:80";
+    for (name, options) in [("web", of_red), ("other", of_plain)] {
+        world.run_web(name, options);
+        world.podman(&format!("rm --force {name}"));
+    }
+    let before = world.state();
+    world.run_web("web", of_red);
+    world.run_web("other", of_plain);
+    let (in_red, in_plain) = (world.inside("web"), world.inside("other"));
+    let (web, other) = (world.address("web", "red"), world.address("other", "plain"));
+
+    assert!((129..144).contains(&web.0.octets()[3]) && web.0.octets()[..3] == [10, 91, 0], "{}", web.0);
+    assert_eq!(web.1.to_string(), "fd00:91::77");
+    assert_eq!(world.inspect("web")["Networks"]["red"]["Gateway"], "10.91.0.254");
+    let routes = in_red.cmd("ip route");
+    for route in ["default via 10.91.0.254 dev eth0 ", "198.18.0.0/15 via 10.91.0.253 dev eth0 metric 7"] {
+        assert!(routes.contains(route), "{routes}");
+    }
+    let ends = node.cmd("ip -oneline link show master br-red");
+    assert!(ends.lines().count() == 1 && ends.contains(" mtu 1400 "), "{ends}");
+    assert_eq!((&in_red.link("eth0")["mtu"], &node.link("br-red")["mtu"]), (&json!(1400), &json!(1400)));
+
+    // Isolated from each other, but not from the node and what is outside.
+    for (from, to) in [
+        (&in_red, IpAddr::from(other.0)),
+        (&in_red, other.1.into()),
+        (&in_plain, web.0.into()),
+        (&in_plain, web.1.into()),
+    ] {
+        assert!(ask_once(from, at(to, 80), Duration::from_secs(1)).is_err(), "{} reaches {to}", from.name());
+    }
+    for (to, name) in [(other, "other"), (web, "web")] {
+        expect(node, (to.0, 80), name);
+        expect(node, (to.1, 80), name);
+    }
+    world.open(8080, "web");
+    assert_eq!(expect(client, (client.node_v4, 8081), "other"), client.v4);
+    assert_eq!(expect(client, (client.node_v6, 8081), "other"), client.v6);
+    assert!(node.ruleset().contains("CNI-DN-"), "{}", node.ruleset());
+    let far = client.serve(Proto::Tcp, "[::]:7", "far");
+    for (from, to, seen) in [
+        (&in_red, IpAddr::from(client.v4), IpAddr::from(client.node_v4)),
+        (&in_red, client.v6.into(), client.node_v6.into()),
+        (&in_plain, client.v4.into(), other.0.into()),
+        (&in_plain, client.v6.into(), other.1.into()),
+    ] {
+        assert_eq!(from.expect(Proto::Tcp, (to, 7), "far").peer.ip().to_canonical(), seen);
+    }
+    drop(far);
+
+    let listed = node.slipway("ports");
+    assert!(listed.lines().any(|line| line.contains("sctp") && line.contains("8090")), "{listed}");
+    let has_sctp_rule = || node.ruleset().lines().any(|line| line.contains("sctp") && line.contains("8090"));
+    assert!(has_sctp_rule(), "{}", node.ruleset());
+    if has_sctp() {
+        for (to, address) in
+            [(IpAddr::from(client.node_v4), IpAddr::from(web.0)), (client.node_v6.into(), web.1.into())]
+        {
+            expect_sctp(client, at(to, 8090), &in_red, at(address, 90));
+        }
+    }
+    let id = world.podman("inspect --format {{.Id}} web");
+    let explain = format!("/opt/cni/bin/slipway explain tcp {}:8080 --from {}", client.node_v4, client.v4);
+    let explained = system.run(&explain.split(' ').collect::<Vec<_>>());
+    // Long IDs are cut.
+    assert!(explained.contains(&id[..32]), "{id}: {explained}");
+
+    node.cmd("nft flush ruleset");
+    world.podman("network reload --all");
+    world.open(8080, "web");
+    expect(client, (client.node_v4, 8081), "other");
+    let address = at(world.address("web", "red").1, 53).to_string();
+    let dns = world.inside("web").serve(Proto::Udp, &address, "dns");
+    assert_eq!(client.expect(Proto::Udp, (client.node_v6, 5353), "dns").peer.ip(), client.v6);
+    drop(dns);
+    assert!(
+        ask_once(&in_red, at(other.0, 80), Duration::from_secs(1)).is_err(),
+        "a reload keeps the isolation"
+    );
+    world.podman("rm --force web other");
+    world.closed(8080);
+    assert!(!has_sctp_rule() && !node.has_link("br-red"), "{}", node.ruleset());
+    before.assert_same(&world.state());
+    world.podman("network rm red plain");
 }
 
 fn every_form_of_publish(packages: &Path) {
@@ -400,6 +516,15 @@ fn killed_processes(packages: &Path) {
         world.closed(8080);
         before.assert_same(&world.state());
     }
+    // conmon: the container runs on, and no process cleans up after it.
+    world.run_web("web", "--network blue --publish 8080:80");
+    let conmon = world.podman("inspect --format {{.State.ConmonPid}} web");
+    system.run(&["/bin/busybox", "kill", "-9", conmon.trim()]);
+    world.open(8080, "web");
+    // The first removal ends the container, and fails for want of its exit code.
+    system.wait_for("the removal", || system.try_run(&["podman", "rm", "--force", "web"]).code == Some(0));
+    world.closed(8080);
+    before.assert_same(&world.state());
     // The container's process.
     world.run_web("web", "--network blue --publish 8080:80");
     let pid = world.podman("inspect --format {{.State.Pid}} web");
