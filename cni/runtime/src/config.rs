@@ -2,6 +2,7 @@
 
 //! The configuration directory: `*.conflist` files, and legacy single configurations.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ use crate::network::Network;
 
 /// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
+/// The usual plugin directories: of archives, of Debian, of Fedora, and of Slipway's packages where there are no links to it.
+const PLUGINS: [&str; 4] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/lib/slipway/cni"];
 /// The extension of lists.
 pub(crate) const LIST: &str = "conflist";
 /// The extensions of single configurations.
@@ -181,6 +184,24 @@ pub(crate) fn wrong(path: &Path, error: ListError) -> LoadError {
     LoadError::List { path: path.display().to_string(), error }
 }
 
+/// The plugin directories of a program that is given none: those of `CNI_PATH`, with colons between them; else the usual
+/// ones that exist, `/opt/cni/bin` first; else that one.
+#[must_use]
+pub fn plugin_directories() -> Vec<PathBuf> {
+    usual_directories(std::env::var_os("CNI_PATH").as_deref(), Path::is_dir)
+}
+
+fn usual_directories(path: Option<&OsStr>, exists: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let named = path.map(std::env::split_paths).into_iter().flatten();
+    // An empty part would mean the working directory.
+    let named: Vec<PathBuf> = named.filter(|path| !path.as_os_str().is_empty()).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    let usual: Vec<PathBuf> = PLUGINS.iter().map(PathBuf::from).filter(|path| exists(path)).collect();
+    if usual.is_empty() { vec![PLUGINS[0].into()] } else { usual }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -195,6 +216,23 @@ mod tests {
 
     fn types(loaded: &Network) -> Vec<&str> {
         loaded.list().plugins.iter().map(|plugin| plugin["type"].as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn plugins_are_where_the_caller_or_a_package_has_them() {
+        let of = |path: Option<&str>, exist: &[&str]| {
+            let found = usual_directories(path.map(OsStr::new), |path| {
+                exist.iter().any(|one| path == Path::new(one))
+            });
+            found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        let package = ["/usr/lib/slipway/cni", "/usr/lib/cni"];
+        assert_eq!(of(None, &package), "/usr/lib/cni /usr/lib/slipway/cni");
+        assert_eq!(of(None, &["/opt/cni/bin", "/usr/lib/cni"]), "/opt/cni/bin /usr/lib/cni");
+        assert_eq!(of(Some("/srv/a::/srv/b"), &package), "/srv/a /srv/b");
+        for none in [None, Some(""), Some(":")] {
+            assert_eq!(of(none, &[]), "/opt/cni/bin");
+        }
     }
 
     #[test]

@@ -60,6 +60,15 @@ fn published_ports_answer_all_the_time(machine: &Machine) {
     }
     client.expect_none(Proto::Tcp, port);
     assert!(!pod.has_link("eth0"));
+    // The commands find the plugins where the package has them.
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [bridge, portmap]});
+    machine.run(&format!("test ! -e /opt/cni/bin\necho '{list}' > /tmp/net.conflist"));
+    let detached = machine.run("slipway detach net pod eth0 --conflist /tmp/net.conflist");
+    assert_eq!(detached, "detached net pod eth0\n");
+    let bundle = "slipway support-bundle --file /tmp/bundle.tar && tar -xOf /tmp/bundle.tar slipway-support/plugins.txt";
+    let found = machine.run(bundle);
+    assert!(found.contains("/usr/lib/cni\n    bandwidth "), "{found}");
+    assert!(found.contains("/usr/lib/slipway/cni\n    bandwidth "), "{found}");
 }
 
 /// The service's own command is run here, for no systemd restarts it.

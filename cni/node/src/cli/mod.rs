@@ -14,9 +14,6 @@ use slipwayd::kubelet_command::KubeletOptions;
 
 pub(crate) use table::PROGRAM;
 
-/// The plugin directory without `--cni-bin-dir`.
-const PLUGINS: &str = "/opt/cni/bin";
-
 /// Options that the network plugins of kubelet have no use for.
 const WITHOUT_PLUGIN: [&str; 6] = ["--ip", "--mac", "--alias", "--cgroup-path", "--uid", "--default-network"];
 
@@ -115,7 +112,7 @@ impl Given {
 
     /// The plugin directories.
     pub(crate) fn plugin_dirs(&self) -> Vec<PathBuf> {
-        if self.plugin_dirs.is_empty() { vec![PLUGINS.into()] } else { self.plugin_dirs.clone() }
+        if self.plugin_dirs.is_empty() { config::plugin_directories() } else { self.plugin_dirs.clone() }
     }
 }
 

@@ -47,8 +47,12 @@ const CGROUP_PATH: Opt =
 const KEEP: Opt = Opt::value("--keep", Value::Text("ID"), "the sandbox of a valid pod").many();
 const ALL: Opt = Opt::switch("--all", "no pod is valid");
 const WATCH: Opt = Opt::switch("--watch", "print again after each change");
-const PLUGINS: Opt =
-    Opt::value("--cni-bin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many();
+const PLUGINS: Opt = Opt::value(
+    "--cni-bin-dir",
+    Value::Directory,
+    "a plugin directory (those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and /usr/lib/slipway/cni)",
+)
+.many();
 const CONFIGURATIONS: Opt =
     Opt::value("--cni-conf-dir", Value::Directory, "the configuration directory (/etc/cni/net.d)");
 const CACHE: Opt = Opt::value("--cache-dir", Value::Directory, "the cache of attachments (/var/lib/cni)");
@@ -564,6 +568,7 @@ pub(crate) static PROGRAM: Program = Program {
         ("KUBECONFIG", "how to reach the API server, for `slipwayd run`"),
         ("NO_COLOR", "`slipwayd top` uses no colours"),
         ("TERM", "the terminal; with `dumb`, `slipwayd top` prints tables"),
+        ("CNI_PATH", "the plugin directories without --cni-bin-dir, with colons between them"),
         ("CNI_ARGS", "further arguments for the plugins, KEY=VALUE;KEY=VALUE"),
     ],
     files: &[

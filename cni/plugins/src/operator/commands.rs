@@ -17,6 +17,11 @@ const CACHE_DIR: Opt = Opt::value(
     "the cache, if it is neither /var/lib/cni, /var/lib/cni/cache nor /run/slipway/netavark; its files are in DIR/results",
 )
 .many();
+const PLUGIN_DIR: Opt = Opt::value(
+    "--plugin-dir",
+    Value::Directory,
+    "a plugin directory (those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and /usr/lib/slipway/cni)",
+);
 const TO: Opt = Opt::value("--to", Value::Directory, "the plugin directory (/opt/cni/bin)");
 const SHARE_DIR: Opt = Opt::value(
     "--share-dir",
@@ -195,7 +200,7 @@ pub static COMMANDS: &[Command] = &[
                 "the network's configuration, for an attachment that no cache has",
             ),
             CACHE_DIR,
-            Opt::value("--plugin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many(),
+            PLUGIN_DIR.many(),
             OUTPUT,
         ],
         exit_codes: &[(3, "with --only-if: it was left alone, for the reason that is printed")],
@@ -262,7 +267,7 @@ pub static COMMANDS: &[Command] = &[
                 .short('o')
                 .older("--output"),
             Opt::value("--config-dir", Value::Directory, "the networks' configurations (/etc/cni/net.d)"),
-            Opt::value("--plugin-dir", Value::Directory, "the plugin directory (/opt/cni/bin)"),
+            PLUGIN_DIR,
         ],
         exit_codes: &[],
         examples: &[
@@ -450,10 +455,16 @@ pub(super) static PROGRAM: Program = Program {
         )
     },
     commands: COMMANDS,
-    environment: &[(
-        "SLIPWAY_LOG",
-        "the level of the log on standard error: error, warn, info, debug, trace, or levels by module",
-    )],
+    environment: &[
+        (
+            "SLIPWAY_LOG",
+            "the level of the log on standard error: error, warn, info, debug, trace, or levels by module",
+        ),
+        (
+            "CNI_PATH",
+            "the plugin directories of `cnitool`, and of `detach` and `support-bundle` without --plugin-dir, with colons between them",
+        ),
+    ],
     files: &[
         ("/opt/cni/bin", "the plugin directory"),
         ("/etc/cni/net.d", "the networks"),

@@ -10,7 +10,7 @@ use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::dir::DirError;
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{RouteError, RouteSocket};
-use cni_runtime::config::LoadError;
+use cni_runtime::config::{self, LoadError};
 use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
 use cni_spec::Attachment;
 use nix::errno::Errno;
@@ -22,8 +22,6 @@ use crate::netavark;
 
 /// The exit code if the attachment was left alone.
 const KEPT: u8 = 3;
-/// The plugin directory without `--plugin-dir`.
-const PLUGINS: &str = "/opt/cni/bin";
 /// The key of `CNI_ARGS` in which the container runtimes of Kubernetes name a pod's sandbox.
 const SANDBOX: &str = "K8S_POD_INFRA_CONTAINER_ID";
 
@@ -78,15 +76,15 @@ struct Options {
 
 impl Options {
     fn new(given: &Given) -> Self {
-        let paths = |name: &str, default: &[&str]| -> Vec<PathBuf> {
+        let paths = |name: &str, default: fn() -> Vec<PathBuf>| -> Vec<PathBuf> {
             let paths: Vec<PathBuf> = given.values(name).map(PathBuf::from).collect();
-            if paths.is_empty() { default.iter().map(PathBuf::from).collect() } else { paths }
+            if paths.is_empty() { default() } else { paths }
         };
         Self {
             only: given.value("--only-if").map(|word| if word == "gone" { Only::Gone } else { Only::Unused }),
             conflist: given.value("--conflist").map(PathBuf::from),
-            caches: paths("--cache-dir", &caches::USUAL),
-            plugins: paths("--plugin-dir", &[PLUGINS]),
+            caches: paths("--cache-dir", || caches::USUAL.map(PathBuf::from).into()),
+            plugins: paths("--plugin-dir", config::plugin_directories),
         }
     }
 }

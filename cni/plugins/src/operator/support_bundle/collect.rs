@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::fmt::{Display, Write as _};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cni_dataplane::{Owner, dump};
 use cni_kernel::AddressFamily;
@@ -103,8 +103,8 @@ impl Part {
 pub(super) struct Places<'a> {
     /// The networks' configurations.
     pub(super) configurations: &'a Path,
-    /// The plugins.
-    pub(super) plugins: &'a Path,
+    /// The directories of plugins.
+    pub(super) plugins: &'a [PathBuf],
 }
 
 /// Collects all parts.
@@ -131,7 +131,7 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
             "modules of the kernel",
             fs::read_to_string("/proc/modules").map(|text| modules(&text)),
         ),
-        Part::read("plugins.txt", "names in the plugin directory", listing(places.plugins)),
+        Part::read("plugins.txt", "names in the plugin directories", listings(places.plugins)),
         Part::read(
             "reservations.txt",
             "reservations of host-local: addresses, container IDs",
@@ -284,6 +284,10 @@ fn settings() -> String {
 }
 
 /// Names, sizes and the targets of links.
+fn listings(directories: &[PathBuf]) -> Result<String, DirError> {
+    directories.iter().map(|directory| listing(directory)).collect()
+}
+
 fn listing(directory: &Path) -> Result<String, DirError> {
     let opened = DurableDir::open(directory)?;
     let mut names = opened.list()?;
@@ -555,7 +559,7 @@ mod tests {
     fn each_file_has_a_rule_and_one_without_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.conf"), "{}").unwrap();
-        let parts = all(&Places { configurations: dir.path(), plugins: dir.path() });
+        let parts = all(&Places { configurations: dir.path(), plugins: &[dir.path().to_owned()] });
         for part in &parts {
             assert!(rule(&part.name).is_some(), "{} has no rule", part.name);
         }

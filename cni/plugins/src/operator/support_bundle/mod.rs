@@ -19,6 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use collect::{Part, Places};
 use tar::Archive;
 
+use cni_runtime::config;
 use slipway_cli::{Failure, Given};
 
 /// The directory in the archive.
@@ -29,9 +30,10 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let usual = || PathBuf::from(format!("{FOLDER}-{time}.tar"));
     let file = given.value("--file").map_or_else(usual, PathBuf::from);
+    let named = given.value("--plugin-dir").map(|path| vec![PathBuf::from(path)]);
     let parts = collect::all(&Places {
         configurations: Path::new(given.value("--config-dir").unwrap_or("/etc/cni/net.d")),
-        plugins: Path::new(given.value("--plugin-dir").unwrap_or("/opt/cni/bin")),
+        plugins: &named.unwrap_or_else(config::plugin_directories),
     });
     write(&file, &parts, time).map_err(|e| Failure::Failed(format!("write {}: {e}", file.display())))?;
     summary(&file, &parts, out)?;
