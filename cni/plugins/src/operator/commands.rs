@@ -143,11 +143,11 @@ pub static COMMANDS: &[Command] = &[
             Opt::value("--network", NAME, "the network (the first one, which a runtime takes)"),
             Opt::value("--config", Value::File, "the network's configuration, in place of --network"),
             Opt::value("--config-dir", Value::Directory, "the networks' configurations (/etc/cni/net.d)"),
-            Opt::value("--plugin-dir", Value::Directory, "a plugin directory (/opt/cni/bin)").many(),
+            PLUGIN_DIR.many(),
             Opt::switch("--clean", "only remove what a killed test left"),
             OUTPUT,
         ],
-        exit_codes: &[(1, "the test could not run"), (3, "a check failed; the cause is printed")],
+        exit_codes: &[(1, "the test could not run"), (3, "a check failed; the reason is printed")],
         examples: &[
             ("slipway connectivity-test", "the first network of /etc/cni/net.d"),
             ("slipway connectivity-test --network pods --config-dir /etc/containers/cni --output json", "for a program"),
@@ -462,7 +462,7 @@ pub(super) static PROGRAM: Program = Program {
         ),
         (
             "CNI_PATH",
-            "the plugin directories of `cnitool`, and of `detach` and `support-bundle` without --plugin-dir, with colons between them",
+            "the plugin directories of `cnitool`, and of `connectivity-test`, `detach` and `support-bundle` without --plugin-dir, with colons between them",
         ),
     ],
     files: &[

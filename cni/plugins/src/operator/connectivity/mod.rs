@@ -31,8 +31,6 @@ use traffic::Server;
 const SERVED: u16 = 8080;
 /// The published port is one of these: below the ports that the kernel chooses for clients.
 const PORTS: std::ops::Range<u16> = 20000..30000;
-/// The plugin directory of runtimes.
-const PLUGIN_DIR: &str = "/opt/cni/bin";
 /// The exit code if a promise is not kept.
 const BROKEN: u8 = 3;
 
@@ -145,7 +143,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
     let network = network(given).map_err(Failure::failed)?;
     let mut dirs: Vec<PathBuf> = given.values("--plugin-dir").map(PathBuf::from).collect();
     if dirs.is_empty() {
-        dirs.push(PLUGIN_DIR.into());
+        dirs = config::plugin_directories();
     }
     let tried = test(&site, network, &dirs, &mut |row| {
         // A closed standard error does not end the test.
