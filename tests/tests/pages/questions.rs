@@ -3,7 +3,7 @@
 //! The pages of `docs/questions`.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::thread;
 
 use serde_json::json;
@@ -46,6 +46,9 @@ pub(crate) fn container_cannot_reach_outside(page: &mut Reader) {
     world.while_tried(&web.pod, (outside, 9000), || page.types(&world.node, "slipway trace"));
     world.node.nft("delete table ip filter");
     page.types(&world.node, "slipway explain");
+    for (family, next) in [("-4", IpAddr::from(world.client.v4)), ("-6", world.client.v6.into())] {
+        world.node.cmd(&format!("ip {family} route add default via {next}"));
+    }
     page.types(&world.node, "slipway connectivity-test");
 }
 

@@ -218,6 +218,7 @@ mod tests {
             not shown: "outside" is a namespace behind a veth of the node: the path over the uplink, its driver and what filters before the node are not tried
             not shown: rules that name an uplink or an address of a client do not see the test's packets as theirs
             not shown: BPF programs at uplinks carry no packet of "outside"; those of containers do
+            not shown: of the contract: SCTP, mappings with a host address, a container of another bridge or with several networks, Services, networks that are not masqueraded, the take-over of a dead container's port, services of the node
         "#]].assert_eq(&results().text().unwrap());
     }
 
