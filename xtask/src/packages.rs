@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::run::{self, cargo};
+use crate::workspace;
 
 /// The files that each package has.
 const FILES: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "src/lib.rs"];
@@ -18,9 +19,7 @@ const LEFT_OUT: [&str; 2] = ["api/", "tests/"];
 /// # Errors
 /// A package lacks a file or a line of its manifest; or cargo fails.
 pub(crate) fn check() -> Result<Vec<String>> {
-    let printed = run::capture(&mut cargo(&["metadata", "--format-version=1", "--no-deps", "--offline"]))?;
-    let metadata: Value =
-        serde_json::from_str(&printed).map_err(|e| Error::Failed(format!("read cargo's metadata: {e}")))?;
+    let metadata = workspace::metadata()?;
     let mut names = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         // An empty list: it is published nowhere.

@@ -3,8 +3,11 @@
 //! The test programs that cargo builds, with the folder each is started in.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::progress::Log;
@@ -42,18 +45,6 @@ struct Target {
     kind: Vec<String>,
     #[serde(default)]
     test: bool,
-}
-
-/// The part of `cargo metadata` that is read.
-#[derive(Debug, serde::Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Debug, serde::Deserialize)]
-struct Package {
-    manifest_path: PathBuf,
-    targets: Vec<Target>,
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -94,13 +85,15 @@ pub(crate) fn build_with(
 /// # Errors
 /// cargo cannot read the workspace.
 pub(crate) fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
-    let printed = run::capture(&mut cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
-    let metadata: Metadata = serde_json::from_str(&printed)
-        .map_err(|e| Error::Failed(format!("what cargo metadata printed: {e}")))?;
+    let metadata = workspace::metadata()?;
     let wanted: Vec<PathBuf> =
         folders.iter().map(|folder| workspace::root().join(folder).join("Cargo.toml")).collect();
-    let packages = metadata.packages.into_iter().filter(|package| wanted.contains(&package.manifest_path));
-    let targets = packages.flat_map(|package| package.targets);
+    let is_wanted = |package: &&Value| {
+        package["manifest_path"].as_str().is_some_and(|path| wanted.iter().any(|one| one == Path::new(path)))
+    };
+    let packages = metadata["packages"].as_array().into_iter().flatten().filter(is_wanted);
+    let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let targets = targets.filter_map(|target| Target::deserialize(target).ok());
     Ok(targets.filter(|target| target.test).map(|target| target.program()).collect())
 }
 

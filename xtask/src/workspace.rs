@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use crate::error::{Error, Result};
 use crate::run;
 
@@ -19,6 +21,16 @@ pub fn root() -> &'static Path {
 /// Cargo's target folder.
 pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// The packages of the workspace and their targets, as cargo prints them.
+///
+/// # Errors
+/// cargo cannot read the workspace.
+pub(crate) fn metadata() -> Result<Value> {
+    let words = ["metadata", "--format-version=1", "--no-deps", "--locked"];
+    let printed = run::capture(&mut run::cargo(&words))?;
+    serde_json::from_str(&printed).map_err(|e| Error::Failed(format!("read cargo's metadata: {e}")))
 }
 
 /// When the commit was made, in a format of git.

@@ -15,7 +15,7 @@ use crate::dist::package::Format;
 use crate::dist::{self, Built, Program, Proof};
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
-use crate::run::{self, cargo, tool};
+use crate::run::{self, tool};
 use crate::{ebpf, vm_test, workspace};
 use sbom::Subject;
 
@@ -97,9 +97,7 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 
 /// The version of the binary.
 fn version() -> Result<String> {
-    let printed = run::capture(&mut cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
-    let metadata: Value =
-        serde_json::from_str(&printed).map_err(|e| Error::Failed(format!("read cargo's metadata: {e}")))?;
+    let metadata = workspace::metadata()?;
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
     let binary = packages.find(|package| package["name"] == "slipway");
     let version = binary.and_then(|package| package["version"].as_str());
