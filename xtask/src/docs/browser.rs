@@ -22,7 +22,7 @@ const LIMIT: &str = "60";
 const PAGES: [&str; 3] = ["index", "docs/plugins/bridge", "docs/operating"];
 const WIDTHS: [u32; 2] = [1280, 420];
 
-/// A picture of an empty page has less than half of so many bytes, one of a page of text at least twice.
+/// The bytes of a picture: an empty page has less than half as many, a page of text more than twice.
 const EMPTY: usize = 20_000;
 
 /// A word, and a page that a search for it must find.

@@ -51,7 +51,7 @@ const THREADS: usize = 6;
 
 /// The time limit of one test program.
 const SUITE_LIMIT: Duration = Duration::from_secs(1800);
-/// Of the cases of a sample one of so many is tried: outside of VMs they run ten times faster.
+/// One in so many of the sampled cases is tried: outside of VMs they run ten times faster.
 const SAMPLE: u32 = 8;
 
 /// Run the test suites on other kernels, in virtual machines.
@@ -416,7 +416,11 @@ impl Bench<'_> {
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
-        println!("  {:<8} of sampled cases one of {SAMPLE}, seed {}", kernel.name, self.seed(kernel));
+        println!(
+            "  {:<8} tried one in {SAMPLE} of the sampled cases, seed {}",
+            kernel.name,
+            self.seed(kernel)
+        );
         for figure in &outcome.figures {
             println!("  {:<8} {figure}", kernel.name);
         }
