@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at,
-    has_programs, needs, patience, slipway,
+    has_programs, needs, patience, slipway, within,
 };
 
 const LOG: &str = "/run/trace.log";
@@ -249,7 +249,8 @@ fn traced_connection(prepare: impl FnOnce(&Node)) -> String {
     let _web = world.web("ebpf");
     prepare(&world.node);
     let to = at(world.node_v4(), PORT);
-    world.traced(&format!("tcp {to} --for 3s --count 1000"), || {
+    let time = within(Duration::from_secs(3)).as_secs();
+    world.traced(&format!("tcp {to} --for {time}s --count 1000"), || {
         let mut flow = world.client.dial(Proto::Tcp, None, to, patience()).unwrap();
         for _ in 0..150 {
             assert_eq!(flow.request().unwrap().who, "web");

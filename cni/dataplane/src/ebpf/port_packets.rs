@@ -9,48 +9,42 @@ use super::setup;
 use super::store::Carriage;
 use crate::{Error, Protocol};
 
-/// The packets of a port's flows, of both directions, that the BPF programs have carried since the first look. What a
-/// flow got between the last look and its end is not among them: a record ends with its flow.
+/// Packets of the directions of flows, by the addresses that they come with.
+type Packets = HashMap<(SocketAddr, SocketAddr), u64>;
+
+/// The packets of a port's flows, of both directions, that the BPF programs have carried since the start. Those of a
+/// flow between the last look and its end are not among them: a record ends with its flow.
 #[derive(Debug)]
 pub struct CarriedPackets {
     protocol: Protocol,
     to: SocketAddr,
-    /// Packets of each direction at the last look, by the addresses that its packets come with.
-    last: HashMap<(SocketAddr, SocketAddr), u64>,
+    /// As of the last look.
+    last: Packets,
     total: u64,
 }
 
 impl CarriedPackets {
-    /// Takes the first look; none on a node without the programs.
+    /// Begins to count; none on a node without the programs.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the maps cannot be read.
     pub fn start(protocol: Protocol, to: SocketAddr) -> Result<Option<Self>, Error> {
-        let mut counted = Self { protocol, to, last: HashMap::new(), total: 0 };
-        if setup::find().is_none() {
-            return Ok(None);
-        }
-        counted.look()?;
-        counted.total = 0;
-        Ok(Some(counted))
+        let now = read(protocol, to)?;
+        Ok(now.map(|last| Self { protocol, to, last, total: 0 }))
     }
 
-    /// Reads the maps. Returns the packets since the first look.
+    /// Reads the maps. Returns the packets since the start.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the maps cannot be read.
     pub fn look(&mut self) -> Result<u64, Error> {
-        let Some(store) = setup::find() else { return Ok(self.total) };
-        let (protocol, to) = (self.protocol.number(), self.to);
-        // The reverse direction becomes one that comes from where the first one goes to.
-        let is_of = |one: &Carriage| one.protocol == protocol && (one.before.1 == to || one.after.0 == to);
-        let now =
-            store.directions()?.into_iter().filter(is_of).map(|one| (one.before, one.packets)).collect();
-        self.add(now);
+        if let Some(now) = read(self.protocol, self.to)? {
+            self.add(now);
+        }
         Ok(self.total)
     }
 
-    fn add(&mut self, now: HashMap<(SocketAddr, SocketAddr), u64>) {
+    fn add(&mut self, now: Packets) {
         for (addresses, packets) in &now {
             // A lower number is of a new record.
             let earlier = self.last.get(addresses).filter(|last| *last <= packets).copied().unwrap_or(0);
@@ -58,6 +52,15 @@ impl CarriedPackets {
         }
         self.last = now;
     }
+}
+
+fn read(protocol: Protocol, to: SocketAddr) -> Result<Option<Packets>, Error> {
+    let Some(store) = setup::find() else { return Ok(None) };
+    // The reverse direction becomes one that comes from where the first one goes to.
+    let is_of =
+        |one: &Carriage| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to);
+    let all = store.directions()?.into_iter().filter(is_of);
+    Ok(Some(all.map(|one| (one.before, one.packets)).collect()))
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary,
     Ok(Summary { ended, lost, carried, counted: added(&counted_before, ebpf::counters()?) })
 }
 
-/// The counters that have grown, by how much. One that is missing before was zero.
+/// The counters that have grown, by how much. One that `before` lacks was zero.
 fn added(before: &[(Counter, u64)], after: Vec<(Counter, u64)>) -> Vec<(Counter, u64)> {
     let earlier = |counter| before.iter().find(|one| one.0 == counter).map_or(0, |one| one.1);
     let grown = after.into_iter().map(|(counter, count)| (counter, count.saturating_sub(earlier(counter))));
@@ -197,35 +197,29 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
         text.push_str("Events were lost: there were more than could be read.\n");
     }
     if let Some(carried) = summary.carried {
-        let _written = std::fmt::Write::write_fmt(
-            &mut text,
-            format_args!(
-                "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
-                 first packets, and one a second. Of a flow that ended, the last packets are not counted.\n"
-            ),
-        );
+        text.push_str(&format!("BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
+                 first packets, and one a second. Of a flow that ended, the last packets are not counted.\n"));
     }
     if !summary.counted.is_empty() {
         text.push_str("During the trace the BPF programs counted, for all ports of the node:\n");
         for (counter, count) in &summary.counted {
             let about = ebpf::about_counter(*counter);
-            let _written = std::fmt::Write::write_fmt(&mut text, format_args!("  {count} {about}\n"));
+            text.push_str(&format!("  {count} {about}\n"));
         }
     }
     if packets == 0 && summary.carried.is_none_or(|carried| carried == 0) {
-        let _written = std::fmt::Write::write_fmt(
-            &mut text,
-            format_args!(
-                "`slipway explain {} {}` shows what a packet would meet.\n",
-                wanted.protocol, wanted.to
-            ),
-        );
+        text.push_str(&format!(
+            "`slipway explain {} {}` shows what a packet would meet.\n",
+            wanted.protocol, wanted.to
+        ));
     }
     text
 }
 
 /// The document of `slipway trace`.
 fn document(wanted: &Wanted, summary: &Summary, packets: &[Value]) -> Value {
+    let counters = summary.counted.iter().map(|(counter, count)| (ebpf::of_counter(*counter), count));
+    let counters: BTreeMap<_, _> = counters.collect();
     json!({
         "protocol": wanted.protocol.as_str(),
         "destination": wanted.to.to_string(),
@@ -233,7 +227,7 @@ fn document(wanted: &Wanted, summary: &Summary, packets: &[Value]) -> Value {
         "ended": summary.ended,
         "events_lost": summary.lost,
         "carried_packets": summary.carried,
-        "counters": summary.counted.iter().map(|(counter, count)| (ebpf::of_counter(*counter), count)).collect::<BTreeMap<_, _>>(),
+        "counters": counters,
     })
 }
 
