@@ -103,12 +103,12 @@ impl Stage<'_> {
         }
         let IpAddr::V4(node) = ends.node else { return Ok(()) };
         let near = RouteSocket::open()?.link(LINK)?.mac;
-        self.guard(Sender::In(Member::Outside), ends.outside, node, near, server)?;
+        self.guard(Member::Outside, ends.outside, node, near, server)?;
         // The first interface of the host is the bridge, or the only link.
         let near = self.other.interfaces.iter().find(|one| one.sandbox.is_empty());
         let near = near.and_then(|one| one.mac.parse().ok());
         match address(self.other, family) {
-            Some((other, _)) => self.guard(Sender::In(Member::Other), other, node, near, server),
+            Some((other, _)) => self.guard(Member::Other, other, node, near, server),
             None => Ok(()),
         }
     }
@@ -127,18 +127,9 @@ impl Stage<'_> {
         }
         for (ip, what) in targets {
             let to = SocketAddr::new(ip, port);
-            let promise = |from, source| Promise {
-                from,
-                from_port: 0,
-                protocol,
-                to,
-                what,
-                server: Member::Pod,
-                source,
-                page: CONTRACT,
-            };
+            let promise = |from, source| Promise { source, ..Promise::new(from, protocol, to, what) };
             let at_bridge = if self.plan.has_bridge() { gateway } else { None };
-            let outside = if self.plan.portmap_is("masqAll") { at_bridge } else { Some(ends.outside) };
+            let outside = if self.plan.masquerades_clients() { at_bridge } else { Some(ends.outside) };
             self.request(&promise(Sender::In(Member::Outside), outside))?;
             self.request(&promise(Sender::Node, None))?;
             self.request(&promise(Sender::In(Member::Other), at_bridge))?;
@@ -149,8 +140,7 @@ impl Stage<'_> {
             let to = SocketAddr::new(gateway, port);
             let (from, what) = (Sender::In(Member::Other), "the bridge's address");
             let source = if self.plan.has_bridge() { Some(gateway) } else { None };
-            let (server, page) = (Member::Pod, CONTRACT);
-            self.request(&Promise { from, from_port: 0, protocol, to, what, server, source, page })?;
+            self.request(&Promise { source, ..Promise::new(from, protocol, to, what) })?;
         }
         Ok(())
     }
@@ -163,9 +153,8 @@ impl Stage<'_> {
         };
         for ip in targets {
             let to = SocketAddr::new(*ip, self.plan.port);
-            let (from, what, page) = (Sender::Node, NODES_LOOPBACK, LOOPBACK);
-            let (server, source) = (Member::Pod, None);
-            self.request(&Promise { from, from_port: 0, protocol, to, what, server, source, page })?;
+            let promise = Promise::new(Sender::Node, protocol, to, NODES_LOOPBACK);
+            self.request(&Promise { page: LOOPBACK, ..promise })?;
         }
         Ok(())
     }
@@ -189,7 +178,7 @@ impl Stage<'_> {
             Sender::In(Member::Pod) => true,
             Sender::In(_) => at_bridge,
         };
-        if at_loopback && self.plan.portmap_is("excludeLoopback") {
+        if at_loopback && self.plan.portmap_has("excludeLoopback", true) {
             return Some(("excludeLoopback: the port is not published on the node's loopback", PORTMAP));
         }
         if comes_back && self.plan.portmap_has("snat", false) {
@@ -213,41 +202,19 @@ impl Stage<'_> {
     /// Container to container, forwarded packets, masquerade.
     fn containers(&mut self, protocol: Protocol, ends: Ends, pod: IpAddr) -> Result<(), LabError> {
         let Some((other, _)) = address(self.other, AddressFamily::of(pod)) else { return Ok(()) };
-        let source = Some(other);
-        self.request(&Promise {
-            from: Sender::In(Member::Other),
-            from_port: 0,
-            protocol,
-            to: SocketAddr::new(pod, SERVED),
-            what: "the container's own address",
-            server: Member::Pod,
-            source,
-            page: CONTRACT,
-        })?;
-        self.request(&Promise {
-            from: Sender::In(Member::Outside),
-            from_port: 0,
-            protocol,
-            to: SocketAddr::new(other, self.plan.port),
-            what: "an address that the node only forwards",
-            server: Member::Other,
-            source: Some(ends.outside),
-            page: CONTRACT,
-        })?;
+        let (near, far) = (Sender::In(Member::Other), Sender::In(Member::Outside));
+        let to = SocketAddr::new(pod, SERVED);
+        let direct = Promise::new(near, protocol, to, "the container's own address");
+        self.request(&Promise { source: Some(other), ..direct })?;
+        let to = SocketAddr::new(other, self.plan.port);
+        let forwarded = Promise::new(far, protocol, to, "an address that the node only forwards");
+        self.request(&Promise { server: Member::Other, source: Some(ends.outside), ..forwarded })?;
         let (what, source) = match self.plan.masquerades() {
             true => ("outside, masqueraded", ends.node),
             false => ("outside, not masqueraded", other),
         };
-        self.request(&Promise {
-            from: Sender::In(Member::Other),
-            from_port: 0,
-            protocol,
-            to: SocketAddr::new(ends.outside, SERVED),
-            what,
-            server: Member::Outside,
-            source: Some(source),
-            page: BRIDGE,
-        })
+        let outward = Promise::new(near, protocol, SocketAddr::new(ends.outside, SERVED), what);
+        self.request(&Promise { server: Member::Outside, source: Some(source), page: BRIDGE, ..outward })
     }
 
     fn request(&mut self, promise: &Promise<'_>) -> Result<(), LabError> {
@@ -269,23 +236,17 @@ impl Stage<'_> {
 
     /// A flow of the node from a local port that is published is left alone.
     fn own_flow(&mut self, protocol: Protocol, ends: Ends) -> Result<(), LabError> {
-        self.request(&Promise {
-            from: Sender::Node,
-            from_port: self.plan.port,
-            protocol,
-            to: SocketAddr::new(ends.outside, SERVED),
-            what: "outside, from the published port",
-            server: Member::Outside,
-            source: Some(ends.node),
-            page: CONTRACT,
-        })
+        let to = SocketAddr::new(ends.outside, SERVED);
+        let promise = Promise::new(Sender::Node, protocol, to, "outside, from the published port");
+        let (from_port, server, source) = (self.plan.port, Member::Outside, Some(ends.node));
+        self.request(&Promise { from_port, server, source, ..promise })
     }
 
     /// The node's 127/8 is closed to others: a datagram for it, written by hand, is dropped. One for the node's
     /// address shows that such datagrams arrive. `near` is the address of the node's end of the link.
     fn guard(
         &mut self,
-        from: Sender,
+        from: Member,
         source: IpAddr,
         node: Ipv4Addr,
         near: Option<Mac>,
@@ -293,11 +254,12 @@ impl Stage<'_> {
     ) -> Result<(), LabError> {
         let port = self.plan.port;
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let row = Row::new(from.words(), NODES_LOOPBACK, Protocol::Udp, Some(to), LOOPBACK);
-        let (IpAddr::V4(source), Sender::In(member), Some(near)) = (source, from, near) else {
+        let words = Sender::In(from).words();
+        let row = Row::new(words, NODES_LOOPBACK, Protocol::Udp, Some(to), LOOPBACK);
+        let (IpAddr::V4(source), Some(near)) = (source, near) else {
             return self.push(row.skipped("the node's end of the link has no known address"));
         };
-        let text = |what: &str| format!("{what} of {}", from.words());
+        let text = |what: &str| format!("{what} of {words}");
         let send = |to: Ipv4Addr, text: &str| -> io::Result<()> {
             let packet = traffic::datagram((source, 40000), (to, port), text);
             let work = || {
@@ -306,7 +268,7 @@ impl Stage<'_> {
                 PacketSocket::open(link.index, 0)?.send(&packet, near)?;
                 Ok(())
             };
-            self.spaces.netns(member).and_then(|netns| Ok(netns.run(work)?)).map_err(io::Error::other)?
+            self.spaces.netns(from).and_then(|netns| Ok(netns.run(work)?)).map_err(io::Error::other)?
         };
         send(node, &text("control"))?;
         send(Ipv4Addr::LOCALHOST, &text("guarded"))?;
@@ -328,12 +290,12 @@ impl Stage<'_> {
     pub(super) fn taken(&mut self, second: Result<AddResult, LabError>) -> Result<(), LabError> {
         let row = Row::about("ADD", "a port of another container", None, CONTRACT);
         if self.backend.is_none() {
-            return self.push(row.skipped("another plugin set"));
+            return self.push(row.skipped("the errors of another plugin set need not name the owner"));
         }
         let owner = Member::Pod.name();
         let row = match second {
-            Ok(_) => row.failed("a second container has got it"),
-            Err(error) => match error.of_plugin() {
+            Ok(_) => row.failed("a second container got the port"),
+            Err(error) => match error.plugin_error() {
                 Some(refused) if refused.code == ErrorCode::TryAgainLater && refused.msg.contains(owner) => {
                     Row { saw: "refused".to_owned(), ..row }
                 }
@@ -369,16 +331,9 @@ impl Stage<'_> {
             while !is_of(&after, Member::Next) && Instant::now() < end {
                 after = client.once();
             }
-            let promise = Promise {
-                from: Sender::In(Member::Outside),
-                from_port: 0,
-                protocol: Protocol::Udp,
-                to,
-                what: "a container that is replaced",
-                server: Member::Next,
-                source: None,
-                page: CONTRACT,
-            };
+            let from = Sender::In(Member::Outside);
+            let promise = Promise::new(from, Protocol::Udp, to, "a container that is replaced");
+            let promise = Promise { server: Member::Next, ..promise };
             let row = Row { saw: shown(&after), ..promise.row() };
             self.push(if is_of(&before, Member::Pod) && is_of(&after, Member::Next) {
                 row
@@ -391,7 +346,12 @@ impl Stage<'_> {
     }
 }
 
-impl Promise<'_> {
+impl<'a> Promise<'a> {
+    /// A row of the contract about the container with the published port, from any port and seen from any source.
+    const fn new(from: Sender, protocol: Protocol, to: SocketAddr, what: &'a str) -> Self {
+        Self { from, from_port: 0, protocol, to, what, server: Member::Pod, source: None, page: CONTRACT }
+    }
+
     /// The line of the table, until it is known to be broken.
     fn row(&self) -> Row {
         Row::new(self.from.words(), self.what, self.protocol, Some(self.to), self.page)

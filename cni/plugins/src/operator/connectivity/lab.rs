@@ -88,7 +88,7 @@ pub(super) enum LabError {
 
 impl LabError {
     /// The error of the plugin whose call failed.
-    pub(super) fn of_plugin(&self) -> Option<CniError> {
+    pub(super) fn plugin_error(&self) -> Option<CniError> {
         let Self::Call { error, .. } = self else { return None };
         error.calls().first().map(|error| error.to_cni())
     }

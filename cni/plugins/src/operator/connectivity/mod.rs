@@ -68,8 +68,9 @@ impl Plan {
             .is_some_and(|plugin| plugin.get(key) == Some(&value.into()))
     }
 
-    fn portmap_is(&self, key: &str) -> bool {
-        self.portmap_has(key, true)
+    /// True if the container sees the node's address in place of every client's.
+    fn masquerades_clients(&self) -> bool {
+        self.portmap_has("masqAll", true) && !self.portmap_has("snat", false)
     }
 
     fn is(&self, key: &str, value: &Value) -> bool {
