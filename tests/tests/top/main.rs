@@ -255,7 +255,7 @@ fn the_last_calls_of_plugins_are_shown() {
     let terminal = Terminal::new(&stage.node, (80, 24));
     terminal.start("", "--interval 1s");
     terminal.keys(&["5"]);
-    let is_failed = |line: &str| ["ADD", "portmap", "11"].iter().all(|word| line.contains(word));
+    let is_failed = |line: &str| ["ADD", "portmap", "error 11"].iter().all(|word| line.contains(word));
     let shown = terminal.wait("a failed ADD", |text| text.lines().any(is_failed));
     assert!(
         shown.lines().filter(|line| line.contains("bridge") && line.contains("ADD")).count() >= 2,
