@@ -283,11 +283,11 @@ fn settings() -> String {
     NAMES.iter().map(line).collect()
 }
 
-/// Names, sizes and the targets of links.
 fn listings(directories: &[PathBuf]) -> Result<String, DirError> {
     directories.iter().map(|directory| listing(directory)).collect()
 }
 
+/// Names, sizes and the targets of links.
 fn listing(directory: &Path) -> Result<String, DirError> {
     let opened = DurableDir::open(directory)?;
     let mut names = opened.list()?;
