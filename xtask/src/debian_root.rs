@@ -4,7 +4,7 @@
 //! packages are installed on.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::apt_root::{self, AptRoot, KEYRING};
 use crate::error::{Error, Result};
@@ -55,6 +55,31 @@ pub(crate) fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
     fs::rename(&fresh, &root).map_err(|e| Error::file("rename", &fresh, e))?;
     fs::write(&stamp, LAYOUT).map_err(|e| Error::file("write", &stamp, e))?;
     Ok(root)
+}
+
+/// The lower folders of an overlay: more programs, which are unpacked and not configured, over the smallest system of their
+/// suite. Programs are fetched once per name and suite.
+///
+/// # Errors
+/// The system cannot be made, or a package cannot be fetched.
+pub(crate) fn with_programs(name: &str, packages: &[&str], suite: &str, log: &Log) -> Result<PathBuf> {
+    let base = minimal(suite, log)?;
+    let folder = workspace::scratch(name)?.join(suite);
+    let _lock = Lock::take(&folder.with_extension("lock"))?;
+    let stamp = folder.with_extension("complete");
+    let wanted = packages.join(" ");
+    if fs::read_to_string(&stamp).is_ok_and(|there| there == wanted) {
+        return Ok(lower(&folder, &base));
+    }
+    workspace::remove(&folder)?;
+    apt_root::merged_usr(&folder)?;
+    AptRoot::open(suite)?.fetch_all(packages, &folder)?;
+    fs::write(&stamp, wanted).map_err(|e| Error::file("write", &stamp, e))?;
+    Ok(lower(&folder, &base))
+}
+
+fn lower(folder: &Path, base: &Path) -> PathBuf {
+    PathBuf::from(format!("{}:{}", folder.display(), base.display()))
 }
 
 /// The proxy of the machine's apt, which wget does not know.

@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::apt_root::AptRoot;
 use crate::debian_root;
 use crate::error::{Error, Result};
 use crate::progress::Log;
@@ -14,7 +13,7 @@ use crate::run::{self, tool};
 use crate::workspace::{self, Lock};
 
 /// The suite of the programs.
-const SUITE: &str = "trixie";
+pub(super) const SUITE: &str = "trixie";
 /// Their packages; `rpm` is for the tests, too.
 const PACKAGES: [&str; 3] = ["lintian", "rpm", "rpmlint"];
 
@@ -79,21 +78,5 @@ fn packages(folder: &Path, end: &str) -> Result<usize> {
 /// # Errors
 /// They cannot be fetched.
 pub(crate) fn programs(log: &Log) -> Result<PathBuf> {
-    let base = debian_root::minimal(SUITE, log)?;
-    let folder = workspace::scratch("package-tools")?.join(SUITE);
-    let _lock = Lock::take(&folder.with_extension("lock"))?;
-    let stamp = folder.with_extension("complete");
-    let wanted = PACKAGES.join(" ");
-    if fs::read_to_string(&stamp).is_ok_and(|there| there == wanted) {
-        return Ok(lower(&folder, &base));
-    }
-    workspace::remove(&folder)?;
-    crate::apt_root::merged_usr(&folder)?;
-    AptRoot::open(SUITE)?.fetch_all(&PACKAGES, &folder)?;
-    fs::write(&stamp, wanted).map_err(|e| Error::file("write", &stamp, e))?;
-    Ok(lower(&folder, &base))
-}
-
-fn lower(folder: &Path, base: &Path) -> PathBuf {
-    PathBuf::from(format!("{}:{}", folder.display(), base.display()))
+    debian_root::with_programs("package-tools", &PACKAGES, SUITE, log)
 }
