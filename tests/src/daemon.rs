@@ -54,6 +54,12 @@ impl Daemon {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
     /// Suspends the program with SIGSTOP.
     ///
     /// # Panics

@@ -5,14 +5,59 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use super::ENDING;
 use super::root::{make_dir, write};
+use crate::pace::within;
 
 /// The name of the control group for daemons below that of the system.
 const DAEMONS: &str = "daemons";
 
 /// The beginning of the names of systems' control groups; the test's process number follows.
 const GROUPS: &str = "slipway-test-";
+
+/// Control groups for an init of its own, which end with this. Its processes have to end before.
+#[derive(Debug)]
+pub struct ControlGroups {
+    name: String,
+    unified: PathBuf,
+}
+
+impl ControlGroups {
+    /// Makes them; None on a machine without control groups of version 2.
+    ///
+    /// # Panics
+    /// When one cannot be made.
+    #[must_use]
+    pub fn make() -> Option<Self> {
+        hierarchies().iter().find(|hierarchy| is_unified(hierarchy))?;
+        let name = name();
+        make(&name);
+        let (_, unified) = unified(&name)?;
+        Some(Self { name, unified })
+    }
+
+    /// The group of version 2 that has no group above it with processes of its own.
+    #[must_use]
+    pub fn unified(&self) -> &Path {
+        &self.unified
+    }
+}
+
+impl Drop for ControlGroups {
+    fn drop(&mut self) {
+        remove_within(&self.name, Instant::now());
+    }
+}
+
+/// Removes the control groups of a name as soon as the kernel lets it, for at most twenty seconds.
+pub(super) fn remove_within(name: &str, begin: Instant) {
+    while begin.elapsed() < within(ENDING) && !remove(name) {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// Makes a control group in each hierarchy.
 pub(super) fn make(name: &str) {
@@ -75,7 +120,7 @@ fn is_unified(hierarchy: &Path) -> bool {
 
 /// Removes the system's control groups in every hierarchy (one per controller, or the one of
 /// version 2); true when nothing is left.
-pub(super) fn remove(name: &str) -> bool {
+fn remove(name: &str) -> bool {
     let top = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
     let groups = hierarchies.chain([top.to_owned()]).map(|dir| dir.join(name.trim_start_matches('/')));

@@ -20,6 +20,7 @@ use crate::node::Node;
 use crate::pace::within;
 use crate::plugin::{is_peer, plugin_dir, slipway};
 use crate::space::{CommandOutput, Space};
+pub use groups::ControlGroups;
 use root::{bind, make_dir};
 
 /// The folder of the system's parts in the node's mount namespace. Every system has it, without programs.
@@ -255,9 +256,7 @@ impl System {
         // With --kill-child nothing of the namespace outlives unshare.
         let _ = self.init.kill();
         let _ = self.init.wait();
-        while begin.elapsed() < within(ENDING) && !groups::remove(&self.cgroup) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        groups::remove_within(&self.cgroup, begin);
     }
 
     fn command(&self, words: &[&str]) -> Command {

@@ -4,10 +4,12 @@
 //! package and without it; and the rpm ones, with Debian's rpm.
 //!
 //! `cargo xtask test --runtimes` makes them and fetches the systems, and names the folder in `SLIPWAY_PACKAGES`; without it,
-//! every test here is skipped. No systemd runs in the systems.
+//! every test here is skipped. Only the systems of [`services`] have systemd.
 
 mod debian;
 mod rpm;
+mod services;
+mod systemd;
 mod upgrade;
 
 use std::collections::BTreeSet;
@@ -16,6 +18,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use slipway_tests::{CommandOutput, Node, Output, Pod};
+use systemd::Init;
 
 /// The system's root, as the node sees it.
 const ROOT: &str = "/mnt/root";
@@ -31,6 +34,8 @@ fn folder() -> Option<PathBuf> {
 
 /// A node with the root file system of a Debian system, which ends with it.
 struct Machine {
+    /// Its first process, if it has its own.
+    init: Option<Init>,
     node: Node,
 }
 
@@ -55,7 +60,7 @@ impl Machine {
             folder.display(),
         );
         node.cmd_input("sh -e", &script);
-        Self { node }
+        Self { init: None, node }
     }
 
     /// Runs a script in the system.
@@ -66,8 +71,15 @@ impl Machine {
     }
 
     fn try_run(&self, script: &str) -> CommandOutput {
-        let mut command = Command::new("chroot");
-        command.args([ROOT, "/bin/sh", "-e", "-c", script]).env_clear();
+        let mut command = self.init.as_ref().map_or_else(
+            || {
+                let mut chroot = Command::new("chroot");
+                chroot.arg(ROOT);
+                chroot
+            },
+            Init::enter,
+        );
+        command.args(["/bin/sh", "-e", "-c", script]).env_clear();
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", "/root");
         self.node.exec(command, b"")
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Proto, at, skip, within};
+use slipway_tests::{BridgeNetfilter, Daemon, Node, Pod, Proto, at, skip, within};
 
 use crate::{Machine, ROOT, folder};
 
-const DNSMASQ: &str = "/usr/sbin/dnsmasq";
+/// The DHCP server.
+pub(crate) const DNSMASQ: &str = "/usr/sbin/dnsmasq";
 
 fn published_ports_answer_all_the_time(machine: &Machine) {
     let node = &machine.node;
@@ -71,10 +72,8 @@ fn published_ports_answer_all_the_time(machine: &Machine) {
     assert!(found.contains("/usr/lib/slipway/cni\n    bandwidth "), "{found}");
 }
 
-/// The service's own command is run here, for no systemd restarts it.
-fn leases_are_kept(machine: &Machine) {
-    let node = &machine.node;
-    node.bridge_netfilter(BridgeNetfilter::Off);
+/// A DHCP server on a bridge of the node.
+pub(crate) fn dhcp_server(node: &Node) -> Daemon {
     node.cmd("ip link add lan0 type bridge");
     node.cmd("ip address add 10.77.0.1/24 dev lan0");
     node.cmd("ip link set lan0 up");
@@ -91,10 +90,22 @@ fn leases_are_kept(machine: &Machine) {
         "--dhcp-authoritative",
         "--dhcp-range=10.77.0.50,10.77.0.99,2m",
     ];
-    let _server = node.daemon(DNSMASQ, &options, "/run/dnsmasq.log");
-    let config = json!({
+    node.daemon(DNSMASQ, &options, "/run/dnsmasq.log")
+}
+
+/// The configuration of containers on this bridge.
+pub(crate) fn dhcp_network() -> Value {
+    json!({
         "cniVersion": "1.1.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": { "type": "dhcp" },
-    });
+    })
+}
+
+/// The service's own command is run here, for no systemd restarts it.
+fn leases_are_kept(machine: &Machine) {
+    let node = &machine.node;
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let _server = dhcp_server(node);
+    let config = dhcp_network();
     let pod = node.pod("pod");
     machine.install("old/slipway");
     let unit = machine.run("cat /usr/lib/systemd/system/slipway-dhcp.service");
@@ -120,7 +131,7 @@ fn leases_are_kept(machine: &Machine) {
 }
 
 /// Waits until the daemon answers.
-fn await_daemon(machine: &Machine, config: &Value, pod: &slipway_tests::Pod) {
+pub(crate) fn await_daemon(machine: &Machine, config: &Value, pod: &Pod) {
     let end = std::time::Instant::now() + within(std::time::Duration::from_secs(20));
     while machine.call("STATUS", config, pod).process.code != Some(0) {
         assert!(std::time::Instant::now() < end, "the daemon does not answer");

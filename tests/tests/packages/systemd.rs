@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A system whose first process is systemd.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slipway_tests::system::ControlGroups;
+use slipway_tests::{Daemon, within};
+
+use crate::{Machine, ROOT};
+
+/// systemd's messages, as the node sees them.
+const LOG: &str = "/run/systemd.log";
+/// The time to start and to end all units.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Makes the mounts that an init finds in a container, and becomes it: systemd.io/CONTAINER_INTERFACE. The machine's own
+/// settings and devices are out of its reach; only those of the network are the node's. Mounts in the node's /run, such as
+/// names of network namespaces, arrive.
+const START: &str = r#"
+cd "$0"
+mount -t proc proc proc
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount --bind proc/sys/net proc/sys/net
+mount -o remount,bind,rw proc/sys/net
+umount -R sys dev
+mount -t sysfs sysfs sys
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=0755 tmpfs dev
+for device in full null random tty urandom zero; do
+	touch "dev/$device"
+	mount --bind "/dev/$device" "dev/$device"
+done
+mkdir dev/pts dev/shm tmp/old
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+pivot_root . tmp/old
+umount -l /tmp/old
+rmdir /tmp/old
+exec env -i container=slipway PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd --log-target=console
+"#;
+
+/// systemd, with all that it has started.
+pub(crate) struct Init {
+    unshare: Daemon,
+    // Dropped after the processes.
+    _groups: ControlGroups,
+}
+
+impl Init {
+    /// The beginning of a command in the system.
+    pub(crate) fn enter(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        let pid = self.unshare.pid();
+        command.args(["--target", &pid.to_string(), "--mount", "--uts", "--ipc", "--cgroup"]);
+        command.arg(format!("--pid=/proc/{pid}/ns/pid_for_children")).arg("--");
+        command
+    }
+}
+
+impl Machine {
+    /// Starts the system with systemd; None without control groups for it.
+    pub(crate) fn boot(folder: &Path, suite: &str) -> Option<Self> {
+        let groups = ControlGroups::make()?;
+        let mut machine = Self::start(folder, &format!("{suite}-systemd"));
+        // Not the first boot, on which systemd asks for much. Timers of other packages write files at their own time.
+        machine.run(
+            "echo 0123456789abcdef0123456789abcdef > /etc/machine-id\n\
+             echo node > /etc/hostname\n\
+             rm -rf /etc/systemd/system/timers.target.wants",
+        );
+        machine.node.try_cmd("umount /sys/fs/cgroup");
+        machine.start_init(groups);
+        Some(machine)
+    }
+
+    /// Ends all processes at once, and starts systemd again.
+    pub(crate) fn boot_again(&mut self) {
+        self.init = None;
+        self.node.cmd("find /run -mindepth 1 -maxdepth 1 ! -name netns -exec rm -rf {} +");
+        self.start_init(ControlGroups::make().expect("control groups, as before"));
+    }
+
+    fn start_init(&mut self, groups: ControlGroups) {
+        let join = format!(
+            "echo 0 > {}/cgroup.procs && exec unshare --cgroup --ipc --mount --pid --uts --propagation slave --fork \
+             --kill-child sh -e -c \"$0\" {ROOT}",
+            groups.unified().display()
+        );
+        let unshare = self.node.daemon("sh", &["-e", "-c", &join, START], LOG);
+        self.init = Some(Init { unshare, _groups: groups });
+        let begin = Instant::now();
+        // "degraded" if a unit failed that has nothing to do in a container.
+        while !matches!(self.state().as_str(), "running" | "degraded") {
+            let log = || self.node.cmd(&format!("cat {LOG}"));
+            assert!(begin.elapsed() < within(STARTING), "systemd: {}\n{}", self.state(), log());
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn state(&self) -> String {
+        self.try_run("systemctl is-system-running").stdout.trim().to_owned()
+    }
+}
