@@ -433,12 +433,8 @@ fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
 
 /// Unit tests that fail under QEMU's user emulation, with the files that have them: it does not translate ioctl_ns(2), does not
 /// emulate programs that the emulated one starts, and does not report that a program cannot be started.
-const NOT_EMULATED: [(&str, &str); 4] = [
+const NOT_EMULATED: [(&str, &str); 3] = [
     ("netns::tests::another_kind_of_namespace_is_refused", "cni/kernel/src/netns.rs"),
-    (
-        "operator::commands::tests::help_manual_and_completions_have_everything",
-        "cni/plugins/src/operator/commands.rs",
-    ),
     ("skel::delegate::tests::a_busy_file_is_tried_again", "cni/plugins/src/skel/delegate_tests.rs"),
     ("skel::panic::tests::a_panic_is_printed_as_an_error", "cni/plugins/src/skel/panic.rs"),
 ];
