@@ -33,15 +33,15 @@ pub(crate) fn make(log: &Log) -> Result<PathBuf> {
     for suite in SUITES {
         let base = debian_root::minimal(suite, log)?;
         system(&folder.join(suite), &base)?;
-        system(&folder.join(format!("{suite}-systemd")), &systemd(suite, log)?)?;
+        let booted = debian_root::with_programs("systemd", &["systemd"], suite, log)?;
+        system(&folder.join(format!("{suite}-systemd")), &booted)?;
         let deb = AptRoot::open(suite)?.fetch_file(REFERENCE)?;
         let copy = reference.join(format!("{suite}.deb"));
         fs::copy(&deb, &copy).map_err(|e| Error::file("copy", &deb, e))?;
     }
-    let rpm = lint::programs(log)?;
-    system(&folder.join("rpm"), &rpm)?;
-    let both = format!("{}:{}", rpm.display(), systemd(lint::SUITE, log)?.display());
-    system(&folder.join("rpm-systemd"), Path::new(&both))?;
+    system(&folder.join("rpm"), &lint::programs(log)?)?;
+    let both = debian_root::with_programs("rpm-systemd", &["rpm", "systemd"], lint::SUITE, log)?;
+    system(&folder.join("rpm-systemd"), &both)?;
     Ok(folder)
 }
 
@@ -53,11 +53,6 @@ fn write(built: &Built, folder: &Path) -> Result<()> {
         build.write(&[Format::Deb, Format::Rpm], &folder.join(name))?;
     }
     Ok(())
-}
-
-/// The lower folders of a system with systemd.
-fn systemd(suite: &str, log: &Log) -> Result<PathBuf> {
-    debian_root::with_programs("systemd", &["systemd"], suite, log)
 }
 
 fn system(file: &Path, lower: &Path) -> Result<()> {
