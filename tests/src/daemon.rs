@@ -54,7 +54,7 @@ impl Daemon {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Its process number.
+    /// The process ID.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid

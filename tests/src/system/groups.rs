@@ -18,7 +18,7 @@ const DAEMONS: &str = "daemons";
 /// The beginning of the names of systems' control groups; the test's process number follows.
 const GROUPS: &str = "slipway-test-";
 
-/// Control groups for an init of its own, which end with this. Its processes have to end before.
+/// Control groups for an init, removed when this is dropped: end the init's processes before.
 #[derive(Debug)]
 pub struct ControlGroups {
     name: String,
@@ -39,7 +39,7 @@ impl ControlGroups {
         Some(Self { name, unified })
     }
 
-    /// The group of version 2 that has no group above it with processes of its own.
+    /// The directory of the control group of version 2 for the init.
     #[must_use]
     pub fn unified(&self) -> &Path {
         &self.unified

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! The services of the packages under systemd: nothing starts by itself, an upgrade restarts what runs, a removal stops it,
-//! and what the administrator has enabled is so again after the next installation.
+//! and a unit that was enabled is enabled again after the next installation.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, BridgeNetfilter, Cluster, Proto, QUICK, at, has_api_server, has_programs,
-    kube_programs, skip, wire, within,
+    API_SERVER, ApiServer, BridgeNetfilter, Cluster, Daemon, Node, Pod, Proto, QUICK, at, has_api_server,
+    has_programs, kube_programs, skip, wire, within,
 };
 
-use crate::upgrade::{DNSMASQ, await_daemon, dhcp_network, dhcp_server};
 use crate::{Machine, PACKAGES, ROOT, folder};
 
 const DHCP: &str = "slipway-dhcp.service";
 const DHCP_SOCKET: &str = "slipway-dhcp.socket";
 const AGENT: &str = "slipwayd.service";
+/// The DHCP server.
+const DNSMASQ: &str = "/usr/sbin/dnsmasq";
 /// The node's address in the cluster's network.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 50, 99));
 const UNITS: [&str; 3] = [DHCP, DHCP_SOCKET, AGENT];
@@ -69,7 +71,7 @@ impl Machine {
             }
             let late = begin.elapsed() > within(ARRIVAL);
             assert!(!late, "{script}: {output}\n{}", self.messages(service));
-            std::thread::sleep(Duration::from_millis(200));
+            thread::sleep(Duration::from_millis(200));
         }
     }
 }
@@ -83,6 +85,43 @@ macro_rules! boot {
     }};
 }
 
+/// A DHCP server on a bridge of the node.
+fn dhcp_server(node: &Node) -> Daemon {
+    node.cmd("ip link add lan0 type bridge");
+    node.cmd("ip address add 10.77.0.1/24 dev lan0");
+    node.cmd("ip link set lan0 up");
+    let options = [
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--port=0",
+        "--bind-interfaces",
+        "--user=root",
+        "--leasefile-ro",
+        "--no-ping",
+        "--pid-file=",
+        "--interface=lan0",
+        "--dhcp-authoritative",
+        "--dhcp-range=10.77.0.50,10.77.0.99,2m",
+    ];
+    node.daemon(DNSMASQ, &options, "/run/dnsmasq.log")
+}
+
+/// The configuration of containers on this bridge.
+fn dhcp_network() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": { "type": "dhcp" },
+    })
+}
+
+/// Waits until the daemon answers.
+fn await_daemon(machine: &Machine, config: &Value, pod: &Pod) {
+    let end = Instant::now() + within(Duration::from_secs(20));
+    while machine.call("STATUS", config, pod).process.code != Some(0) {
+        assert!(Instant::now() < end, "the daemon does not answer");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
 fn the_dhcp_daemon(mut machine: Machine) {
     machine.node.bridge_netfilter(BridgeNetfilter::Off);
     let _server = dhcp_server(&machine.node);
@@ -92,7 +131,7 @@ fn the_dhcp_daemon(mut machine: Machine) {
     machine.install("old/slipwayd");
     machine.assert_units("is-active", &UNITS, "inactive");
     machine.assert_units("is-enabled", &UNITS, "disabled");
-    // What does not run is not started by an upgrade either.
+    // An upgrade does not start a stopped service.
     machine.install("new/slipway");
     machine.assert_units("is-active", &UNITS, "inactive");
     machine.run("dpkg --purge --force-depends slipway");
@@ -197,15 +236,16 @@ fn the_agent(mut machine: Machine, programs: &Path) {
         damages.push("tc qdisc del dev eth0 clsact");
     }
     let attached = || node.try_cmd("tc filter show dev eth0 ingress").stdout.contains("flow_ingress");
-    assert_eq!(has_programs(), attached());
+    let has_gateway = || node.cmd("ip address show dev slipway0").contains("10.244.1.1/24");
+    assert!(attached() == has_programs() && has_gateway());
     for damage in damages {
         node.cmd(damage);
         answers(&machine, damage);
         let begin = Instant::now();
-        while attached() != has_programs() {
+        while attached() != has_programs() || !has_gateway() {
             assert!(
                 begin.elapsed() < within(ARRIVAL),
-                "no programs after {damage}: {}",
+                "programs or address missing after {damage}: {}",
                 machine.messages(AGENT)
             );
         }
@@ -218,7 +258,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.until("slipwayd status", AGENT);
     machine.node.cmd("nft flush ruleset");
     answers(&machine, "the upgrade");
-    // The journal has what the agent failed at, such as calls that its unit denies.
+    // Calls that the unit denies would be in the journal.
     let journal = machine.run(&format!("journalctl --no-pager --unit {AGENT}"));
     assert!(!journal.contains("[ERROR") && !journal.contains("not permitted"), "{journal}");
     for (backend, _) in backends {
@@ -233,7 +273,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.boot_again();
     machine.process_of(AGENT);
     machine.run("dpkg --purge slipwayd slipway");
-    // What a purge leaves: docs/packages.md.
+    // The remaining files, as docs/packages.md lists them.
     machine.run(
         "rm -r /etc/cni/net.d/10-slipway.conflist /etc/cni/slipway.json /etc/kubernetes/slipwayd.conf\n\
          cd /var/lib/cni && rm -rf networks results slipway flannel pending locks\n\
@@ -242,7 +282,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.assert_same_files(&before);
 }
 
-/// rpm's scripts know no unit that was enabled before a removal, and start none.
+/// rpm's scripts restart running services at an upgrade, and stop and disable them at removal.
 #[test]
 fn units_of_an_rpm() {
     let machine = boot!("rpm");

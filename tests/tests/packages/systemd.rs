@@ -67,7 +67,7 @@ impl Machine {
     pub(crate) fn boot(folder: &Path, suite: &str) -> Option<Self> {
         let groups = ControlGroups::make()?;
         let mut machine = Self::start(folder, &format!("{suite}-systemd"));
-        // Not the first boot, on which systemd asks for much. Timers of other packages write files at their own time.
+        // Without a machine ID systemd enables units by preset. Timers of other packages would write files during the test.
         machine.run(
             "echo 0123456789abcdef0123456789abcdef > /etc/machine-id\n\
              echo node > /etc/hostname\n\

@@ -5,13 +5,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Daemon, Node, Pod, Proto, at, skip, within};
+use serde_json::json;
+use slipway_tests::{BridgeNetfilter, Proto, at, skip};
 
-use crate::{Machine, ROOT, folder};
-
-/// The DHCP server.
-pub(crate) const DNSMASQ: &str = "/usr/sbin/dnsmasq";
+use crate::{Machine, folder};
 
 fn published_ports_answer_all_the_time(machine: &Machine) {
     let node = &machine.node;
@@ -72,86 +69,10 @@ fn published_ports_answer_all_the_time(machine: &Machine) {
     assert!(found.contains("/usr/lib/slipway/cni\n    bandwidth "), "{found}");
 }
 
-/// A DHCP server on a bridge of the node.
-pub(crate) fn dhcp_server(node: &Node) -> Daemon {
-    node.cmd("ip link add lan0 type bridge");
-    node.cmd("ip address add 10.77.0.1/24 dev lan0");
-    node.cmd("ip link set lan0 up");
-    let options = [
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--port=0",
-        "--bind-interfaces",
-        "--user=root",
-        "--leasefile-ro",
-        "--no-ping",
-        "--pid-file=",
-        "--interface=lan0",
-        "--dhcp-authoritative",
-        "--dhcp-range=10.77.0.50,10.77.0.99,2m",
-    ];
-    node.daemon(DNSMASQ, &options, "/run/dnsmasq.log")
-}
-
-/// The configuration of containers on this bridge.
-pub(crate) fn dhcp_network() -> Value {
-    json!({
-        "cniVersion": "1.1.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": { "type": "dhcp" },
-    })
-}
-
-/// The service's own command is run here, for no systemd restarts it.
-fn leases_are_kept(machine: &Machine) {
-    let node = &machine.node;
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let _server = dhcp_server(node);
-    let config = dhcp_network();
-    let pod = node.pod("pod");
-    machine.install("old/slipway");
-    let unit = machine.run("cat /usr/lib/systemd/system/slipway-dhcp.service");
-    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
-    let words: Vec<&str> = [ROOT].into_iter().chain(command.split(' ')).collect();
-    let daemon = node.daemon("chroot", &words, "/run/daemon.log");
-    await_daemon(machine, &config, &pod);
-    let result = machine.call("ADD", &config, &pod).ok();
-    let lease = machine.run("cat /var/lib/cni/dhcp/lan:pod:eth0");
-    machine.install("new/slipway");
-    assert!(daemon.runs());
-    drop(daemon);
-    let daemon = node.daemon("chroot", &words, "/run/daemon.log");
-    await_daemon(machine, &config, &pod);
-    assert_eq!(machine.run("cat /var/lib/cni/dhcp/lan:pod:eth0"), lease);
-    let mut check = config.clone();
-    check["prevResult"] = result;
-    assert!(machine.call("CHECK", &check, &pod).ok().is_null());
-    assert!(machine.call("DEL", &config, &pod).ok().is_null());
-    drop(daemon);
-    machine.run("dpkg --remove slipway && test -d /var/lib/cni/dhcp");
-    machine.run("dpkg --purge slipway && test ! -e /var/lib/cni/dhcp");
-}
-
-/// Waits until the daemon answers.
-pub(crate) fn await_daemon(machine: &Machine, config: &Value, pod: &Pod) {
-    let end = std::time::Instant::now() + within(std::time::Duration::from_secs(20));
-    while machine.call("STATUS", config, pod).process.code != Some(0) {
-        assert!(std::time::Instant::now() < end, "the daemon does not answer");
-        thread::sleep(std::time::Duration::from_millis(100));
-    }
-}
-
 #[test]
 fn published_ports_answer_during_an_upgrade() {
     let Some(folder) = folder() else { skip!("packages and their systems") };
     for suite in ["bookworm", "trixie"] {
         published_ports_answer_all_the_time(&Machine::start(&folder, suite));
     }
-}
-
-#[test]
-fn leases_are_kept_by_an_upgrade() {
-    let Some(folder) = folder() else { skip!("packages and their systems") };
-    if !std::path::Path::new(DNSMASQ).is_file() {
-        skip!("dnsmasq");
-    }
-    leases_are_kept(&Machine::start(&folder, "trixie"));
 }
