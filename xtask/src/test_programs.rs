@@ -85,6 +85,20 @@ pub(crate) fn build_with(
 /// # Errors
 /// cargo cannot read the workspace.
 pub(crate) fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
+    Ok(targets(folders)?.iter().map(Target::program).collect())
+}
+
+/// Of these, those that cargo can build singly, by `--test`: not the unit tests of a library or a binary.
+///
+/// # Errors
+/// cargo cannot read the workspace.
+pub(crate) fn single_names(folders: &[&str]) -> Result<BTreeSet<String>> {
+    let is_single = |target: &&Target| target.kind.iter().any(|kind| kind == "test");
+    Ok(targets(folders)?.iter().filter(is_single).map(Target::program).collect())
+}
+
+/// The targets with tests of the packages in these folders.
+fn targets(folders: &[&str]) -> Result<Vec<Target>> {
     let metadata = workspace::metadata()?;
     let wanted: Vec<PathBuf> =
         folders.iter().map(|folder| workspace::root().join(folder).join("Cargo.toml")).collect();
@@ -94,7 +108,7 @@ pub(crate) fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
     let packages = metadata["packages"].as_array().into_iter().flatten().filter(is_wanted);
     let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
     let targets = targets.filter_map(|target| Target::deserialize(target).ok());
-    Ok(targets.filter(|target| target.test).map(|target| target.program()).collect())
+    Ok(targets.filter(|target| target.test).collect())
 }
 
 impl Target {
@@ -152,6 +166,9 @@ mod tests {
             assert!(network.contains(name), "{name} is missing: {network:?}");
         }
         assert!(!network.contains("xtask"), "{network:?}");
+        let single = single_names(&["tests", "cni/kernel"]).unwrap();
+        assert!(single.is_subset(&network) && single.contains("carried"), "{single:?}");
+        assert!(!single.contains("slipway_tests") && !single.contains("cni_kernel"), "{single:?}");
         let target = |kind: &str| Target { name: "a-b".to_owned(), kind: vec![kind.to_owned()], test: true };
         assert_eq!(["lib", "bin"].map(|kind| target(kind).program()), ["a_b", "a_b_bin"]);
     }

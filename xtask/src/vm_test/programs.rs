@@ -39,7 +39,7 @@ pub(crate) struct Programs {
 /// The programs to build.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
-    /// Network suites; if there are none, all programs of [`PACKAGES`].
+    /// Names of programs of [`PACKAGES`]; if there are none, all.
     pub(crate) suites: &'a [String],
     /// True if `slipwayd` is needed.
     pub(crate) agent: bool,
@@ -51,12 +51,19 @@ pub(crate) struct Wanted<'a> {
 /// outside of VMs.
 ///
 /// # Errors
-/// A build that fails.
+/// A name that no test program has; a build that fails.
 pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log: &Log) -> Result<Programs> {
     let dir = arch.cache()?;
+    let names = test_programs::names(&PACKAGES)?;
+    if let Some(unknown) = wanted.suites.iter().find(|name| !names.contains(*name)) {
+        return Err(Error::Failed(format!("no test program is called {unknown}")));
+    }
+    let single = test_programs::single_names(&PACKAGES)?;
+    let to_build = if wanted.suites.iter().all(|name| single.contains(name)) { wanted.suites } else { &[] };
     crate::ebpf::ensure(|command| run::log(command, &log.file))?;
     // First: `cargo xtask test` has built them, and its lints hold cargo's lock for long.
-    let built = test_programs::build_with(|words| toolchain.cargo(words), wanted.suites, &[], log)?;
+    let mut built = test_programs::build_with(|words| toolchain.cargo(words), to_build, &[], log)?;
+    built.retain(|test| wanted.suites.is_empty() || wanted.suites.contains(&test.name));
     let tests = stripped(built, toolchain, &dir, log)?;
     run::log(&mut toolchain.static_build(&[INIT.0, "slipway"])?, &log.file)?;
     let release = workspace::target().join(toolchain.triple()).join("release");
@@ -66,7 +73,6 @@ pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log:
         let agent = release.join("slipwayd");
         fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     }
-    let names = test_programs::names(&PACKAGES)?;
     let peer = wanted.peer.map(Path::to_owned);
     Ok(Programs { tests, names, init: release.join(INIT.1), plugins, peer })
 }
