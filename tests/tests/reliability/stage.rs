@@ -126,12 +126,15 @@ impl Stage {
     }
 
     /// The state that must be unchanged, without counters, what is derived from the reservations, the pod's
-    /// own settings, which end with it, and temporary files of a killed writer, which later calls remove.
+    /// own settings, which end with it, temporary files of a killed writer, which later calls remove, and the rules
+    /// that the kernel adds with the first VRF of a namespace and never deletes (`vrf_add_fib_rules`): a pod that
+    /// took another one's place has had none yet.
     pub(crate) fn state(&self) -> Snapshot {
         Snapshot::take(&self.node, &[&**self.pod.borrow(), &*self.first]).without(&[
             "last_reserved_ip",
             "networks/.slipway/",
             "/.slipway-tmp-",
+            "lookup [l3mdev-table]",
         ])
     }
 
