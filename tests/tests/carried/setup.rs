@@ -217,6 +217,27 @@ fn a_killed_setup_is_completed_by_concurrent_adds() {
     }
 }
 
+/// Processes that find no BPF file system mount one, not one over the other, which would hide pins that are in use.
+#[test]
+fn concurrent_setups_mount_one_file_system() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    // Some hosts have it mounted, and so the node has.
+    stage.node.try_cmd("umount /sys/fs/bpf");
+    let program = slipway();
+    let delayed = "strace -f -qq -o /dev/null -e trace=mount -e inject=mount:delay_enter=500000";
+    let line = format!("{delayed} {} node setup", program.display());
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| stage.node.cmd(&line));
+        }
+    });
+    let mounts = stage.node.cmd("cat /proc/thread-self/mounts");
+    assert_eq!(mounts.lines().filter(|line| line.contains(" /sys/fs/bpf ")).count(), 1, "{mounts}");
+    let (pod, own) = stage.pod("web");
+    are_carried(&stage, &mut stage.connect(&pod, own));
+}
+
 #[test]
 fn an_uplink_without_ethernet_is_served() {
     needs!(has_programs(), PROGRAMS);

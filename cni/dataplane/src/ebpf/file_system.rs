@@ -6,14 +6,20 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::Error;
+use crate::lock::{self, Mode};
 
 /// Its mount point, by convention of the kernel and of systemd.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
+
+/// Of processes that mount it, the last would hide the pins of the others.
+const LOCK: &str = "bpf-mount.lock";
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks that a BPF file system can be mounted.
 ///
@@ -26,16 +32,23 @@ pub(super) fn mountable() -> Result<(), Error> {
     }
 }
 
+fn is_mounted() -> bool {
+    statfs(FILE_SYSTEM).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
+}
+
 /// Mounts the BPF file system if it is not mounted, and makes a folder in it that only root can read.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the kernel has no BPF file system, or the folder cannot be made.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
-    let root = Path::new(FILE_SYSTEM);
-    if !statfs(root).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC) {
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("bpf"), root, Some("bpf"), flags, Some("mode=0700"))
-            .map_err(|e| Error::kernel(format!("mount a BPF file system at {FILE_SYSTEM}"), e))?;
+    if !is_mounted() {
+        let lock = lock::take(LOCK, Mode::Exclusive, PATIENCE);
+        let _lock = lock::or_log(lock, "a BPF file system may be mounted over another one, with its pins");
+        if !is_mounted() {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+            mount(Some("bpf"), FILE_SYSTEM, Some("bpf"), flags, Some("mode=0700"))
+                .map_err(|e| Error::kernel(format!("mount a BPF file system at {FILE_SYSTEM}"), e))?;
+        }
     }
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|e: io::Error| Error::kernel(format!("make {}", path.display()), e))
