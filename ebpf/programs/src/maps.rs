@@ -2,6 +2,7 @@
 
 //! The maps; `slipway_ebpf_abi::maps` describes them.
 
+use aya_ebpf::helpers::bpf_get_prandom_u32;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED_SIZE, PENDING_CPUS, PENDING_EACH, UPLINKS_SIZE, YOUNG_SIZE};
@@ -123,7 +124,7 @@ pub(crate) fn next_record(processor: u32) -> Option<u32> {
 }
 
 /// The slot that counts the packets of a flow without an entry. Flows whose hashes share a slot restart each
-/// other's number.
+/// other's number, each with every other packet on average.
 #[derive(Clone, Copy)]
 pub(crate) struct Young {
     hash: u32,
@@ -145,15 +146,34 @@ impl Young {
         if (old ^ self.hash) >> 8 == 0 { Some(old & 0xff) } else { None }
     }
 
-    /// Counts a packet. Returns their number, at most 255.
+    /// Counts a packet. Returns their number, at most 255; 0 if the slot remains another flow's.
     #[inline(always)]
     pub(crate) fn count(self) -> u32 {
         let Some(slot) = self.slot else { return 0 };
-        let number = self.packets().map_or(1, |packets| packets + 1);
+        let number = match self.packets() {
+            Some(packets) => packets + 1,
+            // By chance: of flows that alternate, such as requests and replies, none would ever count to 2.
+            None if is_used(slot) && coin() => return 0,
+            None => 1,
+        };
         // Half of the range again, so that powers of two recur.
         let number = if number > 0xff { 0x80 } else { number };
         // SAFETY: as above; processors that write concurrently lose a count.
         unsafe { slot.write_volatile(self.hash & !0xff | number) };
         number
     }
+}
+
+/// True if a slot is a flow's.
+#[inline(always)]
+fn is_used(slot: *mut u32) -> bool {
+    // SAFETY: as in [`Young::packets`].
+    unsafe { slot.read_volatile() != 0 }
+}
+
+/// True half of the time.
+#[inline(always)]
+fn coin() -> bool {
+    // SAFETY: no arguments.
+    unsafe { bpf_get_prandom_u32() & 1 != 0 }
 }

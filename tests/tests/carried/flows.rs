@@ -2,14 +2,16 @@
 
 //! Packets are carried: published ports and masquerade, both families, TCP and UDP.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aya::maps::{Array, Map};
 use cni_kernel::ethtool::Switch;
 use nix::sys::socket::{setsockopt, sockopt};
-use slipway_ebpf_abi::Counter;
-use slipway_tests::{PROGRAMS, Pod, Space, has_programs, needs, patience, slipway};
+use slipway_ebpf_abi::maps::{YOUNG, YOUNG_SIZE};
+use slipway_ebpf_abi::{CarriedKey4, Counter, IPPROTO_UDP, Port};
+use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience, slipway};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
@@ -96,6 +98,72 @@ fn datagrams_are_carried_from_the_third_on() {
         let carried = stage.count(Counter::Carried) - before;
         assert!(carried >= 180, "{name} {to}: {carried}; {:?}", stage.counts());
     }
+}
+
+/// A hash of a key as the programs have it, by which a flow without an entry has its slot in the map of young flows.
+fn slot(key: &CarriedKey4) -> u32 {
+    const MULTIPLIER: u32 = 0x9e37_79b1;
+    let [[a, b], [c, d]] = [key.source_port, key.destination_port].map(|port| port.0.to_ne_bytes());
+    let ports = u32::from_ne_bytes([a, b, c, d]);
+    let words = [key.source.0, key.destination.0, ports, key.interface, key.protocol];
+    let hash = words.into_iter().fold(0_u32, |mixed, word| mixed.wrapping_mul(MULTIPLIER).wrapping_add(word));
+    let hash = hash.wrapping_mul(MULTIPLIER);
+    (hash ^ hash >> 16) & (YOUNG_SIZE - 1)
+}
+
+/// One flow in 16,384 has both of its directions in the same slot of the map that counts packets of flows without an
+/// entry. If requests and replies alternate, each would have the other's count begin again.
+#[test]
+fn a_flow_whose_directions_share_a_slot_is_carried() {
+    needs!(has_programs(), PROGRAMS);
+    const PORTS: u16 = 8;
+    let stage = Stage::new(Engine::Carried);
+    let pod = stage.node.pod("web");
+    let attach = (PORT..PORT + PORTS).fold(Attach::new(&pod), |all, port| all.port(Proto::Udp, port, 80));
+    let result = stage.network().add(&attach).expect("ADD");
+    let text = result["ips"][0]["address"].as_str().expect("an address");
+    let own: Ipv4Addr = text.split('/').next().expect("an address").parse().expect("an IP address");
+    let index = |link: &str| -> u32 {
+        let text = stage.node.cmd(&format!("ip -o link show dev {link}"));
+        text.split(':').next().and_then(|index| index.parse().ok()).expect("an index")
+    };
+    let outside = index(&stage.client.node_link);
+    let inside = index(result["interfaces"][1]["name"].as_str().expect("the node's end"));
+    let (client, node) = (stage.client.v4, stage.client.node_v4);
+    let key = |source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16), interface| CarriedKey4 {
+        source: source.0.into(),
+        destination: destination.0.into(),
+        source_port: Port::new(source.1),
+        destination_port: Port::new(destination.1),
+        interface,
+        protocol: IPPROTO_UDP.into(),
+    };
+    let (local, port) = (PORT..PORT + PORTS)
+        .flat_map(|port| (1024..u16::MAX).map(move |local| (local, port)))
+        .find(|&(local, port)| {
+            let request = key((client, local), (node, port), outside);
+            let reply = key((own, 80), (client, local), inside);
+            slot(&request) == slot(&reply)
+        })
+        .expect("two keys with one slot");
+
+    let receiver = pod.run(|| UdpSocket::bind((own, 80))).expect("bind");
+    let sender = stage.client.run(|| UdpSocket::bind((client, local))).expect("bind");
+    sender.connect((node, port)).expect("connect");
+    let mut byte = [0];
+    for socket in [&receiver, &sender] {
+        socket.set_read_timeout(Some(patience())).expect("a limit");
+    }
+    for _ in 0..200 {
+        sender.send(b"?").expect("send");
+        let (_, peer) = receiver.recv_from(&mut byte).expect("a request");
+        receiver.send_to(b"!", peer).expect("send");
+        sender.recv(&mut byte).expect("a reply");
+    }
+    let slots = Array::<_, u32>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
+    let used = slots.iter().filter(|slot| *slot.as_ref().expect("a slot") != 0).count();
+    assert_eq!(used, 1, "the test's hash is not that of the programs");
+    assert!(stage.count(Counter::Carried) > 200, "{:?}", stage.counts());
 }
 
 /// Longer datagrams than before pass the kernel's stack. Those that follow do not overtake them, also where the kernel
