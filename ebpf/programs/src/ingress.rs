@@ -98,9 +98,12 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     if !is_fresh {
         return Act::NEXT;
     }
-    if is_first || entry.queued != 0 && entry.queued & entry.queued.wrapping_sub(1) == 0 {
+    let leaves_soon = entry.way.flags & TO_PEER != 0
+        && entry.queued != 0
+        && entry.queued & entry.queued.wrapping_sub(1) == 0;
+    if is_first || leaves_soon {
         // A clone is checked: the packets that are carried after this one would overtake it in the kernel's stack.
-        // More often than once in a tick while the queue is used, to leave it soon.
+        // More often than once in a tick while the queue of a pod's link is used, to leave it soon.
         scratch.record.queued = entry.queued as u32;
         ask(skb, scratch, epoch, now, CLONE);
         if skb.record() != 0 {
