@@ -295,7 +295,9 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
             );
         }
     }
-    assert!(succeeded > 0 && refused > 0, "{succeeded} succeeded, {refused} were refused");
+    // A dozen may all be of one kind.
+    let is_small = succeeded + refused < 20;
+    assert!(is_small || succeeded > 0 && refused > 0, "{succeeded} succeeded, {refused} were refused");
 }
 
 /// Reservations of mutated configurations stay where the harness looks.
