@@ -133,7 +133,7 @@ impl Path {
 
     fn socket(&self, to: SocketAddr) -> UdpSocket {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = self.client.run(|| UdpSocket::bind(any)).expect("a socket");
+        let socket = self.client.bind(|| UdpSocket::bind(any)).expect("a socket");
         socket.connect(to).expect("connect");
         socket.set_read_timeout(Some(patience())).expect("a time limit");
         socket

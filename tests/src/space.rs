@@ -94,6 +94,25 @@ impl Space {
         })
     }
 
+    /// Binds a socket here. For a moment after its socket was closed, an address is still in use: a child process of
+    /// another thread has the descriptor until it calls execve(2).
+    ///
+    /// # Errors
+    /// The error of bind(2); of an address in use after one second.
+    pub fn bind<T: Send>(&self, bind: impl Fn() -> io::Result<T> + Sync) -> io::Result<T> {
+        self.run(|| {
+            for _ in 0..20 {
+                match bind() {
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                        thread::sleep(Duration::from_millis(50));
+                    }
+                    bound => return bound,
+                }
+            }
+            bind()
+        })
+    }
+
     /// Moves the calling thread here for good. A thread that enters a mount namespace must not share its current
     /// directory: setns(2).
     fn enter(&self) {

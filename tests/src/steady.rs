@@ -71,7 +71,7 @@ impl Space {
     pub fn steady(&self, to: SocketAddr, who: &str, interval: Duration) -> SteadyFlow {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         // Not connected: an ICMP error about one datagram does not keep the next one from being sent.
-        let socket = self.run(|| UdpSocket::bind(any)).expect("open a socket");
+        let socket = self.bind(|| UdpSocket::bind(any)).expect("open a socket");
         socket.set_nonblocking(true).expect("do not wait for datagrams");
         setsockopt(&socket, sockopt::RcvBufForce, &QUEUE).expect("a larger queue");
         let stop = Stop::default();

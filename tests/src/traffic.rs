@@ -138,12 +138,12 @@ impl Space {
         let (end, who) = (End(end), who.to_owned());
         let (address, thread) = match proto {
             Proto::Tcp => {
-                let listener = self.run(|| TcpListener::bind(address))?;
+                let listener = self.bind(|| TcpListener::bind(address))?;
                 listener.set_nonblocking(true)?;
                 (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &end)))
             }
             Proto::Udp => {
-                let socket = self.run(|| UdpSocket::bind(address))?;
+                let socket = self.bind(|| UdpSocket::bind(address))?;
                 socket.set_read_timeout(Some(Duration::from_millis(20)))?;
                 setsockopt(&socket, sockopt::RcvBufForce, &QUEUE)?;
                 (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &end)))

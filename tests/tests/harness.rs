@@ -3,6 +3,8 @@
 //! Tests of the harness.
 
 use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::thread;
 use std::time::Duration;
 
 use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, at, patience, within};
@@ -161,4 +163,24 @@ fn a_command_that_leaves_a_process_running_fails() {
     let message = failed.expect_err("sleep runs on");
     let text = message.downcast_ref::<String>().expect("a message");
     assert!(text.contains("something that it started has not"), "{text}");
+}
+
+/// As it is while a child process has the descriptor of a socket that was closed.
+#[test]
+fn an_address_that_becomes_free_soon_is_bound() {
+    let node = Node::new();
+    let socket = node.bind(|| UdpSocket::bind("127.0.0.1:0")).expect("a socket");
+    let address = socket.local_addr().expect("an address");
+    let held = socket.try_clone().expect("another descriptor");
+    drop(socket);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            drop(held);
+        });
+        node.bind(|| UdpSocket::bind(address)).expect("the same address");
+    });
+    let _held = node.bind(|| UdpSocket::bind(address)).expect("the same address");
+    let refused = node.bind(|| UdpSocket::bind(address)).expect_err("it is in use");
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
 }

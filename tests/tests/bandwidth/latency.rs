@@ -19,13 +19,13 @@ const CONNECTIONS: usize = 4;
 
 /// Returns the median round trip of single datagrams while connections in the same direction fill the limit.
 fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
-    let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
+    let listener = to.bind(|| TcpListener::bind((address, 0))).expect("bind");
     let sink = listener.local_addr().expect("an address");
     let connect = || TcpStream::connect_timeout(&sink, within(Duration::from_secs(8)));
     let pair = |_| (from.run(connect).expect("connect"), listener.accept().expect("accept").0);
     let pairs: Vec<(TcpStream, TcpStream)> = (0..CONNECTIONS).map(pair).collect();
-    let echo = to.run(|| UdpSocket::bind((address, 0))).expect("bind");
-    let ping = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+    let echo = to.bind(|| UdpSocket::bind((address, 0))).expect("bind");
+    let ping = from.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
     ping.connect(echo.local_addr().expect("an address")).expect("connect");
     for socket in [&echo, &ping] {
         socket.set_read_timeout(Some(Duration::from_millis(500))).expect("a time-out");

@@ -51,10 +51,10 @@ fn outer(result: &Value) -> String {
 fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
     const PAYLOAD: usize = 1200;
     const HEADERS: u64 = 14 + 20 + 8;
-    let receiver = to.run(|| UdpSocket::bind((address, 0))).expect("bind");
+    let receiver = to.bind(|| UdpSocket::bind((address, 0))).expect("bind");
     receiver.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
     let to: SocketAddr = receiver.local_addr().expect("an address");
-    let sender = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+    let sender = from.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -87,7 +87,7 @@ fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
 
 /// Returns the bits of payload per second over one connection.
 fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
-    let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
+    let listener = to.bind(|| TcpListener::bind((address, 0))).expect("bind");
     let to = listener.local_addr().expect("an address");
     let mut sender =
         from.run(|| TcpStream::connect_timeout(&to, within(Duration::from_secs(8)))).expect("connect");

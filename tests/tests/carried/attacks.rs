@@ -104,11 +104,11 @@ fn short_connections_evict_nothing() {
     let (pod, own) = stage.pod("web");
     let far = SocketAddr::new(stage.client_ips()[0], FAR);
     let mut idle: Vec<_> = {
-        let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+        let listener = stage.client.bind(|| TcpListener::bind(far)).expect("listen");
         (0..20).map(|_| Connection::to(&pod, far, &listener).expect("a connection")).collect()
     };
     idle.iter_mut().for_each(|one| one.requests(10).expect("replies"));
-    let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+    let listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
     let to = SocketAddr::new(stage.node_ips()[0], PORT);
     for _ in 0..3000 {
         let mut one = Connection::to(&stage.client, to, &listener).expect("a connection");
@@ -133,11 +133,11 @@ fn forged_handshakes_end_no_idle_connection() {
         stage.node.write("/etc/cni/slipway.json", serde_json::json!({"maps": {"flows": 1024}}).to_string());
         let (pod, own) = stage.pod("web");
         let far = SocketAddr::new(stage.client_ips()[0], FAR);
-        let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+        let listener = stage.client.bind(|| TcpListener::bind(far)).expect("listen");
         let mut idle: Vec<_> =
             (0..20).map(|_| Connection::to(&pod, far, &listener).expect("a connection")).collect();
         idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
-        let _served = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        let _served = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
         let raw = stage
             .client
             .run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw))
@@ -170,15 +170,15 @@ fn one_pods_flows_end_no_connection_of_others() {
     let (web, _) = stage.pod("web");
     let (other, _) = stage.pod_at("other", PORT + 1);
     let far = SocketAddr::new(stage.client_ips()[0], FAR);
-    let listener = stage.client.run(|| TcpListener::bind(far)).expect("listen");
+    let listener = stage.client.bind(|| TcpListener::bind(far)).expect("listen");
     let mut idle: Vec<_> =
         (0..20).map(|_| Connection::to(&web, far, &listener).expect("a connection")).collect();
     idle.iter_mut().for_each(|one| one.requests(20).expect("replies"));
-    let echo = stage.client.run(|| UdpSocket::bind(far)).expect("bind");
+    let echo = stage.client.bind(|| UdpSocket::bind(far)).expect("bind");
     echo.set_read_timeout(Some(patience())).expect("a limit");
     let before = stage.count(Counter::Carried);
     for _ in 0..3000 {
-        let socket = other.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+        let socket = other.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         socket.set_read_timeout(Some(patience())).expect("a limit");
         let mut bytes = [0; 8];
         for _ in 0..4 {
@@ -227,7 +227,7 @@ fn a_wrong_acknowledgment_is_measured_in_conntracks_table() {
     for engine in [Engine::Nftables, Engine::Carried] {
         let stage = Stage::new(engine);
         let (pod, own) = stage.pod("web");
-        let _listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        let _listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
         // The SYN-ACK arrives at the client, which does not have the address.
         let (mac, link) = (stage.client.mac("eth0"), &stage.client.node_link);
         stage.node.cmd(&format!("ip neigh add 192.0.2.77 lladdr {mac} dev {link} nud permanent"));

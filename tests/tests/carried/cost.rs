@@ -211,7 +211,7 @@ fn time_per_connection() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     let to = SocketAddr::new(stage.node_ips()[0], PORT);
-    let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+    let listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
     let _statistics = enable_stats(Stats::RunTime).expect("statistics");
     let before = stage.counts();
     for _ in 0..CONNECTIONS {

@@ -140,8 +140,8 @@ fn a_final_verdict_at_any_hook_loses_nothing() {
         let link = if at_uplink { stage.client.node_link.as_str() } else { pods_link };
         let what = format!("{} {hook}", if at_uplink { "uplink" } else { "pod" });
         let far = SocketAddr::new(stage.client_ips()[0], FAR);
-        let server = stage.client.run(|| UdpSocket::bind(far)).expect("bind");
-        let client = pod.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+        let server = stage.client.bind(|| UdpSocket::bind(far)).expect("bind");
+        let client = pod.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         [&server, &client].iter().for_each(|one| one.set_read_timeout(Some(patience())).expect("a limit"));
         let (mut duplicates, mut carried) = ([0; 2], 0);
         for number in 0..600_u32 {

@@ -68,9 +68,9 @@ fn datagrams_are_carried_from_the_third_on() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     for (name, from, to, server, at) in each_way(&stage, &pod, own) {
-        let receiver = server.run(|| UdpSocket::bind(at)).expect("bind");
+        let receiver = server.bind(|| UdpSocket::bind(at)).expect("bind");
         let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let sender = from.run(|| UdpSocket::bind(any)).expect("bind");
+        let sender = from.bind(|| UdpSocket::bind(any)).expect("bind");
         for socket in [&receiver, &sender] {
             socket.set_read_timeout(Some(patience())).expect("a limit");
         }
@@ -147,8 +147,8 @@ fn a_flow_whose_directions_share_a_slot_is_carried() {
         })
         .expect("two keys with one slot");
 
-    let receiver = pod.run(|| UdpSocket::bind((own, 80))).expect("bind");
-    let sender = stage.client.run(|| UdpSocket::bind((client, local))).expect("bind");
+    let receiver = pod.bind(|| UdpSocket::bind((own, 80))).expect("bind");
+    let sender = stage.client.bind(|| UdpSocket::bind((client, local))).expect("bind");
     sender.connect((node, port)).expect("connect");
     let mut byte = [0];
     for socket in [&receiver, &sender] {
@@ -180,10 +180,10 @@ fn datagrams_behind_longer_ones_arrive_in_order() {
         }
         stage.node.set_feature("out0", "rx-gro", Switch::On);
         for (family, inside) in own.into_iter().enumerate() {
-            let receiver = pod.run(|| UdpSocket::bind((inside, 80))).expect("bind");
+            let receiver = pod.bind(|| UdpSocket::bind((inside, 80))).expect("bind");
             receiver.set_read_timeout(Some(patience())).expect("a limit");
             let any = if inside.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let sender = stage.client.run(|| UdpSocket::bind(any)).expect("bind");
+            let sender = stage.client.bind(|| UdpSocket::bind(any)).expect("bind");
             sender.connect((stage.node_ips()[family], PORT)).expect("connect");
             let mut bytes = [0; 2000];
             for size in (50..1400).step_by(50) {
@@ -232,8 +232,8 @@ fn a_flow_out_of_a_container_is_copied_once_a_tick() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     let (client, outside) = (stage.client.v4, (stage.client.v4, FAR));
-    let _receiver = stage.client.run(|| UdpSocket::bind(outside)).expect("bind");
-    let sender = pod.run(|| UdpSocket::bind((own[0], 0))).expect("bind");
+    let _receiver = stage.client.bind(|| UdpSocket::bind(outside)).expect("bind");
+    let sender = pod.bind(|| UdpSocket::bind((own[0], 0))).expect("bind");
     sender.connect((client, FAR)).expect("connect");
     let begin = Instant::now();
     // Of each length, the first one passes the kernel's stack: it is longer than all before.

@@ -57,7 +57,7 @@ fn packets_with_options_are_not_carried() {
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     for (family, own) in own.into_iter().enumerate() {
-        let receiver = pod.run(|| UdpSocket::bind(SocketAddr::new(own, 80))).expect("bind");
+        let receiver = pod.bind(|| UdpSocket::bind(SocketAddr::new(own, 80))).expect("bind");
         receiver.set_read_timeout(Some(patience())).expect("a limit");
         let to = SocketAddr::new(stage.node_ips()[family], PORT);
         let kind = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -173,8 +173,8 @@ fn a_packet_that_lacks_the_encryption_of_its_flow_is_not_carried() {
             far.cmd(&format!("ip xfrm policy add src {source} dst {any} dir out {template}"));
             let (pod, own) = stage.pod("web");
             let at = SocketAddr::new(own[family], 80);
-            let receiver = pod.run(|| UdpSocket::bind(at)).expect("bind");
-            let sender = far.run(|| UdpSocket::bind(SocketAddr::new(source, 0))).expect("bind");
+            let receiver = pod.bind(|| UdpSocket::bind(at)).expect("bind");
+            let sender = far.bind(|| UdpSocket::bind(SocketAddr::new(source, 0))).expect("bind");
             let to = SocketAddr::new(node_outer, PORT);
             let mut bytes = [0; 8];
             receiver.set_read_timeout(Some(patience())).expect("a limit");

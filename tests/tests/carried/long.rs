@@ -78,7 +78,7 @@ fn packets_arrive_in_order() {
         // Bursts of segments, as from a wire.
         stage.client.without_offloads("eth0");
         let to = (stage.node_ips()[0], PORT).into();
-        let listener = pod.run(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
+        let listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
         let all: Vec<_> = (0..CONNECTIONS)
             .map(|_| Connection::to(&stage.client, to, &listener).expect("a connection"))
             .collect();

@@ -155,7 +155,7 @@ struct Connection {
 impl Connection {
     /// Connects `from` to `to`, which a server at `at` in another space accepts.
     fn new(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr) -> std::io::Result<Self> {
-        let listener = server.run(|| TcpListener::bind(at)).expect("listen");
+        let listener = server.bind(|| TcpListener::bind(at)).expect("listen");
         Self::to(from, to, &listener)
     }
 

@@ -113,7 +113,7 @@ fn transfer(
     target: impl FnOnce(u16) -> SocketAddr,
     rate: u64,
 ) -> (Duration, Duration) {
-    let listener = to.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).expect("bind");
+    let listener = to.bind(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).expect("bind");
     let target = target(port);
     let begin = Instant::now();
     let mut sender =

@@ -102,7 +102,7 @@ fn answer_for(router: &Space, link: &str, address: &str) {
 
 /// Sends a stream from one space to another; the number of bytes that have arrived when it ends or stalls.
 fn transfer(from: &Space, to: &Space, address: IpAddr, stalled: Duration) -> usize {
-    let listener = to.run(|| TcpListener::bind(at(address, 9100))).expect("listen");
+    let listener = to.bind(|| TcpListener::bind(at(address, 9100))).expect("listen");
     let receiver = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
         stream.set_read_timeout(Some(stalled)).expect("a time limit");
@@ -133,10 +133,10 @@ fn streams_complete([one, two]: &[(Pod, Vec<IpAddr>); 2]) {
 /// Sends datagrams of this length until one arrives; the number that were lost before. With Linux's default the sender's
 /// kernel sets DF and, once it knows the path's MTU, fragments (IP_PMTUDISC_WANT in ip(7)).
 fn lost_datagrams(from: &Space, to: &Space, address: IpAddr, length: usize) -> usize {
-    let receiver = to.run(|| UdpSocket::bind(at(address, 9101))).expect("a socket");
+    let receiver = to.bind(|| UdpSocket::bind(at(address, 9101))).expect("a socket");
     receiver.set_read_timeout(Some(within(Duration::from_millis(500)))).expect("a time limit");
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let sender = from.run(|| UdpSocket::bind(any)).expect("a socket");
+    let sender = from.bind(|| UdpSocket::bind(any)).expect("a socket");
     let mut buffer = vec![0; 2 * length];
     (0..10)
         .take_while(|_| {

@@ -20,7 +20,7 @@ pub(crate) fn pods_of_all_nodes_reach_each_other(mut lab: Lab, mtu: &str) {
     // The largest packet passes, whole: Linux sets DF for UDP.
     let (server, peer) = &pods[&2];
     for (address, headers) in peer.iter().zip([28, 48]) {
-        let receiver = server.run(|| UdpSocket::bind(at(*address, 9000))).expect("a socket");
+        let receiver = server.bind(|| UdpSocket::bind(at(*address, 9000))).expect("a socket");
         receiver.set_read_timeout(Some(patience())).expect("a time limit");
         let payload = vec![7; mtu.parse::<usize>().expect("a number") - headers];
         let sent = pod.run(|| {

@@ -110,7 +110,7 @@ impl Server {
     pub(crate) fn start(stage: &Stage, rules: Rules) -> Self {
         stage.node.try_cmd("ip route add broadcast 255.255.255.255 dev lan0");
         let bind = |to: Ipv4Addr| {
-            let socket = stage.node.run(|| UdpSocket::bind((to, 67))).expect("bind to port 67");
+            let socket = stage.node.bind(|| UdpSocket::bind((to, 67))).expect("bind to port 67");
             socket.set_read_timeout(Some(Duration::from_millis(50))).expect("set a timeout");
             socket.set_broadcast(true).expect("allow broadcast");
             socket

@@ -63,7 +63,7 @@ fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
 /// Opens a connection over which both ends send `amount` bytes.
 pub(crate) fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr, amount: usize) {
     const SEEDS: (u64, u64) = (0x5eed, 0xfeed);
-    let listener = server.run(|| TcpListener::bind(at)).expect("listen");
+    let listener = server.bind(|| TcpListener::bind(at)).expect("listen");
     thread::scope(|scope| {
         scope.spawn(move || exchange(listener.accept().expect("a connection").0, SEEDS, amount));
         let stream = from.run(|| TcpStream::connect_timeout(&to, patience()));

@@ -32,9 +32,9 @@ fn sent(
     count: usize,
     first: Duration,
 ) -> usize {
-    let receiver = to.run(|| UdpSocket::bind(target)).expect("bind");
+    let receiver = to.bind(|| UdpSocket::bind(target)).expect("bind");
     receiver.set_read_timeout(Some(first)).expect("a time-out");
-    let sender = from.run(|| UdpSocket::bind(source)).expect("bind");
+    let sender = from.bind(|| UdpSocket::bind(source)).expect("bind");
     for number in 0..count {
         sender.send_to(&number.to_ne_bytes(), target).expect("send");
     }
@@ -94,7 +94,7 @@ fn asks_itself(
     first: Duration,
 ) -> (usize, usize) {
     let bind = |address: SocketAddr| {
-        let socket = pod.run(|| UdpSocket::bind(address)).expect("bind");
+        let socket = pod.bind(|| UdpSocket::bind(address)).expect("bind");
         socket.set_read_timeout(Some(first)).expect("a time-out");
         socket
     };

@@ -66,7 +66,7 @@ impl Traffic {
     fn datagrams(&self, from: &Space, to: SocketAddr) {
         while self.is_running() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
+            let socket = from.bind(|| UdpSocket::bind(any)).expect("a socket");
             let answer = (|| {
                 socket.connect(to)?;
                 socket.set_read_timeout(Some(patience()))?;
@@ -174,7 +174,7 @@ fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
     };
     let [v4, v6] = world.node_ips();
     let _outside = Proto::ALL.map(|proto| world.client.serve(proto, &format!("[::]:{OUTSIDE}"), "outside"));
-    let listener = web.pod.run(|| TcpListener::bind("[::]:81")).expect("listen");
+    let listener = web.pod.bind(|| TcpListener::bind("[::]:81")).expect("listen");
     let client: &Space = &world.client;
     let (pod, node): (&Space, &Space) = (&web.pod, &world.node);
     let spaces = [client, pod, node];

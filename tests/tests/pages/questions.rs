@@ -67,7 +67,7 @@ pub(crate) fn ipv6_loopback_does_not_answer(page: &mut Reader) {
 
 /// Serves empty documents until the test's process ends.
 fn serve_http(web: &Web) {
-    let listener = web.pod.run(|| TcpListener::bind("[::]:80")).expect("a listener");
+    let listener = web.pod.bind(|| TcpListener::bind("[::]:80")).expect("a listener");
     thread::spawn(move || {
         for mut client in listener.incoming().flatten() {
             let _ = client.read(&mut [0; 1024]);

@@ -113,7 +113,7 @@ fn merged_datagrams_arrive_as_they_were_sent() {
             for together in [false, true] {
                 let receiver = receiver(&web, family, together);
                 let any = if node.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-                let client = world.client.run(|| UdpSocket::bind(any)).expect("bind");
+                let client = world.client.bind(|| UdpSocket::bind(any)).expect("bind");
                 client.connect(at(node, PORT + u16::from(number))).expect("connect");
                 let counts = TRAINS.map(|kind| trains(&client, &receiver, kind));
                 println!("{backend}, {node}, UDP_GRO {together}: {counts:?}");
@@ -138,7 +138,7 @@ fn datagrams_without_a_checksum_arrive() {
     for (number, backend) in [(1, "nftables"), (2, "ebpf")] {
         let web = publish(&world, number, backend);
         let receiver = receiver(&web, 0, true);
-        let client = world.client.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+        let client = world.client.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         client.connect((world.client.node_v4, PORT + u16::from(number))).expect("connect");
         let on: libc::c_int = 1;
         // SAFETY: the kernel reads one integer, which lives through the call.
