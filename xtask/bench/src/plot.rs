@@ -15,31 +15,15 @@ use super::traffic::Report;
 use xtask::error::{Error, Result};
 use xtask::workspace;
 
-/// Draw ADD and DEL by the number of pods, their latencies in a burst, and packets by the number of ports, from what
-/// `bench control` and `bench traffic` saved, as SVG.
+/// Draw ADD and DEL by the number of pods, their latencies in a burst, and packets by the number of ports, as SVG.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlotArgs {
-    /// The figures; of a number of pods that several runs have, those of the first are drawn
-    #[arg(long, value_name = "FILE", default_values = ["docs/data/control.json", "docs/data/control-1000.json"])]
-    data: Vec<PathBuf>,
-    /// The picture to write
-    #[arg(long, value_name = "FILE", default_value = "docs/images/control.svg")]
+    /// The directory with control.json, burst-100.json and traffic.json
+    #[arg(long, value_name = "DIR", default_value = "docs/data")]
+    data: PathBuf,
+    /// The directory for the pictures
+    #[arg(long, value_name = "DIR", default_value = "docs/images")]
     out: PathBuf,
-    /// The figures of packets; without them only those of pods are drawn
-    #[arg(long, value_name = "FILE", default_value = "docs/data/traffic.json")]
-    traffic: PathBuf,
-    /// The picture of them to write
-    #[arg(long, value_name = "FILE", default_value = "docs/images/traffic.svg")]
-    traffic_out: PathBuf,
-    /// The figures of bursts; without them no picture of them is drawn
-    #[arg(long, value_name = "FILE", default_value = "docs/data/burst-100.json")]
-    burst: PathBuf,
-    /// The picture of them to write
-    #[arg(long, value_name = "FILE", default_value = "docs/images/burst.svg")]
-    burst_out: PathBuf,
-    /// Print the figures of packets as the tables of the documentation, and draw nothing
-    #[arg(long)]
-    table: bool,
 }
 
 /// The part of control.json that is drawn.
@@ -88,15 +72,6 @@ struct Floor {
     sum_p95_ms: f64,
 }
 
-impl Data {
-    /// Adds a run's numbers of pods, but for those that are known already.
-    fn add(&mut self, run: Self) {
-        let seen: Vec<u32> = self.floor.iter().map(|floor| floor.pods).collect();
-        self.rows.extend(run.rows.into_iter().filter(|row| !seen.contains(&row.pods)));
-        self.floor.extend(run.floor.into_iter().filter(|floor| !seen.contains(&floor.pods)));
-    }
-}
-
 /// One line of a panel: its name and, per number of pods, median and 95th percentile (or the largest figure).
 type Line = (String, Vec<(u32, f64, f64)>);
 
@@ -112,23 +87,19 @@ struct Panel<'a> {
 /// # Errors
 /// A file cannot be read, parsed or written.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
-    let traffic = workspace::root().join(&args.traffic);
-    if args.table {
-        print!("{}", Report::read(&traffic)?.markdown());
-        return Ok(());
+    for (name, picture) in pictures(&workspace::root().join(&args.data))? {
+        write(&args.out.join(name), &picture)?;
     }
-    if traffic.exists() {
-        write(&args.traffic_out, &draw_traffic(&Report::read(&traffic)?)?)?;
-    }
-    let burst = workspace::root().join(&args.burst);
-    if burst.exists() {
-        write(&args.burst_out, &draw_burst(&read(&burst)?)?)?;
-    }
-    let mut data = Data { rows: Vec::new(), floor: Vec::new() };
-    for file in &args.data {
-        data.add(read(&workspace::root().join(file))?);
-    }
-    write(&args.out, &draw(&data)?)
+    Ok(())
+}
+
+/// The pictures of a directory of figures, by the names of their files.
+fn pictures(data: &Path) -> Result<[(&'static str, String); 3]> {
+    Ok([
+        ("control.svg", draw(&read(&data.join("control.json"))?)?),
+        ("burst.svg", draw_burst(&read(&data.join("burst-100.json"))?)?),
+        ("traffic.svg", draw_traffic(&Report::read(&data.join("traffic.json"))?)?),
+    ])
 }
 
 fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
@@ -313,6 +284,15 @@ mod tests {
         let picture = draw(&data).unwrap();
         for word in ["one", "two", "the kernel&apos;s floor", ">100<"] {
             assert!(picture.replace('\n', "").contains(word), "{word}: {picture}");
+        }
+    }
+
+    #[test]
+    fn the_documentations_pictures_are_of_its_data() {
+        let docs = workspace::root().join("docs");
+        for (name, picture) in pictures(&docs.join("data")).unwrap() {
+            let kept = fs::read_to_string(docs.join("images").join(name)).unwrap();
+            assert!(kept == picture, "{name} is of other figures: run `cargo xtask bench plot`");
         }
     }
 

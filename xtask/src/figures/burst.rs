@@ -3,11 +3,10 @@
 //! The tables of bursts.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{digits, grouped, json, source};
+use super::{Data, digits, grouped, met};
 use crate::error::Result;
 
 /// The runs that the page shows, in this order.
@@ -70,24 +69,14 @@ enum Goal {
 ///
 /// # Errors
 /// A file cannot be read, or the run is not listed.
-pub(super) fn tables(root: &Path) -> Result<String> {
+pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     let mut text = String::new();
     for file in FILES {
-        let path = root.join("docs/data").join(file);
-        if !path.exists() {
-            continue;
-        }
-        if text.is_empty() {
-            text.push_str("![Latency of ADD and DEL in a burst](images/burst.svg)\n\n");
-        } else {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{}\n{}", table(&data.read(file)?), data.source(file)?);
+        if Some(&file) != FILES.last() {
             text.push('\n');
         }
-        text.push_str(&table(&json(&path)?));
-        text.push('\n');
-        text.push_str(&source(root, file, "data")?);
-    }
-    if text.is_empty() {
-        text.push_str("No run is kept yet.\n");
     }
     Ok(text)
 }
@@ -125,8 +114,7 @@ fn table(data: &Burst) -> String {
             Goal::AtLeast(goal) => format!("≥ {goal}"),
             Goal::AtMost(goal) => format!("≤ {goal}"),
         };
-        let met = if ratio.met { "met" } else { "missed" };
-        let _ = writeln!(text, "| {} | {:.1} | {goal} | {met} |", ratio.what, ratio.value);
+        let _ = writeln!(text, "| {} | {:.1} | {goal} | {} |", ratio.what, ratio.value, met(ratio.met));
     }
     text
 }

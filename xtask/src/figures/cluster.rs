@@ -3,11 +3,10 @@
 //! The table of slipwayd with many Nodes.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{digits, json, source};
+use super::{Data, digits};
 use crate::error::Result;
 
 /// The run that the page shows.
@@ -44,13 +43,8 @@ struct Memory {
 ///
 /// # Errors
 /// A file cannot be read, or the run is not listed.
-pub(super) fn tables(root: &Path) -> Result<String> {
-    let path = root.join("docs/data").join(FILE);
-    if !path.exists() {
-        return Ok("No run is kept yet.\n".to_owned());
-    }
-    let data = json(&path)?;
-    Ok(format!("{}\n{}", text(&data), source(root, FILE, "data")?))
+pub(super) fn tables(data: &Data<'_>) -> Result<String> {
+    Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }
 
 fn text(data: &Cluster) -> String {

@@ -41,7 +41,7 @@ use parts::Part;
 use programs::{Programs, Wanted};
 use qemu::{Accelerator, Qemu, Vm};
 use record::Record;
-pub(crate) use record::{Sources, today};
+pub(crate) use record::{PRODUCT, Sources, is_unchanged, today};
 use report::Row;
 use system::System;
 

@@ -24,7 +24,13 @@ const UNTESTED: [&str; 4] =
     [":(exclude)docs", ":(exclude)*.md", ":(exclude)xtask/bench", ":(exclude)xtask/src/figures*"];
 
 /// The product: when it changes, a row is stale.
-const PRODUCT: [&str; 2] = ["cni", "ebpf"];
+pub(crate) const PRODUCT: [&str; 2] = ["cni", "ebpf"];
+
+/// True if paths are what they were at a commit. False if there is no such commit.
+pub(crate) fn is_unchanged(commit: &str, paths: &[&str]) -> bool {
+    let mut git = tool("git", &["diff", "--quiet", commit, "--"]);
+    run::capture(git.args(paths).current_dir(workspace::root())).is_ok()
+}
 
 /// A kernel's row.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,9 +123,7 @@ impl Record {
     /// The reason why the row does not describe today's product, if it does not.
     pub(crate) fn stale(&self) -> Option<&'static str> {
         let Some(commit) = &self.commit else { return Some("a sum of runs of several commits") };
-        let mut git = tool("git", &["diff", "--quiet", commit, "--"]);
-        let same = run::capture(git.args(PRODUCT).current_dir(workspace::root())).is_ok();
-        (!same).then_some("the product has changed since")
+        (!is_unchanged(commit, &PRODUCT)).then_some("the product has changed since")
     }
 
     /// As it is kept: a line for each test program.

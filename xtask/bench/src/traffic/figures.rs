@@ -219,7 +219,7 @@ impl Report {
         for row in &self.rows {
             let _ = writeln!(text, "{}", row.text());
         }
-        let _ = writeln!(text, "\n{}", self.markdown());
+        let _ = writeln!(text);
         for goal in &self.goals {
             let Goal { what, value, goal, met } = goal;
             let _ = writeln!(
@@ -227,26 +227,6 @@ impl Report {
                 "{} {what}: {value:.3} (goal: {goal})",
                 if *met { "met   " } else { "MISSED" }
             );
-        }
-        text
-    }
-
-    /// A table for each way and work, as the documentation has them.
-    pub(crate) fn markdown(&self) -> String {
-        let mut text = String::new();
-        let (ports, kinds) = (self.numbers(), self.kinds());
-        for (way, work) in self.blocks() {
-            let heads: Vec<String> = ports.iter().map(|n| format!(" {} |", thousands(*n))).collect();
-            let _ = writeln!(text, "| {} ({}) |{}", work.name(), work.unit().0, heads.concat());
-            let _ = writeln!(text, "|---|{}", "---|".repeat(ports.len()));
-            for kind in &kinds {
-                let cells: Vec<String> = ports
-                    .iter()
-                    .map(|n| self.find(way, work, *kind, *n).map_or_else(|| " |".to_owned(), Row::cell))
-                    .collect();
-                let _ = writeln!(text, "| {} |{}", kind.name(), cells.concat());
-            }
-            let _ = writeln!(text);
         }
         text
     }
@@ -319,27 +299,6 @@ impl Row {
             self.own_ratio.map_or(f64::NAN, |ratio| ratio.median)
         )
     }
-
-    /// ` 91.0 (1.07) |`: time and ratio.
-    fn cell(&self) -> String {
-        let time = self.machine.median;
-        let time = if time < 100.0 { format!("{time:.1}") } else { thousands(rounded(time)) };
-        match self.ratio {
-            Some(ratio) if self.contender != Kind::Routed => format!(" {time} ({:.2}) |", ratio.median),
-            _ => format!(" {time} |"),
-        }
-    }
-}
-
-/// Rounds a figure of a table, which is small enough for that.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is for people")]
-fn rounded(value: f64) -> u32 {
-    value.round() as u32
-}
-
-/// `60,000`.
-fn thousands(n: u32) -> String {
-    if n < 1000 { n.to_string() } else { format!("{},{:03}", thousands(n / 1000), n % 1000) }
 }
 
 fn find(rows: &[Row], way: Way, work: Work, kind: Kind, ports: u32) -> Option<&Row> {
@@ -440,9 +399,6 @@ mod tests {
         assert!(report.rows[2].ratio.is_none(), "nothing to compare with");
         let goals: Vec<(f64, bool)> = report.goals.iter().map(|goal| (goal.goal, goal.met)).collect();
         assert_eq!(goals, [(1.10, true)]);
-        let expected = "| CRR (µs) | 1 | 60,000 |\n|---|---|---|\n| routed | 200 | |\n\
-                        | nftables | 200 (1.10) | 100 |\n\n";
-        assert_eq!(report.markdown(), expected);
         assert!(
             report.text().contains("met    port CRR nftables with 1 ports, to routed: 1.100 (goal: 1.1)")
         );
@@ -465,14 +421,9 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_have_commas() {
-        assert_eq!([7, 1_000, 60_999, 1_000_001].map(thousands), ["7", "1,000", "60,999", "1,000,001"]);
-    }
-
-    #[test]
     fn what_was_saved_is_read_again() {
         let report = Report::new(vec!["x".to_owned()], &[series(Kind::Routed, 1, [1.0; 3])], Vec::new());
         let json = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&json).unwrap().markdown(), report.markdown());
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap().text(), report.text());
     }
 }
