@@ -95,7 +95,7 @@ pub(crate) struct Args {
     /// Print the tables instead
     #[arg(long)]
     print: bool,
-    /// Measure first, and draw the pictures: these runs of docs/data/runs.toml, or all, which takes some three hours; but
+    /// Measure first, and draw the pictures: these runs of docs/data/runs.toml, or all, which takes an hour and a quarter; but
     /// for those of today's product. As root, on a machine that does nothing else, and a tree without changes
     #[arg(long, value_name = "RUN", num_args = 0..)]
     measure: Option<Vec<String>>,

@@ -114,7 +114,7 @@ fn table(data: &Burst) -> String {
             Goal::AtLeast(goal) => format!("≥ {goal}"),
             Goal::AtMost(goal) => format!("≤ {goal}"),
         };
-        let _ = writeln!(text, "| {} | {:.1} | {goal} | {} |", ratio.what, ratio.value, met(ratio.met));
+        let _ = writeln!(text, "| {} | {:.2} | {goal} | {} |", ratio.what, ratio.value, met(ratio.met));
     }
     text
 }
@@ -148,7 +148,7 @@ mod tests {
             "100 pods from 32 callers, 1,000 pods present, 200,000 flows in conntrack; 5 bursts:",
             "| Slipway, nftables | ADD | 98.8 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |",
             "|  | DEL | 123 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |",
-            "| ADDs | 13.8 | ≥ 20 | missed |",
+            "| ADDs | 13.77 | ≥ 20 | missed |",
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

@@ -16,7 +16,7 @@ use crate::workspace;
 /// The list, in the folder of the data.
 const LIST: &str = "runs.toml";
 
-/// What a measured command begins with.
+/// The beginning of a measured command.
 const BENCH: &str = "cargo xtask bench ";
 
 /// One run of a benchmark.
