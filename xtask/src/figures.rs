@@ -13,6 +13,7 @@ mod traffic;
 use std::fs;
 use std::path::Path;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
@@ -170,6 +171,26 @@ fn head(name: &str, columns: &[String]) -> String {
     row(name, columns) + &format!("|---{}|\n", "|---:".repeat(columns.len()))
 }
 
+/// A goal of a benchmark: the most that a figure should be.
+#[derive(Debug, Deserialize)]
+struct Goal {
+    what: String,
+    value: f64,
+    goal: f64,
+    met: bool,
+}
+
+/// The table of goals, each a row.
+fn goals(goals: &[Goal]) -> String {
+    let cells =
+        |one: &Goal| [format!("{:.2}", one.value), format!("≤ {}", one.goal), met(one.met).to_owned()];
+    let rows = goals.iter().map(|one| row(&one.what, &cells(one)));
+    GOALS.to_owned() + &rows.collect::<String>()
+}
+
+/// The first two lines of a table of goals.
+const GOALS: &str = "| ratio | | goal | |\n|---|---:|---:|---|\n";
+
 /// A word for a goal.
 fn met(is_met: bool) -> &'static str {
     if is_met { "met" } else { "missed" }
@@ -193,6 +214,13 @@ mod tests {
         let shown: Vec<String> = [3.653, 19.732, 99.97, 444.46].into_iter().map(digits).collect();
         assert_eq!(shown, ["3.7", "19.7", "100", "444"]);
         assert_eq!([1, 1000, 60_000, 1_002_003].map(grouped), ["1", "1,000", "60,000", "1,002,003"]);
+    }
+
+    #[test]
+    fn each_goal_is_a_row() {
+        let goal = |value: f64, met| Goal { what: "ADD".to_owned(), value, goal: 0.1, met };
+        let rows = "| ADD | 0.06 | ≤ 0.1 | met |\n| ADD | 0.20 | ≤ 0.1 | missed |\n";
+        assert_eq!(goals(&[goal(0.057, true), goal(0.2, false)]), format!("{GOALS}{rows}"));
     }
 
     #[test]

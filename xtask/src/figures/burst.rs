@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use super::{Data, digits, grouped, met};
+use super::{Data, GOALS, digits, grouped, met};
 use crate::error::Result;
 
 /// The runs that the page shows, in this order.
@@ -108,7 +108,7 @@ fn table(data: &Burst) -> String {
         }
         text.push('\n');
     }
-    text.push_str("| ratio | | goal | |\n|---|---:|---:|---|\n");
+    text.push_str(GOALS);
     for ratio in &data.ratios {
         let goal = match ratio.goal {
             Goal::AtLeast(goal) => format!("≥ {goal}"),

@@ -19,6 +19,9 @@ const LIST: &str = "runs.toml";
 /// The beginning of a measured command.
 const BENCH: &str = "cargo xtask bench ";
 
+/// The benchmarks, without their drawing.
+const MEASURED_BY: [&str; 2] = ["xtask/bench", ":(exclude)xtask/bench/src/plot.rs"];
+
 /// One run of a benchmark.
 #[derive(Debug, Deserialize)]
 pub(super) struct Run {
@@ -137,7 +140,7 @@ pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> 
             println!("{}: not of a benchmark: {}", run.name(), run.command);
             continue;
         };
-        if !again && is_unchanged(&run.commit, &[PRODUCT.as_slice(), &["xtask/bench"]].concat()) {
+        if !again && is_unchanged(&run.commit, &[PRODUCT.as_slice(), &MEASURED_BY].concat()) {
             println!("{}: measured on {}, the product is the same", run.name(), run.commit);
             continue;
         }

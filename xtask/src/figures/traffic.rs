@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-use super::{Data, digits, grouped, head, met, row};
+use super::{Data, Goal, digits, goals, grouped, head, row};
 use crate::error::{Error, Result};
 
 /// The run of all contenders, by the number of published ports.
@@ -55,14 +55,6 @@ struct Row {
 #[derive(Debug, Deserialize)]
 struct Spread {
     median: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Goal {
-    what: String,
-    value: f64,
-    goal: f64,
-    met: bool,
 }
 
 impl Row {
@@ -138,7 +130,7 @@ impl Traffic {
         let works: Vec<String> =
             self.works().into_iter().map(|(work, _)| work).filter(|work| work != "STREAM").collect();
         let fewest = self.ports().first().copied().unwrap_or_default();
-        let mut text = head("share of the node", &works);
+        let mut text = head("", &works);
         for contender in
             self.contenders().iter().filter(|name| !["direct", "routed"].contains(&name.as_str()))
         {
@@ -150,14 +142,6 @@ impl Traffic {
             text += &row(contender, &cells.collect::<Result<Vec<_>>>()?);
         }
         Ok(text)
-    }
-
-    fn goals(&self) -> String {
-        let mut text = "| ratio | | goal | |\n|---|---:|---:|---|\n".to_owned();
-        for Goal { what, value, goal, met: is_met } in &self.goals {
-            text += &row(what, &[format!("{value:.2}"), format!("≤ {goal}"), met(*is_met).to_owned()]);
-        }
-        text
     }
 
     /// Contenders by way and kind of traffic, with one number of ports.
@@ -206,11 +190,12 @@ pub(super) fn packets(data: &Data<'_>) -> Result<String> {
     let run: Traffic = data.read(TRAFFIC)?;
     Ok(format!(
         "Processor time of the whole machine, in parentheses the median of its ratios to `routed`; both ends on one \
-         processor,\n{} rounds:\n\n{}{}\n{}\n{}",
+         processor,\n{} rounds:\n\n{}The share of the node, (contender - direct) / (routed - direct), with the fewest \
+         ports:\n\n{}\n{}\n{}",
         run.rounds(),
         run.by_ports()?,
         run.shares()?,
-        run.goals(),
+        goals(&run.goals),
         data.source(TRAFFIC)?
     ))
 }
@@ -269,9 +254,8 @@ mod tests {
         let text = run.by_ports().unwrap();
         assert!(text.ends_with(table), "{text}");
         assert_eq!(text, table.replace("CRR", "RR") + table);
-        let shares = "| share of the node | RR | CRR |\n|---|---:|---:|\n| nftables | 2.00 | 2.00 |\n";
+        let shares = "|  | RR | CRR |\n|---|---:|---:|\n| nftables | 2.00 | 2.00 |\n";
         assert_eq!(run.shares().unwrap(), shares);
-        assert!(run.goals().ends_with("| port CRR | 1.17 | ≤ 1.1 | missed |\n"), "{}", run.goals());
         assert_eq!(run.rounds(), 2);
         let error = readme_table(&run).unwrap_err().to_string();
         assert_eq!(error, "the figures lack CRR of ebpf with 1 ports (port)");
