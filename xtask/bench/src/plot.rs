@@ -100,7 +100,7 @@ fn pictures(data: &Path) -> Result<Vec<(&'static str, String)>> {
     if let Some(file) = find(&["control.json"]) {
         pictures.push(("control.svg", draw(&read(&file)?)?));
     }
-    // The documentation has several runs.
+    // docs/data has bursts of several sizes; `--save` names each burst.json.
     if let Some(file) = find(&["burst-100.json", "burst.json"]) {
         pictures.push(("burst.svg", draw_burst(&read(&file)?)?));
     }
@@ -310,6 +310,19 @@ mod tests {
             let kept = fs::read_to_string(docs.join("images").join(name)).unwrap();
             assert!(kept == picture, "{name} is of other figures: run `cargo xtask bench plot`");
         }
+    }
+
+    #[test]
+    fn only_the_figures_that_are_in_the_directory_are_drawn() {
+        let dir = std::env::temp_dir().join(format!("slipway-plot-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let error = pictures(&dir).unwrap_err().to_string();
+        fs::copy(workspace::root().join("docs/data/burst-100.json"), dir.join("burst.json")).unwrap();
+        let drawn = pictures(&dir);
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(error.contains("has no figures: control.json, burst.json or traffic.json"), "{error}");
+        let names: Vec<_> = drawn.unwrap().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["burst.svg"]);
     }
 
     #[test]
