@@ -13,7 +13,7 @@ mod ports;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Output, Pod, Snapshot, is_peer};
+use slipway_tests::{BridgeNetfilter, Node, Output, PluginCall, Pod, Snapshot, is_peer};
 
 /// The node's address on the bridge of [`Net::new`] in each family.
 const GATEWAYS: [&str; 2] = ["10.89.0.1", "fd00:89::1"];
@@ -100,9 +100,14 @@ impl<'a> Call<'a> {
         self
     }
 
-    fn run(&self, command: &str) -> Output {
+    /// The driver's process for a command.
+    fn prepare(&self, command: &str) -> PluginCall {
         let call = self.node.plugin("slipway").without("CNI_PATH").arguments(&[command, &self.netns]);
-        call.config(&self.exec).run()
+        call.config(&self.exec)
+    }
+
+    fn run(&self, command: &str) -> Output {
+        self.prepare(command).run()
     }
 
     #[track_caller]
