@@ -17,10 +17,11 @@ use crate::workspace;
 const SUITES: [&str; 2] = ["bookworm", "bookworm-security"];
 
 /// The packages with the tools, and the reference plugins.
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 19] = [
     "conntrack",
     "containernetworking-plugins",
     "coreutils",
+    "curl",
     "dash",
     "dnsmasq-base",
     "findutils",
