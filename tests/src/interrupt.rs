@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
+use crate::sample::sample;
 
 /// A system call in a plugin's run: the `nth` one of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +99,36 @@ const TRACE: &str = "/run/interrupt.trace";
 /// When strace does not run.
 pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::WithTheConfiguration)
+}
+
+/// True if the tests are to try each system call: `SLIPWAY_EVERY_CALL` is set.
+#[must_use]
+pub fn every_call() -> bool {
+    std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
+}
+
+/// The points at which to kill a call: at most `most`, spread evenly, of those right after what may have changed
+/// something; other kills leave the same. Of these [`sample`] takes a part. All of them with [`every_call`].
+///
+/// # Panics
+/// When there are too few points for a call that does its work.
+#[must_use]
+pub fn points_to_try(found: Vec<Point>, most: usize) -> Vec<Point> {
+    let every = every_call();
+    let found: Vec<Point> = found.into_iter().filter(|point| every || point.after_change).collect();
+    assert!(found.len() > 10, "too few points: {found:?}");
+    let step = if every { 1 } else { found.len().div_ceil(most) };
+    sample(found.into_iter().step_by(step))
+}
+
+/// Fails if few calls ended by their kill, since then little was tested. A call misses its point if it shares its work
+/// between threads in another way than the traced one, or waits less often: on a busy machine many do.
+///
+/// # Panics
+/// When only a quarter was killed, or less.
+#[track_caller]
+pub fn assert_killed(kills: usize, tried: usize) {
+    assert!(kills > tried / 4, "{kills} kills at {tried} points");
 }
 
 /// As [`kill_points`], without the calls of programs that the plugin runs: where one fails each time, what

@@ -93,7 +93,8 @@ pub use feature::{
 };
 pub use golden::{golden, normalise};
 pub use interrupt::{
-    Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, slowed,
+    Disturbance, Point, all_kill_points, assert_killed, disturbed, error_points, every_call, kill_points,
+    killed, points_to_try, slowed,
 };
 pub use kube::{API_SERVER, ApiServer, KUBE_TOKEN, has_api_server, kube_programs, wait_until_ready};
 pub use node::{BridgeNetfilter, Host, Node, Pod};

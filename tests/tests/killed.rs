@@ -3,14 +3,14 @@
 //! A plugin is killed at any of its system calls: DEL, or GC if the namespace is gone too, removes what it
 //! left, and a fresh ADD succeeds.
 //!
-//! strace(1) delivers the signal at the entry of the call: `-e inject=<name>:signal=KILL:when=<n>`, where it
-//! counts the calls of one name in one thread. By default a sample is tried; `SLIPWAY_EVERY_CALL=1`
-//! tries them all, which takes some minutes.
-
-use std::collections::HashMap;
+//! By default some points right after a change are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls, which takes
+//! some minutes.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Output, Pod, Proto, Snapshot, is_peer, sample};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Disturbance, Network, Node, PluginCall, Pod, Point, Proto, Snapshot,
+    assert_killed, disturbed, is_peer, kill_points, points_to_try,
+};
 
 /// Number of points to try for each plugin call.
 const SAMPLE: usize = 24;
@@ -80,58 +80,22 @@ fn state(stage: &Stage) -> Snapshot {
     Snapshot::take(&stage.node, &[&stage.pod]).without(&ignored)
 }
 
-/// A point to kill at: the nth call of that name in a thread.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Point {
-    name: String,
-    nth: usize,
+fn prepare(stage: &Stage, verb: &str, config: &Value, pod: &Pod) -> PluginCall {
+    let name = config["type"].as_str().expect("a type");
+    stage.node.plugin(name).command(verb).for_pod(pod).args("").config(config)
 }
 
-/// Runs the call and kills it at a point.
-fn kill_at(stage: &Stage, verb: &str, config: &Value, pod: &Pod, point: &Point) -> Output {
-    let inject = format!("inject={}:signal=KILL:when={}", point.name, point.nth);
-    let name = config["type"].as_str().expect("a type");
-    let call = stage.node.plugin(name).command(verb).for_pod(pod).args("").config(config);
-    call.through(&["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject]).run()
+/// Runs the call and kills it, or a program that it runs, at a point. False if it succeeded before.
+fn kill_at(stage: &Stage, verb: &str, config: &Value, pod: &Pod, point: &Point) -> bool {
+    let output = disturbed(&stage.node, prepare(stage, verb, config, pod), point, Disturbance::Kill);
+    output.process.code != Some(0)
 }
 
 /// The points of a call to try, in the order of a traced run, which succeeds.
 fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
-    let name = config["type"].as_str().expect("a type");
-    let call = stage.node.plugin(name).command(verb).for_pod(&stage.pod).args("").config(config);
-    call.through(&["strace", "-f", "-qq", "-o", "/run/trace"]).run().ok();
-    let trace = stage.node.read("/run/trace").expect("strace writes its log");
-    stage.node.cmd("rm /run/trace");
-    let mut counts: HashMap<(&str, &str), usize> = HashMap::new();
-    let mut points: Vec<Point> = Vec::new();
-    for line in trace.lines() {
-        // `<pid> <name>(…`; an interrupted call continues as `<pid> <... name resumed>`.
-        let Some((pid, rest)) = line.split_once(' ') else { continue };
-        let Some((name, _)) = rest.trim_start().split_once('(') else { continue };
-        if !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_') {
-            continue;
-        }
-        let nth = counts.entry((pid, name)).or_default();
-        *nth += 1;
-        let point = Point { name: name.to_owned(), nth: *nth };
-        // The first call is strace's own, and the exit ends the process anyway.
-        if name != "execve" && !name.starts_with("exit") && !points.contains(&point) {
-            points.push(point);
-        }
-    }
-    assert!(points.len() > 50, "too few calls to be true: {points:?}");
-    let every = std::env::var_os("SLIPWAY_EVERY_CALL").is_some();
-    let step = if every { 1 } else { points.len().div_ceil(SAMPLE) };
-    sample(points.into_iter().step_by(step))
-}
-
-/// At least half of the calls must have ended by the signal, or the test tested little. A call misses a point if it shares
-/// its work between threads in another way, or waits less often than the traced one: most of a small sample may.
-fn half_killed(outputs: &[Output]) {
-    let (all, missed) =
-        (outputs.len(), outputs.iter().filter(|output| output.process.code == Some(0)).count());
-    let limit = if all > 20 { all / 2 } else { all - 1 };
-    assert!(missed <= limit, "{missed} of {all} were not killed");
+    let (output, found) = kill_points(&stage.node, prepare(stage, verb, config, &stage.pod));
+    output.ok();
+    points_to_try(found, SAMPLE)
 }
 
 fn del_removes_what_a_killed_add_left(interface: &str) {
@@ -144,28 +108,28 @@ fn del_removes_what_a_killed_add_left(interface: &str) {
     let points_of_interface = points(&stage, "ADD", &configs[0]);
     network.del(&attach).expect("DEL");
     before.assert_same(&state(&stage));
-    let mut outputs = Vec::new();
+    let mut kills = 0;
     for point in &points_of_interface {
-        outputs.push(kill_at(&stage, "ADD", &configs[0], &stage.pod, point));
+        kills += usize::from(kill_at(&stage, "ADD", &configs[0], &stage.pod, point));
         network.del(&attach).unwrap_or_else(|e| panic!("DEL after {interface} was killed at {point:?}: {e}"));
         let changes = before.changes(&state(&stage));
         assert!(changes.is_empty(), "{interface} killed at {point:?} left:\n{}", changes.join("\n"));
     }
-    half_killed(&outputs);
+    assert_killed(kills, points_of_interface.len());
     let result = network.call("ADD", &configs[0], Some(&attach)).ok();
     let mut portmap = configs[1].clone();
     portmap["prevResult"] = result;
     let points_of_portmap = points(&stage, "ADD", &portmap);
     network.call("DEL", &configs[1], Some(&attach)).ok();
     let settled = state(&stage);
-    let mut outputs = Vec::new();
+    let mut kills = 0;
     for point in &points_of_portmap {
-        outputs.push(kill_at(&stage, "ADD", &portmap, &stage.pod, point));
+        kills += usize::from(kill_at(&stage, "ADD", &portmap, &stage.pod, point));
         network.call("DEL", &configs[1], Some(&attach)).ok();
         let changes = settled.changes(&state(&stage));
         assert!(changes.is_empty(), "portmap killed at {point:?} left:\n{}", changes.join("\n"));
     }
-    half_killed(&outputs);
+    assert_killed(kills, points_of_portmap.len());
     network.del(&attach).expect("DEL");
     before.assert_same(&state(&stage));
     network.add(&attach).expect("a fresh ADD");
@@ -184,16 +148,16 @@ fn a_second_del_finishes_a_killed_del(interface: &str) {
         let points = points(&stage, "DEL", config);
         network.del(&attach).expect("DEL");
         before.assert_same(&state(&stage));
-        let mut outputs = Vec::new();
+        let mut kills = 0;
         let plugin = &config["type"];
         for point in &points {
             network.add(&attach).unwrap_or_else(|e| panic!("ADD before the kill at {point:?}: {e}"));
-            outputs.push(kill_at(&stage, "DEL", config, &stage.pod, point));
+            kills += usize::from(kill_at(&stage, "DEL", config, &stage.pod, point));
             network.del(&attach).unwrap_or_else(|e| panic!("DEL after {plugin} at {point:?}: {e}"));
             let changes = before.changes(&state(&stage));
             assert!(changes.is_empty(), "DEL of {plugin} killed at {point:?} left:\n{}", changes.join("\n"));
         }
-        half_killed(&outputs);
+        assert_killed(kills, points.len());
     }
 }
 
@@ -208,10 +172,10 @@ fn gc_removes_what_a_killed_add_left(interface: &str) {
     let configs = network.configs(Some(&attach));
     let points_of_interface = points(&stage, "ADD", &configs[0]);
     network.del(&attach).expect("DEL");
-    let mut outputs = Vec::new();
+    let mut kills = 0;
     for (n, point) in points_of_interface.iter().enumerate() {
         let pod = stage.node.pod(&format!("pod{n}"));
-        outputs.push(kill_at(&stage, "ADD", &configs[0], &pod, point));
+        kills += usize::from(kill_at(&stage, "ADD", &configs[0], &pod, point));
         pod.remove();
         network.gc_plugins(&first).unwrap_or_else(|e| panic!("GC after the kill at {point:?}: {e:?}"));
         // The kernel removes the namespace, and with it the link, in the background.
@@ -226,7 +190,7 @@ fn gc_removes_what_a_killed_add_left(interface: &str) {
         }
         assert!(changes.is_empty(), "{interface} killed at {point:?} left:\n{}", changes.join("\n"));
     }
-    half_killed(&outputs);
+    assert_killed(kills, points_of_interface.len());
 }
 
 #[test]

@@ -1,30 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The driver is killed at any of its system calls: the next set-up or teardown removes what it left. By default a
-//! sample is tried; `SLIPWAY_EVERY_CALL=1` tries them all.
+//! The driver is killed right after each of its system calls that may have changed something: the next set-up or
+//! teardown removes what it left. By default some are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls.
 
-use slipway_tests::{Point, Proto, kill_points, killed, sample};
+use slipway_tests::{Point, Proto, assert_killed, kill_points, killed, points_to_try};
 
 use crate::{Call, Net, is_other, node, state};
 
 /// The number of points to try for each command.
 const SAMPLE: usize = 24;
 
-/// The points of a call that succeeds to try: right after what may have changed something; other kills leave the same.
+/// The points of a call that succeeds.
 fn points(call: &Call<'_>, command: &str) -> Vec<Point> {
-    let every = std::env::var_os("SLIPWAY_EVERY_CALL").is_some();
     let (output, found) = kill_points(call.node, call.prepare(command));
     assert_eq!(output.process.code, Some(0), "{}", output.process);
-    let found: Vec<Point> = found.into_iter().filter(|point| every || point.after_change).collect();
-    assert!(found.len() > SAMPLE, "too few calls to be true: {found:?}");
-    let step = if every { 1 } else { found.len().div_ceil(SAMPLE) };
-    sample(found.into_iter().step_by(step))
-}
-
-/// Kills the call at a point. False if it succeeded before: it may share its work between threads in another way than the
-/// traced one, or wait less often.
-fn is_killed(call: &Call<'_>, command: &str, point: &Point) -> bool {
-    killed(call.node, call.prepare(command), point)
+    points_to_try(found, SAMPLE)
 }
 
 #[test]
@@ -49,7 +39,7 @@ fn a_killed_setup_is_torn_down_or_set_up_again() {
     before.assert_same(&state(&node, &[&pod]));
     let mut kills = 0;
     for (number, point) in points.iter().enumerate() {
-        kills += usize::from(is_killed(&call(5), "setup", point));
+        kills += usize::from(killed(&node, call(5).prepare("setup"), point));
         if number % 2 == 0 {
             // podman gives the container another address for the next start.
             call(6).setup();
@@ -62,7 +52,7 @@ fn a_killed_setup_is_torn_down_or_set_up_again() {
         let changes = before.changes(&state(&node, &[&pod]));
         assert!(changes.is_empty(), "setup killed at {point:?} left:\n{}", changes.join("\n"));
     }
-    assert!(kills > points.len() / 4, "{kills} kills at {} points", points.len());
+    assert_killed(kills, points.len());
 }
 
 #[test]
@@ -83,10 +73,10 @@ fn a_second_teardown_finishes_a_killed_one() {
     let mut kills = 0;
     for point in &points {
         call.setup();
-        kills += usize::from(is_killed(&call, "teardown", point));
+        kills += usize::from(killed(&node, call.prepare("teardown"), point));
         call.teardown();
         let changes = before.changes(&state(&node, &[&pod]));
         assert!(changes.is_empty(), "teardown killed at {point:?} left:\n{}", changes.join("\n"));
     }
-    assert!(kills > points.len() / 4, "{kills} kills at {} points", points.len());
+    assert_killed(kills, points.len());
 }

@@ -12,14 +12,11 @@ mod stage;
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, kill_points, sample,
+    Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, every_call, kill_points,
+    sample,
 };
 
 use crate::stage::{Cleanup, Stage};
-
-fn every_call() -> bool {
-    std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
-}
 
 /// The first point that is tried of a plugin, and the step to the next.
 fn thinned(interface: &str) -> (usize, usize) {
