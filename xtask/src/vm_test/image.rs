@@ -144,27 +144,27 @@ pub(crate) struct Userland {
     links: BTreeMap<PathBuf, PathBuf>,
 }
 
+/// Fails if a system lacks a tool that every VM must have.
+pub(crate) fn need_tools(system: &System) -> Result<()> {
+    let missing: Vec<&str> = needed_tools().filter(|name| system.which(name).is_none()).collect();
+    if missing.is_empty() { Ok(()) } else { Err(Error::Failed(system.lacks(&missing.join(", ")))) }
+}
+
+/// The tools that are not optional.
+fn needed_tools() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().copied().filter(|name| !OPTIONAL.iter().any(|optional| name.starts_with(optional)))
+}
+
 impl Userland {
     /// Finds the tools, of the reference plugins in a directory those that tests need, and the shared
     /// libraries of all of them and of `programs`.
     ///
     /// # Errors
-    /// The system lacks a tool that every system must have.
+    /// A file or a library is missing.
     pub(crate) fn find(system: &System, programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
-        let mut missing = Vec::new();
-        for name in TOOLS {
-            match system.which(name) {
-                Some(path) => own.program(system, &path)?,
-                None if OPTIONAL.iter().any(|optional| name.starts_with(optional)) => {}
-                None => missing.push(*name),
-            }
-        }
-        if !missing.is_empty() {
-            let names = missing.join(", ");
-            return Err(Error::Failed(format!(
-                "not on this machine: {names} (`cargo xtask setup --optional`)"
-            )));
+        for path in TOOLS.iter().filter_map(|name| system.which(name)) {
+            own.program(system, &path)?;
         }
         if let Some(dir) = reference {
             let folder = Path::new("/usr/lib/cni");
@@ -319,8 +319,11 @@ fn closure(dep: &str, softdep: &str, patterns: &[String]) -> BTreeSet<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::vm_test::kernels::Kernels;
+    use crate::vm_test::system::PACKAGES;
 
     /// The programs that tests start by name, as the first word of a command.
     fn started(path: &Path, found: &mut BTreeSet<String>) {
@@ -358,6 +361,30 @@ mod tests {
         }
         let missing: Vec<&String> = found.iter().filter(|name| !TOOLS.contains(&name.as_str())).collect();
         assert!(found.len() > 20 && missing.is_empty(), "{missing:?}");
+    }
+
+    /// Debian 12 knows which package a tool is of; elsewhere it may be another one.
+    #[test]
+    fn the_packages_for_another_processor_have_the_tools() {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        if !release.lines().any(|line| line == "VERSION_CODENAME=bookworm") {
+            return;
+        }
+        let mut known = 0;
+        for name in needed_tools() {
+            let places = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"].map(|dir| format!("{dir}/{name}"));
+            // It fails if a path is of no package, such as a link of update-alternatives.
+            let found = Command::new("dpkg-query").arg("--search").args(places).output().unwrap().stdout;
+            let found = String::from_utf8(found).unwrap();
+            let owners: Vec<&str> =
+                found.lines().filter_map(|line| line.split_once(": ")).map(|(one, _)| one).collect();
+            assert!(
+                owners.is_empty() || owners.iter().any(|one| PACKAGES.contains(one)),
+                "{name} is of {owners:?}"
+            );
+            known += usize::from(!owners.is_empty());
+        }
+        assert!(known > 40, "{known} tools are of a package");
     }
 
     #[test]

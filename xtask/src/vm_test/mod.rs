@@ -273,12 +273,14 @@ fn run_in_vms<'a>(
 fn tools(args: &Args, stages: &Stages) -> Result<Option<(Toolchain, System)>> {
     if args.arch.is_own() {
         let system = System::find(args.arch, &Toolchain::Own)?;
+        image::need_tools(&system)?;
         return Ok(Some((Toolchain::Own, system)));
     }
     let mut found = None;
     stages.run(&format!("tools for {}", args.arch.debian()), |_| {
         let toolchain = Toolchain::find(args.arch.target())?;
         let system = System::find(args.arch, &toolchain)?;
+        image::need_tools(&system)?;
         found = Some((toolchain, system));
         Ok("fetched".to_owned())
     })?;

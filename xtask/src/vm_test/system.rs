@@ -17,7 +17,7 @@ use crate::workspace;
 const SUITES: [&str; 2] = ["bookworm", "bookworm-security"];
 
 /// The packages with the tools, and the reference plugins.
-const PACKAGES: [&str; 19] = [
+pub(super) const PACKAGES: [&str; 19] = [
     "conntrack",
     "containernetworking-plugins",
     "coreutils",
@@ -77,6 +77,14 @@ impl System {
     /// The folder of its reference plugins; none if those of this machine's suites are to be fetched.
     pub(crate) fn reference(&self) -> Option<PathBuf> {
         self.emulator.as_ref().map(|_| self.here(Path::new("/usr/lib/cni")))
+    }
+
+    /// The message about tools that it lacks.
+    pub(crate) fn lacks(&self, tools: &str) -> String {
+        match &self.emulator {
+            None => format!("not on this machine: {tools} (`cargo xtask setup --optional`)"),
+            Some(_) => format!("not in the packages that were fetched for the VMs: {tools}"),
+        }
     }
 
     /// The path of a file of the system on this machine.
