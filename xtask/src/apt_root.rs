@@ -29,43 +29,9 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 #[derive(Debug)]
 pub(crate) struct AptRoot {
     suites: Vec<String>,
-    architectures: Architectures,
+    /// The architecture of its packages, if it is not this machine's.
+    foreign: Option<&'static str>,
     dir: PathBuf,
-}
-
-/// The architectures of a root's packages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Architectures {
-    /// This machine's.
-    Own,
-    /// This machine's, and a second one, whose packages are `<package>:<architecture>`.
-    Both(&'static str),
-    /// Another one than this machine's.
-    Other(&'static str),
-}
-
-impl Architectures {
-    /// Their part of the root's name.
-    fn suffix(self) -> String {
-        match self {
-            Self::Own => String::new(),
-            Self::Both(foreign) => format!("+{foreign}"),
-            Self::Other(only) => format!("={only}"),
-        }
-    }
-
-    /// Their part of apt's configuration.
-    fn configuration(self) -> String {
-        match self {
-            Self::Own => String::new(),
-            Self::Both(foreign) => {
-                format!("APT::Architectures {{ \"{}\"; \"{foreign}\"; }};\n", debian_architecture())
-            }
-            Self::Other(only) => {
-                format!("APT::Architecture \"{only}\";\nAPT::Architectures {{ \"{only}\"; }};\n")
-            }
-        }
-    }
 }
 
 impl AptRoot {
@@ -75,15 +41,7 @@ impl AptRoot {
     /// # Errors
     /// There is no apt, no Debian mirror among the machine's sources or no keyring, or apt fails.
     pub(crate) fn open(suite: &str) -> Result<Self> {
-        Self::prepare(&[suite], Architectures::Own)
-    }
-
-    /// Like [`AptRoot::open`] for several suites and a second architecture.
-    ///
-    /// # Errors
-    /// As [`AptRoot::open`].
-    pub(crate) fn open_foreign(suites: &[&str], architecture: &'static str) -> Result<Self> {
-        Self::prepare(suites, Architectures::Both(architecture))
+        Self::prepare(&[suite], None)
     }
 
     /// Like [`AptRoot::open`] for several suites and one architecture, which need not be this machine's.
@@ -91,17 +49,16 @@ impl AptRoot {
     /// # Errors
     /// As [`AptRoot::open`].
     pub(crate) fn open_of(suites: &[&str], architecture: &'static str) -> Result<Self> {
-        let is_own = architecture == debian_architecture();
-        Self::prepare(suites, if is_own { Architectures::Own } else { Architectures::Other(architecture) })
+        Self::prepare(suites, Some(architecture).filter(|other| *other != debian_architecture()))
     }
 
-    fn prepare(suites: &[&str], architectures: Architectures) -> Result<Self> {
-        let name = suites.join("+") + &architectures.suffix();
+    fn prepare(suites: &[&str], foreign: Option<&'static str>) -> Result<Self> {
+        let name = suites.join("+") + &foreign.map(|only| format!("={only}")).unwrap_or_default();
         if run::which("apt-get").is_none() {
             return Err(Error::Failed(format!("packages of Debian {name} need apt-get")));
         }
         let suites = suites.iter().map(|suite| (*suite).to_owned()).collect();
-        let root = Self { suites, architectures, dir: workspace::scratch("apt")?.join(name) };
+        let root = Self { suites, foreign, dir: workspace::scratch("apt")?.join(name) };
         for part in ["lists/partial", "cache/archives/partial", "debs", "unpacked"] {
             let dir = root.dir.join(part);
             fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
@@ -152,12 +109,10 @@ impl AptRoot {
     /// # Errors
     /// The suite has no such package, or the download or the unpacking fails.
     pub(crate) fn fetch(&self, package: &str) -> Result<PathBuf> {
-        // No colon in the path: it goes into lists that colons separate.
-        let folder = package.replace(':', ".");
         let _lock = self.lock()?;
-        let unpacked = self.dir.join("unpacked").join(&folder);
+        let unpacked = self.dir.join("unpacked").join(package);
         let deb = self.with_new_lists(|| self.download(package))?;
-        let stamp = self.dir.join("unpacked").join(format!("{folder}.from"));
+        let stamp = self.dir.join("unpacked").join(format!("{package}.from"));
         let name = deb.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if fs::read_to_string(&stamp).is_ok_and(|from| from == name) {
             return Ok(unpacked);
@@ -262,7 +217,7 @@ impl AptRoot {
         let debs = self.dir.join("debs");
         run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;
         // `<package>_<version>_<architecture>.deb`; older versions may lie next to it.
-        newest(&debs, &format!("{}_", package.split(':').next().unwrap_or(package))).ok_or_else(|| {
+        newest(&debs, &format!("{package}_")).ok_or_else(|| {
             Error::Failed(format!("apt-get download {package} left nothing in {}", debs.display()))
         })
     }
@@ -276,7 +231,9 @@ impl AptRoot {
 
     fn configuration(&self) -> String {
         let dir = self.dir.display();
-        let architectures = self.architectures.configuration();
+        let architectures = self.foreign.map_or_else(String::new, |only| {
+            format!("APT::Architecture \"{only}\";\nAPT::Architectures {{ \"{only}\"; }};\n")
+        });
         format!(
             "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
              Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\

@@ -1,43 +1,77 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Cross-compilation for aarch64 with Debian's packages, unpacked and not installed: a compiler with a
-//! standard library for aarch64, a linker, static C libraries, and an emulator.
+//! Cross-compilation with Debian's packages, unpacked and not installed: a compiler with a standard library for
+//! the target, a linker, static C libraries, and an emulator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt_root::AptRoot;
+use crate::apt_root::{AptRoot, debian_architecture};
 use crate::build;
 use crate::error::{Error, Result};
 use crate::run::{self, cargo};
 use crate::workspace;
 
-/// The target, as the compiler calls it.
-pub(crate) const TRIPLE: &str = "aarch64-unknown-linux-gnu";
-
 /// The suite of the compiler. The machine must be of the same one: the compiler runs with the machine's C
 /// library.
 const SUITE: &str = "bookworm";
 
-/// `rustc-web` is the newer compiler that Debian keeps for building browsers in an older release.
-const PACKAGES: [&str; 6] = [
-    "rustc-web",
-    "libstd-rust-web-dev:arm64",
-    "gcc-aarch64-linux-gnu",
-    "libc6-dev-arm64-cross",
-    "libnftnl-dev:arm64",
-    "qemu-user-static",
-];
+/// The same with its security updates. `rustc-web`, the newer compiler that Debian keeps for building browsers in an
+/// older release, comes with them.
+const SUITES: [&str; 2] = [SUITE, "bookworm-security"];
 
-/// The suite with a static libmnl.
-const LIBMNL_SUITE: &str = "trixie";
+/// The release after it.
+const NEXT_SUITES: [&str; 1] = ["trixie"];
+
+/// A processor that binaries are built for with fetched packages.
+#[derive(Debug)]
+pub(crate) struct Processor {
+    /// As `--target` and QEMU call it.
+    name: &'static str,
+    /// The target, as the compiler calls it.
+    triple: &'static str,
+    /// Debian's architecture.
+    debian: &'static str,
+    /// What the names of its linker and its libraries' folder begin with.
+    gnu: &'static str,
+    /// Its libraries: the suites and the package. Debian 12 has no static libmnl.
+    libraries: [(&'static [&'static str], &'static str); 3],
+}
+
+/// The processors that are not this machine's.
+pub(crate) const PROCESSORS: [Processor; 2] = [
+    Processor {
+        name: "aarch64",
+        triple: "aarch64-unknown-linux-gnu",
+        debian: "arm64",
+        gnu: "aarch64-linux-gnu",
+        libraries: [
+            (&SUITES, "libstd-rust-web-dev"),
+            (&SUITES, "libnftnl-dev"),
+            (&NEXT_SUITES, "libmnl-dev"),
+        ],
+    },
+    // Debian 12 has a cross compiler for riscv64, but no such architecture. The standard library of the next release
+    // fits while both have one version of the compiler; if not, rustc says so.
+    Processor {
+        name: "riscv64",
+        triple: "riscv64gc-unknown-linux-gnu",
+        debian: "riscv64",
+        gnu: "riscv64-linux-gnu",
+        libraries: [
+            (&NEXT_SUITES, "libstd-rust-web-dev"),
+            (&NEXT_SUITES, "libnftnl-dev"),
+            (&NEXT_SUITES, "libmnl-dev"),
+        ],
+    },
+];
 
 /// The unpacked packages.
 #[derive(Debug)]
 pub(crate) struct Cross {
+    processor: &'static Processor,
     root: PathBuf,
-    libmnl: PathBuf,
 }
 
 impl Cross {
@@ -45,24 +79,32 @@ impl Cross {
     ///
     /// # Errors
     /// The machine is of another suite, or a package cannot be fetched.
-    pub(crate) fn fetch() -> Result<Self> {
+    pub(crate) fn fetch(processor: &'static Processor) -> Result<Self> {
+        let Processor { name, triple, debian, gnu, libraries } = processor;
         let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
         if !system.lines().any(|line| line == format!("VERSION_CODENAME={SUITE}")) {
-            return Err(Error::Failed(format!("no compiler for {TRIPLE}: it needs Debian {SUITE}")));
+            return Err(Error::Failed(format!("no compiler for {triple}: it needs Debian {SUITE}")));
         }
-        let root = workspace::scratch("dist")?.join("cross");
+        let root = workspace::scratch("dist")?.join(format!("cross-{name}"));
         if !root.join("complete").is_file() {
-            if root.exists() {
-                fs::remove_dir_all(&root).map_err(|e| Error::file("remove", &root, e))?;
-            }
+            workspace::remove(&root)?;
             fs::create_dir_all(&root).map_err(|e| Error::file("create the directory", &root, e))?;
-            let suites = [SUITE, &format!("{SUITE}-security")];
-            AptRoot::open_foreign(&suites, "arm64")?.fetch_all(&PACKAGES, &root)?;
+            let linker = format!("gcc-{gnu}");
+            let libc = format!("libc6-dev-{debian}-cross");
+            let programs = ["rustc-web", &linker, &libc, "qemu-user-static"];
+            AptRoot::open_of(&SUITES, debian_architecture())?.fetch_all(&programs, &root)?;
+            for (suites, package) in libraries {
+                AptRoot::open_of(suites, debian)?.fetch_only(&[package], &root)?;
+            }
             let stamp = root.join("complete");
             fs::write(&stamp, "").map_err(|e| Error::file("write", &stamp, e))?;
         }
-        let libmnl = AptRoot::open_foreign(&[LIBMNL_SUITE], "arm64")?.fetch("libmnl-dev:arm64")?;
-        Ok(Self { root, libmnl: libmnl.join("usr/lib/aarch64-linux-gnu") })
+        Ok(Self { processor, root })
+    }
+
+    /// The target, as the compiler calls it.
+    pub(crate) fn triple(&self) -> &'static str {
+        self.processor.triple
     }
 
     /// A cargo command for the target.
@@ -71,33 +113,42 @@ impl Cross {
     /// A static library is missing.
     pub(crate) fn cargo(&self, words: &[&str]) -> Result<Command> {
         let mut command = cargo(words);
-        command.args(["--target", TRIPLE]);
+        command.args(["--target", self.triple()]);
         command.env("RUSTC", self.program("rustc"));
         for inherited in ["RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO_ENCODED_RUSTFLAGS"] {
             command.env_remove(inherited);
         }
         // For the compiler's own shared libraries.
         command.env("LD_LIBRARY_PATH", self.libraries_here());
-        command.env(variable("LINKER"), self.program("aarch64-linux-gnu-gcc"));
-        command.env(variable("RUNNER"), self.emulator());
+        command.env(self.variable("LINKER"), self.program(&format!("{}-gcc", self.processor.gnu)));
+        command.env(self.variable("RUNNER"), self.emulator());
         command.env("RUSTFLAGS", build::STATIC_FLAGS);
         // Line numbers are big, and are stripped from what goes into VMs.
         command.env("CARGO_PROFILE_DEV_DEBUG", "none");
-        let own = workspace::scratch("static-libs-aarch64")?;
-        let libnftnl = self.root.join("usr/lib/aarch64-linux-gnu");
-        build::with_libraries(&mut command, &self.libmnl, &libnftnl, &own)?;
+        let own = workspace::scratch(&format!("static-libs-{}", self.processor.name))?;
+        let libraries = self.libraries();
+        build::with_libraries(&mut command, &libraries, &libraries, &own)?;
         Ok(command)
     }
 
-    /// The folders of the static libmnl and libnftnl, and the C library's header with its version.
-    pub(crate) fn libraries(&self) -> (PathBuf, PathBuf, PathBuf) {
-        let header = self.root.join("usr/aarch64-linux-gnu/include/features.h");
-        (self.libmnl.clone(), self.root.join("usr/lib/aarch64-linux-gnu"), header)
+    /// The folder of the static libmnl and libnftnl.
+    pub(crate) fn libraries(&self) -> PathBuf {
+        self.root.join("usr/lib").join(self.processor.gnu)
+    }
+
+    /// The C library's header with its version.
+    pub(crate) fn features(&self) -> PathBuf {
+        self.root.join("usr").join(self.processor.gnu).join("include/features.h")
     }
 
     /// The emulator, which runs programs of the target.
     pub(crate) fn emulator(&self) -> PathBuf {
-        self.program("qemu-aarch64-static")
+        self.program(&format!("qemu-{}-static", self.processor.name))
+    }
+
+    /// strip(1) for programs of the target.
+    pub(crate) fn strip(&self) -> Command {
+        self.tool(&format!("{}-strip", self.processor.gnu))
     }
 
     /// The compiler's version.
@@ -109,7 +160,7 @@ impl Cross {
     }
 
     /// A program of the packages, with their shared libraries.
-    pub(crate) fn tool(&self, name: &str) -> Command {
+    fn tool(&self, name: &str) -> Command {
         let mut command = Command::new(self.program(name));
         command.env("LD_LIBRARY_PATH", self.libraries_here());
         command
@@ -122,9 +173,16 @@ impl Cross {
     fn program(&self, name: &str) -> PathBuf {
         self.root.join(Path::new("usr/bin")).join(name)
     }
+
+    /// Cargo's name for a setting of the target.
+    fn variable(&self, name: &str) -> String {
+        format!("CARGO_TARGET_{}_{name}", self.triple().replace('-', "_").to_uppercase())
+    }
 }
 
-/// Cargo's name for a setting of the target.
-fn variable(name: &str) -> String {
-    format!("CARGO_TARGET_{}_{name}", TRIPLE.replace('-', "_").to_uppercase())
+impl Processor {
+    /// The processor of this name.
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        PROCESSORS.iter().find(|processor| processor.name == name)
+    }
 }

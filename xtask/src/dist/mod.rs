@@ -50,7 +50,7 @@ pub(crate) struct Program {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Target processor; if it is not this machine's, compiler and libraries for it are fetched
-    #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64"])]
+    #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64", "riscv64"])]
     target: String,
     /// Build twice, in different folders, and compare the bytes
     #[arg(long)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build;
-use crate::dist::cross::{self, Cross};
+use crate::dist::cross::{Cross, Processor};
 use crate::error::{Error, Result};
 use crate::run::{cargo, tool};
 use crate::setup::{static_libmnl, static_libnftnl};
@@ -33,10 +33,12 @@ impl Toolchain {
     /// # Errors
     /// There is none, or it cannot be fetched.
     pub(crate) fn find(target: &str) -> Result<Self> {
-        match target {
-            ARCH => Ok(Self::Own),
-            "aarch64" => Cross::fetch().map(Self::Cross),
-            other => Err(Error::Failed(format!("cannot build for {other} on {ARCH}"))),
+        if target == ARCH {
+            return Ok(Self::Own);
+        }
+        match Processor::named(target) {
+            Some(processor) => Cross::fetch(processor).map(Self::Cross),
+            None => Err(Error::Failed(format!("cannot build for {target} on {ARCH}"))),
         }
     }
 
@@ -44,7 +46,7 @@ impl Toolchain {
     pub(crate) fn triple(&self) -> String {
         match self {
             Self::Own => build::static_target(),
-            Self::Cross(_) => cross::TRIPLE.to_owned(),
+            Self::Cross(cross) => cross.triple().to_owned(),
         }
     }
 
@@ -78,7 +80,7 @@ impl Toolchain {
     pub(crate) fn strip(&self) -> Command {
         match self {
             Self::Own => tool("strip", &[]),
-            Self::Cross(cross) => cross.tool("aarch64-linux-gnu-strip"),
+            Self::Cross(cross) => cross.strip(),
         }
     }
 
@@ -105,7 +107,7 @@ impl Toolchain {
     pub(super) fn libraries(&self) -> Result<Vec<Library>> {
         let (libmnl, libnftnl, features) = match self {
             Self::Own => (static_libmnl()?, static_libnftnl()?, PathBuf::from("/usr/include/features.h")),
-            Self::Cross(cross) => cross.libraries(),
+            Self::Cross(cross) => (cross.libraries(), cross.libraries(), cross.features()),
         };
         let packaged = |dir: &Path, name: &'static str, licence, copyright| {
             let version = word_after(&dir.join("pkgconfig").join(format!("{name}.pc")), "Version:")?;

@@ -87,6 +87,7 @@ impl Processor {
         match triple.split('-').next() {
             Some("x86_64") => Ok(Self { deb: "amd64", rpm: "x86_64" }),
             Some("aarch64") => Ok(Self { deb: "arm64", rpm: "aarch64" }),
+            Some("riscv64gc") => Ok(Self { deb: "riscv64", rpm: "riscv64" }),
             _ => Err(Error::Failed(format!("no package has a name for the processor of {triple}"))),
         }
     }
