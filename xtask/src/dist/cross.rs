@@ -33,7 +33,7 @@ pub(crate) struct Processor {
     triple: &'static str,
     /// Debian's architecture.
     debian: &'static str,
-    /// What the names of its linker and its libraries' folder begin with.
+    /// The beginning of the names of its linker and of its libraries' folder.
     gnu: &'static str,
     /// Its libraries: the suites and the package. Debian 12 has no static libmnl.
     libraries: [(&'static [&'static str], &'static str); 3],
@@ -53,7 +53,7 @@ pub(crate) const PROCESSORS: [Processor; 2] = [
         ],
     },
     // Debian 12 has a cross compiler for riscv64, but no such architecture. The standard library of the next release
-    // fits while both have one version of the compiler; if not, rustc says so.
+    // fits while both have one version of the compiler; if not, rustc refuses it.
     Processor {
         name: "riscv64",
         triple: "riscv64gc-unknown-linux-gnu",
