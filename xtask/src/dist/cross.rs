@@ -3,6 +3,7 @@
 //! Cross-compilation with Debian's packages, unpacked and not installed: a compiler with a standard library for
 //! the target, a linker, static C libraries, and an emulator.
 
+use std::env::consts::ARCH;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +20,7 @@ const SUITE: &str = "bookworm";
 
 /// The same with its security updates. `rustc-web`, the newer compiler that Debian keeps for building browsers in an
 /// older release, comes with them.
-const SUITES: [&str; 2] = [SUITE, "bookworm-security"];
+pub(crate) const SUITES: [&str; 2] = [SUITE, "bookworm-security"];
 
 /// The release after it.
 const NEXT_SUITES: [&str; 1] = ["trixie"];
@@ -28,11 +29,11 @@ const NEXT_SUITES: [&str; 1] = ["trixie"];
 #[derive(Debug)]
 pub(crate) struct Processor {
     /// As `--target` and QEMU call it.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// The target, as the compiler calls it.
-    triple: &'static str,
+    pub(super) triple: &'static str,
     /// Debian's architecture.
-    debian: &'static str,
+    pub(super) debian: &'static str,
     /// The beginning of the names of its linker and of its libraries' folder.
     gnu: &'static str,
     /// Its libraries: the suites and the package. Debian 12 has no static libmnl.
@@ -78,12 +79,14 @@ impl Cross {
     /// Fetches and unpacks the packages, once.
     ///
     /// # Errors
-    /// The machine is of another suite, or a package cannot be fetched.
+    /// The machine has another suite or processor, or a package cannot be fetched.
     pub(crate) fn fetch(processor: &'static Processor) -> Result<Self> {
         let Processor { name, triple, debian, gnu, libraries } = processor;
         let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
-        if !system.lines().any(|line| line == format!("VERSION_CODENAME={SUITE}")) {
-            return Err(Error::Failed(format!("no compiler for {triple}: it needs Debian {SUITE}")));
+        if ARCH != "x86_64" || !system.lines().any(|line| line == format!("VERSION_CODENAME={SUITE}")) {
+            return Err(Error::Failed(format!(
+                "no compiler for {triple}: it needs Debian {SUITE} on x86-64"
+            )));
         }
         let root = workspace::scratch("dist")?.join(format!("cross-{name}"));
         if !root.join("complete").is_file() {

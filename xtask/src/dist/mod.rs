@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 
 use crate::build;
@@ -21,6 +22,7 @@ use crate::run::{self, cargo, tool};
 use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{manual, setup, workspace};
 use cross::Cross;
+pub(crate) use cross::SUITES;
 use package::Format;
 pub(crate) use toolchain::{Library, Toolchain};
 
@@ -50,7 +52,7 @@ pub(crate) struct Program {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Target processor; if it is not this machine's, compiler and libraries for it are fetched
-    #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64", "riscv64"])]
+    #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = PossibleValuesParser::new(toolchain::targets()))]
     target: String,
     /// Build twice, in different folders, and compare the bytes
     #[arg(long)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build;
-use crate::dist::cross::{Cross, Processor};
+use crate::dist::cross::{Cross, PROCESSORS, Processor};
 use crate::error::{Error, Result};
 use crate::run::{cargo, tool};
 use crate::setup::{static_libmnl, static_libnftnl};
@@ -17,6 +17,12 @@ use crate::setup::{static_libmnl, static_libnftnl};
 const GLIBC: [&str; 1] = ["1991-2025 Free Software Foundation, Inc."];
 const LIBMNL: [&str; 1] = ["2008-2012 Pablo Neira Ayuso <pablo@netfilter.org>"];
 const LIBNFTNL: [&str; 2] = ["2012-2025 Pablo Neira Ayuso <pablo@netfilter.org>", "2013 Intra2net AG"];
+
+/// The processors that binaries are built for, as `--target` calls them; this machine's is the first.
+pub(super) fn targets() -> impl Iterator<Item = &'static str> {
+    let others = PROCESSORS.iter().map(|processor| processor.name).filter(|name| *name != ARCH);
+    std::iter::once(ARCH).chain(others)
+}
 
 /// A compiler with linker and libraries.
 #[derive(Debug)]

@@ -7,14 +7,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::dist::Toolchain;
+use crate::dist::{SUITES, Toolchain};
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
 use crate::vm_test::arch::Arch;
 use crate::workspace;
-
-/// Debian's suites of the packages: those of the cross compiler, and of the reference plugins.
-const SUITES: [&str; 2] = ["bookworm", "bookworm-security"];
 
 /// The packages with the tools, and the reference plugins.
 pub(super) const PACKAGES: [&str; 19] = [

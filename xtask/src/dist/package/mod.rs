@@ -229,3 +229,18 @@ fn sample(name: &'static str) -> Package {
         maintainer: "A <a@example.org>".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dist::cross::PROCESSORS;
+
+    #[test]
+    fn packages_have_a_name_for_each_processor() {
+        for processor in PROCESSORS {
+            let named = Processor::of(processor.triple).unwrap();
+            assert_eq!((named.deb, named.rpm), (processor.debian, processor.name));
+        }
+        assert!(Processor::of("mips64el-unknown-linux-gnu").is_err());
+    }
+}
