@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::wire::json_error;
+use crate::field::json_error;
 use crate::{AddResult, Attachment, CniError, Declared, ErrorCode, Version, check_network, fold, text};
 
 /// A plugin's network configuration: the keys that every plugin needs, decoded, and the original for the

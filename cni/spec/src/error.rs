@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::json_error;
+use crate::field::json_error;
 use crate::{AttachmentError, fold, text};
 
 /// Error codes of the CNI specification 1.1.0, section "Error", and of its reference library.

@@ -7,6 +7,7 @@ mod args;
 mod attachment;
 mod config;
 mod error;
+mod field;
 pub mod fold;
 mod list;
 mod result;

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::wire::json_error;
+use crate::field::json_error;
 use crate::{AddResult, Declared, ResultError, Version, fold, text};
 
 /// A network: plugins that are called in order.

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::wire;
+use crate::field;
 
 /// The result of an ADD in the form of specification 1.1.0; other versions are converted from and to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Interface {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
     /// Its MTU in bytes; 0 if unknown.
-    #[serde(skip_serializing_if = "wire::is_zero")]
+    #[serde(skip_serializing_if = "field::is_zero")]
     pub mtu: u32,
     /// Path of its namespace; empty for the host's.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -60,19 +60,19 @@ pub struct IpConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Destination, not masked.
-    #[serde(deserialize_with = "wire::cidr")]
+    #[serde(deserialize_with = "field::cidr")]
     pub dst: IpNet,
     /// Next hop; none for the gateway of the address.
-    #[serde(default, deserialize_with = "wire::address", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "field::address", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
     /// Path MTU in bytes; 0 for none.
-    #[serde(default, skip_serializing_if = "wire::is_zero")]
+    #[serde(default, skip_serializing_if = "field::is_zero")]
     pub mtu: u32,
     /// Maximum TCP segment to advertise in bytes; 0 for none.
-    #[serde(default, skip_serializing_if = "wire::is_zero")]
+    #[serde(default, skip_serializing_if = "field::is_zero")]
     pub advmss: u32,
     /// Metric; 0 for the kernel's choice.
-    #[serde(default, skip_serializing_if = "wire::is_zero")]
+    #[serde(default, skip_serializing_if = "field::is_zero")]
     pub priority: u32,
     /// Routing table; none for the main one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

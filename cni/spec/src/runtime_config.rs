@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::{CniError, NetConf, fold, wire};
+use crate::{CniError, NetConf, field, fold};
 
 /// The well-known keys of `runtimeConfig`. Keys match in any case (containerd capitalises those of
 /// `portMappings` and `bandwidth`); missing ones are empty.
@@ -59,16 +59,16 @@ pub struct PortMapping {
 #[serde(rename_all = "camelCase")]
 pub struct IpRange {
     /// The network; host bits are not masked.
-    #[serde(deserialize_with = "wire::cidr")]
+    #[serde(deserialize_with = "field::cidr")]
     pub subnet: IpNet,
     /// First address to allocate.
-    #[serde(default, deserialize_with = "wire::address")]
+    #[serde(default, deserialize_with = "field::address")]
     pub range_start: Option<IpAddr>,
     /// Last address to allocate.
-    #[serde(default, deserialize_with = "wire::address")]
+    #[serde(default, deserialize_with = "field::address")]
     pub range_end: Option<IpAddr>,
     /// The gateway.
-    #[serde(default, deserialize_with = "wire::address")]
+    #[serde(default, deserialize_with = "field::address")]
     pub gateway: Option<IpAddr>,
 }
 

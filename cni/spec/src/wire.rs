@@ -10,10 +10,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::text::parse_canonical_net;
+use crate::field::{self, json_error};
 use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
 
 /// A result that cannot be decoded, or encoded in a version.
@@ -151,11 +151,6 @@ impl AddResult {
     }
 }
 
-/// The message of a JSON error; for the most frequent one in the reference's words.
-pub(crate) fn json_error(error: &serde_json::Error) -> String {
-    if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
-}
-
 #[derive(Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[derive(Default)]
@@ -178,9 +173,9 @@ struct PerFamily {
 
 #[derive(Serialize, Deserialize)]
 struct FamilyConfig {
-    #[serde(deserialize_with = "cidr")]
+    #[serde(deserialize_with = "field::cidr")]
     ip: IpNet,
-    #[serde(default, deserialize_with = "address", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "field::address", skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     routes: Vec<Route>,
@@ -237,9 +232,9 @@ struct Address {
     version: Option<&'static str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     interface: Option<usize>,
-    #[serde(deserialize_with = "cidr")]
+    #[serde(deserialize_with = "field::cidr")]
     address: IpNet,
-    #[serde(default, deserialize_with = "self::address", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "field::address", skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,
 }
 
@@ -286,29 +281,6 @@ fn in_form(interface: &Interface, form: Form) -> Interface {
 
 fn is_v4(net: &IpNet) -> bool {
     matches!(net, IpNet::V4(_))
-}
-
-/// Decodes an address with its prefix length. An IPv4-mapped one becomes the IPv4 address, as in the
-/// reference.
-pub(crate) fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse_canonical_net(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
-}
-
-/// Decodes an optional address: the empty string is none, as in the reference.
-pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let address: IpAddr =
-        text.parse().map_err(|_| de::Error::custom(format!("invalid IP address: {text}")))?;
-    Ok(Some(address.to_canonical()))
-}
-
-/// True for 0, which is left out of the output.
-pub(crate) fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 impl Serialize for AddResult {

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::text::parse_canonical_net;
 use crate::{Args, CniError, NetConf, NetConfList};
 
 /// A result with a value for every key.
