@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cni_runtime::subnet_file::SubnetFile;
+use cni_state::subnet_file::SubnetFile;
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, CniFailure, Disturbance, Node, Output, PluginCall, Point, Proto, REFERENCE, Reference, disturbed,

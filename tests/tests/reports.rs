@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cni_runtime::report::{LIMIT, Report, SOCKET, Verb};
+use cni_state::report::{LIMIT, Report, SOCKET, Verb};
 use serde_json::json;
 use slipway_tests::{Attach, BridgeNetfilter, Daemon, Network, Node, Proto, Stop, slipwayd, within};
 

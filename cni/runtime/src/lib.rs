@@ -15,7 +15,6 @@ pub mod config;
 mod container;
 mod error;
 pub mod exec;
-pub mod host_local;
 pub mod invoke;
 #[cfg(feature = "tokio")]
 pub mod kubelet;
@@ -25,11 +24,8 @@ pub mod network;
 pub mod pods;
 #[cfg(feature = "tokio")]
 pub mod quantity;
-pub mod report;
 pub mod runtime;
 mod store;
-pub mod subnet_env;
-pub mod subnet_file;
 pub mod verbs;
 
 pub use cache::{Cache, CacheError, Cached, Fault};

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use cni_runtime::kubelet::PodNetworkStatus;
-use cni_runtime::report::{LIMIT, SOCKET};
+use cni_state::report::{LIMIT, SOCKET};
 use serde_json::Value;
 use slipway_tests::pages;
 use slipway_tests::{Attach, Proto, slipwayd, within};

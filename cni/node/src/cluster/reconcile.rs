@@ -21,8 +21,8 @@ use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
-use cni_runtime::subnet_env::{EnvError, SubnetEnv};
-use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
+use cni_state::subnet_env::{EnvError, SubnetEnv};
+use cni_state::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 
 use paths::Devices;

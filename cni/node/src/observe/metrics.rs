@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
-use cni_runtime::report::{InvalidReport, Report as Call};
+use cni_state::report::{InvalidReport, Report as Call};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni_runtime::report;
+use cni_state::report;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use cni_runtime::report::{Report, Verb};
+use cni_state::report::{Report, Verb};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::repair::Repair;

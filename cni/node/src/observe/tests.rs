@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cni_kernel::route::PublicKey;
-use cni_runtime::report::{InvalidReport, Report as Call, Verb};
+use cni_state::report::{InvalidReport, Report as Call, Verb};
 use serde_json::{Value, json};
 use slipway_cli::checks::assert_documented;
 

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cni_runtime::config;
-use cni_runtime::host_local::{Range, RawRange, canonical, number};
-use cni_runtime::subnet_file::SubnetFile;
 use cni_spec::text::parse_net;
+use cni_state::host_local::{Range, RawRange, canonical, number};
+use cni_state::subnet_file::SubnetFile;
 use serde_json::{Map, Value};
 
 use super::sample::Pool;

@@ -18,10 +18,10 @@ use std::time::Instant;
 
 use cni_dataplane::later;
 use cni_runtime::invoke::failure;
-use cni_runtime::report::{Report, Verb};
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
+use cni_state::report::{Report, Verb};
 
 use crate::plugin::{Delegates, Env, NodeRequest, Plugin, Plugins, Request};
 use crate::{keys, logging};

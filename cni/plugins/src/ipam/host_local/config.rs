@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni_kernel::AddressFamily;
-use cni_runtime::host_local::{RawRange, canonical};
-use cni_runtime::subnet_file::SubnetFile;
 use cni_spec::text::parse_net;
 use cni_spec::{Args, ArgsError, CniError, Route, Version};
+use cni_state::host_local::{RawRange, canonical};
+use cni_state::subnet_file::SubnetFile;
 use ipnet::IpNet;
 use serde::Deserialize;
 

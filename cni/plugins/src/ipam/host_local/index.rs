@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 use super::owner::OwnerKey;
 use super::search::{Bits, Block};
-use cni_runtime::host_local::{from_number, number};
+use cni_state::host_local::{from_number, number};
 
 /// The index in memory, as a scan of the directory gives it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

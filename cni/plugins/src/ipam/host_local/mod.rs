@@ -22,9 +22,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni_kernel::lock::LockError;
-use cni_runtime::host_local::Range;
-use cni_runtime::subnet_file::{SubnetFile, SubnetFileError};
 use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
+use cni_state::host_local::Range;
+use cni_state::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 use nix::errno::Errno;
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use sha2::{Digest, Sha256};
 
-use cni_runtime::host_local::canonical;
+use cni_state::host_local::canonical;
 
 /// A reservation's content.
 ///

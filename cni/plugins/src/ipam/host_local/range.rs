@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
-use cni_runtime::host_local::{Range, RangeError, same_family};
+use cni_state::host_local::{Range, RangeError, same_family};
 
 /// Ranges of one family; each ADD takes one address from each set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl fmt::Display for RangeSet {
 
 #[cfg(test)]
 mod tests {
-    use cni_runtime::host_local::RawRange;
+    use cni_state::host_local::RawRange;
 
     use super::*;
 

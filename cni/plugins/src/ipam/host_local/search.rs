@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 
-use cni_runtime::host_local::{Range, from_number, number};
+use cni_state::host_local::{Range, from_number, number};
 
 use super::range::RangeSet;
 
@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use cni_runtime::host_local::RawRange;
+    use cni_state::host_local::RawRange;
 
     fn set(ranges: &[(&str, &str, &str)]) -> RangeSet {
         let resolve = |(subnet, first, last): &(&str, &str, &str)| {

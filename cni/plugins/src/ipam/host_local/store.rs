@@ -260,7 +260,7 @@ impl Store {
             log::warn!("{error}");
             None
         })?;
-        std::str::from_utf8(&bytes).ok()?.trim().parse().ok().map(cni_runtime::host_local::canonical)
+        std::str::from_utf8(&bytes).ok()?.trim().parse().ok().map(cni_state::host_local::canonical)
     }
 
     /// Writes the address reserved last, in one step. A power cut may leave the file empty or torn, and the next search

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use cni_runtime::subnet_file::SubnetFile;
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
+use cni_state::subnet_file::SubnetFile;
 use serde_json::{Value, json};
 
 use super::HostLocal;

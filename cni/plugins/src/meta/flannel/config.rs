@@ -4,8 +4,8 @@
 
 use std::path::PathBuf;
 
-use cni_runtime::subnet_env::{self, SubnetEnv};
 use cni_spec::{CniError, NetConf, fold};
+use cni_state::subnet_env::{self, SubnetEnv};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

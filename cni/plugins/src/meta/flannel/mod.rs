@@ -7,8 +7,8 @@ mod config;
 mod gc;
 mod saved;
 
-use cni_runtime::subnet_env::SubnetEnv;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
+use cni_state::subnet_env::SubnetEnv;
 use serde_json::{Map, Value};
 
 pub(crate) use self::config::DATA_DIR;

@@ -13,9 +13,9 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteError, RouteSocket};
 use cni_kernel::{sysctl, xtables};
-use cni_runtime::subnet_file::{self, InvalidSubnets, SubnetFile, SubnetFileError};
 use cni_runtime::{Cache, CacheError, cache};
 use cni_spec::{check_container_id, check_ifname};
+use cni_state::subnet_file::{self, InvalidSubnets, SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 use nix::sys::utsname::uname;
 

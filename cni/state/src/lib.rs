@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What the plugins, the commands of `slipway` and the node's agent write for each other: each format is declared
+//! once, here, as the type that both the writer and the reader use.
+//!
+//! - [`subnet_file`] and [`subnet_env`]: the node's subnets, which the agent writes and host-local and flannel read;
+//! - [`host_local`]: the ranges of a configuration of host-local, from which the agent's overview counts addresses;
+//! - [`report`]: the datagram that a plugin sends to the agent at the end of a call.
+//!
+//! Configurations and results of the specification belong to `cni_spec`, libcni's cache to `cni_runtime`.
+
+#![allow(missing_docs, clippy::missing_errors_doc, reason = "the crate is not published")]
+
+pub mod host_local;
+pub mod report;
+pub mod subnet_env;
+pub mod subnet_file;
