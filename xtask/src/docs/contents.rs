@@ -81,6 +81,7 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/plugins/vlan.md",
             "docs/plugins/vrf.md",
             "docs/json.md",
+            "docs/protocol.md",
             "docs/glossary.md",
         ],
     ),
@@ -89,6 +90,7 @@ const PARTS: [(&str, &[&str]); 5] = [
         &[
             ".github/CONTRIBUTING.md",
             "docs/ARCHITECTURE.md",
+            "docs/testing.md",
             "docs/adding-a-plugin.md",
             "docs/runtime.md",
             "docs/releasing.md",

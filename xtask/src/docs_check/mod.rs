@@ -15,7 +15,7 @@ use mentions::{Helps, Program, mentions, xtask_knows};
 /// Pages about the past, or written by a program.
 const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/kernels.md"];
 
-/// Folders whose source files the map of the architecture names.
+/// Folders with source files.
 const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
 
 /// The file with the numbers of the error codes.
@@ -48,8 +48,7 @@ pub(crate) fn check(root: &Path, slipway: &Path, slipwayd: &Path) -> Result<Stri
 
 /// Checks that need no built program.
 fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
-    let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
-    wrong.extend(plugins(root, pages)?);
+    let mut wrong = plugins(root, pages)?;
     wrong.extend(unreachable(pages));
     wrong.extend(anchors(pages));
     wrong.extend(variables(root, pages)?);
@@ -64,7 +63,7 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     }
     let all = error_codes(root)?;
     let known: BTreeSet<u32> = all.values().copied().collect();
-    wrong.extend(codes_of_plugins(root, &all, section(page(pages, "docs/ARCHITECTURE.md")?, "Errors"))?);
+    wrong.extend(codes_of_plugins(root, &all, section(page(pages, "docs/protocol.md")?, "Errors"))?);
     for (name, text) in pages {
         wrong.extend(codes(text).difference(&known).map(|code| format!("{name}: no error has code {code}")));
         for mention in mentions(text).iter().filter(|mention| mention.program == Program::Xtask) {
@@ -100,29 +99,6 @@ fn read(path: &Path) -> Result<String> {
 fn page<'a>(pages: &'a [(String, String)], wanted: &str) -> Result<&'a str> {
     let found = pages.iter().find(|(name, _)| name == wanted);
     found.map(|(_, text)| &**text).ok_or_else(|| Error::Failed(format!("there is no page {wanted}")))
-}
-
-/// Compares the map's folders with those that have source files.
-fn map_of_folders(root: &Path, architecture: &str) -> Result<Vec<String>> {
-    let rows = section(architecture, "The map").lines().filter_map(|line| line.strip_prefix("| `"));
-    let named: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
-    let mut folders = BTreeSet::new();
-    for top in SOURCES {
-        source_folders(root, Path::new(top), &mut folders)?;
-    }
-    let covers = |name: &str, folder: &str| match name.strip_suffix("/*") {
-        Some(top) => folder == top || folder.strip_prefix(top).is_some_and(|rest| rest.starts_with('/')),
-        None => folder == name,
-    };
-    let lacking = folders
-        .iter()
-        .filter(|folder| !named.iter().any(|name| covers(name, folder)))
-        .map(|folder| format!("docs/ARCHITECTURE.md: the map lacks {folder}"));
-    let gone = named
-        .iter()
-        .filter(|name| !folders.iter().any(|folder| covers(name, folder)))
-        .map(|name| format!("docs/ARCHITECTURE.md: {name} of the map has no source file"));
-    Ok(lacking.chain(gone).collect())
 }
 
 /// Collects the folders below `folder` that have a source file.
@@ -296,7 +272,7 @@ fn codes_of_plugins(root: &Path, all: &BTreeMap<String, u32>, errors: &str) -> R
     let documented = codes(errors);
     let wrong = used.symmetric_difference(&documented);
     Ok(wrong
-        .map(|code| format!("docs/ARCHITECTURE.md: code {code} is used or documented, not both"))
+        .map(|code| format!("docs/protocol.md: code {code} is used or documented, not both"))
         .collect())
 }
 
@@ -344,25 +320,6 @@ mod tests {
     fn codes_are_read_from_their_columns_alone() {
         let text = "| error | code |\n|---|---|\n| `11 ports` | 7 |\n| lease | as IPAM |\n\n| code | when |\n|---|---|\n| 1, 50 | 3 |\n";
         assert_eq!(codes(text), BTreeSet::from([1, 7, 50]));
-    }
-
-    #[test]
-    fn folders_missing_on_either_side_are_named() {
-        let root = workspace::scratch("docs-check-test").unwrap();
-        for folder in ["cni/a/src/deep", "cni/b", "ebpf", "tests", "vm-tests", "xtask"] {
-            fs::create_dir_all(root.join(folder)).unwrap();
-        }
-        for file in ["cni/a/src/lib.rs", "cni/a/src/deep/x.rs", "cni/b/build.rs"] {
-            fs::write(root.join(file), "").unwrap();
-        }
-        let map = "# A\n\n## The map\n\n| folder | content |\n|---|---|\n| `cni/a/src/*` | x |\n| `cni/c` | y |\n\n## B\n";
-        assert_eq!(
-            map_of_folders(&root, map).unwrap(),
-            [
-                "docs/ARCHITECTURE.md: the map lacks cni/b",
-                "docs/ARCHITECTURE.md: cni/c of the map has no source file"
-            ]
-        );
     }
 
     #[test]
