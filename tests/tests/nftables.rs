@@ -15,7 +15,7 @@ use cni_nftables::notify::{Generation, Notification, Notifications, TableChange}
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, DnatTarget, Element, ElementData, ElementId, Family, Field,
     Hook, IpVersion, Keys, MapData, Operand, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId,
-    Transaction, Value, Verdict, later,
+    Transaction, Value, Verdict, deferred_close,
 };
 use nix::sched::{CloneFlags, unshare};
 use slipway_tests::within;
@@ -441,7 +441,7 @@ fn chains_are_read_by_name_together() {
 fn a_process_that_keeps_its_sockets_opens_few() {
     // The state is the process's; each test is a process.
     in_namespace(|| {
-        later::keep_open();
+        deferred_close::enable();
         let generation = || Socket::open().unwrap().generation().unwrap();
         let first = generation();
         for _ in 0..5 {
@@ -460,9 +460,9 @@ fn a_process_that_keeps_its_sockets_opens_few() {
             Socket::open().unwrap().table(&table()).unwrap()
         });
         assert_eq!(elsewhere.join().unwrap(), None);
-        let kept = later::take();
-        assert!(kept.has_committed);
-        assert_eq!(kept.sockets.len(), 3, "two of this thread, one of the other");
+        let deferred = deferred_close::take();
+        assert!(deferred.has_committed);
+        assert_eq!(deferred.sockets.len(), 3, "two of this thread, one of the other");
     });
 }
 

@@ -47,7 +47,7 @@ pub use backend::{
     Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
 };
 pub use chain_name::ChainName;
-pub use cni_nftables::later;
+pub use cni_nftables::deferred_close;
 pub use dispatch::Dataplane;
 pub use error::Error;
 pub use flow::{Flows, PublishedFlow};

@@ -14,7 +14,7 @@ use nix::libc;
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::later;
+use crate::deferred_close;
 use crate::open_socket::OpenSocket;
 use crate::wire::{self, Header, Message};
 
@@ -98,7 +98,7 @@ impl std::fmt::Debug for Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.is_drained.get() {
-            later::retire(&self.socket);
+            deferred_close::retire(&self.socket);
         }
     }
 }
@@ -110,11 +110,11 @@ fn errno(error: &std::io::Error) -> Errno {
 impl Channel {
     /// Opens a socket in the thread's network namespace, or takes one that an earlier channel has left.
     pub(crate) fn open() -> Result<Self, Errno> {
-        if let Some(socket) = later::idle() {
+        if let Some(socket) = deferred_close::idle() {
             return Ok(Self::over(socket));
         }
         let socket = Rc::new(OpenSocket::new().map_err(|error| errno(&error))?);
-        later::keep(&socket);
+        deferred_close::keep(&socket);
         let channel = Self::over(socket);
         setsockopt(&channel.fd(), sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT_SECONDS))?;
         // Older kernels lack them; then errors come without messages.
@@ -165,7 +165,7 @@ impl Channel {
                 .or_else(|_| setsockopt(&self.fd(), sockopt::SndBuf, &size))?;
         }
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
-        later::committed();
+        deferred_close::committed();
         self.is_drained.set(false);
         self.send(bytes)?;
         let acks = self.read_acks(&mut buffer)?;

@@ -15,12 +15,12 @@
 mod channel;
 pub mod conntrack;
 mod decode;
+pub mod deferred_close;
 mod error;
 mod expr;
 mod flowtable;
 mod intervals;
 mod invalid;
-pub mod later;
 mod lower;
 mod message;
 pub mod notify;

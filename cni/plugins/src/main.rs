@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use cni_kernel::process;
 use cni_spec::{CniError, ErrorCode};
 use slipway::ipam::dhcp::daemon;
-use slipway::skel::closing;
+use slipway::skel::socket_closer;
 use slipway::{logging, netavark, operator, registry};
 
 /// Standard output, without the buffer of [`io::Stdout`], which writes a text up to its last line first, and then the
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
     if name == "dhcp" && is_daemon {
         return daemon::dhcp_command(&args, &mut stdout, &mut stderr).into();
     }
-    if name == closing::NAME {
-        return u8::from(closing::close_sockets().is_err()).into();
+    if name == socket_closer::NAME {
+        return u8::from(socket_closer::close_sockets().is_err()).into();
     }
     if let Some(plugin) = registry::find(name) {
         process::spare_allocations();

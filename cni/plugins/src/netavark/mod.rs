@@ -24,12 +24,12 @@ mod types;
 
 use std::io::{self, Read, Write};
 
-use cni_dataplane::later;
+use cni_dataplane::deferred_close;
 use cni_spec::text;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::skel::{LARGEST_CONFIG, closing, panic};
+use crate::skel::{LARGEST_CONFIG, panic, socket_closer};
 
 pub use driver::in_process;
 pub use error::DriverError;
@@ -49,9 +49,9 @@ pub fn is_call(args: &[String]) -> bool {
 /// Runs a command of the driver and returns the exit code: 0, or 1 with an error in netavark's form on `stdout`.
 pub fn run(args: &[String], stdin: &mut dyn Read, stdout: &mut dyn Write) -> u8 {
     panic::report_as_error(|error| failure(&error.msg));
-    later::keep_open();
+    deferred_close::enable();
     let code = serve(args, stdin, stdout);
-    closing::hand_over(args.first().is_some_and(|command| command == "teardown"));
+    socket_closer::hand_over(args.first().is_some_and(|command| command == "teardown"));
     code
 }
 

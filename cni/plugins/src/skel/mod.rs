@@ -7,16 +7,16 @@
 //! order of the checks, their codes and their messages are the reference's, with one exception: the
 //! check that the namespace is not the plugin's own comes before the plugin runs, not after.
 
-pub mod closing;
 pub mod delegate;
 mod env;
 pub(crate) mod panic;
+pub mod socket_closer;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cni_dataplane::later;
+use cni_dataplane::deferred_close;
 use cni_runtime::invoke::failure;
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
@@ -92,12 +92,12 @@ pub struct Output {
 /// agent. Calls of other plugins in this process are part of it.
 pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
     panic::report_as_error(CniError::print);
-    later::keep_open();
+    deferred_close::enable();
     let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
     let (code, report) = run_and_report(callee, &|name| std::env::var_os(name), &is_own_netns, io);
     if let Some(report) = report {
         report.send();
-        closing::hand_over(report.verb == Verb::Del);
+        socket_closer::hand_over(report.verb == Verb::Del);
     }
     code
 }

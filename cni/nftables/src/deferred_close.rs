@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Sockets that another process closes.
+//! Deferred close: sockets that stay open when they are dropped, for another process to close.
 //!
 //! The kernel frees what a commit has deleted after a grace period of RCU, some ten milliseconds later. Closing any
 //! netfilter socket waits for that, and holds the lock that every commit needs (`nft_rcv_nl_event` in
@@ -14,32 +14,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::open_socket::OpenSocket;
 
-/// The sockets of a process that were dropped.
+/// The sockets that a process has dropped, and that are still open.
 #[derive(Debug, Default)]
-pub struct Kept {
-    /// The sockets, still open.
+pub struct Deferred {
+    /// The sockets.
     pub sockets: Vec<OwnedFd>,
     /// True if the process has committed a change of a ruleset.
     pub has_committed: bool,
 }
 
 /// None if dropped sockets are closed at once.
-static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+static DEFERRED: Mutex<Option<Deferred>> = Mutex::new(None);
 
-fn kept() -> MutexGuard<'static, Option<Kept>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+fn deferred() -> MutexGuard<'static, Option<Deferred>> {
+    DEFERRED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps the sockets of this process open from now on, until it ends or has [taken](take) them.
-pub fn keep_open() {
-    kept().get_or_insert_default();
+/// Defers closing the sockets of this process from now on, until it ends or has [taken](take) them.
+pub fn enable() {
+    deferred().get_or_insert_default();
 }
 
-/// Returns the sockets that were kept open, and keeps no more. Those of other threads that run are not among them.
+/// Returns the sockets whose close was deferred, and defers no more. Those of other threads that run are not among
+/// them.
 #[must_use]
-pub fn take() -> Kept {
+pub fn take() -> Deferred {
     OWN.with(Own::give_up);
-    kept().take().unwrap_or_default()
+    deferred().take().unwrap_or_default()
 }
 
 /// The sockets of a thread, which other sockets of it may be opened over.
@@ -58,9 +59,9 @@ impl Own {
     fn give_up(&self) {
         self.0.borrow_mut().retain(|socket| {
             let is_used = Rc::strong_count(socket) > 1;
-            if !is_used && let Some(kept) = kept().as_mut() {
+            if !is_used && let Some(deferred) = deferred().as_mut() {
                 // Without another descriptor, it is closed now.
-                kept.sockets.extend(socket.as_fd().try_clone_to_owned());
+                deferred.sockets.extend(socket.as_fd().try_clone_to_owned());
             }
             is_used
         });
@@ -75,7 +76,7 @@ impl Drop for Own {
 
 /// Keeps a new socket open, if that is wanted.
 pub(crate) fn keep(socket: &Rc<OpenSocket>) {
-    if kept().is_some() {
+    if deferred().is_some() {
         OWN.with(|own| own.0.borrow_mut().push(Rc::clone(socket)));
     }
 }
@@ -92,8 +93,8 @@ pub(crate) fn retire(socket: &Rc<OpenSocket>) {
         let mut own = own.0.borrow_mut();
         if let Some(found) = own.iter().position(|one| Rc::ptr_eq(one, socket)) {
             own.swap_remove(found);
-            if let Some(kept) = kept().as_mut() {
-                kept.sockets.extend(socket.as_fd().try_clone_to_owned());
+            if let Some(deferred) = deferred().as_mut() {
+                deferred.sockets.extend(socket.as_fd().try_clone_to_owned());
             }
         }
     });
@@ -101,7 +102,7 @@ pub(crate) fn retire(socket: &Rc<OpenSocket>) {
 
 /// Notes a commit.
 pub(crate) fn committed() {
-    if let Some(kept) = kept().as_mut() {
-        kept.has_committed = true;
+    if let Some(deferred) = deferred().as_mut() {
+        deferred.has_committed = true;
     }
 }

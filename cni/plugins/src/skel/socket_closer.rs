@@ -2,7 +2,7 @@
 
 //! A process that closes the netfilter sockets of calls that have ended, once no more calls end.
 //!
-//! The reason is in [`later`]. A DEL starts the process; the calls that end while it runs send their sockets to it.
+//! The reason is in [`deferred_close`]. A DEL starts the process; the calls that end while it runs send their sockets to it.
 //! Nothing depends on it: without it, the kernel closes the sockets with the processes that opened them.
 
 use std::io;
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cni_dataplane::RUN_DIR;
-use cni_dataplane::later::{self, Kept};
+use cni_dataplane::deferred_close::{self, Deferred};
 use cni_kernel::dir::DurableDir;
 use cni_kernel::process::without_other_descriptors;
 use cni_kernel::unix;
@@ -33,7 +33,7 @@ const MOST: usize = 900;
 /// Sends the sockets of this call to the process that closes them. If there is none, a DEL that has changed a ruleset
 /// starts one.
 pub(crate) fn hand_over(is_del: bool) {
-    let Kept { sockets, has_committed } = later::take();
+    let Deferred { sockets, has_committed } = deferred_close::take();
     if sockets.is_empty() || unix::send_descriptors(Path::new(SOCKET), &sockets).is_ok() {
         return;
     }
