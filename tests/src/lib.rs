@@ -78,7 +78,7 @@ mod token;
 mod traffic;
 mod tun;
 
-pub use bpf::{PROGRAMS, attach_tcx, has_programs};
+pub use bpf::{PROGRAMS, has_programs};
 pub use bus::SYSTEM_BUS;
 pub use chain::{Attach, Failure, Network};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};

@@ -27,7 +27,7 @@ const PORT_TABLES: [(AddressFamily, Family); 2] =
 pub(crate) const PORT_TABLE: &str = "cni_hostport";
 /// The chain of the mappings.
 const HOSTPORTS: &str = "hostports";
-/// The chains of that table with containers' rules. The second one is of earlier versions.
+/// The chains of that table with containers' rules. Older versions of the reference plugins use the second one.
 const PORT_CHAINS: [&str; 3] = [HOSTPORTS, "hostip_hostports", "masquerading"];
 /// The table of the masquerade; a rule's comment is a hash and the names.
 pub(crate) const MASQUERADE_TABLE: &str = "cni_plugins_masquerade";

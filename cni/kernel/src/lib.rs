@@ -7,7 +7,6 @@
 
 pub mod activation;
 pub mod boot;
-pub mod bpf;
 pub mod bpf_elements;
 pub mod dir;
 pub mod ethtool;

@@ -108,34 +108,6 @@ fn another_version_is_replaced_by_the_setup() {
     are_carried(&stage, &mut connection);
 }
 
-/// Programs with the preference of a former version, which no other filter came before.
-#[test]
-fn programs_of_a_former_preference_are_moved() {
-    needs!(has_programs(), PROGRAMS);
-    let stage = Stage::new(Engine::Carried);
-    let (_pod, _) = stage.pod("web");
-    let version = stage.node.list(PINS).remove(0);
-    let links = stage.node.cmd("ip -o link show type veth");
-    let link =
-        links.split([' ', '@']).find(|word| word.starts_with("veth")).expect("the node's end").to_owned();
-    for (link, kind) in [(&link, "_pod"), (&stage.client.node_link, "")] {
-        for side in ["ingress", "egress"] {
-            let pin = format!("{PINS}/{version}/flow_{side}{kind}");
-            stage.node.cmd(&format!("tc filter del dev {link} {side} pref 49997"));
-            let filter = format!("protocol all pref 21325 handle 1 bpf da object-pinned {pin}");
-            stage.node.cmd(&format!("tc filter add dev {link} {side} {filter}"));
-        }
-    }
-    stage.node.slipway("node setup");
-    for link in [&link, &stage.client.node_link] {
-        for side in ["ingress", "egress"] {
-            let text = stage.node.cmd(&format!("tc filter show dev {link} {side}"));
-            assert!(text.contains("pref 49997") && !text.contains("pref 21325"), "{link} {side}: {text}");
-        }
-    }
-    assert_eq!(stage.node.programs()["containers"], 1);
-}
-
 /// Another filter has the programs' place at one container's link: all others get the new version.
 #[test]
 fn a_link_that_takes_no_programs_stops_no_setup() {

@@ -4,7 +4,6 @@
 //! uplinks, changes of addresses and routes. The suite `carried` tests packets, `contract_ebpf` the contract of
 //! published ports.
 
-mod former;
 mod frames;
 mod list;
 mod moved;

@@ -80,8 +80,7 @@ fn request_until_offloaded(world: &World, container: IpAddr, mut request: impl F
     }
 }
 
-/// Offloaded packets are in conntrack's accounting, and so in `slipway ports`. From Linux 5.12 on, an ADD
-/// sets the counter flag of a flowtable made by an earlier version.
+/// Offloaded packets are in conntrack's accounting, and so in `slipway ports`.
 #[test]
 fn offloaded_packets_are_counted() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -108,25 +107,6 @@ fn offloaded_packets_are_counted() {
     };
     let more = counts();
     assert!(more >= 2 * REQUESTS, "{more} of at least {} packets are counted", 2 * REQUESTS);
-    if kernel() < (5, 12) {
-        return;
-    }
-    // The flowtable as an earlier version made it.
-    let rule = world.node.cmd("nft list chain inet slipway forward");
-    let rule = rule.lines().find(|line| line.contains("flow add")).expect("the rule").trim().to_owned();
-    let named = crate::table::devices(&world).expect("a flowtable").join(", ");
-    if kernel() < (7, 0) {
-        world.node.nft(&format!(
-            "flush chain inet slipway forward\ndelete flowtable inet slipway flows\n\
-             add flowtable inet slipway flows {{ hook ingress priority 0; devices = {{ {named} }}; }}\n\
-             add rule inet slipway forward {rule}"
-        ));
-        let more = counts();
-        assert!(more < REQUESTS, "{more} packets are counted without the flag");
-        let _next = Web::new(&world, &network, "next", |a| a.port(Proto::Tcp, PORT + 1, 80));
-        let more = counts();
-        assert!(more >= 2 * REQUESTS, "{more} packets are counted after an ADD");
-    }
 }
 
 #[test]

@@ -16,7 +16,6 @@ use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Se
 mod guard;
 mod ipvs;
 mod kube_proxy;
-mod upgrade;
 mod vips;
 
 /// The port of the Service, and of the container.

@@ -21,8 +21,6 @@ use crate::{ContainerNetns, Error};
 /// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000
 /// for filters that ask for none, and the redirection that limits the rate at which a container sends has that one.
 pub const PREFERENCE: u16 = 0xc34d;
-/// The preference in versions before the first release, which passed by that redirection.
-const FORMER_PREFERENCE: u16 = 0x534d;
 /// Number of the filter at that preference: one for each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
@@ -144,36 +142,11 @@ pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
     Ok(found)
 }
 
-/// Detaches programs with the preference of former versions. Returns the indexes of their links.
-///
-/// # Errors
-/// [`Error::Kernel`] if links or their programs cannot be listed.
-pub(super) fn detach_former(socket: &RouteSocket) -> Result<Vec<u32>, Error> {
-    let failed = |e| Error::kernel("look for BPF programs of former versions", e);
-    let mut found = Vec::new();
-    for link in socket.links().map_err(failed)? {
-        match socket.program_at(link.index, FORMER_PREFERENCE, NUMBER.into()) {
-            Ok(None) => continue,
-            Ok(Some(_)) => detach_at(&link.name, FORMER_PREFERENCE),
-            // A link may be removed at any time.
-            Err(e) if e.is_not_found() => continue,
-            Err(e) => return Err(failed(e)),
-        }
-        found.push(link.index);
-    }
-    Ok(found)
-}
-
 /// Detaches the programs from an interface, which may be gone.
 pub(super) fn detach(interface: &str) {
-    detach_at(interface, FORMER_PREFERENCE);
-    detach_at(interface, PREFERENCE);
-}
-
-fn detach_at(interface: &str, preference: u16) {
     // Ingress first, as above.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
-        if let Ok(filter) = SchedClassifierLink::attached(interface, side, preference, HANDLE, None) {
+        if let Ok(filter) = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None) {
             // Most links have none.
             let _ = filter.detach();
         }

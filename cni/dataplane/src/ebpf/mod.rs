@@ -14,7 +14,6 @@ mod earlier;
 mod error;
 mod file_system;
 mod fill;
-mod former;
 mod links;
 mod load;
 pub(crate) mod migrate;

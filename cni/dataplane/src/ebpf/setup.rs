@@ -12,7 +12,7 @@ use super::fill::Fill;
 use super::links::{self, Kind};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
-use super::{conntrack, file_system, former, load, object};
+use super::{conntrack, file_system, load, object};
 use crate::{ContainerNetns, Error};
 
 const FIX: &str = "`slipway node setup` attaches them";
@@ -79,7 +79,7 @@ fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
 /// As [`setup_node`].
 pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     let store = Store::own();
-    if store.is_whole() && !former::is_there() {
+    if store.is_whole() {
         store.refuse_abroad()?;
         if store.is_set_up()? && are_whole(&store)? {
             return Ok(store);
@@ -123,8 +123,6 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
     let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
-    let mut containers = former::remove()?;
-    containers.extend(links::detach_former(&socket)?);
     conntrack::prepare()?;
     if !store.is_whole() {
         store.load(object, settings.flows)?;
@@ -148,9 +146,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
     for link in socket.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
         if gone.contains(&link.index) {
             links::detach(&link.name);
-        } else if !uplinks.contains_key(&link.index)
-            && (containers.contains(&link.index) || links::has_programs(&socket, link.index)?)
-        {
+        } else if !uplinks.contains_key(&link.index) && links::has_programs(&socket, link.index)? {
             let attached = Kind::of_pod(&link).and_then(|kind| links::attach(&store, &link.name, kind));
             if let Err(error) = attached {
                 // The link may be gone, or another filter have our preference.
@@ -245,13 +241,13 @@ pub(crate) fn rules_changed() {
 /// True if this node has pins of the programs, of any version.
 #[must_use]
 pub fn is_there() -> bool {
-    store::is_there() || former::is_there()
+    store::is_there()
 }
 
 /// The error if the programs serve another network namespace; none if there are no programs.
 #[must_use]
 pub fn served_in_other_namespace() -> Option<Error> {
-    store::refuse_abroad().and_then(|()| former::refuse_abroad()).err()
+    store::refuse_abroad().err()
 }
 
 /// Checks that this kernel takes the programs of this binary and can mount a BPF file system. Nothing stays
@@ -311,14 +307,14 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
 /// [`Error::Kernel`] if the links cannot be listed, or a pin cannot be removed; [`Error::NoEbpf`] in another network
 /// namespace.
 pub fn teardown_node() -> Result<bool, Error> {
-    let (was_there, former) = (is_there(), former::remove());
-    if store::is_there() {
-        store::refuse_abroad()?;
-        // A killed process may have attached the program at egress only.
-        for link in socket()?.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
-            links::detach(&link.name);
-        }
-        store::remove_all()?;
+    if !is_there() {
+        return Ok(false);
     }
-    former.map(|_| was_there)
+    store::refuse_abroad()?;
+    // A killed process may have attached the program at egress only.
+    for link in socket()?.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
+        links::detach(&link.name);
+    }
+    store::remove_all()?;
+    Ok(true)
 }

@@ -84,7 +84,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
                 switch_on(&session.shared_chains()?, layout.offloading(), flowtable)
             }
             (Some(_), Some(_)) => {
-                let Some(flowtable) = change(session.flowtable()?, &devices, Kernel::this()) else {
+                let Some(flowtable) = missing_links(session.flowtable()?, &devices) else {
                     return unchanged(());
                 };
                 let mut batch = Transaction::new();
@@ -100,14 +100,11 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
     })
 }
 
-/// The links, and the flag to count, that a flowtable lacks; one of an earlier version has no flag. None if
-/// it lacks nothing.
-fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Kernel) -> Option<Flowtable> {
-    let (links, counts) = present.map_or_else(Default::default, |found| (found.devices, found.counter));
+/// The links that a flowtable lacks, as an addition to it; none if it lacks nothing.
+fn missing_links(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>) -> Option<Flowtable> {
+    let links = present.map_or_else(Vec::new, |found| found.devices);
     let missing: Vec<Links> = devices.iter().filter(|device| !links.contains(device)).cloned().collect();
-    let counter = !counts && kernel.begins_to_count();
-    let change = Flowtable::new(&schema::table(), FLOWTABLE, &missing).counter(counter);
-    (counter || !missing.is_empty()).then_some(change)
+    (!missing.is_empty()).then(|| Flowtable::new(&schema::table(), FLOWTABLE, &missing))
 }
 
 /// Chooses the links: existing uplinks, the containers' bridges, and, where the kernel needs them, the
@@ -246,24 +243,22 @@ mod tests {
     }
 
     #[test]
-    fn a_flowtable_of_an_earlier_version_gets_the_flag_to_count() {
+    fn only_missing_links_are_added() {
         let link = |name: &str| Links::Named(name.to_owned());
         let wanted = BTreeSet::from([link("cni0"), link("eth0")]);
-        let present = |devices: &[Links], counter| {
+        let lacks = |devices: &[Links]| {
             let (table, name) = (schema::table(), FLOWTABLE.to_owned());
-            Some(FlowtableInfo { table, name, handle: 1, uses: 1, devices: devices.to_vec(), counter })
+            let present =
+                FlowtableInfo { table, name, handle: 1, uses: 1, devices: devices.to_vec(), counter: true };
+            missing_links(Some(present), &wanted).map(|addition| addition.devices)
         };
-        let both = [link("cni0"), link("eth0")];
-        let lacks = |present, kernel| {
-            change(present, &wanted, kernel).map(|change| (change.devices.len(), change.counter))
-        };
-        let (old, new) = (Kernel(5, 10), Kernel(6, 12));
-        assert_eq!(lacks(present(&both, true), new), None);
-        assert_eq!(lacks(present(&both, false), new), Some((0, true)));
-        assert_eq!(lacks(present(&both, false), old), None);
-        assert_eq!(lacks(present(&both[..1], false), old), Some((1, false)));
-        assert_eq!(lacks(present(&both[..1], true), new), Some((1, false)));
-        assert!(!Kernel(5, 6).counts() && old.counts() && new.counts());
+        assert_eq!(lacks(&[link("cni0"), link("eth0")]), None);
+        assert_eq!(lacks(&[link("cni0")]), Some(vec![link("eth0")]));
+    }
+
+    #[test]
+    fn a_flowtable_counts_from_linux_5_7_on() {
+        assert!(!Kernel(5, 6).counts() && Kernel(5, 7).counts() && Kernel(6, 12).counts());
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) enum State {
     Ready,
     /// The table is missing: the bootstrap.
     Missing,
-    /// Chains are emptied, changed or unhooked, or of an earlier schema: these changes.
+    /// Chains are emptied, changed or unhooked, or of an older schema: these changes.
     Damaged(Transaction),
 }
 
@@ -211,8 +211,7 @@ impl Session {
         Ok(batch)
     }
 
-    /// Builds the upgrade from an earlier schema: replaces rules and keeps maps and elements. From schema 1,
-    /// `prerouting` and `output` move behind dstnat.
+    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps maps and elements.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
         // The kernel changes neither hook nor priority of an existing chain.

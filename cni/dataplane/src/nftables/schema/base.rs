@@ -11,7 +11,7 @@ use crate::owned_table::Definition;
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
 /// The schema that this version makes.
-pub(crate) const SCHEMA: u32 = 2;
+pub(crate) const SCHEMA: u32 = 1;
 /// The table.
 pub(crate) const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };

@@ -13,8 +13,7 @@
 //! list have another set and chain. So a container keeps the list of its ADD while others are added with a
 //! new one. The set survives a flush of the rules, and with it what the chain cannot be made from.
 //!
-//! A container without a list has the chain without a hash, as in tables of earlier versions. Those ignore
-//! these sets and chains.
+//! A container without a list has the chain without a hash.
 
 use std::net::IpAddr;
 

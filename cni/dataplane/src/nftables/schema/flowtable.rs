@@ -11,8 +11,7 @@
 //! `masquerade-…` know a flow for ours. They set a bit of the connection's mark, which lasts as long as the
 //! flow. Addresses would not do: a container that publishes a port may be a Service's endpoint, too. The
 //! elements of containers are the same with and without a flowtable, and so is the number of rules in every
-//! other chain: the table has a flowtable if it has the chain `forward`, and an earlier version of Slipway
-//! sees no damage.
+//! other chain: the table has a flowtable if it has the chain `forward`.
 
 use cni_nftables::{
     BaseChain, ChainKind, Cmp, Field, Flowtable, Hook, Links, Operand, Policy, Stmt, TableId, Value,

@@ -53,11 +53,6 @@ impl Kernel {
         self >= Self(5, 7)
     }
 
-    /// True if an existing flowtable takes the flag (Linux 5.12). Earlier kernels ignore it without an error.
-    pub(crate) fn begins_to_count(self) -> bool {
-        self >= Self(5, 12)
-    }
-
     /// True if the kernel looks through bridges and refuses flows whose container's link is not in the
     /// flowtable: 7.2 does, 6.18 does not. Since 6.17 the kernel takes a prefix of links' names
     /// (`NFTA_DEVICE_PREFIX`). Only newer versions of nft can read that, so it is used only where it is

@@ -597,7 +597,7 @@ pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
     u32::try_from(rules + refs).unwrap_or(u32::MAX)
 }
 
-/// Replaces the marker of an earlier schema by ours. The batch fails if that marker is missing.
+/// Replaces the marker of an older schema by ours. The batch fails if that marker is missing.
 pub(crate) fn upgrade(found: u32) -> Transaction {
     let mut batch = Transaction::new();
     if found != SCHEMA {

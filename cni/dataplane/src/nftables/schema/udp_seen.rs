@@ -17,8 +17,8 @@
 //!
 //! Element 0 is the [mark](super::super::udp_seen) of a complete set: no packet adds it, as no port is 0.
 //!
-//! The chains and the set are optional and in no layout: earlier versions of Slipway ignore them, and nothing
-//! but a search through conntrack depends on them.
+//! The chains and the set are optional and in no layout, because nothing but a search through conntrack depends
+//! on them.
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, Element, ElementId, Field, Hook, Operand, Policy, Set, Stmt,
