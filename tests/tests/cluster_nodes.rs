@@ -13,7 +13,7 @@ use slipway_tests::{
     API_SERVER, ApiServer, Cluster, ClusterNode, Space, has_api_server, kube_programs, skip, within,
 };
 use slipwayd::cluster::access::Access;
-use slipwayd::cluster::nodes::{VXLAN_MAC, VXLAN_PORT};
+use slipwayd::cluster::annotations::{VXLAN_MAC, VXLAN_PORT};
 use slipwayd::cluster::source::{Counters, Snapshot, follow};
 use tokio::sync::watch::Receiver;
 

@@ -25,11 +25,11 @@ use slipwayd::cluster::events::{self, Notice};
 use slipwayd::cluster::reconcile::{Failure, Report, Settings};
 use slipwayd::cluster::source::{self, Snapshot};
 use slipwayd::cluster::taint::StartupTaint;
-use slipwayd::garbage::{self, Look};
+use slipwayd::garbage::{self, Sweep};
+use slipwayd::host::run_dir::{RunDir, RunDirError};
 use slipwayd::observe::{Change, Observer, SLIPWAY, server};
 use slipwayd::repair::program::Program;
 use slipwayd::repair::{self, Repair, RepairError};
-use slipwayd::run_dir::{RunDir, RunDirError};
 use tokio::net::UnixDatagram;
 use tokio::sync::{mpsc, watch};
 
@@ -274,13 +274,13 @@ pub(crate) async fn run(
             notices.try_send(Notice { node: settings.node.clone(), reason: reason.to_owned(), text });
     };
     let mut leftovers = Troubles::default();
-    let looked = |look: &Look| {
-        observer.looked(look);
-        for text in look.deleted.iter().map(deleted) {
+    let looked = |sweep: &Sweep| {
+        observer.swept(sweep);
+        for text in sweep.deleted.iter().map(deleted) {
             log::warn!("{text}");
             notice("GarbageDeleted", text);
         }
-        leftovers.report(look.troubles.clone());
+        leftovers.report(sweep.troubles.clone());
     };
     let addresses = |change: &Change| match change {
         Change::Exhausted(_) => {

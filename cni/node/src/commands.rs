@@ -37,7 +37,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Agent(#[from] crate::cluster_command::RunError),
     #[error(transparent)]
-    RunDir(#[from] slipwayd::run_dir::RunDirError),
+    RunDir(#[from] slipwayd::host::run_dir::RunDirError),
     #[error(transparent)]
     AgentStatus(#[from] crate::status_command::StatusError),
     #[error("cancelled")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use slipwayd::cluster::reconcile::Settings;
 use slipwayd::garbage;
 use slipwayd::garbage::cri::Runtimes;
-use slipwayd::garbage::known::Places;
+use slipwayd::garbage::inventory::Directories;
 
 /// The node's root directory, as a container with the host's PIDs sees it.
 const HOST_ROOT: &str = "/proc/1/root";
@@ -40,7 +40,7 @@ pub(crate) fn read(
         })?,
     };
     Ok(Some(garbage::Settings {
-        places: Places::usual(&settings.network),
+        directories: Directories::usual(&settings.network),
         conflist: settings.conflist.clone(),
         // A container has no mount of the sockets: a runtime that starts again makes new ones.
         runtimes: if words.has("--host-mounts") { runtimes.below(HOST_ROOT) } else { runtimes },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cni_runtime::kubelet::{BoxError, Host, Manager, Pod};
 use cni_runtime::{Cancel, pods};
 use cni_spec::PortMapping;
-use slipwayd::kubelet_command::CniDirectories;
+use slipwayd::network_plugin::CniDirectories;
 
 use crate::cli::{Command, Given};
 use crate::commands::{Failure, located};

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The node agent's library.
+//! The node agent's library, from the ground up:
+//!
+//! - [`excerpt`] bounds texts of other hosts, [`host`] is the node that the agent runs on.
+//! - [`repair`] restores what other programs break in the dataplane, by the installed `slipway`.
+//! - [`cluster`] keeps routes and tunnels to the pods of other nodes, [`garbage`] detaches what the container runtime
+//!   left, [`kubenet`] and [`network_plugin`] are kubelet's former network plugins.
+//! - [`top`] takes samples of the node, [`observe`] has the agent's state for people and monitoring, and [`render`] the
+//!   files of a deployment.
+//!
+//! The program's commands are in the binary.
 
-mod bridge;
 pub mod cluster;
+pub mod excerpt;
 pub mod garbage;
-pub mod host_mounts;
-pub mod kubelet_command;
+pub mod host;
 pub mod kubenet;
+pub mod network_plugin;
 pub mod observe;
 pub mod render;
-mod renewed;
 pub mod repair;
-pub mod reservations;
-pub mod run_dir;
 pub mod top;

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::Value;
 use slipway_cli::Failure;
-use slipwayd::run_dir::SOCKET;
+use slipwayd::host::run_dir::SOCKET;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 

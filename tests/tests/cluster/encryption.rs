@@ -12,8 +12,9 @@ use cni_kernel::route::{PublicKey, RouteSocket, WireGuardDevice, WireGuardSocket
 use slipway_tests::{
     ClusterNode, Frame, Pod, Proto, QUICK, Sniffer, WIREGUARD, at, has_wireguard, needs, skip,
 };
+use slipwayd::cluster::annotations::Annotations;
 use slipwayd::cluster::desired::TunnelMode;
-use slipwayd::cluster::nodes::{Annotations, Node};
+use slipwayd::cluster::nodes::Node;
 use slipwayd::cluster::wireguard::DEVICE;
 
 use crate::repairs::{until, with_agent};

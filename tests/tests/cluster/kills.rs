@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slipway_tests::{ApiServer, Proto, Random, Snapshot, Stop, at, skip, stride, within};
+use slipwayd::cluster::annotations::VXLAN_MAC;
 use slipwayd::cluster::desired::TunnelMode;
-use slipwayd::cluster::nodes::VXLAN_MAC;
 
 use crate::Lab;
 use crate::agents::{Agents, Flows, SERVED, Web, of, programs};

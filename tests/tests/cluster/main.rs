@@ -28,8 +28,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use slipway_tests::{Attach, Cluster, ClusterNode, Network, Pod, Proto, at, pod_ranges};
+use slipwayd::cluster::annotations::Annotations;
 use slipwayd::cluster::desired::{self, Encryption, TunnelMode};
-use slipwayd::cluster::nodes::{Annotations, Node, NodeName, Nodes};
+use slipwayd::cluster::node_name::NodeName;
+use slipwayd::cluster::nodes::{Node, Nodes};
 use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
 
 /// The files that the agent writes, on each node's own /run.

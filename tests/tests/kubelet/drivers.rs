@@ -8,7 +8,7 @@ use cni_runtime::kubelet::{
 };
 use serde_json::json;
 use slipway_tests::{Proto, Reference, Snapshot};
-use slipwayd::kubelet_command::CniDirectories;
+use slipwayd::network_plugin::CniDirectories;
 
 use crate::Kubelet;
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use cni_runtime::kubelet::HairpinMode;
 use slipway_tests::{Host, Node, Proto, Snapshot};
-use slipwayd::kubelet_command::KubeletOptions;
+use slipwayd::network_plugin::KubeletOptions;
 
 use crate::{Kubelet, words_after};
 

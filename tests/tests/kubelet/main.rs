@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use cni_runtime::kubelet::{BoxError, HookError, Host, Manager, Pod, PodNetworkStatus};
 use cni_spec::PortMapping;
 use slipway_tests::{Node, Space};
-use slipwayd::kubelet_command::{CniDirectories, KubeletOptions};
+use slipwayd::network_plugin::{CniDirectories, KubeletOptions};
 
 /// A node, with the pods that its kubelet knows.
 struct Kubelet {

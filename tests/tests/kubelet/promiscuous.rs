@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cni_runtime::kubelet::HairpinMode;
 use slipway_tests::{BridgeNetfilter, Proto, Space, at, is_peer, patience};
-use slipwayd::kubelet_command::KubeletOptions;
+use slipwayd::network_plugin::KubeletOptions;
 
 use crate::Kubelet;
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use cni_runtime::pods::{Attach, Parameters, Pod};
 use cni_runtime::{cache, config};
-use slipwayd::kubelet_command::KubeletOptions;
+use slipwayd::network_plugin::KubeletOptions;
 
 pub(crate) use table::PROGRAM;
 

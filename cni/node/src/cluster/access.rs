@@ -12,9 +12,8 @@ use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, Kubeco
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::nodes::{NodeName, NodeNameError};
+use super::node_name::{NodeName, NodeNameError};
 use super::object::NodeObject;
-use super::source::WATCH;
 
 /// The variable with this node's name; in a pod the downward API sets it from `spec.nodeName`.
 pub const NODE_NAME: &str = "NODE_NAME";
@@ -22,6 +21,9 @@ pub const NODE_NAME: &str = "NODE_NAME";
 /// The time for a reply. The API server gives up after a minute (its `--request-timeout`): no reply comes later, and a
 /// request that is sent again does not overlap with the first one.
 const REPLY: Duration = Duration::from_secs(70);
+/// The seconds after which the server ends a watch, which is then resumed. A connection that died without a word is
+/// noticed after as many, and five more.
+pub(super) const WATCH: u32 = 150;
 /// The time without a byte after which a connection is given up: longer than a watch without events takes.
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 

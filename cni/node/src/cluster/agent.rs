@@ -18,7 +18,7 @@ use super::reconcile::{Failure, Report, Settings, reconcile};
 use super::routes::PROTOCOL;
 use super::source::Snapshot;
 use super::{tunnel, wireguard};
-use crate::renewed::Seen;
+use crate::host::address_reports::AddressReports;
 
 /// The time after which the node is compared without a reason: notifications of the kernel may be lost, files have none.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -55,7 +55,7 @@ pub async fn run(
     mut done: impl FnMut(&Snapshot, Result<Report, Failure>),
 ) -> Result<(), AgentError> {
     let groups = [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
-    let kept = Arc::<Mutex<Kept>>::default();
+    let kept = Arc::<Mutex<OwnObjects>>::default();
     let mut kernel = follow(Notifications::open(&groups)?, Arc::clone(&kept)).map_err(AgentError::Start)?;
     let mut resync = interval(RESYNC);
     resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -105,7 +105,7 @@ async fn compare(
 /// Waits for the kernel's changes in a thread of its own, and reports that there were some of what is kept.
 fn follow(
     mut kernel: Notifications,
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<OwnObjects>>,
 ) -> io::Result<mpsc::Receiver<Result<(), RouteError>>> {
     // One report stands for all changes until it is received.
     let (sender, receiver) = mpsc::channel(1);
@@ -132,14 +132,14 @@ fn follow(
 
 /// The agent's objects in the kernel: changes of anything else cause no comparison.
 #[derive(Debug, Default)]
-struct Kept {
+struct OwnObjects {
     names: BTreeSet<String>,
     /// Indexes of the links that have such a name, and of the uplinks.
     links: BTreeSet<u32>,
-    addresses: Seen,
+    addresses: AddressReports,
 }
 
-impl Kept {
+impl OwnObjects {
     fn follow(&mut self, settings: &Settings, report: &Report) {
         let devices = [tunnel::DEVICE, wireguard::DEVICE].map(str::to_owned);
         self.names = devices.into_iter().chain([settings.bridge.clone()]).collect();
@@ -157,14 +157,14 @@ impl Kept {
             Notification::Address { address, deleted } => {
                 let is_ours = self.links.contains(&address.link)
                     || address.net.prefix_len() < address.net.max_prefix_len();
-                self.addresses.differs(address, *deleted) && is_ours
+                self.addresses.is_change(address, *deleted) && is_ours
             }
             Notification::Route { route, .. } => route.protocol == PROTOCOL,
             // Of no group that is followed here.
             Notification::TrafficControl { .. } => false,
             Notification::Lost => {
                 // Some addresses may have changed unseen.
-                self.addresses = Seen::default();
+                self.addresses = AddressReports::default();
                 true
             }
         }

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::access::{Access, BoxError};
-use super::nodes::{Annotations, Node, NodeName};
+use super::annotations::Annotations;
+use super::node_name::NodeName;
+use super::nodes::Node;
 use super::reconcile::Report;
 use super::taint::{self, StartupTaint};
 
@@ -58,14 +60,14 @@ pub enum Unavailable {
 
 /// The content that was written into a Node.
 #[derive(Debug, Default)]
-struct Written {
+struct NodeState {
     uid: Option<Box<str>>,
     unavailable: Option<Unavailable>,
     /// True if the startup taints were removed.
     is_untainted: bool,
 }
 
-/// Writes each announcement into the Node, until the sender is gone. What fails is tried again. The taints are removed once
+/// Writes each announcement into the Node, until the sender is gone. ProblemKind fails is tried again. The taints are removed once
 /// from each Node, when the network stands for the first time.
 pub async fn follow(
     access: Access,
@@ -73,12 +75,12 @@ pub async fn follow(
     mut wanted: watch::Receiver<Announcement>,
     taints: Vec<StartupTaint>,
 ) {
-    let mut written = Written::default();
+    let mut written = NodeState::default();
     let mut wait = SHORTEST;
     loop {
         let now = wanted.borrow_and_update().clone();
         if written.uid != now.uid {
-            written = Written { uid: now.uid.clone(), ..Written::default() };
+            written = NodeState { uid: now.uid.clone(), ..NodeState::default() };
         }
         match access.in_time(publish(&access, &node, &now, &mut written, &taints)).await {
             Ok(()) => {
@@ -104,7 +106,7 @@ async fn publish(
     access: &Access,
     node: &NodeName,
     now: &Announcement,
-    written: &mut Written,
+    written: &mut NodeState,
     taints: &[StartupTaint],
 ) -> Result<(), BoxError> {
     write(access, node, now, written.unavailable.as_ref()).await?;

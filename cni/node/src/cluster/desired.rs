@@ -38,13 +38,14 @@ use cni_kernel::mac::Mac;
 use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
-use super::nodes::{Node, NodeName, Nodes, overlap};
-use super::problem::{Problem, What};
+use super::node_name::NodeName;
+use super::nodes::{Node, Nodes, overlap};
+use super::problem::{Problem, ProblemKind};
 pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 
 /// The kernel's view of this node's uplinks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Here {
+pub struct LocalView {
     /// The uplinks, in any order. Links of pods are none.
     pub uplinks: Vec<Uplink>,
     /// The public key of this node's WireGuard device; none without one.
@@ -199,7 +200,7 @@ pub struct TunnelPeer {
 /// # Panics
 /// Never: a Node with any content is either used or reported.
 #[must_use]
-pub fn desired(nodes: &Nodes, own: &NodeName, here: &Here, settings: &Settings) -> Desired {
+pub fn desired(nodes: &Nodes, own: &NodeName, here: &LocalView, settings: &Settings) -> Desired {
     let mut plan = Plan::new(nodes.get(own).map(Arc::as_ref), own, here, settings);
     let mut others: Vec<&Node> = nodes.values().map(Arc::as_ref).filter(|node| node.name != *own).collect();
     others.sort_by_key(|node| node.seniority());
@@ -245,7 +246,7 @@ struct Plan<'a> {
     own: &'a NodeName,
     own_node: Option<&'a Node>,
     own_prefixes: Vec<IpNet>,
-    here: &'a Here,
+    here: &'a LocalView,
     /// The prefixes of all uplinks, sorted.
     nets: Vec<IpNet>,
     settings: &'a Settings,
@@ -259,7 +260,12 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(own_node: Option<&'a Node>, own: &'a NodeName, here: &'a Here, settings: &'a Settings) -> Self {
+    fn new(
+        own_node: Option<&'a Node>,
+        own: &'a NodeName,
+        here: &'a LocalView,
+        settings: &'a Settings,
+    ) -> Self {
         let on_links = here.uplinks.iter().flat_map(|uplink| &uplink.addresses);
         let mut nets: Vec<IpNet> = on_links.clone().map(IpNet::trunc).collect();
         nets.sort();
@@ -280,8 +286,8 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    fn report(&mut self, node: &NodeName, what: What) {
-        self.problems.push(Problem { node: node.clone(), what });
+    fn report(&mut self, node: &NodeName, kind: ProblemKind) {
+        self.problems.push(Problem { node: node.clone(), kind });
     }
 
     /// Takes this node's pod CIDRs, but for those that no node may have: a bridge with an uplink's prefix would cut the
@@ -291,58 +297,58 @@ impl<'a> Plan<'a> {
         let mut prefixes = &self.settings.pod_cidrs;
         match self.own_node {
             Some(node) => {
-                node.unusable.iter().for_each(|what| self.report(own, what.clone()));
+                node.unusable.iter().for_each(|kind| self.report(own, kind.clone()));
                 if prefixes.is_empty() {
                     prefixes = &node.pod_cidrs;
                 }
             }
-            None => self.report(own, What::OwnNodeMissing),
+            None => self.report(own, ProblemKind::OwnNodeMissing),
         }
         if prefixes.is_empty() && self.own_node.is_some() {
-            self.report(own, What::NoPodCidr);
+            self.report(own, ProblemKind::NoPodCidr);
         }
         for prefix in prefixes {
             match self.refused_everywhere(prefix) {
-                Some(what) => self.report(own, what),
+                Some(kind) => self.report(own, kind),
                 None => self.own_prefixes.push(*prefix),
             }
         }
     }
 
     /// The reason for which no node's pods can have this prefix, as seen from this node.
-    fn refused_everywhere(&self, prefix: &IpNet) -> Option<What> {
+    fn refused_everywhere(&self, prefix: &IpNet) -> Option<ProblemKind> {
         if !self.settings.is_in_cluster(prefix) {
-            return Some(What::OutsideCluster { prefix: *prefix });
+            return Some(ProblemKind::OutsideCluster { prefix: *prefix });
         }
         if let Some(net) = self.nets.iter().find(|net| overlap(net, prefix)) {
-            return Some(What::OverlapsUplink { prefix: *prefix, with: *net });
+            return Some(ProblemKind::OverlapsUplink { prefix: *prefix, with: *net });
         }
         let address = within(&self.local, prefix)?;
-        Some(What::ContainsAddress { prefix: *prefix, address, of: self.own.clone() })
+        Some(ProblemKind::ContainsAddress { prefix: *prefix, address, of: self.own.clone() })
     }
 
     /// Takes the addresses and pod CIDRs of a Node that no older one has; none if nothing of it can be used.
     fn claim<'b>(&mut self, node: &'b Node) -> Option<Peer<'b>> {
-        node.unusable.iter().for_each(|what| self.report(&node.name, what.clone()));
+        node.unusable.iter().for_each(|kind| self.report(&node.name, kind.clone()));
         // A Node with our address is this node under an older name, or pretends to be.
         if let Some(address) = node.addresses.iter().find(|address| self.local.contains(address)) {
-            self.report(&node.name, What::OwnAddress { address: *address });
+            self.report(&node.name, ProblemKind::OwnAddress { address: *address });
             return None;
         }
         if node.pod_cidrs.is_empty() {
-            self.report(&node.name, What::NoPodCidr);
+            self.report(&node.name, ProblemKind::NoPodCidr);
         }
         let mut addresses = Vec::new();
         for address in &node.addresses {
             match self.refused_address(*address) {
-                Some(what) => self.report(&node.name, what),
+                Some(kind) => self.report(&node.name, kind),
                 None => addresses.push(*address),
             }
         }
         let mut prefixes = Vec::new();
         for prefix in &node.pod_cidrs {
             match self.refused_prefix(node, prefix) {
-                Some(what) => self.report(&node.name, what),
+                Some(kind) => self.report(&node.name, kind),
                 None => prefixes.push(*prefix),
             }
         }
@@ -358,40 +364,40 @@ impl<'a> Plan<'a> {
         Some(Peer { node, prefixes, addresses })
     }
 
-    fn refused_address(&self, address: IpAddr) -> Option<What> {
+    fn refused_address(&self, address: IpAddr) -> Option<ProblemKind> {
         if let Some(prefix) = self.own_prefixes.iter().find(|prefix| prefix.contains(&address)) {
-            return Some(What::AddressOfPods { address, prefix: *prefix, of: self.own.clone() });
+            return Some(ProblemKind::AddressOfPods { address, prefix: *prefix, of: self.own.clone() });
         }
         if let Some((prefix, of)) = self.last_before(address).filter(|(prefix, _)| prefix.contains(&address))
         {
-            return Some(What::AddressOfPods { address, prefix: *prefix, of: of.clone() });
+            return Some(ProblemKind::AddressOfPods { address, prefix: *prefix, of: of.clone() });
         }
         let is_reserved = self.nets.iter().any(|net| match net {
             IpNet::V4(net) if net.prefix_len() < 31 => address == net.network() || address == net.broadcast(),
             _ => false,
         });
-        is_reserved.then_some(What::ReservedAddress { address })
+        is_reserved.then_some(ProblemKind::ReservedAddress { address })
     }
 
-    fn refused_prefix(&self, node: &Node, prefix: &IpNet) -> Option<What> {
+    fn refused_prefix(&self, node: &Node, prefix: &IpNet) -> Option<ProblemKind> {
         let prefix = *prefix;
         if let Some(with) = self.own_prefixes.iter().find(|own| overlap(own, &prefix)) {
-            return Some(What::Overlap { prefix, with: *with, of: self.own.clone() });
+            return Some(ProblemKind::Overlap { prefix, with: *with, of: self.own.clone() });
         }
-        if let Some(what) = self.refused_everywhere(&prefix) {
-            return Some(what);
+        if let Some(kind) = self.refused_everywhere(&prefix) {
+            return Some(kind);
         }
         // Claimed prefixes are disjoint: if one overlaps, the last that begins within or before it does.
         if let Some((with, of)) =
             self.last_before(prefix.broadcast()).filter(|(net, _)| overlap(net, &prefix))
         {
-            return Some(What::Overlap { prefix, with: *with, of: of.clone() });
+            return Some(ProblemKind::Overlap { prefix, with: *with, of: of.clone() });
         }
         if let Some((address, of)) = self.addresses.range(prefix.network()..=prefix.broadcast()).next() {
-            return Some(What::ContainsAddress { prefix, address: *address, of: of.clone() });
+            return Some(ProblemKind::ContainsAddress { prefix, address: *address, of: of.clone() });
         }
         let address = node.addresses.iter().find(|address| prefix.contains(*address))?;
-        Some(What::ContainsAddress { prefix, address: *address, of: node.name.clone() })
+        Some(ProblemKind::ContainsAddress { prefix, address: *address, of: node.name.clone() })
     }
 
     /// The claimed prefix with the highest network address up to this one.
@@ -461,9 +467,9 @@ impl<'a> Plan<'a> {
         for (peer, prefixes) in far {
             for prefix in prefixes {
                 let family = AddressFamily::of(prefix.addr());
-                let off_link = |address| What::OffLink { address };
-                let what = peer.address(family).map_or(What::NoAddress { family }, off_link);
-                self.report(&peer.node.name, what);
+                let off_link = |address| ProblemKind::OffLink { address };
+                let kind = peer.address(family).map_or(ProblemKind::NoAddress { family }, off_link);
+                self.report(&peer.node.name, kind);
             }
         }
     }
@@ -473,7 +479,7 @@ impl<'a> Plan<'a> {
         let Some(underlay) = self.underlay() else {
             // Without its Node, this node has no InternalIP: reported already.
             if self.own_node.is_some() {
-                self.report(self.own, What::NoUnderlay);
+                self.report(self.own, ProblemKind::NoUnderlay);
             }
             return None;
         };
@@ -496,7 +502,7 @@ impl<'a> Plan<'a> {
                     end.gateways.sort();
                     peers.push(end);
                 }
-                Err(what) => self.report(&peer.node.name, what),
+                Err(kind) => self.report(&peer.node.name, kind),
             }
         }
         peers.sort_by(|one, other| one.node.cmp(&other.node));
@@ -510,13 +516,13 @@ impl<'a> Plan<'a> {
         peer: &Peer<'_>,
         underlay: Underlay,
         macs: &BTreeMap<Mac, &NodeName>,
-    ) -> Result<TunnelPeer, What> {
+    ) -> Result<TunnelPeer, ProblemKind> {
         let family = AddressFamily::of(underlay.local);
-        let address = peer.address(family).ok_or(What::NoAddress { family })?;
+        let address = peer.address(family).ok_or(ProblemKind::NoAddress { family })?;
         let annotations = &peer.node.annotations;
-        let mac = annotations.vxlan_mac.ok_or(What::NoTunnel)?;
+        let mac = annotations.vxlan_mac.ok_or(ProblemKind::NoTunnel)?;
         if let Some(of) = macs.get(&mac) {
-            return Err(What::SameMac { mac, of: (*of).clone() });
+            return Err(ProblemKind::SameMac { mac, of: (*of).clone() });
         }
         let port = annotations.vxlan_port.unwrap_or(self.settings.port);
         Ok(TunnelPeer { node: peer.node.name.clone(), mac, address, port, gateways: Vec::new() })

@@ -17,9 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::access::{Access, BoxError};
-use super::nodes::{NodeName, Nodes};
-use super::problem::{What, bounded};
+use super::node_name::NodeName;
+use super::nodes::Nodes;
+use super::problem::ProblemKind;
 use super::reconcile::Report;
+use crate::excerpt::bounded;
 
 /// The namespace of Events about Nodes, which are in none.
 const NAMESPACE: &str = "default";
@@ -57,10 +59,11 @@ pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notic
     let problems = report.desired.problems.iter();
     let problems = problems.filter(|problem| is_oldest || problem.node == *own);
     // Each new Node is without them for a moment.
-    let lasting =
-        problems.filter(|problem| !matches!(problem.what, What::NoPodCidr | What::NoTunnel | What::NoKey));
+    let lasting = problems.filter(|problem| {
+        !matches!(problem.kind, ProblemKind::NoPodCidr | ProblemKind::NoTunnel | ProblemKind::NoKey)
+    });
     let of_nodes =
-        lasting.map(|problem| notice(&problem.node, &capitals(problem.what.reason()), problem.to_string()));
+        lasting.map(|problem| notice(&problem.node, &capitals(problem.kind.reason()), problem.to_string()));
     let routes = report.conflicts.iter().map(|conflict| notice(own, "ForeignRoute", conflict.to_string()));
     let changes = report.errors.iter().map(|error| notice(own, "ChangeFailed", error.to_string()));
     of_nodes.chain(routes).chain(changes).collect()

@@ -65,7 +65,7 @@ pub(super) fn load_or_make(directory: &Path) -> Result<PrivateKey, KeyError> {
     let dir = DurableDir::create(directory, DIRECTORY_MODE)?;
     match read(&dir) {
         Ok(key) => return Ok(key),
-        Err(Unusable::Missing) => {}
+        Err(KeyFileFault::Missing) => {}
         Err(unusable) => log::warn!("{}: {unusable}: making a new key", directory.join(FILE).display()),
     }
     let mut random = [0; 32];
@@ -91,7 +91,7 @@ pub(super) fn remove(directory: &Path) -> Result<bool, KeyError> {
 
 /// The reason why the file has no key for this node.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum KeyFileFault {
     #[error("missing")]
     Missing,
     #[error("{0}")]
@@ -104,21 +104,21 @@ enum Unusable {
     Content,
 }
 
-fn read(dir: &DurableDir) -> Result<PrivateKey, Unusable> {
-    let file = dir
-        .open_file(FILE, Access::Read)
-        .map_err(|error| if error.is_not_found() { Unusable::Missing } else { Unusable::Open(error) })?;
+fn read(dir: &DurableDir) -> Result<PrivateKey, KeyFileFault> {
+    let file = dir.open_file(FILE, Access::Read).map_err(|error| {
+        if error.is_not_found() { KeyFileFault::Missing } else { KeyFileFault::Open(error) }
+    })?;
     let metadata = file.metadata()?;
     if metadata.mode() & 0o077 != 0 {
-        return Err(Unusable::Exposed);
+        return Err(KeyFileFault::Exposed);
     }
     key_in(file)
 }
 
-fn key_in(file: File) -> Result<PrivateKey, Unusable> {
+fn key_in(file: File) -> Result<PrivateKey, KeyFileFault> {
     let mut content = String::new();
     file.take(TEXT as u64 + 2).read_to_string(&mut content)?;
-    bytes(content.trim_end()).map(PrivateKey::new).ok_or(Unusable::Content)
+    bytes(content.trim_end()).map(PrivateKey::new).ok_or(KeyFileFault::Content)
 }
 
 /// The directory of the file: that of the file of subnets.

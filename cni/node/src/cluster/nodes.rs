@@ -6,37 +6,22 @@
 //! values are left out and listed in [`Node::unusable`].
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::num::NonZeroU16;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use cni_kernel::mac::Mac;
-use cni_kernel::route::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::jiff::Timestamp;
 
+use super::annotations::{Annotations, VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
 use super::key;
-use super::object::{Announced, Field, List, NodeObject, Spec, Text};
-use super::problem::{Excerpt, What};
-
-/// The annotation with the MAC address of the node's VXLAN device.
-///
-/// All annotations of the project have the prefix `slipway.internal`. The prefix must be a domain name; `internal` is
-/// reserved for private use (ICANN, resolution 2024.07.29.06), so that no other project can own it.
-pub const VXLAN_MAC: &str = "slipway.internal/vxlan-mac";
-/// The annotation with the UDP port on which the node's VXLAN device receives.
-pub const VXLAN_PORT: &str = "slipway.internal/vxlan-port";
-/// The annotation with the public key of the node's WireGuard device, 32 bytes in base64 (RFC 4648, section 4).
-pub const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
-/// The annotation with the UDP port on which the node's WireGuard device receives.
-pub const WIREGUARD_PORT: &str = "slipway.internal/wireguard-port";
+use super::node_name::{NodeName, NodeNameError};
+use super::object::{AnnotationFields, Field, List, NodeObject, Spec, Text};
+use super::problem::ProblemKind;
+use crate::excerpt::Excerpt;
 
 /// `status.addresses[].type` of addresses by which the nodes reach each other.
 const INTERNAL_IP: &str = "InternalIP";
-/// The most characters of an object's name (RFC 1123, section 2.1, less the length byte and the root).
-const NAME: usize = 253;
 /// The shortest pod CIDRs, IPv4 and IPv6: a shorter one would draw most of the world's addresses into one node.
 const SHORTEST: [u8; 2] = [8, 32];
 
@@ -64,47 +49,6 @@ const fn v6(first: u16, length: u8) -> IpNet {
 /// All Nodes by name.
 pub type Nodes = BTreeMap<NodeName, Arc<Node>>;
 
-/// The name of a Node: a DNS subdomain (RFC 1123), as the API server demands it. Clones share the text.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeName(Arc<str>);
-
-/// An invalid name of a Node.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("node name {0}: not a DNS subdomain of lower-case letters, digits, \"-\" and \".\"")]
-pub struct NodeNameError(Excerpt);
-
-impl NodeName {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for NodeName {
-    type Err = NodeNameError;
-
-    fn from_str(text: &str) -> Result<Self, NodeNameError> {
-        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        let is_label = |label: &str| {
-            let ends = [label.bytes().next(), label.bytes().last()];
-            ends.iter().all(|end| end.is_some_and(is_inner))
-                && label.bytes().all(|byte| is_inner(byte) || byte == b'-')
-        };
-        if text.len() <= NAME && text.split('.').all(is_label) {
-            Ok(Self(text.into()))
-        } else {
-            Err(NodeNameError(Excerpt::new(text)))
-        }
-    }
-}
-
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// A Node, as far as routes and tunnels need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -121,33 +65,7 @@ pub struct Node {
     /// The node's own annotations.
     pub annotations: Annotations,
     /// The values that were left out.
-    pub unusable: Vec<What>,
-}
-
-/// A node's announcement of its tunnels.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Annotations {
-    /// The MAC address of its VXLAN device.
-    pub vxlan_mac: Option<Mac>,
-    /// The port on which its VXLAN device receives.
-    pub vxlan_port: Option<NonZeroU16>,
-    /// The public key of its WireGuard device.
-    pub wireguard_key: Option<PublicKey>,
-    /// The port on which its WireGuard device receives.
-    pub wireguard_port: Option<NonZeroU16>,
-}
-
-impl Annotations {
-    /// Names and values for the Node. Values that are missing are none: they delete the annotation in a merge patch.
-    #[must_use]
-    pub fn values(&self) -> [(&'static str, Option<String>); 4] {
-        [
-            (VXLAN_MAC, self.vxlan_mac.map(|mac| mac.to_string())),
-            (VXLAN_PORT, self.vxlan_port.map(|port| port.to_string())),
-            (WIREGUARD_KEY, self.wireguard_key.map(|key| key::text(&key))),
-            (WIREGUARD_PORT, self.wireguard_port.map(|port| port.to_string())),
-        ]
-    }
+    pub unusable: Vec<ProblemKind>,
 }
 
 impl Node {
@@ -179,25 +97,29 @@ impl Node {
 }
 
 /// The value of a field, if it is there.
-fn value<'a, T>(field: &'a Field<T>, path: &'static str, unusable: &mut Vec<What>) -> Option<&'a T> {
+fn value<'a, T>(field: &'a Field<T>, path: &'static str, unusable: &mut Vec<ProblemKind>) -> Option<&'a T> {
     match field {
         Field::Is(value) => return Some(value),
-        Field::Other => unusable.push(What::FieldType { field: path }),
+        Field::Other => unusable.push(ProblemKind::FieldType { field: path }),
         Field::Missing => {}
     }
     None
 }
 
 /// The elements of a list.
-fn elements<'a, T>(field: &'a Field<List<T>>, path: &'static str, unusable: &mut Vec<What>) -> &'a [T] {
+fn elements<'a, T>(
+    field: &'a Field<List<T>>,
+    path: &'static str,
+    unusable: &mut Vec<ProblemKind>,
+) -> &'a [T] {
     let Some(list) = value(field, path, unusable) else { return &[] };
     if list.more > 0 {
-        unusable.push(What::TooMany { field: path, count: list.more });
+        unusable.push(ProblemKind::TooMany { field: path, count: list.more });
     }
     &list.items
 }
 
-fn announced(announced: &Announced, unusable: &mut Vec<What>) -> Annotations {
+fn announced(announced: &AnnotationFields, unusable: &mut Vec<ProblemKind>) -> Annotations {
     let is_of_link = |mac: &Mac| !mac.is_zero() && !mac.is_multicast();
     Annotations {
         vxlan_mac: annotation(&announced.mac, VXLAN_MAC, unusable, |text| {
@@ -214,18 +136,18 @@ fn announced(announced: &Announced, unusable: &mut Vec<What>) -> Annotations {
 fn annotation<T>(
     field: &Field<Text>,
     name: &'static str,
-    unusable: &mut Vec<What>,
+    unusable: &mut Vec<ProblemKind>,
     parse: impl Fn(&str) -> Option<T>,
 ) -> Option<T> {
     let Text(text) = value(field, name, unusable)?;
     let parsed = parse(text);
     if parsed.is_none() {
-        unusable.push(What::Annotation { name, text: Excerpt::new(text) });
+        unusable.push(ProblemKind::Annotation { name, text: Excerpt::new(text) });
     }
     parsed
 }
 
-fn pod_cidrs(spec: &Spec, unusable: &mut Vec<What>) -> Vec<IpNet> {
+fn pod_cidrs(spec: &Spec, unusable: &mut Vec<ProblemKind>) -> Vec<IpNet> {
     let mut texts: Vec<&Field<Text>> = elements(&spec.pod_cidrs, "spec.podCIDRs", unusable).iter().collect();
     if texts.is_empty() {
         texts.push(&spec.pod_cidr);
@@ -234,11 +156,11 @@ fn pod_cidrs(spec: &Spec, unusable: &mut Vec<What>) -> Vec<IpNet> {
     for text in texts {
         let Some(Text(text)) = value(text, "spec.podCIDRs", unusable) else { continue };
         let Some(prefix) = parse_prefix(text).and_then(of_pods) else {
-            unusable.push(What::PodCidr { text: Excerpt::new(text) });
+            unusable.push(ProblemKind::PodCidr { text: Excerpt::new(text) });
             continue;
         };
         if prefixes.iter().any(|other| other.addr().is_ipv4() == prefix.addr().is_ipv4()) {
-            unusable.push(What::SecondPodCidr { prefix });
+            unusable.push(ProblemKind::SecondPodCidr { prefix });
         } else {
             prefixes.push(prefix);
         }
@@ -262,7 +184,7 @@ fn of_pods(prefix: IpNet) -> Option<IpNet> {
     (prefix.prefix_len() >= shortest && is_free).then_some(prefix)
 }
 
-fn addresses(object: &NodeObject, unusable: &mut Vec<What>) -> Vec<IpAddr> {
+fn addresses(object: &NodeObject, unusable: &mut Vec<ProblemKind>) -> Vec<IpAddr> {
     const PATH: &str = "status.addresses";
     let Some(status) = value(&object.status, "status", unusable) else { return Vec::new() };
     let mut addresses = Vec::new();
@@ -275,7 +197,7 @@ fn addresses(object: &NodeObject, unusable: &mut Vec<What>) -> Vec<IpAddr> {
         match text.parse().ok().filter(is_of_host) {
             Some(address) if addresses.contains(&address) => {}
             Some(address) => addresses.push(address),
-            None => unusable.push(What::Address { text: Excerpt::new(text) }),
+            None => unusable.push(ProblemKind::Address { text: Excerpt::new(text) }),
         }
     }
     addresses

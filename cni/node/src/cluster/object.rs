@@ -3,7 +3,7 @@
 //! The part of core/v1 Node that is decoded.
 //!
 //! A Node's JSON has some tens of kilobytes, mostly images and managed fields, and every kubelet writes it again every
-//! few minutes. The decoder skips all fields that [`super::nodes`] does not read, without an allocation. It takes each
+//! few minutes. The decoder skips all fields that `nodes` does not read, without an allocation. It takes each
 //! field in any shape: one Node with nonsense must not make a page of the list, or an event of the watch, unreadable.
 
 use std::borrow::Cow;
@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::nodes::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
+use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
 
 /// The most bytes of a text that are kept. No name, address or prefix is as long.
 const TEXT: usize = 256;
@@ -39,12 +39,12 @@ pub(super) struct Metadata {
     pub(super) uid: Field<Text>,
     resource_version: Field<Text>,
     pub(super) creation_timestamp: Field<Text>,
-    pub(super) annotations: Field<Announced>,
+    pub(super) annotations: Field<AnnotationFields>,
 }
 
 /// Annotations of ours.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Announced {
+pub(super) struct AnnotationFields {
     pub(super) mac: Field<Text>,
     pub(super) port: Field<Text>,
     pub(super) wireguard_key: Field<Text>,
@@ -196,7 +196,7 @@ macro_rules! fields {
 fields!(NodeObject: "metadata" => metadata, "spec" => spec, "status" => status);
 fields!(Metadata: "name" => name, "uid" => uid, "resourceVersion" => resource_version,
     "creationTimestamp" => creation_timestamp, "annotations" => annotations);
-fields!(Announced: VXLAN_MAC => mac, VXLAN_PORT => port, WIREGUARD_KEY => wireguard_key,
+fields!(AnnotationFields: VXLAN_MAC => mac, VXLAN_PORT => port, WIREGUARD_KEY => wireguard_key,
     WIREGUARD_PORT => wireguard_port);
 fields!(Spec: "podCIDR" => pod_cidr, "podCIDRs" => pod_cidrs);
 fields!(Status: "addresses" => addresses);

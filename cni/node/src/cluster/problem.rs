@@ -11,38 +11,8 @@ use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
 use super::key;
-use super::nodes::NodeName;
-
-/// The number of characters of an [`Excerpt`], before they are escaped.
-const EXCERPT: usize = 64;
-
-/// The beginning of a text that another host wrote: 64 characters at most, those outside printable ASCII escaped. Prints
-/// with quotation marks.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Excerpt(String);
-
-impl Excerpt {
-    /// Cuts and escapes a text.
-    #[must_use]
-    pub fn new(text: &str) -> Self {
-        Self(bounded(text, EXCERPT))
-    }
-}
-
-/// The first characters of a text, those outside printable ASCII escaped.
-pub(crate) fn bounded(text: &str, limit: usize) -> String {
-    let mut start: String = text.chars().take(limit).flat_map(char::escape_default).collect();
-    if text.chars().nth(limit).is_some() {
-        start.push_str("...");
-    }
-    start
-}
-
-impl fmt::Display for Excerpt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.0)
-    }
-}
+use super::node_name::NodeName;
+use crate::excerpt::Excerpt;
 
 /// Something unusable in a Node. Its length is bounded, whatever the Node contains.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,18 +20,18 @@ pub struct Problem {
     /// The Node.
     pub node: NodeName,
     /// The part of it, and the reason.
-    pub what: What,
+    pub kind: ProblemKind,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node {}: {}", self.node, self.what)
+        write!(f, "node {}: {}", self.node, self.kind)
     }
 }
 
 /// The part of a Node that is left out, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum What {
+pub enum ProblemKind {
     /// A field whose JSON value has another type than the API defines.
     FieldType {
         /// The field's path.
@@ -186,7 +156,7 @@ pub enum What {
     },
 }
 
-impl What {
+impl ProblemKind {
     /// The reason as one word, for metrics and JSON.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
@@ -218,7 +188,7 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for ProblemKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::FieldType { field } => write!(f, "{field}: not of the type that the API defines"),

@@ -27,16 +27,18 @@ use ipnet::IpNet;
 
 use paths::Devices;
 
+use super::annotations::Annotations;
 use super::conflist::{ConflistError, Network};
-use super::desired::{self, Desired, Here, OwnSubnets, Uplink, desired};
+use super::desired::{self, Desired, LocalView, OwnSubnets, Uplink, desired};
 use super::key;
-use super::nodes::{Annotations, NodeName, Nodes};
+use super::node_name::NodeName;
+use super::nodes::Nodes;
 use super::problem::Problem;
 use super::routes::Conflict;
 use super::tunnel::{self, TunnelError};
 use super::wireguard::{self, WireGuardError};
-use crate::bridge::{self, BridgeError, Others, Wanted};
-use crate::host_mounts;
+use crate::host::bridge::{self, BridgeError, BridgeSpec, OtherAddresses};
+use crate::host::mounts;
 
 /// Names, paths and addresses of a node's agent.
 #[derive(Debug, Clone)]
@@ -74,8 +76,7 @@ impl Settings {
         &self,
         work: impl FnOnce() -> Result<T, cni_dataplane::Error> + Send,
     ) -> Result<T, Failure> {
-        let done =
-            if self.in_host_mounts { host_mounts::run(work).map_err(Failure::Mounts)? } else { work() };
+        let done = if self.in_host_mounts { mounts::run(work).map_err(Failure::Mounts)? } else { work() };
         Ok(done?)
     }
 }
@@ -178,8 +179,12 @@ pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Resul
         .then(|| wireguard::prepare(&socket, &key::directory(&settings.subnet_file)));
     here.wireguard_key = encrypted.as_ref().and_then(|ready| ready.as_ref().ok()).map(|ready| ready.key);
     let desired = desired(nodes, &settings.node, &here, &settings.paths);
-    let mut run =
-        Run { socket, settings, may_delete: is_complete && desired.prune, report: Report::default() };
+    let mut run = Reconciliation {
+        socket,
+        settings,
+        may_delete: is_complete && desired.prune,
+        report: Report::default(),
+    };
     run.report.links = here.uplinks.iter().map(|uplink| uplink.index).collect();
     let devices = Devices { vxlan: run.tunnel(&desired), wireguard: run.wireguard(&desired, encrypted) };
     run.report.links.extend(devices.all().map(|device| device.index));
@@ -200,7 +205,7 @@ pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Resul
 /// The uplinks: links that are up and have a global address in a subnet that other hosts may be in. The loopback, the
 /// bridge of the pods and the devices of VXLAN and WireGuard are none, nor is a link of which a route or address leads to
 /// one host only.
-fn here(socket: &RouteSocket, bridge: &str) -> Result<Here, RouteError> {
+fn here(socket: &RouteSocket, bridge: &str) -> Result<LocalView, RouteError> {
     let links = socket.links()?;
     let addresses = socket.all_addresses()?;
     let others = ["lo", bridge, tunnel::DEVICE, wireguard::DEVICE];
@@ -217,17 +222,17 @@ fn here(socket: &RouteSocket, bridge: &str) -> Result<Here, RouteError> {
             addresses,
         })
     });
-    Ok(Here { uplinks: uplinks.collect(), wireguard_key: None })
+    Ok(LocalView { uplinks: uplinks.collect(), wireguard_key: None })
 }
 
-struct Run<'a> {
+struct Reconciliation<'a> {
     socket: RouteSocket,
     settings: &'a Settings,
     may_delete: bool,
     report: Report,
 }
 
-impl Run<'_> {
+impl Reconciliation<'_> {
     fn failed(&mut self, failure: impl Into<Failure>) {
         self.report.errors.push(failure.into());
     }
@@ -236,12 +241,12 @@ impl Run<'_> {
     fn bridge(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let gateways: Vec<IpNet> = own.prefixes.iter().filter_map(gateway).collect();
         let Some(mac) = bridge_mac(&gateways) else { return false };
-        let wanted = Wanted {
+        let wanted = BridgeSpec {
             name: &self.settings.bridge,
             mac,
             mtu,
             gateways: &gateways,
-            others: Others::Keep,
+            others: OtherAddresses::Keep,
             takes_foreign: false,
         };
         match bridge::ensure(&self.socket, &wanted) {

@@ -27,16 +27,13 @@ use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::access::Access;
+use super::access::{Access, WATCH};
 use super::nodes::{Node, Nodes};
 use super::object::NodeObject;
-use super::problem::bounded;
+use crate::excerpt::bounded;
 
 /// The Nodes of a page of the list.
 const PAGE: u32 = 500;
-/// The seconds after which the server ends a watch, which is then resumed. A connection that died without a word is
-/// noticed after as many, and five more.
-pub(super) const WATCH: u32 = 150;
 /// The longest delay after an error, should the backoff have none.
 const DELAY: Duration = Duration::from_secs(30);
 /// The most events that are taken before a snapshot is published, while more are waiting.

@@ -13,8 +13,8 @@ use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::nodes::NodeName;
-use super::problem::bounded;
+use super::node_name::NodeName;
+use crate::excerpt::bounded;
 
 /// The effects of taints (core/v1).
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];

@@ -14,8 +14,8 @@ use cni_kernel::route::{
 use ipnet::IpNet;
 
 use super::desired::{Tunnel, TunnelPeer};
-use super::nodes::NodeName;
-use crate::bridge::{MADE, is_foreign};
+use super::node_name::NodeName;
+use crate::host::bridge::{MADE, is_foreign};
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-vxlan";

@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use super::desired::{WireGuard, WireGuardPeer};
 use super::key::{self, KeyError};
 use super::tunnel::{gone, set_addresses};
-use crate::bridge::{MADE, is_foreign};
+use crate::host::bridge::{MADE, is_foreign};
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-wg";
@@ -52,7 +52,7 @@ pub enum WireGuardError {
 }
 
 /// The device with this node's key; its peers may be others than desired, and it may be down.
-pub(super) struct Ready {
+pub(super) struct PreparedDevice {
     link: Link,
     socket: WireGuardSocket,
     device: WireGuardDevice,
@@ -64,7 +64,7 @@ pub(super) struct Ready {
 ///
 /// # Errors
 /// [`WireGuardError`].
-pub(super) fn prepare(socket: &RouteSocket, directory: &Path) -> Result<Ready, WireGuardError> {
+pub(super) fn prepare(socket: &RouteSocket, directory: &Path) -> Result<PreparedDevice, WireGuardError> {
     let private_key = key::load_or_make(directory)?;
     let link = device(socket)?;
     let wireguard = WireGuardSocket::open()?;
@@ -74,7 +74,7 @@ pub(super) fn prepare(socket: &RouteSocket, directory: &Path) -> Result<Ready, W
         shown = wireguard.device(&link)?;
     }
     let key = shown.public_key.ok_or(WireGuardError::NoPublicKey)?;
-    Ok(Ready { link, socket: wireguard, device: shown, key })
+    Ok(PreparedDevice { link, socket: wireguard, device: shown, key })
 }
 
 /// The link, made if it is missing or of another kind.
@@ -111,12 +111,12 @@ fn create(socket: &RouteSocket) -> Result<Link, WireGuardError> {
 /// [`WireGuardError`].
 pub(super) fn set_up(
     socket: &RouteSocket,
-    ready: &Ready,
+    ready: &PreparedDevice,
     wanted: &WireGuard,
     mtu: u32,
     subnets: &[IpNet],
 ) -> Result<Link, WireGuardError> {
-    let Ready { link, device, .. } = ready;
+    let PreparedDevice { link, device, .. } = ready;
     if device.port != wanted.port.get() {
         ready.socket.set_port(link, wanted.port.get())?;
     }
@@ -139,7 +139,7 @@ pub(super) fn set_up(
 /// # Errors
 /// [`RouteError`] if the kernel refuses.
 pub(super) fn set_peers(
-    ready: &Ready,
+    ready: &PreparedDevice,
     wanted: &WireGuard,
     prune: bool,
 ) -> Result<(usize, usize), RouteError> {

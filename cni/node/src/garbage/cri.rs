@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::wire::{self, WireError};
-use crate::cluster::problem::bounded;
+use crate::excerpt::bounded;
 
 /// The usual sockets of containerd and CRI-O.
 pub const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];

@@ -3,7 +3,7 @@
 //! Deletes what a container runtime has left: attachments of pod sandboxes that it no longer knows. containerd and CRI-O
 //! call no GC.
 //!
-//! [`known`] reads the attachments of the agent's network from libcni's cache and host-local's reservations, [`cri`] lists
+//! [`inventory`] reads the attachments of the agent's network from libcni's cache and host-local's reservations, [`cri`] lists
 //! the sandboxes, [`tracker`] decides. The installed `slipway detach` compares the namespace with the kernel and calls DEL:
 //! one for each attachment. GC with a list of valid attachments would delete all that the list lacks.
 //!
@@ -19,7 +19,7 @@
 //! - Newer interfaces have pages. A list with a token for a next page is not complete.
 
 pub mod cri;
-pub mod known;
+pub mod inventory;
 pub mod tracker;
 pub mod wire;
 
@@ -30,26 +30,26 @@ use std::time::{Duration, Instant};
 use cni_spec::Attachment;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::repair::program::{Detached, OnlyIf, Program};
+use crate::repair::program::{DetachCondition, DetachOutcome, Program};
 use cri::Runtimes;
-use known::{Known, Places};
+use inventory::{Directories, Inventory};
 use tracker::Tracker;
 
 /// The usual time for which an attachment must be missing.
 pub const GRACE: Duration = Duration::from_secs(600);
 
-/// The longest time between two looks.
+/// The longest time between two sweeps.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The shortest time between two looks.
+/// The shortest time between two sweeps.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The most attachments that are deleted in one look.
+/// The most attachments that are deleted in one sweep.
 const MOST: usize = 20;
 
 /// The settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The files that name attachments.
-    pub places: Places,
+    pub directories: Directories,
     /// The network's configuration, for attachments that no cache has.
     pub conflist: PathBuf,
     /// The container runtimes.
@@ -58,9 +58,9 @@ pub struct Settings {
     pub grace: Duration,
 }
 
-/// The outcome of a look.
+/// The outcome of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct Sweep {
     /// Complete lists of sandboxes.
     pub lists: u64,
     /// Lists that failed.
@@ -78,13 +78,13 @@ pub struct Look {
 }
 
 /// Looks for garbage, without end. `done` gets each outcome.
-pub async fn run(settings: Settings, program: Program, mut done: impl FnMut(&Look)) {
-    let mut looks = interval((settings.grace / 4).clamp(SHORTEST, LONGEST));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub async fn run(settings: Settings, program: Program, mut done: impl FnMut(&Sweep)) {
+    let mut sweeps = interval((settings.grace / 4).clamp(SHORTEST, LONGEST));
+    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut collector = Collector { tracker: Tracker::new(settings.grace), settings, program };
     loop {
-        looks.tick().await;
-        done(&collector.look().await);
+        sweeps.tick().await;
+        done(&collector.sweep().await);
     }
 }
 
@@ -95,48 +95,48 @@ struct Collector {
 }
 
 /// The state of files and runtimes at one moment, the files first.
-struct View {
-    known: Known,
+struct Observation {
+    known: Inventory,
     listed: BTreeSet<String>,
 }
 
-impl View {
+impl Observation {
     /// The condition for a deletion. If the runtimes list none of the attachments, they may be the wrong ones, or have lost
     /// their state: a namespace that exists is then believed more than they are.
-    fn condition(&self) -> OnlyIf {
+    fn condition(&self) -> DetachCondition {
         let knows_some = self.known.keys().any(|one| self.listed.contains(one.container_id()));
-        if knows_some { OnlyIf::Unused } else { OnlyIf::Gone }
+        if knows_some { DetachCondition::Unused } else { DetachCondition::Gone }
     }
 }
 
 impl Collector {
-    async fn look(&mut self) -> Look {
-        let mut look = Look::default();
-        if let Some(view) = self.view(&mut look).await {
+    async fn sweep(&mut self) -> Sweep {
+        let mut sweep = Sweep::default();
+        if let Some(view) = self.view(&mut sweep).await {
             let due = self.tracker.observe(Instant::now(), &view.known, &view.listed);
             for attachment in due.iter().take(MOST) {
                 // A deletion takes a while, and pods come and go: the view must be the latest for each.
-                let Some(view) = self.view(&mut look).await else { break };
+                let Some(view) = self.view(&mut sweep).await else { break };
                 let due = self.tracker.observe(Instant::now(), &view.known, &view.listed);
                 if due.contains(attachment) {
-                    self.delete(attachment, view.condition(), &mut look).await;
+                    self.delete(attachment, view.condition(), &mut sweep).await;
                 }
             }
         }
-        look.suspected = self.tracker.missing();
-        look.troubles.extend(self.tracker.troubles().map(|(one, reason)| {
+        sweep.suspected = self.tracker.missing();
+        sweep.troubles.extend(self.tracker.troubles().map(|(one, reason)| {
             format!("garbage: {} {} is not deleted: {reason}", one.container_id(), one.ifname())
         }));
-        look
+        sweep
     }
 
     /// None if there is nothing to compare, or a part cannot be read.
-    async fn view(&mut self, look: &mut Look) -> Option<View> {
-        let places = self.settings.places.clone();
-        let known = match tokio::task::spawn_blocking(move || places.read()).await {
+    async fn view(&mut self, sweep: &mut Sweep) -> Option<Observation> {
+        let directories = self.settings.directories.clone();
+        let known = match tokio::task::spawn_blocking(move || directories.read()).await {
             Ok(Ok(known)) => known,
             Ok(Err(error)) => {
-                look.troubles.insert(format!("garbage is not looked for: {error}"));
+                sweep.troubles.insert(format!("garbage is not looked for: {error}"));
                 return None;
             }
             // The runtime is ending.
@@ -148,34 +148,34 @@ impl Collector {
         }
         match self.settings.runtimes.sandboxes().await {
             Ok(Some(listed)) => {
-                look.lists += 1;
-                Some(View { known, listed })
+                sweep.lists += 1;
+                Some(Observation { known, listed })
             }
             Ok(None) => {
                 self.tracker.clear();
                 None
             }
             Err(error) => {
-                look.failed_lists += 1;
-                look.troubles.insert(format!("garbage is not looked for: {error}"));
+                sweep.failed_lists += 1;
+                sweep.troubles.insert(format!("garbage is not looked for: {error}"));
                 None
             }
         }
     }
 
-    async fn delete(&mut self, attachment: &Attachment, condition: OnlyIf, look: &mut Look) {
+    async fn delete(&mut self, attachment: &Attachment, condition: DetachCondition, sweep: &mut Sweep) {
         let reason = match self.program.detach(attachment, condition, &self.settings.conflist).await {
-            Ok(Detached::Done) => {
+            Ok(DetachOutcome::Done) => {
                 self.tracker.forget(attachment);
-                look.deleted.push(attachment.clone());
+                sweep.deleted.push(attachment.clone());
                 return;
             }
-            Ok(Detached::Kept(reason)) => {
-                look.kept += 1;
+            Ok(DetachOutcome::Kept(reason)) => {
+                sweep.kept += 1;
                 reason
             }
             Err(error) => {
-                look.failed += 1;
+                sweep.failed += 1;
                 error.to_string()
             }
         };
@@ -187,9 +187,9 @@ impl Collector {
 mod tests {
     use super::*;
 
-    fn view(known: &[&str], listed: &[&str]) -> View {
+    fn view(known: &[&str], listed: &[&str]) -> Observation {
         let attachment = |id: &&str| Attachment::new("pods", id, "eth0").unwrap();
-        View {
+        Observation {
             known: known.iter().map(|id| (attachment(id), None)).collect(),
             listed: listed.iter().map(|id| (*id).to_owned()).collect(),
         }
@@ -198,34 +198,34 @@ mod tests {
     /// An empty list, or that of another runtime, deletes nothing whose namespace exists.
     #[test]
     fn a_runtime_that_knows_no_attachment_is_not_believed() {
-        assert_eq!(view(&["a", "b"], &["a", "c"]).condition(), OnlyIf::Unused);
-        assert_eq!(view(&["a", "b"], &["c"]).condition(), OnlyIf::Gone);
-        assert_eq!(view(&["a", "b"], &[]).condition(), OnlyIf::Gone);
+        assert_eq!(view(&["a", "b"], &["a", "c"]).condition(), DetachCondition::Unused);
+        assert_eq!(view(&["a", "b"], &["c"]).condition(), DetachCondition::Gone);
+        assert_eq!(view(&["a", "b"], &[]).condition(), DetachCondition::Gone);
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn nothing_is_looked_for_without_attachments_or_a_runtime() {
         let temp = tempfile::tempdir().unwrap();
-        let places = Places {
+        let directories = Directories {
             caches: vec![temp.path().to_owned()],
             reservations: temp.path().join("networks"),
             network: "pods".to_owned(),
         };
         let settings = Settings {
-            places,
+            directories,
             conflist: "/nonexistent/pods.conflist".into(),
             runtimes: Runtimes::at(vec![temp.path().join("cri.sock")]),
             grace: GRACE,
         };
         let program = Program::new("/nonexistent/slipway");
         let mut collector = Collector { tracker: Tracker::new(GRACE), settings, program };
-        assert_eq!(collector.look().await, Look::default());
+        assert_eq!(collector.sweep().await, Sweep::default());
         let results = temp.path().join("results");
         std::fs::create_dir(&results).unwrap();
         std::fs::write(results.join(format!("pods-{}-eth0", "a".repeat(64))), "").unwrap();
-        let look = collector.look().await;
-        assert_eq!((look.failed_lists, look.suspected, look.troubles.len()), (1, 0, 1), "{look:?}");
+        let sweep = collector.sweep().await;
+        assert_eq!((sweep.failed_lists, sweep.suspected, sweep.troubles.len()), (1, 0, 1), "{sweep:?}");
         collector.settings.runtimes = Runtimes::usual().below(temp.path());
-        assert_eq!(collector.look().await, Look::default());
+        assert_eq!(collector.sweep().await, Sweep::default());
     }
 }

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cni_spec::Attachment;
 
-use super::known::Known;
+use super::inventory::Inventory;
 
 /// The attachments whose sandboxes the lists do not have.
 #[derive(Debug)]
 pub struct Tracker {
     grace: Duration,
-    missing: BTreeMap<Attachment, Missing>,
+    missing: BTreeMap<Attachment, Absence>,
 }
 
 #[derive(Debug)]
-struct Missing {
+struct Absence {
     /// The first list without it.
     since: Instant,
     /// The time of the file that names it.
@@ -41,18 +41,18 @@ impl Tracker {
     /// Takes over a complete list of sandboxes, with the attachments that were known before the list was asked for. The order
     /// matters: an attachment that is made after the list is not missing in it. Returns those that are due.
     #[must_use]
-    pub fn observe(&mut self, now: Instant, known: &Known, listed: &BTreeSet<String>) -> Vec<Attachment> {
+    pub fn observe(&mut self, now: Instant, known: &Inventory, listed: &BTreeSet<String>) -> Vec<Attachment> {
         let is_listed = |one: &Attachment| listed.contains(one.container_id());
         self.missing.retain(|one, missing| known.get(one) == Some(&missing.written) && !is_listed(one));
         for (one, written) in known.iter().filter(|(one, _)| !is_listed(one)) {
-            self.missing.entry(one.clone()).or_insert_with(|| Missing {
+            self.missing.entry(one.clone()).or_insert_with(|| Absence {
                 since: now,
                 written: *written,
                 again: None,
                 trouble: None,
             });
         }
-        let is_due = |missing: &Missing| {
+        let is_due = |missing: &Absence| {
             // Two lists, also with no grace at all.
             missing.since < now
                 && now.duration_since(missing.since) >= self.grace
@@ -103,7 +103,7 @@ mod tests {
         Attachment::new("pods", &format!("{number:064x}"), "eth0").unwrap()
     }
 
-    fn known(numbers: &[u8], seconds: u64) -> Known {
+    fn known(numbers: &[u8], seconds: u64) -> Inventory {
         let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         numbers.iter().map(|number| (attachment(*number), Some(written))).collect()
     }
@@ -117,15 +117,16 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut tracker = Tracker::new(GRACE);
-        let mut look = |seconds, list: &[u8]| tracker.observe(at(seconds), &known(&[1, 2], 0), &listed(list));
-        assert_eq!(look(0, &[1]), []);
-        assert_eq!(look(99, &[1]), []);
-        assert_eq!(look(100, &[1]), [attachment(2)]);
+        let mut sweep =
+            |seconds, list: &[u8]| tracker.observe(at(seconds), &known(&[1, 2], 0), &listed(list));
+        assert_eq!(sweep(0, &[1]), []);
+        assert_eq!(sweep(99, &[1]), []);
+        assert_eq!(sweep(100, &[1]), [attachment(2)]);
         // A list that has it begins the grace again.
-        assert_eq!(look(101, &[1, 2]), []);
-        assert_eq!(look(102, &[1]), []);
-        assert_eq!(look(201, &[1]), []);
-        assert_eq!(look(202, &[1]), [attachment(2)]);
+        assert_eq!(sweep(101, &[1, 2]), []);
+        assert_eq!(sweep(102, &[1]), []);
+        assert_eq!(sweep(201, &[1]), []);
+        assert_eq!(sweep(202, &[1]), [attachment(2)]);
         tracker.keep(&attachment(2), at(202), "it is in use".to_owned());
         assert_eq!(tracker.observe(at(301), &known(&[1, 2], 0), &listed(&[1])), []);
         assert_eq!(tracker.troubles().map(|(_, reason)| reason).collect::<Vec<_>>(), ["it is in use"]);
@@ -176,7 +177,7 @@ mod tests {
         })
     }
 
-    /// A look: the time since the one before, the time between the files and the list, and the kind of list.
+    /// A sweep: the time since the one before, the time between the files and the list, and the kind of list.
     #[derive(Debug, Clone)]
     enum List {
         Complete,
@@ -186,7 +187,7 @@ mod tests {
         Empty,
     }
 
-    fn looks() -> impl Strategy<Value = Vec<(u64, u64, List)>> {
+    fn sweeps() -> impl Strategy<Value = Vec<(u64, u64, List)>> {
         let kind = prop_oneof![6 => Just(List::Complete), 2 => Just(List::Failed), 1 => Just(List::Empty)];
         prop::collection::vec((0_u64..150, 0_u64..20, kind), 0..60)
     }
@@ -199,14 +200,14 @@ mod tests {
         #[test]
         fn a_live_attachment_is_never_due(
             pods in prop::collection::vec(pod(), 1..8),
-            looks in looks(),
+            sweeps in sweeps(),
         ) {
             let begin = Instant::now();
             let mut tracker = Tracker::new(GRACE);
             let mut now = 0;
             // For each pod the first of the complete lists without it that end with the last list.
             let mut missing: Vec<Option<u64>> = vec![None; pods.len()];
-            for (pause, delay, list) in looks {
+            for (pause, delay, list) in sweeps {
                 let files = now + pause;
                 now = files + delay;
                 let numbers = |is: &dyn Fn(&Pod) -> bool| -> Vec<u8> {
@@ -250,7 +251,7 @@ mod tests {
             let numbers = |is: &dyn Fn(&Pod) -> bool| -> Vec<u8> {
                 (0..).zip(&pods).filter(|(_, pod)| is(pod)).map(|(number, _)| number).collect()
             };
-            let mut look = |now: u64| {
+            let mut sweep = |now: u64| {
                 let known = known(&numbers(&|pod| pod.is_known(now)), 0);
                 let listed = listed(&numbers(&|pod| pod.is_listed(now)));
                 tracker.observe(begin + Duration::from_secs(now), &known, &listed)
@@ -258,7 +259,7 @@ mod tests {
             for (pause, fails) in pauses {
                 now += pause;
                 if !fails {
-                    for one in look(now) {
+                    for one in sweep(now) {
                         let number = pods.iter().enumerate().find(|(number, _)| {
                             attachment(u8::try_from(*number).unwrap()) == one
                         });
@@ -268,10 +269,10 @@ mod tests {
                 }
             }
             let end = 10_000;
-            let _first = look(end);
+            let _first = sweep(end);
             let garbage: Vec<Attachment> =
                 numbers(&|pod| pod.deleted.is_none()).into_iter().map(attachment).collect();
-            prop_assert_eq!(look(end + GRACE.as_secs()), garbage);
+            prop_assert_eq!(sweep(end + GRACE.as_secs()), garbage);
         }
     }
 }

@@ -31,8 +31,8 @@ use cni_spec::{ListError, PortMapping, text};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-pub use crate::bridge::BridgeError;
-use crate::bridge::{self, Others, Wanted};
+pub use crate::host::bridge::BridgeError;
+use crate::host::bridge::{self, BridgeSpec, OtherAddresses};
 use crate::repair::program::Program;
 pub use config::{BRIDGE, CidrError, LOOPBACK, NETWORK};
 use config::{CidrFault, PodNetwork};
@@ -398,12 +398,12 @@ async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac
     blocking(move || {
         let mac = config::bridge_mac(&network.subnets).ok_or(KubenetError::NoPodCidr)?;
         let gateways: Vec<IpNet> = network.subnets.iter().filter_map(gateway_net).collect();
-        let wanted = Wanted {
+        let wanted = BridgeSpec {
             name: BRIDGE,
             mac,
             mtu: network.mtu,
             gateways: &gateways,
-            others: Others::Remove,
+            others: OtherAddresses::Remove,
             // kubelet's kubenet has made it, and does so on a node that goes back to it.
             takes_foreign: true,
         };

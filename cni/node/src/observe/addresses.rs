@@ -11,7 +11,7 @@ use cni_kernel::dir::DirError;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::reservations::Reservations;
+use crate::host::reservations::Reservations;
 
 /// The most addresses that a message names.
 const NAMED: usize = 20;
@@ -28,7 +28,7 @@ pub(super) struct Range {
 
 /// An address that is reserved outside the node's subnets: its pod got it before these changed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Former {
+pub struct FormerAddress {
     /// The address.
     pub address: IpAddr,
     /// The pod's attachment; none if the reservation names none.
@@ -37,12 +37,12 @@ pub struct Former {
 
 /// The reservations of a network.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct View {
+pub(super) struct AddressUsage {
     pub(super) ranges: Vec<Range>,
-    pub(super) former: BTreeSet<Former>,
+    pub(super) former: BTreeSet<FormerAddress>,
 }
 
-impl View {
+impl AddressUsage {
     /// Reads the reservations of a network. A missing directory has none.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl View {
                     is_inside = true;
                 }
                 if !is_inside {
-                    former.insert(Former { address, owner: reservations.owner(address) });
+                    former.insert(FormerAddress { address, owner: reservations.owner(address) });
                 }
             }
         }
@@ -87,7 +87,7 @@ pub enum Change {
     /// A subnet has a free address again.
     Free(IpNet),
     /// The addresses of former subnets.
-    Former(BTreeSet<Former>),
+    Former(BTreeSet<FormerAddress>),
 }
 
 impl fmt::Display for Change {
@@ -118,14 +118,14 @@ impl fmt::Display for Change {
 
 /// The state that was reported.
 #[derive(Debug, Default)]
-pub(super) struct Reported {
+pub(super) struct AddressMonitor {
     exhausted: BTreeSet<IpNet>,
-    former: BTreeSet<Former>,
+    former: BTreeSet<FormerAddress>,
 }
 
-impl Reported {
+impl AddressMonitor {
     /// The changes since the last view. A subnet that the node no longer has is not reported as free.
-    pub(super) fn compare(&mut self, view: &View) -> Vec<Change> {
+    pub(super) fn compare(&mut self, view: &AddressUsage) -> Vec<Change> {
         let exhausted: BTreeSet<IpNet> =
             view.ranges.iter().filter(|range| range.free == 0).map(|range| range.subnet).collect();
         let is_free = |subnet: &&IpNet| view.ranges.iter().any(|range| range.subnet == **subnet);
@@ -153,8 +153,10 @@ mod tests {
     fn reservations_are_counted_by_subnet() {
         let temp = tempfile::tempdir().unwrap();
         let subnets = nets(&["10.244.1.0/24", "fd44:0:0:1::/64"]);
-        let read = || View::read(temp.path(), "pods", &subnets).unwrap();
-        let used = |view: &View| view.ranges.iter().map(|range| (range.used, range.free)).collect::<Vec<_>>();
+        let read = || AddressUsage::read(temp.path(), "pods", &subnets).unwrap();
+        let used = |view: &AddressUsage| {
+            view.ranges.iter().map(|range| (range.used, range.free)).collect::<Vec<_>>()
+        };
         assert_eq!(used(&read()), [(0, 253), (0, u64::MAX - 1)]);
         let dir = temp.path().join("pods");
         std::fs::create_dir(&dir).unwrap();
@@ -168,7 +170,7 @@ mod tests {
         let text = "pods keep addresses of a former pod CIDR until they end: 10.9.0.2 of 8f3a eth0, 10.9.0.3";
         assert_eq!(change.to_string(), text);
         std::os::unix::fs::symlink("loop", temp.path().join("loop")).unwrap();
-        assert!(View::read(temp.path(), "loop", &subnets).is_err());
+        assert!(AddressUsage::read(temp.path(), "loop", &subnets).is_err());
     }
 
     #[test]
@@ -184,15 +186,15 @@ mod tests {
     #[test]
     fn changes_are_reported_once() {
         let [a, b] = nets(&["10.244.1.0/29", "10.244.2.0/29"])[..] else { unreachable!() };
-        let former = |last: u8| Former { address: [10, 9, 0, last].into(), owner: None };
-        let view = |free: &[(IpNet, u64)], last: &[u8]| View {
+        let former = |last: u8| FormerAddress { address: [10, 9, 0, last].into(), owner: None };
+        let view = |free: &[(IpNet, u64)], last: &[u8]| AddressUsage {
             ranges: free
                 .iter()
                 .map(|(subnet, free)| Range { subnet: *subnet, used: 1, free: *free })
                 .collect(),
             former: last.iter().map(|last| former(*last)).collect(),
         };
-        let mut reported = Reported::default();
+        let mut reported = AddressMonitor::default();
         assert_eq!(reported.compare(&view(&[(a, 1)], &[])), []);
         assert_eq!(reported.compare(&view(&[(a, 0)], &[])), [Change::Exhausted(a)]);
         assert_eq!(reported.compare(&view(&[(a, 0)], &[])), []);

@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// The output of both commands.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct View {
+pub(super) struct DataplaneView {
     pub(super) node: Node,
     pub(super) ports: Vec<Port>,
 }
@@ -72,7 +72,7 @@ pub(super) struct Dataplane {
 #[derive(Debug, Default)]
 struct Last {
     at: Option<Instant>,
-    view: Option<Arc<View>>,
+    view: Option<Arc<DataplaneView>>,
     /// The error that was logged; empty after a success.
     error: String,
 }
@@ -83,7 +83,7 @@ impl Dataplane {
     }
 
     /// The output of the last [`INTERVAL`]; none if the program is missing or fails.
-    pub(super) async fn view(&self) -> Option<Arc<View>> {
+    pub(super) async fn view(&self) -> Option<Arc<DataplaneView>> {
         // Held during the call, so that concurrent requests lead to one.
         let mut last = self.last.lock().await;
         if last.at.is_none_or(|at| at.elapsed() >= INTERVAL) {
@@ -103,12 +103,12 @@ impl Dataplane {
         last.view.clone()
     }
 
-    async fn read(&self) -> Result<View, ProgramError> {
+    async fn read(&self) -> Result<DataplaneView, ProgramError> {
         let node = ["node", "status", "--output", "json"].map(OsString::from);
         let ports = ["ports", "--output", "json"].map(OsString::from);
         let (node, Ports { ports }) =
             tokio::try_join!(self.program.read(&node, LIMIT), self.program.read(&ports, LIMIT))?;
-        Ok(View { node, ports })
+        Ok(DataplaneView { node, ports })
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         let view = dataplane.view().await.unwrap();
         let one = |name: &str, count| [(name.to_owned(), count)].into();
         let map = Map { name: "carried4".to_owned(), elements: 5, max_elements: 10 };
-        let expected = View {
+        let expected = DataplaneView {
             node: Node {
                 loaded: true,
                 containers: 2,

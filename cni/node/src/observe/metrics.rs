@@ -17,11 +17,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-use super::scraped::Scraped;
+use super::request_values::RequestValues;
 use crate::cluster::desired::Via;
 use crate::cluster::reconcile::{Failure, Report};
 use crate::cluster::source::Snapshot;
-use crate::garbage::Look;
+use crate::garbage::Sweep;
 
 /// The beginning of all names.
 pub(super) const PREFIX: &str = "slipway";
@@ -172,7 +172,7 @@ impl Metrics {
         let desired = &report.desired;
         self.node_problems.clear();
         for problem in &desired.problems {
-            self.node_problems.get_or_create(&[("reason", problem.what.reason())]).inc();
+            self.node_problems.get_or_create(&[("reason", problem.kind.reason())]).inc();
         }
         let count =
             |is: fn(&Via) -> bool| number(desired.routes.iter().filter(|route| is(&route.via)).count());
@@ -224,36 +224,36 @@ impl Metrics {
         labels
     }
 
-    /// Counts the repair of an object that another program had deleted. `what` is a kind of objects: a label.
-    pub fn repaired(&self, what: &'static str, outcome: Outcome) {
+    /// Counts the repair of an object that another program had deleted. `kind` is that of the objects, a label.
+    pub fn repaired(&self, kind: &'static str, outcome: Outcome) {
         let result = match outcome {
             Outcome::Done => "done",
             Outcome::Failed => "failed",
         };
-        self.repairs.get_or_create(&[("what", what), ("result", result)]).inc();
+        self.repairs.get_or_create(&[("what", kind), ("result", result)]).inc();
     }
 
-    /// Takes over a look for garbage.
-    pub fn looked(&self, look: &Look) {
-        self.garbage_suspected.set(number(look.suspected));
+    /// Takes over a sweep for garbage.
+    pub fn swept(&self, sweep: &Sweep) {
+        self.garbage_suspected.set(number(sweep.suspected));
         let count = |family: &Family<One, Counter>, result, number| {
             // Without an event there is no time series.
             if number > 0 {
                 family.get_or_create(&[("result", result)]).inc_by(number);
             }
         };
-        count(&self.cri_lists, "done", look.lists);
-        count(&self.cri_lists, "failed", look.failed_lists);
-        count(&self.garbage, "deleted", look.deleted.len() as u64);
-        count(&self.garbage, "kept", look.kept);
-        count(&self.garbage, "failed", look.failed);
+        count(&self.cri_lists, "done", sweep.lists);
+        count(&self.cri_lists, "failed", sweep.failed_lists);
+        count(&self.garbage, "deleted", sweep.deleted.len() as u64);
+        count(&self.garbage, "kept", sweep.kept);
+        count(&self.garbage, "failed", sweep.failed);
     }
 
     /// Prints all metrics in the text format of OpenMetrics 1.0.
     ///
     /// # Errors
     /// None: a text can always be written.
-    pub(super) fn print(&self, scraped: Scraped) -> Result<String, fmt::Error> {
+    pub(super) fn print(&self, scraped: RequestValues) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(scraped));
         let mut text = String::new();

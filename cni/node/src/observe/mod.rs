@@ -4,13 +4,13 @@
 //! `slipwayd status`.
 //!
 //! [`Observer`] takes over each comparison and each plugin's report, and replies to the requests that [`server`] reads.
-//! `scraped` has values that are read at a request: addresses (`addresses`), ports and flows (`dataplane`).
+//! `request_values` has values that are read at a request: addresses (`addresses`), ports and flows (`dataplane`).
 
+mod activity;
 mod addresses;
 mod dataplane;
 pub mod metrics;
-mod recent;
-mod scraped;
+mod request_values;
 pub mod server;
 mod status;
 #[cfg(test)]
@@ -30,19 +30,19 @@ use tokio::time::sleep;
 
 use crate::cluster::reconcile::{Failure, Report, Settings};
 use crate::cluster::source::{Counters, Snapshot};
-use crate::garbage::Look;
+use crate::garbage::Sweep;
+use crate::host::reservations;
 use crate::repair::Repair;
 use crate::repair::program::Program;
-use crate::reservations;
 use crate::top::sample::Activity;
-use addresses::{Reported, View};
+use activity::ActivityLog;
+use addresses::{AddressMonitor, AddressUsage};
 use dataplane::Dataplane;
 use metrics::{Metrics, Outcome};
-use recent::Recent;
-use scraped::Scraped;
-use status::{Compared, Garbage};
+use request_values::RequestValues;
+use status::{Comparison, Garbage};
 
-pub use addresses::{Change, Former};
+pub use addresses::{Change, FormerAddress};
 pub use dataplane::SLIPWAY;
 
 /// The time without a comparison after which the agent counts as stuck: three of its regular ones.
@@ -64,9 +64,9 @@ pub struct Observer {
     reservations: PathBuf,
     since: Timestamp,
     state: Mutex<State>,
-    /// The looks for garbage; none before the first.
+    /// The sweeps for garbage; none before the first.
     garbage: Mutex<Option<Garbage>>,
-    recent: Mutex<Recent>,
+    recent: Mutex<ActivityLog>,
     /// A plugin has reported a call.
     called: Notify,
 }
@@ -78,7 +78,7 @@ struct State {
     /// The agent's start, or the end of its last comparison.
     progress: Instant,
     /// The last comparison; the error of one that failed.
-    compared: Option<Result<Compared, String>>,
+    compared: Option<Result<Comparison, String>>,
 }
 
 impl Observer {
@@ -119,18 +119,19 @@ impl Observer {
         self.recent().repaired(repair, Timestamp::now());
     }
 
-    /// Takes over a look for garbage.
-    pub fn looked(&self, look: &Look) {
-        self.metrics.looked(look);
+    /// Takes over a sweep for garbage.
+    pub fn swept(&self, sweep: &Sweep) {
+        self.metrics.swept(sweep);
         let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
-        garbage.get_or_insert_default().add(look);
+        garbage.get_or_insert_default().add(sweep);
     }
 
     /// Takes over a comparison.
     pub fn compared(&self, snapshot: &Snapshot, report: &Result<Report, Failure>) {
         let now = Timestamp::now();
         self.metrics.compared(snapshot, report, seconds(now));
-        let compared = report.as_ref().map(|report| Compared::new(report, now)).map_err(ToString::to_string);
+        let compared =
+            report.as_ref().map(|report| Comparison::new(report, now)).map_err(ToString::to_string);
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State {
             list_complete: snapshot.synced(),
             nodes: snapshot.nodes().len(),
@@ -183,7 +184,7 @@ impl Observer {
     /// All metrics, in the text format of OpenMetrics.
     async fn print_metrics(&self) -> Result<String, std::fmt::Error> {
         let (addresses, dataplane) = tokio::join!(self.addresses_or_none(), self.dataplane.view());
-        self.metrics.print(Scraped { source: Arc::clone(&self.source), addresses, dataplane })
+        self.metrics.print(RequestValues { source: Arc::clone(&self.source), addresses, dataplane })
     }
 
     /// The document of `slipwayd status`.
@@ -198,14 +199,14 @@ impl Observer {
         self.recent().activity(self.settings.node.as_str())
     }
 
-    fn recent(&self) -> MutexGuard<'_, Recent> {
+    fn recent(&self) -> MutexGuard<'_, ActivityLog> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports changes of the node's addresses, without end: subnets without a free one, and addresses outside the node's
     /// subnets.
     pub async fn follow_addresses(&self, mut changed: impl FnMut(&Change)) {
-        let (mut reported, mut last_error) = (Reported::default(), String::new());
+        let (mut reported, mut last_error) = (AddressMonitor::default(), String::new());
         loop {
             let error = match self.addresses().await {
                 Ok(view) => {
@@ -226,7 +227,7 @@ impl Observer {
     }
 
     /// As [`Observer::addresses`]; nothing if they cannot be counted, which [`Observer::follow_addresses`] logs.
-    async fn addresses_or_none(&self) -> View {
+    async fn addresses_or_none(&self) -> AddressUsage {
         self.addresses().await.ok().flatten().unwrap_or_default()
     }
 
@@ -234,7 +235,7 @@ impl Observer {
     ///
     /// # Errors
     /// The reservations cannot be read: the reason in words.
-    async fn addresses(&self) -> Result<Option<View>, String> {
+    async fn addresses(&self) -> Result<Option<AddressUsage>, String> {
         let subnets: Vec<IpNet> = self.with(|state| match &state.compared {
             Some(Ok(compared)) => compared.subnets.clone(),
             _ => Vec::new(),
@@ -243,7 +244,7 @@ impl Observer {
             return Ok(None);
         }
         let (reservations, network) = (self.reservations.clone(), self.settings.network.clone());
-        let read = move || View::read(&reservations, &network, &subnets);
+        let read = move || AddressUsage::read(&reservations, &network, &subnets);
         match tokio::task::spawn_blocking(read).await {
             Ok(Ok(view)) => Ok(Some(view)),
             Ok(Err(error)) => Err(format!("count the reservations of addresses: {error}")),

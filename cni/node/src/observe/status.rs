@@ -10,17 +10,17 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::State;
-use super::addresses::{Former, Range, View};
+use super::addresses::{AddressUsage, FormerAddress, Range};
 use crate::cluster::desired::Tunnel;
 use crate::cluster::key;
 use crate::cluster::reconcile::{Report, Settings};
 use crate::cluster::{tunnel, wireguard};
-use crate::garbage::Look;
+use crate::garbage::Sweep;
 
 /// The most troubles in a document, and the most addresses of former subnets.
 const TROUBLES: usize = 100;
 
-/// The looks for garbage so far.
+/// The sweeps for garbage so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Garbage {
     suspected: usize,
@@ -30,11 +30,11 @@ pub(super) struct Garbage {
 }
 
 impl Garbage {
-    pub(super) fn add(&mut self, look: &Look) {
-        self.suspected = look.suspected;
-        self.deleted += look.deleted.len() as u64;
-        self.failed += look.failed;
-        self.troubles = look.troubles.iter().take(TROUBLES).cloned().collect();
+    pub(super) fn add(&mut self, sweep: &Sweep) {
+        self.suspected = sweep.suspected;
+        self.deleted += sweep.deleted.len() as u64;
+        self.failed += sweep.failed;
+        self.troubles = sweep.troubles.iter().take(TROUBLES).cloned().collect();
     }
 
     fn document(&self) -> Value {
@@ -45,7 +45,7 @@ impl Garbage {
 
 /// A comparison, as it is shown.
 #[derive(Debug)]
-pub(super) struct Compared {
+pub(super) struct Comparison {
     pub(super) subnets: Vec<IpNet>,
     /// The reason why the network is not ready; none if it is.
     pub(super) reason: Option<String>,
@@ -62,7 +62,7 @@ pub(super) struct Compared {
     trouble_count: usize,
 }
 
-impl Compared {
+impl Comparison {
     pub(super) fn new(report: &Report, at: Timestamp) -> Self {
         let desired = &report.desired;
         Self {
@@ -98,18 +98,18 @@ pub(super) fn document(
     settings: &Settings,
     since: Timestamp,
     state: &State,
-    addresses: &View,
+    addresses: &AddressUsage,
     garbage: Option<&Garbage>,
 ) -> Value {
     let compared = state.compared.as_ref().and_then(|compared| compared.as_ref().ok());
     let error = state.compared.as_ref().and_then(|compared| compared.as_ref().err());
     let ready = state.ready();
-    let View { ranges, former } = addresses;
+    let AddressUsage { ranges, former } = addresses;
     let addresses = ranges.iter().map(|range| {
         let Range { subnet, used, free } = range;
         json!({ "range": subnet, "used": used, "free": free })
     });
-    let named = former.iter().take(TROUBLES).map(|Former { address, owner }| {
+    let named = former.iter().take(TROUBLES).map(|FormerAddress { address, owner }| {
         let (container, interface) =
             (owner.as_ref().map(Attachment::container_id), owner.as_ref().map(Attachment::ifname));
         json!({ "address": address, "container": container, "interface": interface })
@@ -137,7 +137,7 @@ pub(super) fn document(
         "former_addresses": named.collect::<Vec<_>>(),
         "former_address_count": former.len(),
         "garbage": garbage.map(Garbage::document),
-        "last_comparison": compared.map(Compared::document),
+        "last_comparison": compared.map(Comparison::document),
     })
 }
 

@@ -11,15 +11,16 @@ use cni_state::report::{InvalidReport, Report as Call, Verb};
 use serde_json::{Value, json};
 use slipway_cli::checks::assert_documented;
 
-use super::addresses::{Range, View as Addresses};
-use super::dataplane::{Map, Node as DataplaneNode, Port, View};
+use super::addresses::{AddressUsage, Range};
+use super::dataplane::{DataplaneView, Map, Node as DataplaneNode, Port};
 use super::metrics::Outcome;
 use super::*;
+use crate::cluster::annotations::Annotations;
 use crate::cluster::desired::{
     self, Desired, OwnSubnets, PeerRoute, Tunnel, TunnelMode, Via, WireGuard, WireGuardPeer,
 };
-use crate::cluster::nodes::{Annotations, Nodes};
-use crate::cluster::problem::{Problem, What};
+use crate::cluster::nodes::Nodes;
+use crate::cluster::problem::{Problem, ProblemKind};
 use crate::cluster::routes::Conflict;
 use cni_spec::Attachment;
 
@@ -63,7 +64,7 @@ fn report() -> Report {
         prefixes: Vec::new(),
     };
     let route = |prefix, via| PeerRoute { prefix, node: "node-2".parse().unwrap(), via };
-    let problem = Problem { node: "node-4".parse().unwrap(), what: What::NoPodCidr };
+    let problem = Problem { node: "node-4".parse().unwrap(), kind: ProblemKind::NoPodCidr };
     Report {
         desired: Desired {
             own: Some(OwnSubnets { prefixes: vec!["10.244.1.0/24".parse().unwrap()] }),
@@ -94,9 +95,9 @@ fn report() -> Report {
     }
 }
 
-/// A look that found garbage.
-fn look() -> Look {
-    Look {
+/// A sweep that found garbage.
+fn sweep() -> Sweep {
+    Sweep {
         lists: 2,
         failed_lists: 1,
         suspected: 3,
@@ -162,8 +163,8 @@ async fn the_status_is_as_documented() {
         std::fs::write(dir.join("10.9.0.3"), "").unwrap();
         let mut observer = observer;
         observer.reservations = reserved.path().into();
-        observer.looked(&look());
-        observer.looked(&look());
+        observer.swept(&sweep());
+        observer.swept(&sweep());
         let more = observer.status().await;
         assert_eq!(
             (&more["former_addresses"][0]["container"], &more["former_address_count"]),
@@ -192,7 +193,7 @@ fn exposed() -> String {
     metrics.called(&Ok(call));
     metrics.called(&Err(InvalidReport::TooLong));
     metrics.repaired("port", Outcome::Done);
-    metrics.looked(&look());
+    metrics.swept(&sweep());
     let counts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 7)).collect();
     let counters = ["carried_packets", "recorded_packets", "checked_packets", "changed_packets"];
     let node = DataplaneNode {
@@ -203,12 +204,12 @@ fn exposed() -> String {
         maps: vec![Map { name: "carried4".to_owned(), elements: 5, max_elements: 10 }],
     };
     let port = |connections| Port { backend: "ebpf".to_owned(), protocol: "tcp".to_owned(), connections };
-    let view = View { node, ports: vec![port(Some(2)), port(None), port(Some(3))] };
+    let view = DataplaneView { node, ports: vec![port(Some(2)), port(None), port(Some(3))] };
     let range = Range { subnet: "10.244.1.0/24".parse().unwrap(), used: 3, free: 250 };
     let (source, dataplane) = (Arc::default(), Some(Arc::new(view)));
-    let former = [Former { address: "10.9.0.2".parse().unwrap(), owner: None }].into();
-    let addresses = Addresses { ranges: vec![range], former };
-    metrics.print(Scraped { source, addresses, dataplane }).unwrap()
+    let former = [FormerAddress { address: "10.9.0.2".parse().unwrap(), owner: None }].into();
+    let addresses = AddressUsage { ranges: vec![range], former };
+    metrics.print(RequestValues { source, addresses, dataplane }).unwrap()
 }
 
 /// Types and labels of the metrics in a text, by the names that a query has.
@@ -282,7 +283,8 @@ fn values_are_those_of_the_reports() {
     let observer = observer();
     observer.compared(&snapshot(true), &Ok(report()));
     observer.compared(&snapshot(true), &Ok(Report::default()));
-    let scraped = Scraped { source: Arc::default(), addresses: Addresses::default(), dataplane: None };
+    let scraped =
+        RequestValues { source: Arc::default(), addresses: AddressUsage::default(), dataplane: None };
     let text = observer.metrics().print(scraped).unwrap();
     assert!(!text.contains("node_problems{") && text.contains("slipway_dataplane_up 0.0\n"), "{text}");
     assert!(!text.contains("bpf_"), "{text}");
@@ -297,7 +299,8 @@ fn calls_beyond_a_number_of_names_are_counted_together() {
         let call = Call { plugin, verb: Verb::Del, network, took: Duration::ZERO, code: Some(number + 1) };
         observer.metrics().called(&Ok(call));
     }
-    let scraped = Scraped { source: Arc::default(), addresses: Addresses::default(), dataplane: None };
+    let scraped =
+        RequestValues { source: Arc::default(), addresses: AddressUsage::default(), dataplane: None };
     let text = observer.metrics().print(scraped).unwrap();
     let series = text.lines().filter(|line| line.starts_with("slipway_plugin_calls_total{")).count();
     assert_eq!(series, 1001);

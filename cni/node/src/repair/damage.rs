@@ -18,7 +18,7 @@ use cni_nftables::{Family, Socket, TableId};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::renewed::Seen;
+use crate::host::address_reports::AddressReports;
 
 /// The names that our processes have: `slipway` is called by a link of each plugin's name.
 pub const OUR_PROCESSES: &[&str] = &[
@@ -119,7 +119,7 @@ pub struct Observer {
     rules: Option<notify::Notifications>,
     links: Notifications,
     socket: RouteSocket,
-    addresses: Seen,
+    addresses: AddressReports,
     pending: VecDeque<Damage>,
 }
 
@@ -187,7 +187,7 @@ impl Observer {
                     link.map(|link| Damage::TrafficControl { link: link.name })
                 }
                 Notification::Address { address, deleted } if address.global => {
-                    if !self.addresses.differs(&address, deleted) {
+                    if !self.addresses.is_change(&address, deleted) {
                         continue;
                     }
                     // Those of containers' links come and go with containers.
@@ -196,7 +196,7 @@ impl Observer {
                 }
                 Notification::Lost => {
                     // Some of them may have changed unseen.
-                    self.addresses = Seen::default();
+                    self.addresses = AddressReports::default();
                     Some(Damage::Lost)
                 }
                 _ => None,

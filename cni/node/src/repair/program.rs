@@ -17,8 +17,8 @@ use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::cluster::problem::bounded;
-use crate::host_mounts;
+use crate::excerpt::bounded;
+use crate::host::mounts;
 
 /// The time limit of a call. A restoration of 1,000 containers takes seconds.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -94,7 +94,7 @@ struct Item {
 
 /// The condition of `slipway detach --only-if`: the attachment is that of a pod's sandbox, and its namespace is so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnlyIf {
+pub enum DetachCondition {
     /// It is gone.
     Gone,
     /// It is gone, or has no process.
@@ -103,7 +103,7 @@ pub enum OnlyIf {
 
 /// The result of `slipway detach`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Detached {
+pub enum DetachOutcome {
     /// DEL succeeded.
     Done,
     /// The condition does not hold, for this reason.
@@ -156,12 +156,12 @@ impl Program {
     pub async fn detach(
         &self,
         attachment: &Attachment,
-        condition: OnlyIf,
+        condition: DetachCondition,
         conflist: &Path,
-    ) -> Result<Detached, ProgramError> {
+    ) -> Result<DetachOutcome, ProgramError> {
         let condition = match condition {
-            OnlyIf::Gone => "gone",
-            OnlyIf::Unused => "unused",
+            DetachCondition::Gone => "gone",
+            DetachCondition::Unused => "unused",
         };
         let (network, id, interface) = (attachment.network(), attachment.container_id(), attachment.ifname());
         let words =
@@ -179,8 +179,8 @@ impl Program {
         self.check(&words, document.schema)?;
         let reason = || bounded(document.reason.as_deref().unwrap_or_default(), MESSAGE);
         match document.state.as_str() {
-            "detached" => Ok(Detached::Done),
-            "kept" => Ok(Detached::Kept(reason())),
+            "detached" => Ok(DetachOutcome::Done),
+            "kept" => Ok(DetachOutcome::Kept(reason())),
             other => {
                 Err(ProgramError::Output(self.name(&words), format!("state {}", bounded(other, MESSAGE))))
             }
@@ -251,7 +251,7 @@ impl Program {
 
     fn run(&self, name: String, words: &[OsString], limit: Duration) -> Result<Output, ProgramError> {
         if self.in_host_mounts
-            && let Err(error) = host_mounts::enter()
+            && let Err(error) = mounts::enter()
         {
             return Err(ProgramError::Mounts(name, error));
         }
@@ -386,7 +386,7 @@ mod tests {
         let attachment = Attachment::new("pods", "8f3a", "eth0").unwrap();
         let detach = async |text: &str| {
             let program = script(directory.path(), text);
-            program.detach(&attachment, OnlyIf::Unused, Path::new("/run/a.conflist")).await
+            program.detach(&attachment, DetachCondition::Unused, Path::new("/run/a.conflist")).await
         };
         let document = |state: &str, reason: Option<&str>| {
             let document = serde_json::json!({ "schema": 1, "state": state, "reason": reason });
@@ -398,9 +398,9 @@ mod tests {
              {here}' ] || exit 1"
         );
         let done = detach(&format!("{called}\n{}", document("detached", None))).await;
-        assert_eq!(done.unwrap(), Detached::Done);
+        assert_eq!(done.unwrap(), DetachOutcome::Done);
         let kept = detach(&format!("{}; exit 3", document("kept", Some("it runs")))).await;
-        assert_eq!(kept.unwrap(), Detached::Kept("it runs".to_owned()));
+        assert_eq!(kept.unwrap(), DetachOutcome::Kept("it runs".to_owned()));
         for (text, expected) in [
             (document("lost", None), "unexpected output: state lost"),
             ("echo no plugin >&2; exit 1".to_owned(), "no plugin"),

@@ -13,16 +13,16 @@ use cni_state::subnet_file::SubnetFile;
 use serde_json::{Map, Value};
 
 use super::sample::Pool;
-use crate::reservations::{DIRECTORY, Reservations};
+use crate::host::reservations::{DIRECTORY, Reservations};
 
 /// A range of addresses that host-local gives out, with its name in the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Named {
+struct NamedRange {
     name: String,
     range: Range,
 }
 
-impl Named {
+impl NamedRange {
     /// Reads the keys `subnet`, `rangeStart`, `rangeEnd` and `gateway`; none if the plugin would refuse them.
     fn read(keys: &Map<String, Value>) -> Option<Self> {
         let text = |key: &str| keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -58,18 +58,19 @@ impl Named {
 }
 
 /// The ranges of an `ipam` object, and the directory of its reservations; none if it is not host-local's.
-fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Named>)> {
+fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<NamedRange>)> {
     let keys =
         ipam.as_object().filter(|keys| keys.get("type").and_then(Value::as_str) == Some("host-local"))?;
     let text = |key: &str| keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let sets = keys.get("ranges").and_then(Value::as_array).into_iter().flatten();
     let listed = sets.filter_map(Value::as_array).flatten().filter_map(Value::as_object);
-    let mut found: Vec<Named> = std::iter::once(keys).chain(listed).filter_map(Named::read).collect();
+    let mut found: Vec<NamedRange> =
+        std::iter::once(keys).chain(listed).filter_map(NamedRange::read).collect();
     if let Some(path) = text("subnetFile") {
         match SubnetFile::read(Path::new(path)) {
             Ok(file) => {
                 found.extend(file.subnets.iter().filter_map(|subnet| {
-                    Named::of(&RawRange { subnet: Some(*subnet), ..RawRange::default() })
+                    NamedRange::of(&RawRange { subnet: Some(*subnet), ..RawRange::default() })
                 }));
             }
             Err(error) => troubles.push(error.to_string()),
@@ -82,7 +83,7 @@ fn ranges(ipam: &Value, troubles: &mut Vec<String>) -> Option<(PathBuf, Vec<Name
 /// them.
 #[must_use]
 pub fn read(config_dir: &Path, troubles: &mut Vec<String>) -> Vec<Pool> {
-    let mut networks = BTreeMap::<(String, PathBuf), Vec<Named>>::new();
+    let mut networks = BTreeMap::<(String, PathBuf), Vec<NamedRange>>::new();
     match config::load_all(config_dir) {
         Ok(files) => {
             for network in files.into_iter().filter_map(|file| file.network.ok()) {
@@ -107,7 +108,7 @@ pub fn read(config_dir: &Path, troubles: &mut Vec<String>) -> Vec<Pool> {
         .collect()
 }
 
-fn of_network(name: &str, directory: &Path, ranges: &[Named], troubles: &mut Vec<String>) -> Vec<Pool> {
+fn of_network(name: &str, directory: &Path, ranges: &[NamedRange], troubles: &mut Vec<String>) -> Vec<Pool> {
     let reserved = Reservations::open(directory, name)
         .and_then(|found| found.map_or(Ok(Vec::new()), |found| found.addresses()));
     let reserved = match reserved {

@@ -67,7 +67,7 @@ pub struct Activity {
     /// ADD and DEL that plugins reported.
     pub calls: Vec<Call>,
     /// Repairs that found something.
-    pub repairs: Vec<Repaired>,
+    pub repairs: Vec<RepairRecord>,
 }
 
 /// A call of a plugin.
@@ -89,7 +89,7 @@ pub struct Call {
 
 /// A repair of the dataplane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repaired {
+pub struct RepairRecord {
     /// The time of its end, by RFC 3339.
     pub time: Timestamp,
     /// The damages that were reported before it.

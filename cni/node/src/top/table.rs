@@ -10,7 +10,7 @@ use cni_spec::ErrorCode;
 use k8s_openapi::jiff::Timestamp;
 
 use super::model::{Model, Rates};
-use super::sample::{Call, Repaired};
+use super::sample::{Call, RepairRecord};
 
 /// A list of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -343,7 +343,7 @@ fn event(model: &Model, row: usize) -> Option<Vec<Cell>> {
             Cell::Text(code.map_or_else(|| "ok".to_owned(), |code| format!("error {code}{}", meaning(code)))),
         ],
         None => {
-            let Repaired { time, damages, restored, failed, microseconds } =
+            let RepairRecord { time, damages, restored, failed, microseconds } =
                 agent.repairs.get(row.checked_sub(agent.calls.len())?)?;
             let mut result = format!("{restored} restored");
             if !failed.is_empty() {

@@ -17,7 +17,7 @@ use ratatui::backend::TestBackend;
 use slipway_cli::checks::assert_documented;
 
 use super::model::{Model, Rates};
-use super::sample::{Activity, Call, Drops, Pool, Repaired, Sample};
+use super::sample::{Activity, Call, Drops, Pool, RepairRecord, Sample};
 use super::screen::{Palette, draw};
 use super::state::{Action, Key, Mode, State};
 use super::table::{Direction, View, cells, cut, fit};
@@ -56,7 +56,7 @@ fn sample(at: Instant, flows: Vec<PublishedFlow>) -> Sample {
         microseconds: 2150,
         code,
     };
-    let repair = Repaired {
+    let repair = RepairRecord {
         time,
         damages: vec!["nft deleted table inet slipway".to_owned()],
         restored: 3,

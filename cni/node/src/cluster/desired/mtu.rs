@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_kernel::AddressFamily;
 
 use super::{Plan, Tunnel, Uplink};
-use crate::cluster::problem::What;
+use crate::cluster::problem::ProblemKind;
 
 /// The bytes that VXLAN adds to a packet over IPv4: Ethernet 14, IPv4 20, UDP 8, VXLAN 8 (RFC 7348, section 5).
 const OVERHEAD_V4: u32 = 50;
@@ -30,7 +30,7 @@ impl Plan<'_> {
         let mtu = self.settings.path_mtu.map_or(mtu, |path| path.min(mtu));
         let mtu = mtu.saturating_sub(self.overhead(tunnel));
         if mtu < LEAST_MTU_V6 && self.own_prefixes.iter().any(|prefix| prefix.addr().is_ipv6()) {
-            self.report(self.own, What::SmallMtu { mtu });
+            self.report(self.own, ProblemKind::SmallMtu { mtu });
         }
         Some(mtu)
     }

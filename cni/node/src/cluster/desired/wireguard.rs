@@ -11,8 +11,9 @@ use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
 use super::{Paths, Peer, PeerRoute, Plan, Via};
-use crate::cluster::nodes::{NodeName, overlap};
-use crate::cluster::problem::What;
+use crate::cluster::node_name::NodeName;
+use crate::cluster::nodes::overlap;
+use crate::cluster::problem::ProblemKind;
 
 /// The settings of encryption.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,15 +91,15 @@ impl Plan<'_> {
         peer: &Peer<'_>,
         settings: &Encryption,
         keys: &BTreeMap<PublicKey, &NodeName>,
-    ) -> Result<WireGuardPeer, What> {
+    ) -> Result<WireGuardPeer, ProblemKind> {
         let annotations = &peer.node.annotations;
-        let key = annotations.wireguard_key.ok_or(What::NoKey)?;
+        let key = annotations.wireguard_key.ok_or(ProblemKind::NoKey)?;
         if let Some(of) = keys.get(&key) {
-            return Err(What::SameKey { key, of: (*of).clone() });
+            return Err(ProblemKind::SameKey { key, of: (*of).clone() });
         }
         let address = match self.wireguard_family() {
-            Some(family) => peer.address(family).ok_or(What::NoAddress { family })?,
-            None => *peer.addresses.first().ok_or(What::NoAddress { family: AddressFamily::V4 })?,
+            Some(family) => peer.address(family).ok_or(ProblemKind::NoAddress { family })?,
+            None => *peer.addresses.first().ok_or(ProblemKind::NoAddress { family: AddressFamily::V4 })?,
         };
         let port = annotations.wireguard_port.unwrap_or(settings.port).get();
         let mut prefixes = peer.prefixes.clone();

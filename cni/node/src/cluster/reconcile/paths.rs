@@ -4,12 +4,12 @@
 
 use cni_kernel::route::{Link, RouteError};
 
-use super::Run;
+use super::Reconciliation;
 use crate::cluster::desired::Desired;
 use crate::cluster::key;
 use crate::cluster::routes::{self, Change};
 use crate::cluster::tunnel::{self, DEVICE};
-use crate::cluster::wireguard::{self, Ready, WireGuardError};
+use crate::cluster::wireguard::{self, PreparedDevice, WireGuardError};
 
 /// The devices that stand.
 pub(super) struct Devices {
@@ -23,7 +23,7 @@ impl Devices {
     }
 }
 
-impl Run<'_> {
+impl Reconciliation<'_> {
     /// The tunnel's device, with its peers. None if there is none, or it could not be made.
     pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
         let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
@@ -57,7 +57,7 @@ impl Run<'_> {
     pub(super) fn wireguard(
         &mut self,
         desired: &Desired,
-        encrypted: Option<Result<Ready, WireGuardError>>,
+        encrypted: Option<Result<PreparedDevice, WireGuardError>>,
     ) -> Option<Link> {
         let Some(encrypted) = encrypted else {
             if self.may_delete {

@@ -7,7 +7,7 @@ use super::*;
 /// The desired state with this node's own Node and these, with encryption. This node has the key of bytes 1.
 fn encrypted(others: impl IntoIterator<Item = Node>) -> Desired {
     let nodes = all(others.into_iter().chain([own_node()]));
-    let here = Here { wireguard_key: Some(PublicKey([1; 32])), ..here() };
+    let here = LocalView { wireguard_key: Some(PublicKey([1; 32])), ..here() };
     let desired = desired(&nodes, &name(OWN), &here, &encrypting());
     assert_sound(&nodes, &here, &desired);
     desired
@@ -76,7 +76,7 @@ fn a_key_belongs_to_the_older_node() {
     assert_eq!(problems(&desired), [format!("node far: WireGuard key {key} is announced by node near, too")]);
     // Nor may another Node announce this node's own, whatever its own annotation is.
     let desired = encrypted([with_key(near, 1), with_key(far, 3)]);
-    assert_eq!(desired.problems[0].what.reason(), "same_key");
+    assert_eq!(desired.problems[0].kind.reason(), "same_key");
     assert!(desired.routes.iter().all(|route| route.node.as_str() == "far"), "{desired:?}");
 }
 
@@ -104,7 +104,7 @@ fn the_family_of_this_nodes_uplink_is_that_of_the_endpoints() {
     assert_eq!(problems(&over_six), ["node v4: no InternalIP of family IPv6"]);
     assert!(refused(&over_six).contains(&"10.244.3.0/24".to_owned()));
     // Without an address on an uplink: its first one.
-    let none = Here { uplinks: Vec::new(), wireguard_key: None };
+    let none = LocalView { uplinks: Vec::new(), wireguard_key: None };
     own.addresses.reverse();
     let nodes = all([with_key(near_and_far()[0].clone(), 2), own]);
     let without = desired(&nodes, &name(OWN), &none, &encrypting());

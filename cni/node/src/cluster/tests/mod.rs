@@ -18,10 +18,12 @@ use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::desired::{Desired, Encryption, Here, Settings, TunnelMode, Uplink, Via, desired};
-use super::nodes::{Node, NodeName, Nodes, VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT, overlap};
+use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
+use super::desired::{Desired, Encryption, LocalView, Settings, TunnelMode, Uplink, Via, desired};
+use super::node_name::NodeName;
+use super::nodes::{Node, Nodes, overlap};
 use super::object::NodeObject;
-use super::problem::What;
+use super::problem::ProblemKind;
 
 /// The name of the node that the tests are on.
 const OWN: &str = "own";
@@ -86,9 +88,9 @@ fn own_node() -> Node {
     node(OWN, 9, &["10.244.0.0/24", "fd44::/64"], &["192.168.50.10", "fd50::10"])
 }
 
-fn here() -> Here {
+fn here() -> LocalView {
     let addresses = vec![net("192.168.50.10/24"), net("fd50::10/64")];
-    Here { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }], wireguard_key: None }
+    LocalView { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }], wireguard_key: None }
 }
 
 fn settings(tunnel: TunnelMode) -> Settings {
@@ -144,7 +146,7 @@ fn problems(desired: &Desired) -> Vec<String> {
 }
 
 /// Checks a desired state against the Nodes: what must hold whatever they contain.
-fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
+fn assert_sound(nodes: &Nodes, here: &LocalView, desired: &Desired) {
     let own_prefixes = desired.own.iter().flat_map(|own| &own.prefixes);
     let nets: Vec<&IpNet> = here.uplinks.iter().flat_map(|uplink| &uplink.addresses).collect();
     let own = nodes.get(&name(OWN));
@@ -188,8 +190,9 @@ fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
     assert_eq!(macs.len(), peers.count(), "two peers have one MAC address: {:?}", desired.tunnel);
     assert_encrypted(nodes, here, desired);
     // Then no tunnel is possible, which is reported once.
-    let without_underlay = |what: &What| matches!(what, What::NoUnderlay | What::OwnNodeMissing);
-    let is_alone = desired.problems.iter().any(|problem| without_underlay(&problem.what));
+    let without_underlay =
+        |kind: &ProblemKind| matches!(kind, ProblemKind::NoUnderlay | ProblemKind::OwnNodeMissing);
+    let is_alone = desired.problems.iter().any(|problem| without_underlay(&problem.kind));
     for node in nodes.values() {
         let reached = |prefix: &IpNet| desired.routes.iter().any(|route| route.prefix == *prefix);
         let is_whole = node.name.as_str() == OWN || node.pod_cidrs.iter().all(reached);
@@ -209,7 +212,7 @@ fn assert_sound(nodes: &Nodes, here: &Here, desired: &Desired) {
 
 /// Checks the part of encryption: no key has two Nodes, no path is in clear text, no prefix of a peer is another Node's, and no
 /// packet is refused that has a path.
-fn assert_encrypted(nodes: &Nodes, here: &Here, desired: &Desired) {
+fn assert_encrypted(nodes: &Nodes, here: &LocalView, desired: &Desired) {
     let Some(wireguard) = &desired.wireguard else {
         assert!(desired.refused.is_empty(), "{:?}", desired.refused);
         return;
@@ -234,15 +237,15 @@ fn assert_encrypted(nodes: &Nodes, here: &Here, desired: &Desired) {
         let inside = |peer: &super::desired::WireGuardPeer| prefix.contains(&peer.endpoint.ip());
         assert!(!wireguard.peers.iter().any(inside), "{prefix} has the endpoint of a peer");
     }
-    assert!(desired.problems.iter().all(|problem| !matches!(problem.what, What::NoUnderlay)));
+    assert!(desired.problems.iter().all(|problem| !matches!(problem.kind, ProblemKind::NoUnderlay)));
 }
 
 /// The prefix that a problem leaves out.
-fn refused(what: &What) -> Option<IpNet> {
-    match what {
-        What::Overlap { prefix, .. }
-        | What::OverlapsUplink { prefix, .. }
-        | What::ContainsAddress { prefix, .. } => Some(*prefix),
+fn refused(kind: &ProblemKind) -> Option<IpNet> {
+    match kind {
+        ProblemKind::Overlap { prefix, .. }
+        | ProblemKind::OverlapsUplink { prefix, .. }
+        | ProblemKind::ContainsAddress { prefix, .. } => Some(*prefix),
         _ => None,
     }
 }

@@ -119,7 +119,7 @@ fn mutated(changes: &[Change]) -> Vec<u8> {
     value["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
     value["spec"]["unschedulable"] = json!(true);
     value["spec"]["taints"] = json!([{"key": "a", "effect": "NoSchedule"}]);
-    value["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    value["status"]["conditions"] = json!([{"type": "PreparedDevice", "status": "True"}]);
     for change in changes {
         let paths = paths(&value);
         let path = |at: &usize| paths.get(at % paths.len().max(1)).map_or("", String::as_str);

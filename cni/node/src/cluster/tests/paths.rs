@@ -123,14 +123,14 @@ fn the_mtu_is_that_of_the_underlay_less_the_headers() {
         problems(&small).contains(&"node own: MTU 1230 is below the 1280 bytes that IPv6 needs".to_owned())
     );
     // Without an InternalIP on an uplink: the least of all.
-    let two = Here {
+    let two = LocalView {
         uplinks: [(3, 1400), (4, 1500)].map(|(index, mtu)| Uplink { index, mtu, addresses: vec![] }).to_vec(),
         wireguard_key: None,
     };
     let apart = desired(&nodes, &name(OWN), &two, &settings(TunnelMode::Auto));
     assert_eq!((apart.mtu, &apart.tunnel), (Some(1400), &None));
     assert!(problems(&apart).iter().any(|text| text.contains("no InternalIP is on an uplink")));
-    assert_eq!(desired(&nodes, &name(OWN), &Here::default(), &settings(TunnelMode::Auto)).mtu, None);
+    assert_eq!(desired(&nodes, &name(OWN), &LocalView::default(), &settings(TunnelMode::Auto)).mtu, None);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_node_waits_for_its_pod_cidr() {
     let waiting = desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
     assert_eq!((waiting.own, waiting.routes.len(), waiting.prune), (None, 2, true));
     assert_eq!(
-        waiting.problems.iter().map(|problem| problem.what.reason()).collect::<Vec<_>>(),
+        waiting.problems.iter().map(|problem| problem.kind.reason()).collect::<Vec<_>>(),
         ["no_pod_cidr"]
     );
 }

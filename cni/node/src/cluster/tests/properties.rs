@@ -74,7 +74,7 @@ fn arbitrary_nodes() -> impl Strategy<Value = Nodes> {
     })
 }
 
-fn arbitrary_here() -> impl Strategy<Value = Here> {
+fn arbitrary_here() -> impl Strategy<Value = LocalView> {
     let nets =
         ["192.168.50.10/24", "fd50::10/64", "192.168.60.9/25", "172.16.0.9/32", "10.244.3.1/24"].map(net);
     let uplink = (1_u32..5, 0_u32..9001, subsequence(nets.to_vec(), 0..3))
@@ -83,7 +83,7 @@ fn arbitrary_here() -> impl Strategy<Value = Here> {
         // The kernel gives each link an index of its own.
         uplinks.sort_by_key(|uplink| uplink.index);
         uplinks.dedup_by_key(|uplink| uplink.index);
-        Here { uplinks, wireguard_key }
+        LocalView { uplinks, wireguard_key }
     })
 }
 
@@ -103,9 +103,10 @@ fn arbitrary_settings() -> impl Strategy<Value = Settings> {
 /// True if nothing of a Node is used.
 fn claims_nothing(node: &Node, desired: &Desired) -> bool {
     let reported = desired.problems.iter().filter(|problem| problem.node == node.name);
-    let is_own_address = reported.clone().any(|problem| matches!(problem.what, What::OwnAddress { .. }));
+    let is_own_address =
+        reported.clone().any(|problem| matches!(problem.kind, ProblemKind::OwnAddress { .. }));
     is_own_address
-        || node.pod_cidrs.iter().all(|prefix| reported.clone().any(|it| refused(&it.what) == Some(*prefix)))
+        || node.pod_cidrs.iter().all(|prefix| reported.clone().any(|it| refused(&it.kind) == Some(*prefix)))
 }
 
 proptest! {
@@ -173,9 +174,9 @@ proptest! {
     #[test]
     fn all_nodes_decide_alike(nodes in arbitrary_nodes()) {
         let settings = settings(TunnelMode::Auto);
-        let strangers = ["x1", "x2"].map(|own| desired(&nodes, &name(own), &Here::default(), &settings));
+        let strangers = ["x1", "x2"].map(|own| desired(&nodes, &name(own), &LocalView::default(), &settings));
         let [one, other] = strangers.map(|desired| {
-            desired.problems.into_iter().filter(|problem| refused(&problem.what).is_some()).collect::<Vec<_>>()
+            desired.problems.into_iter().filter(|problem| refused(&problem.kind).is_some()).collect::<Vec<_>>()
         });
         prop_assert_eq!(one, other);
     }

@@ -56,7 +56,8 @@ fn a_heartbeat_reads_as_the_same_node() {
     let mut beat = object("a", 1, &["10.244.1.0/24"], &["192.0.2.1"]);
     let before = read(&beat);
     beat["metadata"]["resourceVersion"] = json!("8");
-    beat["status"]["conditions"] = json!([{"type": "Ready", "lastHeartbeatTime": "2026-01-01T00:00:10Z"}]);
+    beat["status"]["conditions"] =
+        json!([{"type": "PreparedDevice", "lastHeartbeatTime": "2026-01-01T00:00:10Z"}]);
     assert_eq!(read(&beat), before);
 }
 
@@ -98,7 +99,11 @@ fn values_that_no_node_can_have_are_left_out() {
     ] {
         let node = node("a", 1, &[cidr], &[]);
         assert_eq!(node.pod_cidrs, [], "{cidr:.40}");
-        assert!(matches!(node.unusable[..], [What::PodCidr { .. }]), "{cidr:.40}: {:?}", node.unusable);
+        assert!(
+            matches!(node.unusable[..], [ProblemKind::PodCidr { .. }]),
+            "{cidr:.40}: {:?}",
+            node.unusable
+        );
     }
     for address in [
         "",
@@ -119,7 +124,11 @@ fn values_that_no_node_can_have_are_left_out() {
     ] {
         let node = node("a", 1, &[], &[address]);
         assert_eq!(node.addresses, [] as [IpAddr; 0], "{address:.40}");
-        assert!(matches!(node.unusable[..], [What::Address { .. }]), "{address:.40}: {:?}", node.unusable);
+        assert!(
+            matches!(node.unusable[..], [ProblemKind::Address { .. }]),
+            "{address:.40}: {:?}",
+            node.unusable
+        );
     }
     for (key, value) in [
         (VXLAN_MAC, "02:00:00:00:00"),
@@ -139,8 +148,8 @@ fn values_that_no_node_can_have_are_left_out() {
         let mut object = object("a", 1, &[], &[]);
         object["metadata"]["annotations"] = json!({key: value});
         let node = read(&object);
-        assert_eq!(node.annotations, super::super::nodes::Annotations::default(), "{key}: {value:.40}");
-        assert!(matches!(node.unusable[..], [What::Annotation { .. }]), "{key}: {value:.40}");
+        assert_eq!(node.annotations, super::super::annotations::Annotations::default(), "{key}: {value:.40}");
+        assert!(matches!(node.unusable[..], [ProblemKind::Annotation { .. }]), "{key}: {value:.40}");
     }
 }
 
@@ -154,7 +163,7 @@ fn good_values_next_to_bad_ones_are_read() {
     );
     assert_eq!(node.pod_cidrs, [net("10.244.1.0/24"), net("fd44::/64")]);
     assert_eq!(node.addresses, [ip("192.0.2.1")]);
-    assert!(node.unusable.contains(&What::SecondPodCidr { prefix: net("10.244.2.0/24") }));
+    assert!(node.unusable.contains(&ProblemKind::SecondPodCidr { prefix: net("10.244.2.0/24") }));
 }
 
 #[test]
@@ -163,7 +172,7 @@ fn long_lists_are_cut() {
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let node = node("a", 1, &[], &addresses);
     assert_eq!(node.addresses.len(), 16);
-    assert_eq!(node.unusable, [What::TooMany { field: "status.addresses", count: 84 }]);
+    assert_eq!(node.unusable, [ProblemKind::TooMany { field: "status.addresses", count: 84 }]);
 }
 
 #[test]
@@ -201,7 +210,7 @@ fn values_of_other_types_are_reported() {
                 "spec.podCIDRs" | "status.addresses" => value.is_array(),
                 _ => value.is_string(),
             };
-            let reported = node.unusable.iter().any(|what| matches!(what, What::FieldType { .. }));
+            let reported = node.unusable.iter().any(|kind| matches!(kind, ProblemKind::FieldType { .. }));
             assert!(reported != is_right || value.is_array(), "{path} {value}: {:?}", node.unusable);
         }
     }

@@ -6,7 +6,7 @@ use super::*;
 
 /// The reasons of problems, with the Node's name.
 fn reasons(desired: &Desired) -> Vec<String> {
-    desired.problems.iter().map(|problem| format!("{} {}", problem.node, problem.what.reason())).collect()
+    desired.problems.iter().map(|problem| format!("{} {}", problem.node, problem.kind.reason())).collect()
 }
 
 /// A Node that is always reached.

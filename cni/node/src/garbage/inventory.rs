@@ -14,7 +14,7 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_runtime::cache;
 use cni_spec::Attachment;
 
-use crate::reservations::{self, Reservations};
+use crate::host::reservations::{self, Reservations};
 
 /// The directory of libcni's files in a cache directory.
 const RESULTS: &str = "results";
@@ -24,11 +24,11 @@ const ID: usize = 64;
 const MOST: usize = 100_000;
 
 /// Attachments, each with the time of the file that names it.
-pub type Known = BTreeMap<Attachment, Option<SystemTime>>;
+pub type Inventory = BTreeMap<Attachment, Option<SystemTime>>;
 
 /// The directories.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct Directories {
     /// The cache directories.
     pub caches: Vec<PathBuf>,
     /// host-local's reservations.
@@ -37,7 +37,7 @@ pub struct Places {
     pub network: String,
 }
 
-impl Places {
+impl Directories {
     /// The usual directories.
     #[must_use]
     pub fn usual(network: &str) -> Self {
@@ -53,8 +53,8 @@ impl Places {
     ///
     /// # Errors
     /// [`DirError`] if a directory cannot be read. A missing one has no files.
-    pub fn read(&self) -> Result<Known, DirError> {
-        let mut known = Known::new();
+    pub fn read(&self) -> Result<Inventory, DirError> {
+        let mut known = Inventory::new();
         if let Some(reservations) = Reservations::open(&self.reservations, &self.network)? {
             for address in reservations.addresses()? {
                 if let Some(owner) = reservations.owner(address).filter(is_of_sandbox) {
@@ -70,7 +70,7 @@ impl Places {
         Ok(known)
     }
 
-    fn read_cache(&self, directory: &Path, known: &mut Known) -> Result<(), DirError> {
+    fn read_cache(&self, directory: &Path, known: &mut Inventory) -> Result<(), DirError> {
         let dir = match DurableDir::open(directory) {
             Ok(dir) => dir,
             Err(error) if error.is_not_found() => return Ok(()),
@@ -106,12 +106,12 @@ mod tests {
     #[test]
     fn attachments_of_the_network_are_found_in_both_places() {
         let temp = tempfile::tempdir().unwrap();
-        let places = Places {
+        let directories = Directories {
             caches: vec![temp.path().join("cni"), temp.path().join("cache")],
             reservations: temp.path().join("networks"),
             network: "my-pods".to_owned(),
         };
-        assert_eq!(places.read().unwrap(), Known::new());
+        assert_eq!(directories.read().unwrap(), Inventory::new());
         let [a, b, c] = ["a", "b", "c"].map(|digit| digit.repeat(ID));
         let results = [temp.path().join("cni/results"), temp.path().join("cache/results")];
         let reserved = temp.path().join("networks/my-pods");
@@ -139,7 +139,7 @@ mod tests {
         {
             std::fs::write(reserved.join(address), format!("{owner}\r\neth0")).unwrap();
         }
-        let known = places.read().unwrap();
+        let known = directories.read().unwrap();
         let names: Vec<String> =
             known.keys().map(|one| format!("{} {}", &one.container_id()[..1], one.ifname())).collect();
         assert_eq!(names, ["a eth0", "a my-if", "b eth0", "c eth0"]);

@@ -35,7 +35,7 @@ pub(crate) fn is_foreign(link: &Link) -> bool {
 
 /// A bridge as it should be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct BridgeSpec<'a> {
     pub(crate) name: &'a str,
     pub(crate) mac: Mac,
     /// In bytes.
@@ -43,14 +43,14 @@ pub(crate) struct Wanted<'a> {
     /// The gateways' addresses, with the lengths of their subnets.
     pub(crate) gateways: &'a [IpNet],
     /// The fate of other addresses.
-    pub(crate) others: Others,
+    pub(crate) others: OtherAddresses,
     /// True to change a bridge of another program, too.
     pub(crate) takes_foreign: bool,
 }
 
-/// The fate of addresses that [`Wanted::gateways`] does not have.
+/// The fate of addresses that [`BridgeSpec::gateways`] does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Others {
+pub(crate) enum OtherAddresses {
     Remove,
     /// Pods of an earlier subnet need them.
     Keep,
@@ -60,8 +60,8 @@ pub(crate) enum Others {
 ///
 /// # Errors
 /// [`BridgeError`].
-pub(crate) fn ensure(route: &RouteSocket, wanted: &Wanted<'_>) -> Result<Link, BridgeError> {
-    let Wanted { name, mac, mtu, .. } = *wanted;
+pub(crate) fn ensure(route: &RouteSocket, wanted: &BridgeSpec<'_>) -> Result<Link, BridgeError> {
+    let BridgeSpec { name, mac, mtu, .. } = *wanted;
     let mut change = LinkChange::new();
     let bridge = match route.find_link(name)? {
         Some(link) => {
@@ -101,9 +101,9 @@ pub(crate) fn ensure(route: &RouteSocket, wanted: &Wanted<'_>) -> Result<Link, B
     Ok(bridge)
 }
 
-fn set_addresses(route: &RouteSocket, bridge: &Link, wanted: &Wanted<'_>) -> Result<(), RouteError> {
+fn set_addresses(route: &RouteSocket, bridge: &Link, wanted: &BridgeSpec<'_>) -> Result<(), RouteError> {
     let present = route.addresses(bridge)?;
-    for address in present.iter().filter(|_| wanted.others == Others::Remove) {
+    for address in present.iter().filter(|_| wanted.others == OtherAddresses::Remove) {
         // The kernel makes fe80::/64 itself.
         if address.global && !wanted.gateways.contains(&address.net) {
             log::info!("Removing old address {} from {}", address.net, wanted.name);

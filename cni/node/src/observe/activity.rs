@@ -9,7 +9,7 @@ use cni_state::report::{Report, Verb};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::repair::Repair;
-use crate::top::sample::{Activity, Call, Repaired};
+use crate::top::sample::{Activity, Call, RepairRecord};
 
 /// The calls that are kept.
 const CALLS: usize = 200;
@@ -20,12 +20,12 @@ const TEXTS: usize = 10;
 
 /// The last events; the newest is last.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct ActivityLog {
     calls: VecDeque<Call>,
-    repairs: VecDeque<Repaired>,
+    repairs: VecDeque<RepairRecord>,
 }
 
-impl Recent {
+impl ActivityLog {
     /// Takes over a report. Only ADD and DEL are kept: others come every few seconds.
     pub(super) fn called(&mut self, report: &Report, time: Timestamp) {
         if !matches!(report.verb, Verb::Add | Verb::Del) {
@@ -44,7 +44,7 @@ impl Recent {
 
     /// Takes over a repair. One without a reason that found nothing is not kept.
     pub(super) fn repaired(&mut self, repair: &Repair, time: Timestamp) {
-        let repaired = Repaired {
+        let repaired = RepairRecord {
             time,
             damages: repair.damages.iter().take(TEXTS).map(ToString::to_string).collect(),
             restored: repair.restored.as_ref().map_or(0, |done| done.restored.len()),
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_last_calls_and_repairs_are_kept() {
-        let mut recent = Recent::default();
+        let mut recent = ActivityLog::default();
         let time = Timestamp::UNIX_EPOCH;
         let report = |verb, micros| Report {
             plugin: "bridge".to_owned(),

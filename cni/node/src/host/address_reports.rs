@@ -9,11 +9,11 @@ use ipnet::IpNet;
 
 /// The addresses as they were last reported.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(BTreeMap<(u32, IpNet), Address>);
+pub(crate) struct AddressReports(BTreeMap<(u32, IpNet), Address>);
 
-impl Seen {
+impl AddressReports {
     /// Takes a notification. False if it reports what is known.
-    pub(crate) fn differs(&mut self, address: &Address, deleted: bool) -> bool {
+    pub(crate) fn is_change(&mut self, address: &Address, deleted: bool) -> bool {
         let key = (address.link, address.net);
         if deleted {
             self.0.remove(&key);
@@ -23,7 +23,7 @@ impl Seen {
     }
 }
 
-impl FromIterator<Address> for Seen {
+impl FromIterator<Address> for AddressReports {
     fn from_iter<T: IntoIterator<Item = Address>>(all: T) -> Self {
         Self(all.into_iter().map(|address| ((address.link, address.net), address)).collect())
     }
@@ -44,17 +44,17 @@ mod tests {
             deprecated: false,
             global: true,
         };
-        let mut seen: Seen = [address.clone()].into_iter().collect();
-        assert!(!seen.differs(&address, false));
+        let mut reports: AddressReports = [address.clone()].into_iter().collect();
+        assert!(!reports.is_change(&address, false));
         let others = [
             Address { link: 3, ..address.clone() },
             Address { net: "192.0.2.1/25".parse().unwrap(), ..address.clone() },
             Address { deprecated: true, ..address.clone() },
         ];
         for other in &others {
-            assert!(seen.differs(other, false) && !seen.differs(other, false), "{other:?}");
+            assert!(reports.is_change(other, false) && !reports.is_change(other, false), "{other:?}");
         }
-        assert!(seen.differs(&address, false), "no longer deprecated");
-        assert!(seen.differs(&address, true) && seen.differs(&address, false));
+        assert!(reports.is_change(&address, false), "no longer deprecated");
+        assert!(reports.is_change(&address, true) && reports.is_change(&address, false));
     }
 }

@@ -12,24 +12,24 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::addresses::{Range, View as Addresses};
-use super::dataplane::{Port, View};
+use super::addresses::{AddressUsage, Range};
+use super::dataplane::{DataplaneView, Port};
 use crate::cluster::source::Counters;
 
 /// The values of one request.
 #[derive(Debug)]
-pub(super) struct Scraped {
+pub(super) struct RequestValues {
     pub(super) source: Arc<Counters>,
-    pub(super) addresses: Addresses,
+    pub(super) addresses: AddressUsage,
     /// None if the installed program does not report.
-    pub(super) dataplane: Option<Arc<View>>,
+    pub(super) dataplane: Option<Arc<DataplaneView>>,
 }
 
 type Labels = Vec<(&'static str, String)>;
 /// Values with their labels.
 type Values = Vec<(Labels, f64)>;
 
-impl Collector for Scraped {
+impl Collector for RequestValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let out = &mut encoder;
         let Self { source, addresses, dataplane } = self;
@@ -43,7 +43,7 @@ impl Collector for Scraped {
             source.failures(),
         )?;
         let range = |range: &Range| vec![("range", range.subnet.to_string())];
-        let Addresses { ranges, former } = addresses;
+        let AddressUsage { ranges, former } = addresses;
         let used = ranges.iter().map(|one| (range(one), number(one.used)));
         gauges(out, "addresses_used", "Addresses of the node's subnets that pods have", used)?;
         let free = ranges.iter().map(|one| (range(one), number(one.free)));
@@ -66,7 +66,10 @@ impl Collector for Scraped {
     }
 }
 
-fn encode_view(out: &mut DescriptorEncoder<'_>, View { node, ports }: &View) -> fmt::Result {
+fn encode_view(
+    out: &mut DescriptorEncoder<'_>,
+    DataplaneView { node, ports }: &DataplaneView,
+) -> fmt::Result {
     let (published, connections) = by_backend(ports);
     gauges(out, "published_ports", "Published ports, by backend and protocol", published)?;
     gauges(out, "published_connections", "Flows to published ports that exist now, by backend", connections)?;
