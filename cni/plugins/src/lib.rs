@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The multi-call plugin binary: one registry, one protocol front, many plugins.
+//! The CNI plugins: a folder or file for each, and what they share.
+//!
+//! - [`interface`]: plugins that make a link or move one into the container
+//! - [`ipam`]: plugins that assign addresses
+//! - [`meta`]: plugins that come later in a chain and add to what an earlier one has made
+//!
+//! A call enters by [`registry`], which knows all plugins by name, and [`skel`], which speaks the protocol: it reads the
+//! environment and the configuration, negotiates the version, and calls the plugin's [`plugin::Plugin`] methods. What a
+//! plugin has done so far is taken back by [`undo`] if a later step fails. The settings of the whole node are in
+//! [`node_defaults`]; [`keys`] lists each key that any plugin decodes.
+//!
+//! Nothing here knows about commands for operators or about netavark: the binary `slipway` adds both.
+
+// Nobody publishes this crate: a comment is there if it says something.
+#![allow(missing_docs, clippy::missing_errors_doc)]
 
 pub mod interface;
 pub mod ipam;
-mod keys;
+pub mod keys;
 pub mod logging;
 pub mod meta;
-pub mod netavark;
-mod node_defaults;
-mod non_masquerade;
-pub mod operator;
+pub mod node_defaults;
 pub mod plugin;
 pub mod registry;
 mod settings_file;

@@ -15,8 +15,8 @@ use cni_spec::{CniError, ErrorCode};
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::keys::non_masquerade::{self, CidrError};
 use crate::logging::{LogError, LogKeys};
-use crate::non_masquerade::{self, CidrError};
 use crate::settings_file::{self, FILE};
 
 /// The keys, not checked.
@@ -66,26 +66,26 @@ struct FlowtableKeys {
 
 /// The node's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct NodeDefaults {
+pub struct NodeDefaults {
     /// For published ports.
-    pub(crate) backend: Option<BackendName>,
+    pub backend: Option<BackendName>,
     /// For masquerade; by default the same as `backend`.
-    pub(crate) ip_masq_backend: Option<BackendName>,
+    pub ip_masq_backend: Option<BackendName>,
     /// The networks that packets reach with the container's own address, for all networks' containers.
-    pub(crate) non_masquerade: Vec<IpNet>,
+    pub non_masquerade: Vec<IpNet>,
     /// The flowtable's uplinks; none for no flowtable.
-    pub(crate) flowtable: Option<Uplinks>,
+    pub flowtable: Option<Uplinks>,
     /// When conntrack is searched for UDP flows to published ports.
-    pub(crate) flow_search: FlowSearch,
+    pub flow_search: FlowSearch,
     /// The state of UDP GRO forwarding at the uplinks; none to leave it as it is.
-    pub(crate) udp_gro_forwarding: Option<Switch>,
+    pub udp_gro_forwarding: Option<Switch>,
     /// For the BPF programs.
-    pub(crate) ebpf: ebpf::Settings,
+    pub ebpf: ebpf::Settings,
 }
 
 impl NodeDefaults {
     /// The dataplane with a configuration's choice of a backend, if it makes one.
-    pub(crate) fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
+    pub fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
         let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
         Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone(), self.flow_search)
     }
@@ -94,7 +94,7 @@ impl NodeDefaults {
     ///
     /// # Errors
     /// Code 5 if it cannot be read; code 7 for a key or a value that is not allowed.
-    pub(crate) fn read() -> Result<Self, CniError> {
+    pub fn read() -> Result<Self, CniError> {
         Self::read_in(Path::new(settings_file::DIRECTORY))
     }
 

@@ -29,9 +29,6 @@ use crate::meta::vrf::Vrf;
 use crate::plugin::{Delegates, Plugin, Plugins};
 use crate::skel::{self, Callee};
 
-/// The name that the binary answers to as `cnitool`.
-pub const CNITOOL: &str = "cnitool";
-
 /// All plugins, by name.
 pub static PLUGINS: Plugins = &[
     &Bandwidth,
@@ -84,15 +81,6 @@ pub fn find(name: &str) -> Option<&'static dyn Plugin> {
 #[must_use]
 pub fn names() -> Vec<&'static str> {
     PLUGINS.iter().map(|plugin| plugin.name()).collect()
-}
-
-/// The names that the binary answers to, besides its own, in order: the plugins' and `cnitool`.
-#[must_use]
-pub fn links() -> Vec<&'static str> {
-    let mut links = names();
-    links.push(CNITOOL);
-    links.sort_unstable();
-    links
 }
 
 #[cfg(test)]

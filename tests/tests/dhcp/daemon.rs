@@ -376,7 +376,7 @@ fn a_daemon_may_see_the_hosts_files_at_another_path() {
 #[test]
 fn the_units_capabilities_are_enough() {
     slipway_only!();
-    let unit = include_str!("../../../cni/plugins/systemd/cni-dhcp.service");
+    let unit = include_str!("../../../cni/slipway/systemd/cni-dhcp.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("a line");
     let kept: Vec<String> =
         line.split_whitespace().map(|name| name.replace("CAP_", "+").to_lowercase()).collect();

@@ -28,7 +28,7 @@ pub(crate) use toolchain::{Library, Toolchain};
 
 /// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
 pub(crate) const PROGRAMS: [Program; 2] = [
-    Program { name: "slipway", package: "cni/plugins", limit: 6_300_000 },
+    Program { name: "slipway", package: "cni/slipway", limit: 6_300_000 },
     Program { name: "slipwayd", package: "cni/node", limit: 9_700_000 },
 ];
 
@@ -462,7 +462,8 @@ fn test_emulated(cross: &Cross, binary: &Path, agent: &Path, log: &Log) -> Resul
             return Err(Error::Failed(format!("{name} answers VERSION with {answer}")));
         }
     }
-    let packages = ["cni-spec", "cni-kernel", "cni-nftables", "cni-dataplane", "slipway", "slipway-cli"];
+    let packages =
+        ["cni-spec", "cni-kernel", "cni-nftables", "cni-dataplane", "cni-plugins", "slipway", "slipway-cli"];
     let mut words = vec!["test", "--lib", "--bins"];
     words.extend(packages.iter().flat_map(|package| ["--package", package]));
     let mut command = cross.cargo(&words)?;
@@ -501,7 +502,7 @@ mod tests {
         let want = "[workspace]\nmembers = [\"cni/node\"]\nexclude = [\"b\"]\n";
         assert_eq!(alone(manifest, PROGRAMS[1]), want);
         let own = fs::read_to_string(workspace::root().join("Cargo.toml")).unwrap();
-        assert_eq!(alone(&own, PROGRAMS[0]).matches("members = [\"cni/plugins\"]").count(), 1);
+        assert_eq!(alone(&own, PROGRAMS[0]).matches("members = [\"cni/slipway\"]").count(), 1);
     }
 
     #[test]

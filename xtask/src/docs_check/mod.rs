@@ -271,9 +271,7 @@ fn codes_of_plugins(root: &Path, all: &BTreeMap<String, u32>, errors: &str) -> R
     used.extend(["InvalidConfig", "Internal"].iter().filter_map(|name| all.get(*name)));
     let documented = codes(errors);
     let wrong = used.symmetric_difference(&documented);
-    Ok(wrong
-        .map(|code| format!("docs/protocol.md: code {code} is used or documented, not both"))
-        .collect())
+    Ok(wrong.map(|code| format!("docs/protocol.md: code {code} is used or documented, not both")).collect())
 }
 
 /// The numbers in columns named `code`.

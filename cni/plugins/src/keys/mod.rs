@@ -6,6 +6,7 @@
 //! The decoder ignores unknown keys, as the specification demands. The tests compare the table with the
 //! structs that plugins decode and with their pages.
 
+pub(crate) mod non_masquerade;
 #[cfg(test)]
 pub(crate) mod probe;
 mod table;
@@ -19,14 +20,14 @@ use serde_json::{Map, Value};
 
 /// A key and the kind of its value, or of the elements of its list.
 #[derive(Debug)]
-pub(crate) struct Key {
-    pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+pub struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
 }
 
 /// Kinds of values.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// True or false.
     Bool,
     /// A number.
@@ -55,16 +56,16 @@ pub(crate) enum Kind {
 
 /// The keys of one plugin, without the common ones.
 #[derive(Debug)]
-pub(crate) struct Known {
-    pub(crate) plugin: &'static str,
-    pub(crate) keys: &'static [Key],
+pub struct Known {
+    pub plugin: &'static str,
+    pub keys: &'static [Key],
     /// The keys below `ipam` of an IPAM plugin.
-    pub(crate) ipam: &'static [Key],
+    pub ipam: &'static [Key],
 }
 
 /// The keys that an object may have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Level {
+pub struct Level {
     common: &'static [Key],
     own: &'static [Key],
     /// True if a plugin of another binary may know more keys.
@@ -77,7 +78,7 @@ impl Level {
     }
 
     /// The keys of a list of plugins, or of a file's single plugin.
-    pub(crate) fn network(object: &Map<String, Value>) -> Self {
+    pub fn network(object: &Map<String, Value>) -> Self {
         match fold::get(object, "plugins") {
             Some(_) => Self::of(table::LIST),
             None => Self::plugin(named(object, "")),
@@ -85,7 +86,7 @@ impl Level {
     }
 
     /// The keys of the node's settings.
-    pub(crate) const fn node() -> Self {
+    pub const fn node() -> Self {
         Self::of(table::NODE)
     }
 
@@ -106,12 +107,12 @@ impl Level {
     }
 
     /// The key of that name, in any case.
-    pub(crate) fn find(self, name: &str) -> Option<&'static Key> {
+    pub fn find(self, name: &str) -> Option<&'static Key> {
         self.all().find(|key| key.name.eq_ignore_ascii_case(name))
     }
 
     /// The key most similar to an unknown name, if any is similar.
-    pub(crate) fn nearest(self, name: &str) -> Option<&'static str> {
+    pub fn nearest(self, name: &str) -> Option<&'static str> {
         // The comparison takes time proportional to the length, and keys are short.
         if name.len() > 40 {
             return None;
@@ -124,7 +125,7 @@ impl Level {
 
 impl Kind {
     /// The keys of an object of this kind; none if any are allowed.
-    pub(crate) fn level(self, object: &Map<String, Value>) -> Option<Level> {
+    pub fn level(self, object: &Map<String, Value>) -> Option<Level> {
         match self {
             Self::Object(keys) => Some(Level::of(keys)),
             Self::Ipam(default) => Some(Level::ipam(named(object, default))),
@@ -141,7 +142,7 @@ fn named<'a>(object: &'a Map<String, Value>, default: &'a str) -> &'a str {
 
 /// An unknown key.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unknown {
+pub struct Unknown {
     path: String,
     near: Option<&'static str>,
 }
@@ -155,7 +156,7 @@ impl fmt::Display for Unknown {
 
 /// The unknown keys of a configuration that `plugin` is called with, in their order. For an IPAM plugin, only
 /// those below `ipam`.
-pub(crate) fn unknown(plugin: &str, config: &Map<String, Value>) -> Vec<Unknown> {
+pub fn unknown(plugin: &str, config: &Map<String, Value>) -> Vec<Unknown> {
     let mut found = Vec::new();
     if named(config, plugin) == plugin {
         in_object(Level::plugin(plugin), config, "", &mut found);

@@ -9,7 +9,7 @@
 
 pub mod delegate;
 mod env;
-pub(crate) mod panic;
+pub mod panic;
 pub mod socket_closer;
 
 use std::io::{Read, Write};

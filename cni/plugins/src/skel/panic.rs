@@ -10,7 +10,7 @@ use cni_spec::CniError;
 /// error, and end the process with code 1.
 ///
 /// A result is written in one piece as the last step of a call, so that no part of one precedes the error.
-pub(crate) fn report_as_error(print: fn(&CniError) -> String) {
+pub fn report_as_error(print: fn(&CniError) -> String) {
     std::panic::set_hook(Box::new(move |info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
         let error = CniError::internal(format!("bug{place}: {}", message(info.payload())));

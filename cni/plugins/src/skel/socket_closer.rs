@@ -32,7 +32,7 @@ const MOST: usize = 900;
 
 /// Sends the sockets of this call to the process that closes them. If there is none, a DEL that has changed a ruleset
 /// starts one.
-pub(crate) fn hand_over(is_del: bool) {
+pub fn hand_over(is_del: bool) {
     let Deferred { sockets, has_committed } = deferred_close::take();
     if sockets.is_empty() || unix::send_descriptors(Path::new(SOCKET), &sockets).is_ok() {
         return;

@@ -57,7 +57,7 @@ impl Source {
         ];
         let mut list = tool("git", &["ls-files", "--cached", "--others", "--exclude-standard", "--"]);
         let listed = run::capture(list.args(words).current_dir(crate::workspace::root()))?;
-        let units = build.checkout.join("cni/plugins/systemd");
+        let units = build.checkout.join("cni/slipway/systemd");
         let dhcp = DHCP_UNITS.iter().map(|(from, to)| Ok((*to, dhcp_unit(&text(&units.join(from))?))));
         Ok(Self {
             triple: triple.clone(),

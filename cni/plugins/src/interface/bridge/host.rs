@@ -22,7 +22,7 @@ use crate::interface::shared::{failed, optional};
 const MAX_PORTS: u32 = 1023;
 /// The alias of links that this plugin made and containers share. `slipway uninstall` removes only links with
 /// this alias.
-pub(crate) const MADE: &str = "made by slipway";
+pub const MADE: &str = "made by slipway";
 
 /// The missing addresses of the gateway's link, and conflicting ones.
 #[derive(Debug, Default, PartialEq, Eq)]

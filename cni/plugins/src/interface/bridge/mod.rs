@@ -22,7 +22,7 @@ use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
-pub(crate) use host::MADE;
+pub use host::MADE;
 use plan::Plan;
 
 /// The IPv6 counterpart of `arp_notify`.

@@ -9,7 +9,7 @@ use cni_spec::{CniError, Dns, NetConf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::non_masquerade;
+use crate::keys::non_masquerade;
 
 /// A veth's limits: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
 const MTU: RangeInclusive<i64> = 68..=65_535;

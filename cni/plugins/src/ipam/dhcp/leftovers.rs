@@ -17,7 +17,7 @@ use super::leases::{FileError, LOCK, read};
 
 /// Why the folder cannot be read or removed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LeftoversError {
+pub enum LeftoversError {
     #[error(transparent)]
     Dir(#[from] DirError),
     #[error("remove {path:?}: {error}")]
@@ -25,7 +25,7 @@ pub(crate) enum LeftoversError {
 }
 
 /// The folder of leases.
-pub(crate) fn folder() -> &'static Path {
+pub fn folder() -> &'static Path {
     Path::new(STATE)
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn folder() -> &'static Path {
 ///
 /// # Errors
 /// A folder that cannot be read.
-pub(crate) fn in_the_way() -> Result<Option<String>, LeftoversError> {
+pub fn in_the_way() -> Result<Option<String>, LeftoversError> {
     match open(folder())? {
         Some(dir) => others(&dir, folder()),
         None => Ok(None),
@@ -44,7 +44,7 @@ pub(crate) fn in_the_way() -> Result<Option<String>, LeftoversError> {
 ///
 /// # Errors
 /// A folder that cannot be read or removed.
-pub(crate) fn remove() -> Result<Option<String>, LeftoversError> {
+pub fn remove() -> Result<Option<String>, LeftoversError> {
     remove_folder(folder())
 }
 

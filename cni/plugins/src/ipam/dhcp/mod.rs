@@ -11,7 +11,7 @@ mod frame;
 mod keeper;
 mod lease;
 mod leases;
-pub(crate) mod leftovers;
+pub mod leftovers;
 mod message;
 mod protocol;
 

@@ -17,15 +17,15 @@ use super::owner;
 use super::store::{Entry, LAST, LOCK, OURS, Store, StoreError};
 
 /// The default folder of reservations.
-pub(crate) const DEFAULT_DATA_DIR: &str = DATA_DIR;
+pub const DEFAULT_DATA_DIR: &str = DATA_DIR;
 
 /// The folder of our own files.
-pub(crate) fn own(data_dir: &Path) -> PathBuf {
+pub fn own(data_dir: &Path) -> PathBuf {
     data_dir.join(OURS)
 }
 
 /// True if a path is that of such a folder.
-pub(crate) fn is_own(folder: &Path) -> bool {
+pub fn is_own(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name == OURS)
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn is_own(folder: &Path) -> bool {
 ///
 /// # Errors
 /// The folder exists and cannot be opened.
-pub(crate) fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
+pub fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
     Ok(open(&own(data_dir))?.is_some())
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
 ///
 /// # Errors
 /// A folder that cannot be opened or listed.
-pub(crate) fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
+pub fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
     let Some(ours) = open(&own(data_dir))? else { return Ok(Vec::new()) };
     let mut names = ours.list()?;
     let mut present = Vec::new();
@@ -58,7 +58,7 @@ pub(crate) fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
 ///
 /// # Errors
 /// A folder or a file that cannot be read.
-pub(crate) fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
+pub fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
     match store(folder)? {
         Some(store) => others(&store),
         None => Ok(None),
@@ -70,7 +70,7 @@ pub(crate) fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
 ///
 /// # Errors
 /// A file that cannot be locked, read or removed.
-pub(crate) fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
+pub fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
     let Some(store) = store(folder)? else { return Ok(None) };
     let lock = store.lock()?;
     if let Some(why) = others(&store)? {
@@ -86,7 +86,7 @@ pub(crate) fn remove_network(folder: &Path) -> Result<Option<String>, StoreError
 ///
 /// # Errors
 /// A file or folder that cannot be removed.
-pub(crate) fn remove_own(folder: &Path) -> Result<(), StoreError> {
+pub fn remove_own(folder: &Path) -> Result<(), StoreError> {
     let Some(ours) = open(folder)? else { return Ok(()) };
     for name in ours.list()? {
         let network = folder.join(&name);

@@ -9,7 +9,7 @@
 mod config;
 mod index;
 mod ledger;
-pub(crate) mod leftovers;
+pub mod leftovers;
 mod owner;
 mod range;
 mod resolv;
@@ -32,7 +32,7 @@ use self::config::{Config, RawConfig};
 use self::ledger::{Ledger, Reservation, ReserveError};
 use self::range::RangeSet;
 use self::search::{Block, next_free};
-pub(crate) use self::store::StoreError;
+pub use self::store::StoreError;
 use self::store::{Staged, Store};
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
 

@@ -51,7 +51,7 @@ const LARGEST: usize = 4096;
 
 /// Why reservations could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub enum StoreError {
     #[error(transparent)]
     Dir(#[from] DirError),
     #[error(transparent)]

@@ -42,7 +42,7 @@ fn is_device(link: &Link) -> bool {
 }
 
 /// True if a link is a device with an owner's alias, which the reference does not write.
-pub(crate) fn is_ours(link: &Link) -> bool {
+pub fn is_ours(link: &Link) -> bool {
     is_device(link) && Owner::from_comment(&link.alias).is_some()
 }
 

@@ -22,7 +22,7 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use config::Limits;
 use device::Made;
-pub(crate) use device::is_ours;
+pub use device::is_ours;
 
 /// The `bandwidth` plugin.
 #[derive(Debug)]

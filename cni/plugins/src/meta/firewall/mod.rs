@@ -126,7 +126,7 @@ impl Plugin for Firewall {
 ///
 /// # Errors
 /// Code 7 for the configuration; rules or records that cannot be read.
-pub(crate) fn unrecorded(request: &Request<'_>) -> Result<Option<FirewallRequest>, CniError> {
+pub fn unrecorded(request: &Request<'_>) -> Result<Option<FirewallRequest>, CniError> {
     let config = Config::read(request.config)?;
     let wanted = wanted(request, &config, previous(request)?)?;
     // Rules in nftables are their own record.

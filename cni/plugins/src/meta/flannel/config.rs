@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::ipam::keys::{KeyError, RawRoute, routes};
 
 /// The default folder of saved configurations.
-pub(crate) const DATA_DIR: &str = "/var/lib/cni/flannel";
+pub const DATA_DIR: &str = "/var/lib/cni/flannel";
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -11,9 +11,9 @@ use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use cni_state::subnet_env::SubnetEnv;
 use serde_json::{Map, Value};
 
-pub(crate) use self::config::DATA_DIR;
+pub use self::config::DATA_DIR;
 use self::config::{Keys, bytes, kind};
-pub(crate) use self::saved::OURS;
+pub use self::saved::OURS;
 use self::saved::{Found, Saved, failed as io};
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;

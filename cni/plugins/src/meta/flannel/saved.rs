@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 /// The largest file that is read, in bytes: as large as a configuration may be.
 const LIMIT: usize = 16 << 20;
 /// The folder of our own files.
-pub(crate) const OURS: &str = ".slipway";
+pub const OURS: &str = ".slipway";
 
 /// The saved configuration of an attachment.
 #[derive(Debug, PartialEq, Eq)]

@@ -74,7 +74,7 @@ impl Plugin for Portmap {
 
 /// The conditions of a family in a configuration, and true if it leaves the node's loopback alone; none if
 /// the configuration cannot be used.
-pub(crate) fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec<String>, bool)> {
+pub fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec<String>, bool)> {
     let config = Config::read(config).ok()?;
     let conditions = match family {
         AddressFamily::V4 => config.conditions_v4,
@@ -107,7 +107,7 @@ fn add(
 ///
 /// # Errors
 /// The link or the route that could not be changed.
-pub(crate) fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
+pub fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
     route_localnet::open_for(request, &route_localnet::open)
 }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::sysctls::{self, Sysctl};
 
 /// The default folder of backups, the reference's.
-pub(crate) const DATA_DIR: &str = "/run/cni/tuning";
+pub const DATA_DIR: &str = "/run/cni/tuning";
 
 /// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]

@@ -16,7 +16,7 @@ use crate::meta::layer3::Layer3;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use backup::{Backup, Backups};
-pub(crate) use config::DATA_DIR;
+pub use config::DATA_DIR;
 use config::{Attributes, Config};
 use sysctls::{Allowed, Applied, Sysctl};
 

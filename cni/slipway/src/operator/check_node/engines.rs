@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Other engines that translate or filter the traffic of published ports and masquerade.
+
+use std::fs;
+
+use cni_dataplane::ebpf::Merging;
+use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::{ebpf, node};
+use cni_kernel::ethtool::Switch;
+
+use super::{Finding, State};
+use cni_plugins::node_defaults::NodeDefaults;
+
+/// The file of firewalld's settings.
+const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
+
+fn has_table(name: &str) -> bool {
+    node::foreign_tables().unwrap_or_default().iter().any(|table| table == name)
+}
+
+/// All findings about them.
+pub(super) fn findings() -> Vec<Finding> {
+    [services(), strict_forward_ports(), earlier_filters(), merging()].into_iter().flatten().collect()
+}
+
+/// A link with the addresses of Services.
+fn services() -> Option<Finding> {
+    let links = match addresses::links_of_services() {
+        Ok(links) => links,
+        Err(error) => return Some(Finding::new("links of Services", State::Warning, error.to_string())),
+    };
+    let outdated = || {
+        Finding::new("addresses of published ports", State::Warning, "not the node's present ones")
+            .reason(
+                "on a node with IPVS the table has a list of the addresses that published ports answer at",
+            )
+            .fix(
+                "the next container with ports, STATUS of portmap, or `slipway restore` brings it up to date",
+            )
+    };
+    let what = format!("link {}", links.join(", "));
+    match addresses::answering() {
+        Err(error) => Some(Finding::new(what, State::Warning, error.to_string())),
+        Ok(Answering::Outdated) => Some(outdated()),
+        Ok(Answering::Everywhere) => None,
+        Ok(Answering::At(count)) => Some(
+            Finding::new(what, State::Note, "exists, with the addresses of Services (kube-proxy's IPVS, kube-router)")
+                .reason(format!(
+                    "published ports answer at {count} other addresses and the loopback only; an address that the \
+                     node gets later is added by the next container with ports, or by STATUS of portmap"
+                )),
+        ),
+    }
+}
+
+/// firewalld, if it is set to drop packets that other programs have translated.
+fn strict_forward_ports() -> Option<Finding> {
+    let text = fs::read_to_string(FIREWALLD).ok()?;
+    if !is_strict(&text) {
+        return None;
+    }
+    let state = if has_table("inet firewalld") { State::Warning } else { State::Note };
+    let finding = Finding::new("firewalld, StrictForwardPorts", state, format!("yes, in {FIREWALLD}"));
+    Some(
+        finding
+            .reason("firewalld drops packets that other programs have translated: published ports answer to the node only")
+            .fix("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
+    )
+}
+
+/// True if the settings switch it on. firewalld reads `yes` and `true`, in any case.
+fn is_strict(settings: &str) -> bool {
+    let values = settings.lines().filter_map(|line| line.trim().split_once('='));
+    let mut of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
+    of_key
+        .next_back()
+        .is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
+}
+
+/// Filters that may take packets from the BPF programs.
+fn earlier_filters() -> Option<Finding> {
+    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
+    let filters = ebpf::status(&settings).ok()?.earlier;
+    let found: Vec<String> =
+        filters.iter().filter(|one| !one.is_rate_limit()).map(ToString::to_string).collect();
+    (!found.is_empty()).then(|| {
+        Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
+            .reason("packets to which one gives a final verdict are not carried: nftables serves them")
+            .fix(format!(
+                "give them a preference above {}, or the verdict `continue` (TC_ACT_UNSPEC)",
+                ebpf::PREFERENCE
+            ))
+    })
+}
+
+/// Uplinks without the UDP GRO forwarding that the settings ask for, for instance since the node booted.
+fn merging() -> Option<Finding> {
+    const WHAT: &str = "UDP GRO forwarding";
+    let settings = NodeDefaults::read().unwrap_or_default();
+    settings.udp_gro_forwarding.filter(|wanted| *wanted == Switch::On)?;
+    let devices = match ebpf::merging(&settings.ebpf.uplinks) {
+        Ok(devices) => devices,
+        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
+    };
+    let (on, without): (Vec<_>, Vec<_>) = devices.iter().partition(|one| one.state == Ok(Switch::On));
+    let names = |of: &[&Merging]| of.iter().map(|one| one.link.as_str()).collect::<Vec<_>>().join(", ");
+    Some(match without[..] {
+        [] => Finding::ok(WHAT, format!("at {}", names(&on))),
+        _ => Finding::new(WHAT, State::Warning, format!("missing at {}", names(&without)))
+            .reason("slipway.json asks for it; without it each datagram passes the rules by itself")
+            .fix("`slipway node setup`, which prints the reason where a device cannot do it"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_value_of_a_setting_counts() {
+        assert!(is_strict("# StrictForwardPorts=no\nStrictForwardPorts=yes\n"));
+        assert!(is_strict("StrictForwardPorts = True"));
+        assert!(!is_strict("StrictForwardPorts=yes\nStrictForwardPorts=no"));
+        assert!(!is_strict("# StrictForwardPorts=yes\nIPv6_rpfilter=yes"));
+        assert!(!is_strict(""));
+    }
+}

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The state of the host: our own table, rules of other programs, settings, directories.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cni_dataplane::iptables::{self, Iptables, Variant};
+use cni_dataplane::nftables::FlowSearch;
+use cni_dataplane::nftables::exempt;
+use cni_dataplane::nftables::offload::{self, Standing};
+use cni_dataplane::node::{self, ForwardChain, OwnTable};
+use cni_dataplane::{AddressFamily, Error as DataplaneError};
+use cni_kernel::sysctl;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{AccessFlags, access};
+
+use super::{Finding, State};
+use crate::operator::restore::{self, Missing};
+use cni_plugins::node_defaults::NodeDefaults;
+
+/// The directory of host-local's reservations, without `dataDir`.
+const STATE_DIR: &str = "/var/lib/cni/networks";
+/// The fill level of conntrack's table that is worth a warning, in percent.
+const FLOWS_PERCENT: u64 = 80;
+/// Free bytes and inodes below which a reservation may soon fail.
+const LITTLE_SPACE: u64 = 16 << 20;
+const FEW_INODES: u64 = 1000;
+
+/// The number of containers that a finding names.
+const NAMED: usize = 3;
+
+/// All findings about the host.
+pub(super) fn findings() -> Vec<Finding> {
+    let mut found = vec![own_table()];
+    found.extend(flowtable());
+    found.extend(not_masqueraded());
+    found.extend(forwarding_rules());
+    found.extend(legacy("ip_tables_names", "iptables-legacy"));
+    found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
+    found.push(iptables());
+    found.extend(foreign_tables());
+    found.extend(settings());
+    found.extend(flows());
+    found.extend(flow_writer(Path::new("/proc")));
+    found.push(state_dir(Path::new(STATE_DIR)));
+    found
+}
+
+/// The chains of other programs that drop forwarded packets of a family unless one of their rules accepts
+/// them.
+pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec<String> {
+    let [of_family, of_other, command, tables] = match family {
+        AddressFamily::V4 => ["ip ", "ip6 ", "iptables-legacy", "ip_tables_names"],
+        AddressFamily::V6 => ["ip6 ", "ip ", "ip6tables-legacy", "ip6_tables_names"],
+    };
+    let chains = node::forward_chains().unwrap_or_default();
+    let sees = |name: &str| name.starts_with(of_family) || !name.starts_with(of_other);
+    let mut dropping: Vec<String> =
+        chains.into_iter().filter(|chain| chain.drops && sees(&chain.name)).map(|chain| chain.name).collect();
+    let loaded = fs::read_to_string(Path::new("/proc/self/net").join(tables)).unwrap_or_default();
+    if loaded.split_whitespace().any(|table| table == "filter")
+        && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
+    {
+        dropping.push(format!("FORWARD of {command}"));
+    }
+    dropping
+}
+
+fn own_table() -> Finding {
+    let (name, schema) = node::own_table_name();
+    let what = format!("table {name}");
+    let table = node::own_table();
+    let lost = match &table {
+        Ok(OwnTable::Ready) => lost(None).map(|lost| format!("lacks {lost}")),
+        Ok(OwnTable::Absent) => {
+            lost(Some("the guard of the node's loopback")).map(|lost| format!("missing: {lost}"))
+        }
+        _ => None,
+    };
+    if let Some(lost) = lost {
+        return Finding::new(what, State::Warning, lost)
+            .reason("published ports do not answer, or containers are not masqueraded")
+            .fix("`slipway restore`");
+    }
+    match table {
+        Ok(OwnTable::Ready) => Finding::ok(what, format!("exists, schema {schema}")),
+        Ok(OwnTable::Absent) => Finding::ok(what, "does not exist yet")
+            .reason("the first container with a published port creates it"),
+        Ok(OwnTable::Damaged) => {
+            Finding::new(what, State::Warning, "changed by another program, or of an older version")
+                .reason("published ports may not answer")
+                .fix("`slipway restore`, or the next container that is added, repairs it")
+        }
+        Err(error) => Finding::new(what, State::Missing, error.to_string())
+            .reason("published ports and masquerade are its elements")
+            .fix("see the error"),
+    }
+}
+
+/// The missing rules of running containers, in words; none if nothing is missing. `of_table` is lost with the table itself.
+fn lost(of_table: Option<&str>) -> Option<String> {
+    let Missing { table, owners } = match restore::missing() {
+        Ok(missing) => missing,
+        Err(error) => return Some(format!("perhaps rules of running containers: {error}")),
+    };
+    let of_table = of_table.filter(|_| table).map(str::to_owned);
+    let named: Vec<String> = owners.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = owners.len() - named.len();
+    let more = if more == 0 { String::new() } else { format!(", and of {more} others") };
+    let rules = (!named.is_empty()).then(|| format!("the rules of {}{more}", named.join(", ")));
+    let parts: Vec<String> = of_table.into_iter().chain(rules).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The flowtable, if the node's settings ask for one or one exists.
+fn flowtable() -> Option<Finding> {
+    const WHAT: &str = "flowtable";
+    let wanted = match NodeDefaults::read() {
+        Ok(defaults) => defaults.flowtable.is_some(),
+        Err(error) => {
+            let finding = Finding::new("settings of the node", State::Missing, error.to_string());
+            return Some(finding.reason("no container can be added").fix("see the error"));
+        }
+    };
+    let present = match offload::standing() {
+        Ok(present) => present,
+        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
+    };
+    match (wanted, present) {
+        (false, Standing::None) => None,
+        (false, Standing::At(_)) => Some(
+            Finding::new(WHAT, State::Note, "exists, but slipway.json no longer asks for it")
+                .reason("the next container that is added removes it"),
+        ),
+        (true, Standing::At(links)) => {
+            Some(Finding::ok(WHAT, format!("for {}, at {}", offload::protocols(), links.join(", "))))
+        }
+        (true, Standing::None) => Some(match offload::try_out().err() {
+            None => {
+                Finding::ok(WHAT, "does not exist yet").reason("the next container that is added creates it")
+            }
+            Some(error) => Finding::new(WHAT, State::Warning, error.to_string())
+                .reason("slipway.json asks for it; without it every packet goes through all chains")
+                .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
+        }),
+    }
+}
+
+/// The node's networks that are exempt from masquerade, and the containers that were added with another list.
+fn not_masqueraded() -> Option<Finding> {
+    const WHAT: &str = "networks that are not masqueraded";
+    // A mistake in the file is a finding of its own.
+    let networks = NodeDefaults::read().unwrap_or_default().non_masquerade;
+    if networks.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = networks.iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    Some(match exempt::containers_without(&networks) {
+        Ok(0) => Finding::ok(WHAT, names),
+        Ok(count) => {
+            Finding::new(WHAT, State::Warning, format!("{names}; containers with another list: {count}"))
+                .reason("they reach these networks with an address of the node")
+                .fix("`slipway restore`")
+        }
+        Err(error) => Finding::new(WHAT, State::Warning, error.to_string()),
+    })
+}
+
+fn forwarding_rules() -> Vec<Finding> {
+    let chains = match node::forward_chains() {
+        Ok(chains) => chains,
+        Err(error) => {
+            return vec![Finding::new("chains at the forward hook", State::Warning, error.to_string())];
+        }
+    };
+    if chains.iter().all(|chain| !chain.drops) {
+        let found = match chains.len() {
+            0 => "none".to_owned(),
+            count => format!("{count}, none drops by default"),
+        };
+        return vec![Finding::ok("chains of other programs at the forward hook", found)];
+    }
+    chains.iter().filter(|chain| chain.drops).map(dropping).collect()
+}
+
+fn dropping(chain: &ForwardChain) -> Finding {
+    Finding::new(
+        format!("chain {}", chain.name),
+        State::Warning,
+        format!("policy drop at the forward hook, {} rules", chain.rules),
+    )
+    .reason("traffic to and from containers passes only if one of its rules accepts it")
+    .fix(accept(&chain.name))
+}
+
+/// The remedy for a chain that drops, by its name.
+fn accept(chain: &str) -> String {
+    match chain {
+        "ip filter FORWARD" => {
+            "accept the containers' network there: Docker has the chain DOCKER-USER for it, ufw has \
+             DEFAULT_FORWARD_POLICY in /etc/default/ufw; or chain the firewall plugin"
+        }
+        "ip6 filter FORWARD" => "as for IPv4, with ip6tables",
+        _ => "add rules to it that accept the containers' network in both directions",
+    }
+    .to_owned()
+}
+
+/// The variant of iptables that the iptables backend uses here.
+fn iptables() -> Finding {
+    let what = "backend iptables";
+    let why = "published ports and masquerade with \"backend\": \"iptables\"";
+    let note = |error: DataplaneError| {
+        Finding::new(what, State::Note, error.to_string())
+            .reason(why)
+            .fix("nothing to do unless a network uses that backend")
+    };
+    let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_places()) {
+        (Ok(variant), Ok(chains)) => (variant, chains),
+        (Err(error), _) | (_, Err(error)) => return note(error),
+    };
+    if let Err(error) = Iptables::programs(variant) {
+        return note(error);
+    }
+    let mut with: Vec<Variant> = chains.iter().map(|place| place.variant).collect();
+    with.sort_unstable();
+    with.dedup();
+    match with.as_slice() {
+        [] => Finding::ok(what, format!("iptables-{variant}")),
+        [one] => Finding::ok(what, format!("iptables-{one}, which has chains of containers")),
+        _ => Finding::new(what, State::Warning, "chains of containers in both iptables-nft and iptables-legacy")
+            .reason("new ones are created with iptables-nft; both see every packet")
+            .fix("none needed if the older containers are removed; until then use both iptables-nft-save and iptables-legacy-save"),
+    }
+}
+
+/// conntrackd writes flows into conntrack that the table has not seen.
+fn flow_writer(processes: &Path) -> Option<Finding> {
+    const NAME: &str = "conntrackd";
+    let is_named = |entry: fs::DirEntry| {
+        fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == NAME)
+    };
+    fs::read_dir(processes).ok()?.filter_map(Result::ok).map(is_named).find(|named| *named)?;
+    Some(match NodeDefaults::read().unwrap_or_default().flow_search {
+        FlowSearch::Always => Finding::ok(NAME, "runs; conntrack is searched for each UDP port"),
+        FlowSearch::Seen => Finding::new(NAME, State::Warning, "runs")
+            .reason(
+                "UDP flows that it writes into conntrack may keep their translation when a port is published",
+            )
+            .fix("\"searchUdpFlows\": \"always\" in /etc/cni/slipway.json"),
+    })
+}
+
+/// The tables of legacy iptables, which nft does not list.
+fn legacy(names: &str, command: &str) -> Vec<Finding> {
+    let what = format!("tables of {command}");
+    let Ok(text) = fs::read_to_string(Path::new("/proc/self/net").join(names)) else {
+        return vec![Finding::ok(what, "none")];
+    };
+    let tables: Vec<&str> = text.split_whitespace().collect();
+    if tables.is_empty() {
+        return vec![Finding::ok(what, "none")];
+    }
+    let active = Finding::new(what, State::Note, tables.join(", "))
+        .reason("their chains see the traffic, and nft does not list them");
+    if !tables.contains(&"filter") {
+        return vec![active];
+    }
+    let chain = format!("{command} FORWARD");
+    let policy = match legacy_policy(command) {
+        Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
+        Some(policy) => Finding::new(chain, State::Warning, format!("policy {policy}"))
+            .reason("traffic to and from containers passes only if one of its rules accepts it")
+            .fix(format!("{command} -I FORWARD with rules that accept the containers' network")),
+        None => Finding::new(chain, State::Warning, "unknown: the command is missing")
+            .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
+            .fix(format!("look at it with `{command} -S FORWARD`")),
+    };
+    vec![active, policy]
+}
+
+/// Asks the command; only when the table is loaded, or asking would load it.
+fn legacy_policy(command: &str) -> Option<String> {
+    let mut asking = Command::new(command);
+    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = asking.output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    policy_of(&text).map(ToOwned::to_owned)
+}
+
+/// The policy in the output of `iptables -S FORWARD`.
+fn policy_of(rules: &str) -> Option<&str> {
+    rules.lines().find_map(|line| line.strip_prefix("-P FORWARD "))
+}
+
+fn foreign_tables() -> Vec<Finding> {
+    let tables = node::foreign_tables().unwrap_or_default();
+    let known = [
+        (
+            "inet firewalld",
+            "firewalld",
+            "its forward chain rejects packets that no zone allows",
+            "put the bridge into a zone: firewall-cmd --permanent --zone=trusted --add-interface=BRIDGE",
+        ),
+        (
+            "ip cni_hostport",
+            "the reference portmap plugin",
+            "its published ports stay when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
+        ),
+        (
+            "ip6 cni_hostport",
+            "the reference portmap plugin",
+            "its published ports stay when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
+        ),
+        (
+            "inet cni_plugins_masquerade",
+            "the reference plugins",
+            "their masquerade stays when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
+        ),
+    ];
+    let present = known.into_iter().filter(|(name, ..)| tables.iter().any(|table| table == name));
+    present
+        .map(|(name, who, why, fix)| {
+            Finding::new(format!("table {name}"), State::Note, format!("exists, made by {who}"))
+                .reason(why)
+                .fix(fix)
+        })
+        .collect()
+}
+
+/// A setting of the kernel, its purpose, and the judgement of its values.
+struct Setting {
+    name: &'static str,
+    why: &'static str,
+    judge: fn(&str) -> (State, &'static str),
+}
+
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "net/ipv4/ip_forward",
+        why: "packets between containers and other hosts are forwarded",
+        judge: |value| match value {
+            "1" => (State::Ok, "on"),
+            _ => (State::Note, "off: a bridge that is a gateway switches it on"),
+        },
+    },
+    Setting {
+        name: "net/ipv6/conf/all/forwarding",
+        why: "packets between containers and other hosts are forwarded",
+        judge: |value| match value {
+            "1" => (State::Ok, "on"),
+            _ => (State::Note, "off: a bridge that is an IPv6 gateway switches it on"),
+        },
+    },
+    Setting {
+        name: "net/ipv4/conf/all/route_localnet",
+        why: "127.0.0.1 of the node must not be reachable from outside; Slipway sets it for single links only",
+        judge: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (
+                State::Warning,
+                "on for every interface: switch it off, unless something else guards 127.0.0.0/8",
+            ),
+        },
+    },
+    Setting {
+        name: "net/ipv4/conf/all/rp_filter",
+        why: "strict filtering drops packets that arrive on another interface than replies would leave by",
+        judge: |value| match value {
+            "1" => (State::Note, "strict: traffic with asymmetric routes is dropped"),
+            "2" => (State::Ok, "loose"),
+            _ => (State::Ok, "off"),
+        },
+    },
+    Setting {
+        name: "net/bridge/bridge-nf-call-iptables",
+        why: "with it, frames between containers on one bridge pass the forward chains as well",
+        judge: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (
+                State::Note,
+                "on: forward chains of other programs see traffic within a bridge, and a container \
+                 reaches its own published port only with hairpinMode",
+            ),
+        },
+    },
+    Setting {
+        name: "net/bridge/bridge-nf-call-ip6tables",
+        why: "while it is on, [::1]:hostPort does not answer: the bridge translates replies too early",
+        judge: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (
+                State::Warning,
+                "on: published ports do not answer on [::1]; set it to 0 if nothing needs it",
+            ),
+        },
+    },
+];
+
+fn settings() -> Vec<Finding> {
+    let mut found: Vec<Finding> = SETTINGS
+        .iter()
+        .filter_map(|setting| {
+            // A missing setting belongs to a module that is not loaded.
+            let value = sysctl::get(setting.name).ok()?;
+            let (state, words) = (setting.judge)(&value);
+            Some(Finding::new(setting.name, state, format!("{value} ({words})")).reason(setting.why))
+        })
+        .collect();
+    found.extend(local_ports());
+    found
+}
+
+/// The ports of the node's own connections.
+fn local_ports() -> Option<Finding> {
+    const WHY: &str = "an outgoing connection and a published port of the same number do not collide, \
+                       but a published port hides a server of the node with the same port";
+    let range = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
+    let mut ends = range.split_whitespace();
+    let (first, last) = (ends.next()?, ends.next()?);
+    let reserved = sysctl::get("net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    let reserved =
+        if reserved.is_empty() { "none reserved".to_owned() } else { format!("reserved: {reserved}") };
+    let found = format!("{first} to {last} are the node's own for outgoing connections, {reserved}");
+    Some(
+        Finding::new("ports free for publishing", State::Note, found)
+            .reason(WHY)
+            .fix("publish ports outside of the range, or list them in net.ipv4.ip_local_reserved_ports"),
+    )
+}
+
+fn flows() -> Option<Finding> {
+    let number = |name| sysctl::get(name).ok()?.parse::<u64>().ok();
+    let count = number("net/netfilter/nf_conntrack_count")?;
+    let max = number("net/netfilter/nf_conntrack_max")?;
+    let full = max > 0 && count * 100 / max >= FLOWS_PERCENT;
+    let state = if full { State::Warning } else { State::Ok };
+    Some(
+        Finding::new("tracked flows", state, format!("{count} of at most {max}"))
+            .reason("when the table is full, new connections are dropped")
+            .fix("raise net.netfilter.nf_conntrack_max"),
+    )
+}
+
+fn state_dir(path: &Path) -> Finding {
+    let what = format!("state directory {}", path.display());
+    // host-local creates the directory for the first container, hence its parent counts.
+    let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()).map(PathBuf::from) else {
+        return Finding::new(what, State::Missing, "no parent directory");
+    };
+    let why = "host-local's reservations are there";
+    if let Err(errno) = access(&existing, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Finding::new(
+            what,
+            State::Missing,
+            format!("{} cannot be written: {errno}", existing.display()),
+        )
+        .reason(why)
+        .fix("mount it writable, or set ipam.dataDir");
+    }
+    let status = match statvfs(&existing) {
+        Ok(status) => status,
+        Err(errno) => return Finding::new(what, State::Warning, errno.to_string()).reason(why),
+    };
+    if status.flags().contains(FsFlags::ST_RDONLY) {
+        return Finding::new(what, State::Missing, "on a read-only file system")
+            .reason(why)
+            .fix("mount it writable, or set ipam.dataDir");
+    }
+    let bytes = status.blocks_available().saturating_mul(status.fragment_size());
+    let inodes = status.files_available();
+    // Some file systems create inodes when they need them, and report none.
+    if bytes < LITTLE_SPACE || (status.files() > 0 && inodes < FEW_INODES) {
+        let found = format!("{} KiB and {inodes} inodes are free", bytes >> 10);
+        return Finding::new(what, State::Warning, found)
+            .reason(why)
+            .fix("free some space on that file system");
+    }
+    let found = if existing == path { "writable" } else { "does not exist yet, can be created" };
+    Finding::ok(what, found).reason(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_is_found_among_the_rules() {
+        let rules = "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n";
+        assert_eq!(policy_of(rules), Some("DROP"));
+        assert_eq!(policy_of("-A FORWARD -j X\n"), None);
+    }
+
+    #[test]
+    fn a_directory_that_can_be_created_is_ok() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(state_dir(dir.path()).state, State::Ok);
+        let inner = state_dir(&dir.path().join("a/b"));
+        assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "does not exist yet, can be created"));
+    }
+
+    #[test]
+    fn a_running_conntrackd_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("17")).unwrap();
+        fs::write(dir.path().join("17/comm"), "conntrack\n").unwrap();
+        assert_eq!(flow_writer(dir.path()), None);
+        fs::write(dir.path().join("17/comm"), "conntrackd\n").unwrap();
+        assert_eq!(flow_writer(dir.path()).unwrap().state, State::Warning);
+    }
+
+    #[test]
+    fn each_value_of_a_setting_is_judged() {
+        for setting in SETTINGS {
+            for value in ["0", "1", "2"] {
+                assert!(!(setting.judge)(value).1.is_empty(), "{}", setting.name);
+            }
+        }
+    }
+}

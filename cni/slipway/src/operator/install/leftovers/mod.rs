@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The leftovers of the plugins on a node, and their removal: tables, chains, links and files, including
+//! those of containers whose DEL was never called.
+//!
+//! Only unused objects that Slipway made are removed.
+
+mod disk;
+mod links;
+
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+use cni_dataplane::iptables::{Purpose, SharedChains};
+use cni_dataplane::teardown::{Holding, InUse, OwnTable};
+use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
+use cni_kernel::dir::DirError;
+use cni_kernel::ethtool::Switch;
+
+use cni_plugins::ipam::dhcp::leftovers::LeftoversError as LeasesError;
+use cni_plugins::ipam::host_local::StoreError;
+use cni_plugins::node_defaults::NodeDefaults;
+
+/// A leftover, by what is done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Leftover {
+    /// A table is removed.
+    Table(OwnTable),
+    /// Chains of iptables that containers shared are removed.
+    Chains(SharedChains),
+    /// A link for all containers, or for one that no longer exists, is removed.
+    Link(String),
+    /// A directory is removed: host-local's with its files other than reservations, others if they are empty.
+    Directory(PathBuf),
+    /// The dataplane's directory below /run is removed.
+    RunDirectory(PathBuf),
+    /// The BPF programs are detached, and everything pinned is removed.
+    Programs,
+    /// UDP GRO forwarding of a node whose settings ask for it is switched off; with the names of its uplinks, if set.
+    Merging(Vec<String>),
+    /// An object is kept.
+    Keep {
+        /// The object.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+}
+
+impl fmt::Display for Leftover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(table) => write!(f, "remove  table {}", table.name()),
+            Self::Chains(shared) => write!(f, "remove  {}", chains(*shared)),
+            Self::Link(name) => write!(f, "remove  link {name}"),
+            Self::Directory(path) | Self::RunDirectory(path) => write!(f, "remove  {}", path.display()),
+            Self::Programs => f.write_str("remove  the BPF programs"),
+            Self::Merging(_) => f.write_str("reset   UDP GRO forwarding at the uplinks"),
+            Self::Keep { what, why } => write!(f, "leave   {what} ({why})"),
+        }
+    }
+}
+
+/// An error of a removal.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LeftoverError {
+    /// Containers have elements in a table of ours.
+    #[error(
+        "table {} is in use by {}: remove the containers, or let the runtime run a GC; `--force` \
+         removes what they have, `--keep-state` leaves it; {}",
+        table.name(),
+        list(owners),
+        changed(removed)
+    )]
+    InUse {
+        /// The table.
+        table: OwnTable,
+        /// The containers.
+        owners: Vec<Owner>,
+        /// The tables that were removed before this one came into use.
+        removed: Vec<OwnTable>,
+    },
+    /// Containers were added while the plugins were removed.
+    #[error(
+        "table {} was kept, as {} was added while the plugins were removed: install the plugins again, \
+         remove the containers, then run `slipway uninstall` again",
+        table.name(),
+        list(owners)
+    )]
+    AddedLate {
+        /// The table.
+        table: OwnTable,
+        /// The containers.
+        owners: Vec<Owner>,
+    },
+    /// A table cannot be read or removed.
+    #[error(transparent)]
+    Table(#[from] DataplaneError),
+    /// A link cannot be read or removed.
+    #[error(transparent)]
+    Link(#[from] cni_kernel::route::RouteError),
+    /// Reservations of host-local cannot be read or removed.
+    #[error(transparent)]
+    Reservations(#[from] StoreError),
+    /// Leases of dhcp cannot be read or removed.
+    #[error(transparent)]
+    Leases(#[from] LeasesError),
+    /// The files of killed writers cannot be removed.
+    #[error(transparent)]
+    Temporaries(#[from] DirError),
+    /// A directory cannot be listed or removed.
+    #[error("{operation} {}: {source}", path.display())]
+    Directory {
+        /// The operation.
+        operation: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn list(owners: &[Owner]) -> String {
+    owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// The changes before a refusal.
+fn changed(removed: &[OwnTable]) -> String {
+    let tables: Vec<String> = removed.iter().map(|table| format!("table {}", table.name())).collect();
+    match tables[..] {
+        [] => "nothing was changed".to_owned(),
+        _ => format!("only this was removed: {}", tables.join(", ")),
+    }
+}
+
+/// Finds the leftovers. Changes nothing.
+///
+/// # Errors
+/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; tables, links or
+/// files cannot be read.
+pub(super) fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
+    let mut leftovers = Vec::new();
+    for table in OwnTable::ALL {
+        match table.holding() {
+            Ok(Holding::NoTable) => {}
+            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+                return Err(LeftoverError::InUse { table, owners, removed: Vec::new() });
+            }
+            Ok(Holding::Rules) if in_use == InUse::Spare => leftovers.push(administered(table)),
+            Ok(_) => leftovers.push(Leftover::Table(table)),
+            // Not ours, or a later version's, which can remove it.
+            Err(error @ (DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. })) => {
+                let what = format!("table {}", table.name());
+                leftovers.push(Leftover::Keep { what, why: error.to_string() });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if ebpf::is_there() {
+        leftovers.push(match ebpf::served_in_other_namespace() {
+            None => Leftover::Programs,
+            Some(error) => Leftover::Keep { what: "BPF programs".to_owned(), why: error.to_string() },
+        });
+    }
+    leftovers.extend(merging()?);
+    let shared = [SharedChains::all(Purpose::Ports)?, SharedChains::all(Purpose::Firewall)?].concat();
+    for shared in shared {
+        leftovers.push(kept_or_removed(shared, shared.needed()?));
+    }
+    leftovers.extend(links::plan()?);
+    leftovers.extend(disk::plan(data_dir)?);
+    let memory = Path::new(cni_dataplane::RUN_DIR);
+    leftovers.extend(memory.is_dir().then(|| Leftover::RunDirectory(memory.to_owned())));
+    Ok(leftovers)
+}
+
+fn merging() -> Result<Option<Leftover>, DataplaneError> {
+    // A mistake in the settings does not keep the plugins on the node.
+    let settings = NodeDefaults::read().unwrap_or_default();
+    if settings.udp_gro_forwarding != Some(Switch::On) {
+        return Ok(None);
+    }
+    let uplinks = settings.ebpf.uplinks;
+    let is_on = ebpf::merging(&uplinks)?.iter().any(|one| one.state == Ok(Switch::On));
+    Ok(is_on.then_some(Leftover::Merging(uplinks)))
+}
+
+/// Removes the tables of a plan. Stops at one that containers have begun to use.
+///
+/// # Errors
+/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; a table cannot be
+/// removed.
+pub(super) fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result<(), LeftoverError> {
+    let mut removed = Vec::new();
+    for leftover in leftovers {
+        if let Leftover::Table(table) = *leftover {
+            match table.remove(in_use)? {
+                Holding::Owners(owners) if in_use == InUse::Spare => {
+                    return Err(LeftoverError::InUse { table, owners, removed });
+                }
+                Holding::Rules if in_use == InUse::Spare => *leftover = administered(table),
+                Holding::NoTable => {}
+                _ => removed.push(table),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the rest of a plan, in its order, and tables that an ADD created again while the plugins were
+/// removed. Returns [`LeftoverError::AddedLate`] for each table that containers use, with [`InUse::Spare`].
+///
+/// # Errors
+/// The first object that cannot be removed.
+pub(super) fn remove_rest(
+    leftovers: &mut [Leftover],
+    in_use: InUse,
+) -> Result<Vec<LeftoverError>, LeftoverError> {
+    let mut late = Vec::new();
+    for table in OwnTable::ALL {
+        match table.remove(in_use) {
+            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+                late.push(LeftoverError::AddedLate { table, owners });
+            }
+            Ok(_) | Err(DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for leftover in leftovers {
+        let done = match leftover {
+            Leftover::Table(_) | Leftover::Keep { .. } => continue,
+            Leftover::Programs => {
+                ebpf::teardown_node()?;
+                Leftover::Programs
+            }
+            Leftover::Merging(uplinks) => {
+                ebpf::switch_merging(uplinks, Switch::Off)?;
+                continue;
+            }
+            Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
+            Leftover::Link(name) => links::remove(std::mem::take(name))?,
+            Leftover::Directory(path) => disk::remove(std::mem::take(path))?,
+            Leftover::RunDirectory(path) => {
+                std::fs::remove_dir_all(&path).map_err(|source| LeftoverError::Directory {
+                    operation: "remove",
+                    path: path.clone(),
+                    source,
+                })?;
+                continue;
+            }
+        };
+        *leftover = done;
+    }
+    Ok(late)
+}
+
+fn chains(shared: SharedChains) -> String {
+    let program = match shared.place.family {
+        AddressFamily::V4 => "iptables",
+        AddressFamily::V6 => "ip6tables",
+    };
+    let names = match shared.purpose {
+        Purpose::Ports => "CNI-HOSTPORT-*",
+        Purpose::Firewall => "CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-*",
+    };
+    format!("chains {names} of {program}-{}", shared.place.variant)
+}
+
+fn kept_or_removed(shared: SharedChains, needed: Option<&'static str>) -> Leftover {
+    match needed {
+        None => Leftover::Chains(shared),
+        Some(why) => Leftover::Keep { what: chains(shared), why: why.to_owned() },
+    }
+}
+
+fn administered(table: OwnTable) -> Leftover {
+    let what = format!("table {}", table.name());
+    Leftover::Keep { what, why: "an administrator's rules are in its chain admin".to_owned() }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipway node`: the BPF programs of the eBPF backend on this node, and UDP GRO forwarding at its uplinks.
+
+use std::io::{self, Write};
+
+use cni_dataplane::ebpf::{self, Fill, Merging, Status, Without};
+use cni_kernel::ethtool::Switch;
+use cni_spec::CniError;
+use serde_json::{Map, Value, json};
+
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
+
+use super::names;
+use cni_plugins::node_defaults::NodeDefaults;
+
+/// The state of the node.
+struct State {
+    status: Status,
+    /// UDP GRO forwarding.
+    merging: Vec<Merging>,
+    /// True if the settings ask for it.
+    is_asked: bool,
+}
+
+/// Sets the node up or removes what that made if asked to, and prints the status.
+pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let task = given.argument(0);
+    let state = state_after(task).map_err(Failure::failed)?;
+    if task == "setup" {
+        for uplink in &state.status.uplinks_without {
+            writeln!(err, "slipway node: uplink {} is left to nftables: {}", uplink.name, uplink.why)?;
+        }
+        for link in &state.status.containers_without {
+            writeln!(err, "slipway node: {} of a container is left to nftables: {}", link.name, link.why)?;
+        }
+        for Merging { link, state } in &state.merging {
+            if let Err(reason) = state {
+                writeln!(err, "slipway node: no UDP GRO forwarding at {link}: {reason}")?;
+            }
+        }
+    }
+    if given.json() {
+        json::print(document(&state), out)?;
+    } else {
+        print_text(&state, out)?;
+    }
+    Ok(0)
+}
+
+fn state_after(task: &str) -> Result<State, CniError> {
+    let read = NodeDefaults::read();
+    // A mistake in the settings does not keep the programs on the node.
+    let NodeDefaults { ebpf: settings, udp_gro_forwarding: wanted, .. } =
+        if task == "teardown" { read.unwrap_or_default() } else { read? };
+    let merging = match (task, wanted) {
+        // First: it does not need the programs.
+        ("setup", Some(switch)) => ebpf::switch_merging(&settings.uplinks, switch)?,
+        ("teardown", Some(Switch::On)) => ebpf::switch_merging(&settings.uplinks, Switch::Off)?,
+        _ => ebpf::merging(&settings.uplinks)?,
+    };
+    let status = match task {
+        "setup" => ebpf::setup_node(&settings)?,
+        "teardown" => {
+            ebpf::teardown_node()?;
+            ebpf::status(&settings)?
+        }
+        _ => ebpf::status(&settings)?,
+    };
+    Ok(State { status, merging, is_asked: wanted == Some(Switch::On) })
+}
+
+fn print_text(State { status, merging, is_asked }: &State, out: &mut dyn Write) -> io::Result<()> {
+    let state = match (status.is_set_up, status.is_current) {
+        _ if ebpf::object().is_none() => "absent: this binary was built without them",
+        (true, true) => "loaded",
+        (true, false) => "loaded, of another version: `slipway node setup` replaces them",
+        (false, _) => "not loaded: nftables serves everything",
+    };
+    writeln!(out, "programs    {state}")?;
+    if status.is_set_up {
+        writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
+        for left in &status.uplinks_without {
+            writeln!(out, "without     {}: {}", left.name, left.why)?;
+        }
+        for filter in &status.earlier {
+            writeln!(out, "before      {filter}: a final verdict leaves packets to netfilter")?;
+        }
+        writeln!(out, "containers  {}", status.containers)?;
+    }
+    for Fill { map, elements, max_elements } in status.maps.iter().filter(|fill| fill.elements > 0) {
+        writeln!(out, "map         {map}: {elements} of {max_elements} elements")?;
+    }
+    for Merging { link, state } in merging.iter().filter(|one| *is_asked || one.state == Ok(Switch::On)) {
+        match state {
+            Ok(Switch::On) => writeln!(out, "udp gro     {link}: on")?,
+            Ok(Switch::Off) => writeln!(out, "udp gro     {link}: off: `slipway node setup` switches it on")?,
+            Err(reason) => writeln!(out, "udp gro     {link}: {reason}")?,
+        }
+    }
+    for (counter, count) in &status.counters {
+        let (name, about) = (names::of_counter(*counter), names::about_counter(*counter));
+        match counter.is_drop() {
+            true => writeln!(out, "dropped     {name}: {count} ({about})")?,
+            false => writeln!(out, "counter     {name}: {count}")?,
+        }
+    }
+    Ok(())
+}
+
+/// The document of `slipway node`.
+fn document(State { status, merging, .. }: &State) -> Value {
+    let counts = |are_drops: bool| -> Map<String, Value> {
+        let all = status.counters.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
+        all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), json!(count))).collect()
+    };
+    let left = |links: &[Without]| -> Vec<Value> {
+        links.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect()
+    };
+    let earlier: Vec<Value> = status
+        .earlier
+        .iter()
+        .map(|one| {
+            json!({ "interface": one.link, "hook": one.hook, "kind": one.kind, "preference": one.preference })
+        })
+        .collect();
+    let maps: Vec<Value> = status
+        .maps
+        .iter()
+        .map(|fill| json!({ "name": fill.map, "elements": fill.elements, "max_elements": fill.max_elements }))
+        .collect();
+    let merging: Vec<Value> = merging
+        .iter()
+        .map(|one| {
+            let (state, reason) = match &one.state {
+                Ok(Switch::On) => ("on", ""),
+                Ok(Switch::Off) => ("off", ""),
+                Err(reason) => ("unknown", reason.as_str()),
+            };
+            json!({ "interface": one.link, "state": state, "reason": reason })
+        })
+        .collect();
+    json!({
+        "built_in": ebpf::object().is_some(),
+        "loaded": status.is_set_up,
+        "current": status.is_current,
+        "uplinks": status.uplinks,
+        "uplinks_left_to_nftables": left(&status.uplinks_without),
+        "earlier_filters": earlier,
+        "containers": status.containers,
+        "containers_left_to_nftables": left(&status.containers_without),
+        "counters": counts(false),
+        "dropped": counts(true),
+        "maps": maps,
+        "udp_gro_forwarding": merging,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_dataplane::ebpf::{Counter, EarlierFilter};
+
+    use super::*;
+
+    #[test]
+    fn the_status_is_printed() {
+        let status = Status {
+            is_set_up: true,
+            is_current: true,
+            uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
+            uplinks_without: vec![Without { name: "eth2".to_owned(), why: "no such interface".to_owned() }],
+            earlier: vec![
+                EarlierFilter {
+                    link: "eth0".to_owned(),
+                    hook: "ingress",
+                    kind: "u32".to_owned(),
+                    preference: Some(1),
+                },
+                EarlierFilter {
+                    link: "eth1".to_owned(),
+                    hook: "egress",
+                    kind: "tcx".to_owned(),
+                    preference: None,
+                },
+            ],
+            containers: 2,
+            containers_without: vec![Without { name: "veth0".to_owned(), why: "no".to_owned() }],
+            counters: vec![(Counter::Carried, 7), (Counter::DroppedWrite, 1)],
+            maps: [("carried4", 2), ("carried6", 0)]
+                .map(|(map, elements)| Fill { map, elements, max_elements: 64 })
+                .into(),
+        };
+        let merging = [("eth0", Ok(Switch::On)), ("eth1", Ok(Switch::Off)), ("eth2", Err("no".to_owned()))]
+            .map(|(link, state)| Merging { link: link.to_owned(), state });
+        let state = State { status, merging: merging.into(), is_asked: true };
+        let mut text = Vec::new();
+        print_text(&state, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(
+            text.ends_with(
+                "uplinks     eth0, eth1\nwithout     eth2: no such interface\n\
+                 before      eth0 ingress: u32, preference 1: a final verdict leaves packets to netfilter\n\
+                 before      eth1 egress: tcx: a final verdict leaves packets to netfilter\ncontainers  2\n\
+                 map         carried4: 2 of 64 elements\n\
+                 udp gro     eth0: on\nudp gro     eth1: off: `slipway node setup` switches it on\n\
+                 udp gro     eth2: no\n\
+                 counter     carried_packets: 7\n\
+                 dropped     write_failed: 1 (the kernel refused to change the packet)\n"
+            ),
+            "{text}"
+        );
+        let document = document(&state);
+        slipway_cli::checks::assert_documented("slipway node", std::slice::from_ref(&document));
+        assert_eq!(
+            (&document["containers"], &document["counters"]["carried_packets"]),
+            (&json!(2), &json!(7))
+        );
+        let unknown = json!({ "interface": "eth2", "state": "unknown", "reason": "no" });
+        assert_eq!(document["udp_gro_forwarding"][2], unknown);
+    }
+}

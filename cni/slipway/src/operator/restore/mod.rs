@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
+//!
+//! After a flush, only the runtime's cache has a container's request, and only the kernel shows that the
+//! container still runs. If the two disagree, nothing is done.
+
+pub(super) mod liveness;
+mod report;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::node::{self, OwnTable};
+use cni_kernel::dir::DirError;
+use cni_kernel::lock::FileLock;
+use cni_runtime::{Cache, Cached};
+use cni_spec::{Attachment, CniError, NetConf};
+
+use super::caches;
+use super::migration_lock::{self, MigrationLockError};
+use cni_plugins::plugin::{Env, Request, Restorable};
+use cni_plugins::registry;
+use liveness::{Liveness, LivenessError, Node};
+use report::{Row, State};
+use slipway_cli::json;
+use slipway_cli::{Failure, Given};
+
+/// The time between the two checks for a concurrent DEL. A DEL calls portmap before the interface's plugin,
+/// each in its own process: a container that is still attached after this time was not being deleted when
+/// its ports were restored.
+const GRACE: Duration = Duration::from_secs(1);
+/// The time limit for the end of a migration, or of another restoration.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The exit code of a dry run that found something missing.
+const SOMETHING_MISSING: u8 = 3;
+
+/// A restoration cannot begin, or a container's objects cannot be determined.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RestoreError {
+    #[error("no runtime's cache in {}", results(directories))]
+    NoCache { directories: Vec<PathBuf> },
+    #[error(transparent)]
+    Cache(#[from] DirError),
+    #[error(transparent)]
+    Node(#[from] LivenessError),
+    #[error(transparent)]
+    Configuration(#[from] CniError),
+    #[error("{plugin}: {source}")]
+    Plugin { plugin: String, source: CniError },
+}
+
+fn results(directories: &[PathBuf]) -> String {
+    let names: Vec<String> = directories.iter().map(|d| d.join("results").display().to_string()).collect();
+    names.join(" or ")
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Restore,
+    DryRun,
+}
+
+/// Restores what is missing and prints the outcome. The exit code is 1 if something failed, and 3 if a dry
+/// run found something missing.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+    let mode = if given.has("--dry-run") { Mode::DryRun } else { Mode::Restore };
+    let directories: Vec<PathBuf> = given.values("--cache-dir").map(PathBuf::from).collect();
+    let mut restoration = Restoration::begin(mode, &directories).map_err(Failure::failed)?;
+    restoration.run().map_err(Failure::failed)?;
+    let rows = restoration.rows;
+    if given.json() {
+        json::print(report::document(&rows), out)?;
+    } else {
+        report::print(&rows, out)?;
+    }
+    let is_missing = rows.iter().any(|row| row.state == State::Missing);
+    Ok(match (report::is_ok(&rows), is_missing) {
+        (false, _) => 1,
+        (true, true) => SOMETHING_MISSING,
+        (true, false) => 0,
+    })
+}
+
+/// The missing objects of running containers, as a dry run finds them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// True if the table itself is to be restored.
+    pub(super) table: bool,
+    /// The containers with missing objects.
+    pub(super) owners: BTreeSet<Attachment>,
+}
+
+/// Finds what is missing, and changes nothing.
+///
+/// # Errors
+/// [`RestoreError`] if the runtime's cache or the node's links cannot be read.
+pub(super) fn missing() -> Result<Missing, RestoreError> {
+    let mut restoration = Restoration::begin(Mode::DryRun, &[])?;
+    restoration.run()?;
+    let mut found = Missing::default();
+    for row in restoration.rows.into_iter().filter(|row| row.state == State::Missing) {
+        match row.owner {
+            Some(owner) => drop(found.owners.insert(owner)),
+            None => found.table = true,
+        }
+    }
+    Ok(found)
+}
+
+/// The exclusion of migrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Exclusion {
+    /// For this object.
+    New,
+    /// Since an earlier object.
+    Held,
+}
+
+/// A restored object, to be checked again.
+struct Restored {
+    /// The index of its row.
+    row: usize,
+    /// The index of its container.
+    container: usize,
+    object: Box<dyn Restorable>,
+}
+
+/// One run of the command.
+struct Restoration {
+    mode: Mode,
+    node: Node,
+    caches: Vec<Cache>,
+    /// The cached attachments in the order of their ADDs, each with the index of its cache.
+    containers: Vec<(usize, Cached)>,
+    rows: Vec<Row>,
+    restored: Vec<Restored>,
+    /// Excludes migrations from the first missing object to the last container.
+    lock: Option<FileLock>,
+    /// The time limit for the lock: all objects together wait once.
+    patience: Duration,
+}
+
+impl Restoration {
+    /// Reads the caches in these directories, or else in the usual ones.
+    fn begin(mode: Mode, directories: &[PathBuf]) -> Result<Self, RestoreError> {
+        let node = Node::open()?;
+        let (mut caches, mut rows) = (Vec::new(), Vec::new());
+        for directory in directories {
+            let none = || RestoreError::NoCache { directories: vec![directory.clone()] };
+            caches.push(Cache::open(directory)?.ok_or_else(none)?);
+        }
+        if directories.is_empty() {
+            let usual = caches::USUAL.map(PathBuf::from);
+            for directory in &usual {
+                caches.extend(Cache::open(directory)?);
+            }
+            if caches.is_empty() {
+                let none = RestoreError::NoCache { directories: usual.to_vec() };
+                let reason = format!("{none}: no container is known");
+                rows.push(Row::new(None, "containers", State::Skipped, reason));
+            }
+        }
+        let mut containers = Vec::new();
+        for (number, cache) in caches.iter().enumerate() {
+            let (cached, faults) = cache.read()?;
+            containers.extend(cached.into_iter().map(|one| (number, one)));
+            rows.extend(faults.into_iter().map(|fault| {
+                let file = format!("cache file {}", fault.path.display());
+                Row::new(None, file, State::Skipped, fault.error.to_string())
+            }));
+        }
+        let (containers, restored) = (newest(containers), Vec::new());
+        Ok(Self { mode, node, caches, containers, rows, restored, lock: None, patience: PATIENCE })
+    }
+
+    fn run(&mut self) -> Result<(), LivenessError> {
+        let row = self.table()?;
+        self.rows.extend(row);
+        for number in 0..self.containers.len() {
+            self.container(number);
+        }
+        self.lock = None;
+        if !self.restored.is_empty() {
+            let since = Instant::now();
+            self.withdraw_deleted();
+            std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
+            self.withdraw_deleted();
+        }
+        Ok(())
+    }
+
+    /// Restores the table itself. It has the guard of the node's loopback, which is needed while
+    /// `route_localnet` is on for a link, even if no container has a port.
+    fn table(&self) -> Result<Option<Row>, LivenessError> {
+        let row = |state, reason: String| {
+            Some(Row::new(None, format!("table {}", node::own_table_name().0), state, reason))
+        };
+        let reason = match node::own_table() {
+            Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(Answering::Outdated)) => {
+                "its list of the node's addresses was out of date"
+            }
+            Ok(OwnTable::Ready) => return Ok(row(State::Present, String::new())),
+            Ok(OwnTable::Absent) if !self.node.has_route_localnet()? => return Ok(None),
+            Ok(OwnTable::Absent) => {
+                "it was missing, and with it the guard of the node's loopback, while route_localnet is on"
+            }
+            Ok(OwnTable::Damaged) => {
+                "its chains were emptied, changed or unhooked, or it is of an older version"
+            }
+            Err(cni_dataplane::Error::NoNfTables(_)) => return Ok(None),
+            Err(error) => return Ok(row(State::Failed, error.to_string())),
+        };
+        if self.mode == Mode::DryRun {
+            return Ok(row(State::Missing, reason.to_owned()));
+        }
+        Ok(match node::repair_own_table() {
+            Ok(()) => row(State::Restored, reason.to_owned()),
+            Err(error) => row(State::Failed, error.to_string()),
+        })
+    }
+
+    /// Restores the objects of one container, if it still runs.
+    fn container(&mut self, number: usize) {
+        let Some((_, cached)) = self.containers.get(number) else { return };
+        let owner = cached.attachment.clone();
+        let row = |state, reason| Row::new(Some(owner), "container", state, reason);
+        let objects = match self.node.liveness(cached) {
+            Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+            Ok(Liveness::Gone(reason)) => return self.rows.push(row(State::Skipped, reason)),
+            Ok(Liveness::Attached) => match restorables(cached) {
+                Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+                Ok(objects) => objects,
+            },
+        };
+        let owner = cached.attachment.clone();
+        for object in objects {
+            let row = self.restore(owner.clone(), object.as_ref());
+            if row.state == State::Restored {
+                self.restored.push(Restored { row: self.rows.len(), container: number, object });
+            }
+            self.rows.push(row);
+        }
+    }
+
+    fn restore(&mut self, owner: Attachment, object: &dyn Restorable) -> Row {
+        let row = |state, reason| Row::new(Some(owner), object.name(), state, reason);
+        let Err(mut difference) = object.check() else { return row(State::Present, String::new()) };
+        if self.mode == Mode::DryRun {
+            return row(State::Missing, difference.to_string());
+        }
+        match self.exclude_migrations() {
+            Err(error) => return row(State::Failed, format!("{difference}; {error}")),
+            Ok(Exclusion::Held) => {}
+            // A migration may have moved it since the check.
+            Ok(Exclusion::New) => match object.check() {
+                Ok(()) => return row(State::Present, String::new()),
+                Err(now) => difference = now,
+            },
+        }
+        match object.put_back() {
+            Ok(()) => row(State::Restored, difference.to_string()),
+            Err(error) => row(State::Failed, error.to_string()),
+        }
+    }
+
+    /// Waits for the end of a migration, and keeps others from beginning.
+    fn exclude_migrations(&mut self) -> Result<Exclusion, MigrationLockError> {
+        if self.lock.is_some() {
+            return Ok(Exclusion::Held);
+        }
+        let patience = std::mem::take(&mut self.patience);
+        self.lock = Some(migration_lock::acquire(patience)?);
+        Ok(Exclusion::New)
+    }
+
+    /// Removes the restored objects of containers that were deleted concurrently.
+    fn withdraw_deleted(&mut self) {
+        let Self { node, caches, containers, rows, restored, .. } = self;
+        restored.retain(|one| {
+            let Some((number, cached)) = containers.get(one.container) else { return false };
+            let is_cached = caches.get(*number).map(|cache| cache.remembers(&cached.attachment));
+            let is_attached = matches!(is_cached, Some(Ok(true) | Err(_)))
+                && !matches!(node.liveness(cached), Ok(Liveness::Gone(_)));
+            if is_attached {
+                return true;
+            }
+            let Some(row) = rows.get_mut(one.row) else { return false };
+            (row.state, row.reason) = match one.object.take_away() {
+                Ok(()) => {
+                    (State::Skipped, "the container was deleted concurrently: removed again".to_owned())
+                }
+                Err(error) => (State::Failed, format!("the container was deleted concurrently: {error}")),
+            };
+            false
+        });
+    }
+}
+
+/// Sorts attachments by the time of their ADD. If two caches have the same attachment, the newer entry counts.
+fn newest(mut containers: Vec<(usize, Cached)>) -> Vec<(usize, Cached)> {
+    containers.sort_by_key(|(_, cached)| cached.written);
+    let owners: Vec<_> = containers.iter().map(|(_, cached)| cached.attachment.clone()).collect();
+    let mut next = 0;
+    containers.retain(|(_, cached)| {
+        next += 1;
+        !owners.get(next..).unwrap_or_default().contains(&cached.attachment)
+    });
+    containers
+}
+
+/// The container's objects in the ruleset, by the plugins of its network that this binary has.
+fn restorables(cached: &Cached) -> Result<Vec<Box<dyn Restorable>>, RestoreError> {
+    let mut all = Vec::new();
+    for config in cached.configs()? {
+        let Some(plugin) = registry::find(&config.plugin) else { continue };
+        let env = Env { plugins: registry::PLUGINS, ..Env::default() };
+        let of_plugin = plugin.restorable(&request(cached, &config, &env));
+        all.extend(
+            of_plugin.map_err(|source| RestoreError::Plugin { plugin: config.plugin.clone(), source })?,
+        );
+    }
+    Ok(all)
+}
+
+/// The request of a CHECK.
+pub(super) fn request<'a>(cached: &'a Cached, config: &'a NetConf, env: &'a Env) -> Request<'a> {
+    Request {
+        attachment: cached.attachment.clone(),
+        netns: cached.netns.clone(),
+        args: &cached.args,
+        config,
+        env,
+    }
+}

@@ -1,0 +1,597 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The parts of a bug report, each a file. A part that cannot be read has the error in its place.
+
+use std::ffi::OsStr;
+use std::fmt::{Display, Write as _};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cni_dataplane::{Owner, dump};
+use cni_kernel::AddressFamily;
+use cni_kernel::dir::{DirError, DurableDir};
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::{sysctl, xtables};
+use cni_runtime::{Cache, CacheError, cache};
+use cni_spec::{check_container_id, check_ifname};
+use cni_state::subnet_file::{self, InvalidSubnets, SubnetFile, SubnetFileError};
+use ipnet::IpNet;
+use nix::sys::utsname::uname;
+
+use super::redact::{Rule, is_address, is_name, is_path, length};
+use cni_plugins::interface::bridge::MADE;
+use slipway_cli::{Code, execute};
+
+use crate::operator::{caches, check_node, commands, ports, restore};
+use cni_plugins::registry;
+
+/// The largest configuration, in bytes.
+const CONFIG_MAX: usize = 1 << 20;
+/// The most names of a directory that are listed.
+const NAMES_MAX: usize = 5000;
+/// The directory of host-local's reservations, without `dataDir`.
+const RESERVATIONS: &str = "/var/lib/cni/networks";
+/// The directory of its index, among the networks.
+const OURS: &str = ".slipway";
+/// The directory of the node's settings.
+const DEFAULTS: &str = "/etc/cni";
+
+/// The rule of each file. A file without a rule has no content.
+const RULES: [(&str, Rule); 15] = [
+    ("about.txt", Rule::Text),
+    ("check-node.txt", Rule::Text),
+    ("ports.txt", Rule::Text),
+    ("restore.txt", Rule::Outcomes),
+    ("nftables.txt", Rule::Text),
+    ("iptables.txt", Rule::Text),
+    ("links.txt", Rule::Text),
+    ("sysctl.txt", Rule::Text),
+    ("modules.txt", Rule::Text),
+    ("plugins.txt", Rule::Text),
+    ("reservations.txt", Rule::Text),
+    ("subnets.txt", Rule::Text),
+    ("cache.txt", Rule::Text),
+    ("networks", Rule::Network),
+    ("defaults", Rule::Node),
+];
+
+/// The rule of a file, or of the folder that it is in.
+fn rule(name: &str) -> Option<Rule> {
+    let first = name.split('/').next().unwrap_or_default();
+    RULES.iter().find(|(known, _)| *known == first).map(|(_, rule)| *rule)
+}
+
+/// A file of the bundle.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) name: String,
+    /// A description, for the owner's look before the bundle is shared.
+    pub(super) about: &'static str,
+    pub(super) content: Vec<u8>,
+}
+
+impl Part {
+    fn new(name: &str, about: &'static str, content: &str) -> Self {
+        Self::by_rule(rule(name), name, about, content)
+    }
+
+    /// The content, or the error of its source.
+    fn read(name: &str, about: &'static str, content: Result<String, impl Display>) -> Self {
+        match content {
+            Ok(content) => Self::new(name, about, &content),
+            Err(error) => Self::failed(name, about, error),
+        }
+    }
+
+    fn failed(name: &str, about: &'static str, error: impl Display) -> Self {
+        let error = format!("cannot be read: {error}\n");
+        Self::by_rule(rule(name).map(|_| Rule::Text), name, about, &error)
+    }
+
+    fn by_rule(rule: Option<Rule>, name: &str, about: &'static str, content: &str) -> Self {
+        let content = match rule {
+            None => "left out: no rule for its contents\n".to_owned(),
+            Some(rule) => rule.apply(content),
+        };
+        Self { name: name.to_owned(), about, content: content.into_bytes() }
+    }
+}
+
+/// The directories to read.
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    /// The networks' configurations.
+    pub(super) configurations: &'a Path,
+    /// The directories of plugins.
+    pub(super) plugins: &'a [PathBuf],
+}
+
+/// Collects all parts.
+pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
+    let mut parts = vec![
+        Part::new("about.txt", "versions of slipway, kernel and distribution", &about()),
+        Part::new("check-node.txt", "output of check-node", &printed("check-node", check_node::run, &[])),
+        Part::new(
+            "ports.txt",
+            "published ports: names of networks, container IDs, addresses",
+            &printed("ports", ports::run, &[]),
+        ),
+        Part::new(
+            "restore.txt",
+            "output of restore --dry-run: container IDs, addresses, paths",
+            &printed("restore", restore::run, &["--dry-run"]),
+        ),
+        Part::read("nftables.txt", "our tables; names of other tables", dump::own_tables()),
+        Part::new("iptables.txt", "names of the chains of legacy iptables", &legacy_chains()),
+        Part::read("links.txt", "links, addresses and routes of this node", links()),
+        Part::new("sysctl.txt", "settings of the kernel", &settings()),
+        Part::read(
+            "modules.txt",
+            "modules of the kernel",
+            fs::read_to_string("/proc/modules").map(|text| modules(&text)),
+        ),
+        Part::read("plugins.txt", "names in the plugin directories", listings(places.plugins)),
+        Part::read(
+            "reservations.txt",
+            "reservations of host-local: addresses, container IDs",
+            reservations(Path::new(RESERVATIONS)),
+        ),
+        Part::new("subnets.txt", "this node's subnets", &subnets(Path::new(subnet_file::PATH))),
+        Part::read(
+            "cache.txt",
+            "containers in the runtime's cache and pending ones: names, IDs, namespaces",
+            cached(),
+        ),
+    ];
+    parts.extend(configurations(places.configurations, "networks"));
+    parts.extend(
+        configurations(Path::new(DEFAULTS), "defaults")
+            .into_iter()
+            .filter(|part| part.name == "defaults/slipway.json"),
+    );
+    parts
+}
+
+/// The output of a command of this binary, and its exit code.
+fn printed(name: &str, code: Code, args: &[&str]) -> String {
+    let Some(command) = commands::find(name) else { return format!("no command {name}\n") };
+    let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = execute(&commands::PROGRAM, command, code, &args, &mut out, &mut err);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}exit code {code}\n", text(&out), text(&err))
+}
+
+fn about() -> String {
+    let mut text =
+        format!("slipway {}, plugins {}\n", env!("CARGO_PKG_VERSION"), registry::names().join(" "));
+    if let Ok(names) = uname() {
+        let word = |word: &OsStr| word.to_string_lossy().into_owned();
+        let words = [names.sysname(), names.release(), names.version(), names.machine()].map(word);
+        let _written = writeln!(text, "{}", words.join(" "));
+    }
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let _written = writeln!(text, "\n/etc/os-release:\n{}", distribution(&release));
+    let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let _written = writeln!(text, "/proc/uptime:\n{uptime}");
+    for kind in ["net", "mnt", "pid", "user"] {
+        let link = fs::read_link(Path::new("/proc/self/ns").join(kind));
+        let _written =
+            writeln!(text, "namespace {}", link.map_or_else(|e| e.to_string(), |l| l.display().to_string()));
+    }
+    text
+}
+
+/// The distribution and its version. The file may have other keys, of an administrator.
+fn distribution(release: &str) -> String {
+    const KEYS: [&str; 6] = ["ID", "NAME", "VERSION", "VERSION_ID", "PRETTY_NAME", "VARIANT_ID"];
+    let plain = |c: char| c.is_ascii_alphanumeric() || " ._-()/+,".contains(c);
+    let line = |line: &str| {
+        let (key, value) = line.split_once('=')?;
+        let value = value.trim_matches(['"', '\'']);
+        let shown = value.len() <= 80 && value.chars().all(plain);
+        KEYS.contains(&key).then(|| match shown {
+            true => format!("{key}={value}\n"),
+            false => format!("{key}={}\n", length(value)),
+        })
+    };
+    release.lines().filter_map(line).collect()
+}
+
+/// Names, sizes and users. The addresses in the kernel's memory would help an attacker.
+fn modules(list: &str) -> String {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split(' ').filter(|word| !word.starts_with("0x")).collect();
+        words.join(" ") + "\n"
+    };
+    list.lines().map(line).collect()
+}
+
+fn legacy_chains() -> String {
+    let mut text = String::new();
+    for (family, name) in [(AddressFamily::V4, "iptables-legacy"), (AddressFamily::V6, "ip6tables-legacy")] {
+        for table in ["nat", "filter", "mangle", "raw"] {
+            // Reading a missing table would load it.
+            if !xtables::has_table(family, table) {
+                continue;
+            }
+            let chains =
+                xtables::chains(family, table).map_or_else(|e| e.to_string(), |chains| chains.join(" "));
+            let _written = writeln!(text, "{name} -t {table}: {chains}");
+        }
+    }
+    if text.is_empty() { "no table\n".to_owned() } else { text }
+}
+
+fn links() -> Result<String, RouteError> {
+    let route = RouteSocket::open()?;
+    let mut text = String::new();
+    let all = route.links()?;
+    for link in &all {
+        let master = link.master.map(|index| format!(", part of {index}")).unwrap_or_default();
+        let alias = match Owner::from_comment(&link.alias) {
+            _ if link.alias.is_empty() => String::new(),
+            Some(_) => format!(", alias {:?}", link.alias),
+            None if link.alias == MADE => format!(", {MADE}"),
+            None => format!(", alias {}", length(&link.alias)),
+        };
+        let localnet = if link.route_localnet { ", route_localnet" } else { "" };
+        let (index, name, kind, mtu, state) = (link.index, &link.name, &link.kind, link.mtu, link.state);
+        let _written =
+            writeln!(text, "{index}: {name}: {kind:?}, mtu {mtu}, {state}{master}{localnet}{alias}");
+        for address in route.addresses(link)? {
+            let _written = writeln!(text, "    {}", address.net);
+        }
+    }
+    for (family, table, title) in [
+        (AddressFamily::V4, MAIN_TABLE, "routes, IPv4"),
+        (AddressFamily::V6, MAIN_TABLE, "routes, IPv6"),
+        (AddressFamily::V6, LOCAL_TABLE, "routes to this node, IPv6"),
+    ] {
+        let _written = writeln!(text, "\n{title}:");
+        for one in route.routes(family, table)? {
+            let link = one.link.and_then(|index| all.iter().find(|link| link.index == index));
+            let link = link.map_or("-", |link| link.name.as_str());
+            let _written = writeln!(text, "    {one} dev {link}");
+        }
+    }
+    Ok(text)
+}
+
+fn settings() -> String {
+    const NAMES: [&str; 14] = [
+        "net/ipv4/ip_forward",
+        "net/ipv4/conf/all/forwarding",
+        "net/ipv4/conf/all/route_localnet",
+        "net/ipv4/conf/default/route_localnet",
+        "net/ipv4/conf/all/rp_filter",
+        "net/ipv4/ip_local_port_range",
+        "net/ipv4/ip_local_reserved_ports",
+        "net/ipv6/conf/all/forwarding",
+        "net/ipv6/conf/all/disable_ipv6",
+        "net/bridge/bridge-nf-call-iptables",
+        "net/bridge/bridge-nf-call-ip6tables",
+        "net/netfilter/nf_conntrack_count",
+        "net/netfilter/nf_conntrack_max",
+        "kernel/unprivileged_userns_clone",
+    ];
+    let line = |name: &&str| {
+        let value = sysctl::get(name).unwrap_or_else(|error| format!("({error})"));
+        format!("{name} = {value}\n")
+    };
+    NAMES.iter().map(line).collect()
+}
+
+fn listings(directories: &[PathBuf]) -> Result<String, DirError> {
+    directories.iter().map(|directory| listing(directory)).collect()
+}
+
+/// Names, sizes and the targets of links.
+fn listing(directory: &Path) -> Result<String, DirError> {
+    let opened = DurableDir::open(directory)?;
+    let mut names = opened.list()?;
+    names.sort();
+    let mut text = format!("{}\n", directory.display());
+    for name in names.iter().take(NAMES_MAX) {
+        let path = directory.join(name);
+        let size = fs::symlink_metadata(&path).map(|data| data.len()).unwrap_or_default();
+        let target =
+            |to: &Path| format!(" -> {}", only(&to.to_string_lossy(), |to| is_path(to) || is_name(to)));
+        let link = fs::read_link(&path).map(|to| target(&to)).unwrap_or_default();
+        let _written = writeln!(text, "    {} {size}{link}", only(&name.to_string_lossy(), is_name));
+    }
+    if names.len() > NAMES_MAX {
+        let _written = writeln!(text, "    and {} more", names.len() - NAMES_MAX);
+    }
+    Ok(text)
+}
+
+/// Each reservation with its owner.
+fn reservations(directory: &Path) -> Result<String, DirError> {
+    let mut networks = DurableDir::open(directory).and_then(|all| all.list())?;
+    networks.sort();
+    let mut text = String::new();
+    for network in networks {
+        let path = directory.join(&network);
+        let Ok(opened) = DurableDir::open(&path) else { continue };
+        let mut names = opened.list()?;
+        names.sort();
+        let network = only(&network.to_string_lossy(), is_name);
+        let _written = writeln!(text, "{}/{network} ({} files)", directory.display(), names.len());
+        for name in names.iter().take(NAMES_MAX) {
+            let name = name.to_string_lossy();
+            let line = match is_address(&name) {
+                true => {
+                    format!("{name} {}", owner(&opened.read(&*name, 4096).ok().flatten().unwrap_or_default()))
+                }
+                false => only(&name, is_bookkeeping),
+            };
+            let _written = writeln!(text, "    {line}");
+        }
+    }
+    Ok(text)
+}
+
+/// A text of the expected form, or its length.
+fn only(text: &str, expected: impl Fn(&str) -> bool) -> String {
+    if expected(text) { text.to_owned() } else { length(text) }
+}
+
+/// True for the names of other files than reservations, the reference's and ours.
+fn is_bookkeeping(name: &str) -> bool {
+    let rest = name.strip_prefix("last_reserved_ip.");
+    name == "lock" || name == OURS || rest.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// The owner in a reservation: the container's ID and its interface.
+fn owner(content: &[u8]) -> String {
+    let text = String::from_utf8_lossy(content);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let valid = match words[..] {
+        [id] => check_container_id(id).is_ok(),
+        [id, ifname] => check_container_id(id).is_ok() && check_ifname(ifname).is_ok(),
+        _ => false,
+    };
+    // The longest IDs have 64 characters.
+    if valid && text.len() <= 100 { words.join(" ") } else { length(&text) }
+}
+
+fn cached() -> Result<String, DirError> {
+    let mut text = String::new();
+    for directory in caches::USUAL {
+        text.push_str(&pending(Path::new(directory))?);
+        let Some(cache) = Cache::open(Path::new(directory))? else { continue };
+        let (all, faults) = cache.read()?;
+        let _written = writeln!(text, "{}: {} containers", cache.path().display(), all.len());
+        for one in all.iter().take(NAMES_MAX) {
+            let path = one.netns.clone().unwrap_or_default();
+            let netns = match Netns::open(&path) {
+                Ok(netns) => format!("namespace {}", netns.id().ino),
+                Err(error) if error.is_gone() => "no namespace".to_owned(),
+                Err(_) => "cannot be opened".to_owned(),
+            };
+            let plugins = one.list.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str());
+            let plugins = plugins.map(|plugin| only(plugin, is_name)).collect::<Vec<_>>().join(" ");
+            let path = only(&path.to_string_lossy(), is_path);
+            let _written = writeln!(text, "    {} ({plugins}): {path} {netns}", one.attachment);
+        }
+        for fault in faults {
+            let name = fault.path.file_name().unwrap_or_default().to_string_lossy();
+            let _written = writeln!(text, "    {}: {}", only(&name, is_name), why(&fault.error));
+        }
+    }
+    if text.is_empty() { Ok("no cache\n".to_owned()) } else { Ok(text) }
+}
+
+/// The sandboxes with pending attachments, of which the files have the configurations: names and sizes alone.
+fn pending(cache: &Path) -> Result<String, DirError> {
+    let path = cache.join(cache::PENDING);
+    let opened = match DurableDir::open(&path) {
+        Err(error) if error.is_not_found() => return Ok(String::new()),
+        opened => opened?,
+    };
+    let mut names = opened.list()?;
+    names.sort();
+    let mut text = format!("{}: {} pending sandboxes\n", path.display(), names.len());
+    // The longest IDs have 64 characters.
+    let is_id = |name: &str| name.len() <= 64 && check_container_id(name).is_ok();
+    for name in names.iter().take(NAMES_MAX) {
+        let size = fs::symlink_metadata(path.join(name)).map(|data| data.len()).unwrap_or_default();
+        let _written = writeln!(text, "    {} {size} bytes", only(&name.to_string_lossy(), is_id));
+    }
+    Ok(text)
+}
+
+/// The file of the node's subnets, without words of an invalid one.
+fn subnets(path: &Path) -> String {
+    match SubnetFile::read(path) {
+        Ok(SubnetFile { subnets, cluster_cidrs, mtu }) => {
+            let shown = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            format!("subnets {}\ncluster {}\nmtu {mtu}\n", shown(&subnets), shown(&cluster_cidrs))
+        }
+        Err(SubnetFileError::Missing(_)) => "no file\n".to_owned(),
+        Err(SubnetFileError::Content { error, .. }) => match error {
+            InvalidSubnets::Form(why) => format!("not a file of subnets, {}\n", length(&why)),
+            InvalidSubnets::Cidr { key, value } => {
+                format!("{key}: invalid CIDR address, {}\n", length(&value))
+            }
+            error => format!("{error}\n"),
+        },
+        Err(error) => format!("cannot be read: {error}\n"),
+    }
+}
+
+/// The error of a file in the cache, without words of the file.
+fn why(error: &CacheError) -> String {
+    match error {
+        CacheError::Form(why) => format!("not a cached attachment, {}", length(why)),
+        CacheError::Kind(kind) => format!("of an unknown kind, {}", length(kind)),
+        CacheError::Name(_) => "file name does not match the attachment inside".to_owned(),
+        CacheError::Directory(error) => error.errno().map_or_else(|| "no file".to_owned(), |e| e.to_string()),
+        CacheError::Read(_) | CacheError::TooLarge | CacheError::BareResult => error.to_string(),
+    }
+}
+
+/// The configurations of a directory.
+fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
+    const ABOUT: &str = "configuration; of unknown keys and of texts only the length";
+    let listed = DurableDir::open(directory).and_then(|opened| opened.list().map(|names| (opened, names)));
+    let (opened, mut names) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return vec![Part::failed(&format!("{folder}/none.txt"), ABOUT, error)],
+    };
+    names.sort();
+    let is_network = |name: &OsStr| {
+        Path::new(name)
+            .extension()
+            .and_then(OsStr::to_str)
+            .is_some_and(|e| ["conf", "conflist", "json"].contains(&e))
+    };
+    let mut parts = Vec::new();
+    for (number, name) in names.iter().filter(|name| is_network(name)).enumerate() {
+        let file = format!("{folder}/{}", entry_name(name, number));
+        parts.push(match opened.read(name, CONFIG_MAX) {
+            Ok(Some(bytes)) => Part::new(&file, ABOUT, &String::from_utf8_lossy(&bytes)),
+            Ok(None) => Part::failed(&file, ABOUT, "it was removed concurrently"),
+            Err(error) => Part::failed(&file, ABOUT, error),
+        });
+    }
+    parts
+}
+
+/// A name that is safe in an archive.
+fn entry_name(name: &OsStr, number: usize) -> String {
+    let text = name.to_string_lossy();
+    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    if plain && text.len() <= 40 && !text.starts_with('.') {
+        text.into_owned()
+    } else {
+        format!("file-{number}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configurations_have_no_secrets() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write("10-a.conflist", r#"{"name":"a","password":"hunter2"}"#);
+        write("b.conf", "hunter2");
+        write("kubeconfig", "hunter2");
+        write("c d.json", "{}");
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("e.json")).unwrap();
+        let parts = configurations(dir.path(), "networks");
+        let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["networks/10-a.conflist", "networks/b.conf", "networks/file-2", "networks/e.json"]
+        );
+        let all: String =
+            parts.iter().map(|part| String::from_utf8_lossy(&part.content).into_owned()).collect();
+        assert!(!all.contains("hunter2") && !all.contains("root:"), "{all}");
+        assert!(all.contains("not JSON, 7 bytes") && all.contains("\"name\": \"a\""), "{all}");
+        let none = configurations(&dir.path().join("none"), "networks");
+        assert!(String::from_utf8_lossy(&none[0].content).contains("cannot be read"));
+    }
+
+    #[test]
+    fn reservations_are_listed_with_their_owners() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("pods")).unwrap();
+        std::fs::write(dir.path().join("pods/10.22.0.2"), "c1\r\neth0").unwrap();
+        let text = reservations(dir.path()).unwrap();
+        assert!(text.contains("10.22.0.2 c1 eth0"), "{text}");
+        for (name, content) in [
+            ("10.22.0.3", "hunter2!"),
+            ("10.22.0.4", "a b hunter2"),
+            ("10.22.0.5", &"hunter2".repeat(20)),
+            ("hunter2", "c1"),
+            ("notes", "hunter2"),
+        ] {
+            std::fs::write(dir.path().join("pods").join(name), content).unwrap();
+        }
+        std::fs::create_dir(dir.path().join("x hunter2")).unwrap();
+        let text = reservations(dir.path()).unwrap();
+        assert!(!text.contains("hunter2"), "{text}");
+        assert!(text.contains("10.22.0.3 (text of 8 characters)"), "{text}");
+    }
+
+    #[test]
+    fn pending_sandboxes_are_listed_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(pending(dir.path()).unwrap(), "");
+        let folder = dir.path().join("pending");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("8f3b"), "hunter2").unwrap();
+        std::fs::write(folder.join("x hunter2"), "hunter2").unwrap();
+        let expected = "pending: 2 pending sandboxes\n    8f3b 7 bytes\n    (text of 9 characters) 7 bytes\n";
+        assert!(pending(dir.path()).unwrap().ends_with(expected));
+    }
+
+    #[test]
+    fn subnets_are_shown_and_invalid_ones_are_not_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("subnet.json");
+        assert_eq!(subnets(&path), "no file\n");
+        let net = |text: &str| text.parse().unwrap();
+        let (own, cluster) = (vec![net("10.1.2.0/24"), net("fd00::/64")], vec![net("10.1.0.0/16")]);
+        SubnetFile { subnets: own, cluster_cidrs: cluster, mtu: 1450 }.write(&path).unwrap();
+        assert_eq!(subnets(&path), "subnets 10.1.2.0/24 fd00::/64\ncluster 10.1.0.0/16\nmtu 1450\n");
+        for content in [
+            "hunter2",
+            r#"{"schema": 1, "subnets": "hunter2", "mtu": 1500}"#,
+            r#"{"schema": 1, "subnets": ["hunter2"], "mtu": 1500}"#,
+            r#"{"schema": 1, "subnets": ["10.1.2.0/24"], "mtu": "hunter2"}"#,
+            "",
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let text = subnets(&path);
+            assert!(!text.contains("hunter2") && !text.is_empty(), "{text}");
+        }
+    }
+
+    /// A new file needs a rule; without one nothing of it is written.
+    #[test]
+    fn each_file_has_a_rule_and_one_without_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.conf"), "{}").unwrap();
+        let parts = all(&Places { configurations: dir.path(), plugins: &[dir.path().to_owned()] });
+        for part in &parts {
+            assert!(rule(&part.name).is_some(), "{} has no rule", part.name);
+        }
+        let first = |name: &str| name.split('/').next().unwrap_or_default().to_owned();
+        let mut collected: Vec<String> = parts.iter().map(|part| first(&part.name)).collect();
+        collected.extend(["defaults".to_owned()]);
+        for (name, _) in RULES {
+            assert!(collected.contains(&name.to_owned()), "nothing is collected as {name}");
+        }
+        let part = Part::new("new.txt", "", "hunter2");
+        assert!(!String::from_utf8_lossy(&part.content).contains("hunter2"));
+    }
+
+    #[test]
+    fn the_kernels_addresses_are_left_out() {
+        let text = modules("nf_tables 1 2 - Live 0xffffffffc0a1b000 (E)\n");
+        assert_eq!(text, "nf_tables 1 2 - Live (E)\n");
+    }
+
+    #[test]
+    fn the_distribution_is_shown_without_an_administrators_keys() {
+        let text = distribution(
+            "ID=debian\nVERSION=\"12 (bookworm)\"\nTOKEN=hunter2\nNAME=\"https://u:hunter2@h\"\n",
+        );
+        assert_eq!(text, "ID=debian\nVERSION=12 (bookworm)\nNAME=(text of 19 characters)\n");
+    }
+
+    #[test]
+    fn a_fault_of_the_cache_quotes_nothing() {
+        let faults = [CacheError::Form("hunter2".to_owned()), CacheError::Kind("hunter2".to_owned())];
+        for fault in &faults {
+            assert!(!why(fault).contains("hunter2"));
+        }
+    }
+}
