@@ -56,8 +56,10 @@ impl Args {
                 return Err(ArgsError::Pair(pair.to_owned()));
             };
             if key == IGNORE_UNKNOWN {
-                ignore =
-                    boolean(value).map_err(|message| ArgsError::Value { pair: pair.to_owned(), message })?;
+                ignore = boolean(value).ok_or_else(|| ArgsError::Value {
+                    pair: pair.to_owned(),
+                    message: format!("boolean unmarshal error: invalid input {value}"),
+                })?;
             } else if known.contains(&key) {
                 args.pairs.push((key.to_owned(), value.to_owned()));
             } else {
@@ -91,11 +93,11 @@ impl Args {
 }
 
 /// `1`, `true`, `0`, `false` in any case.
-fn boolean(text: &str) -> Result<bool, String> {
+fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(format!("boolean unmarshal error: invalid input {text}")),
+        "1" | "true" => Some(true),
+        "0" | "false" => Some(false),
+        _ => None,
     }
 }
 

@@ -131,7 +131,7 @@ impl NetConfList {
             Some(other) => Err(failed(format!("{key}: {other} is no string"))),
         };
         let (name, version) = (text("name")?, Declared::new(&text("cniVersion")?));
-        check_type(&raw).map_err(failed)?;
+        check_type(0, &raw)?;
         Ok(Self {
             name,
             version,
@@ -231,22 +231,20 @@ fn plugins(raw: &Map<String, Value>, only_inlined: bool) -> Result<Vec<Map<Strin
         Some(Value::Array(list)) => list,
         Some(other) => return Err(ListError::PluginsType(go_type(other))),
     };
-    let parsed = list.iter().enumerate().map(|(index, value)| {
-        let failed = |reason: String| ListError::Plugin { index, reason };
-        match value {
-            Value::Object(plugin) => check_type(plugin).map(|()| plugin.clone()).map_err(failed),
-            other => Err(failed(format!("{} is no object", go_type(other)))),
-        }
+    let parsed = list.iter().enumerate().map(|(index, value)| match value {
+        Value::Object(plugin) => check_type(index, plugin).map(|()| plugin.clone()),
+        other => Err(ListError::Plugin { index, reason: format!("{} is no object", go_type(other)) }),
     });
     parsed.collect()
 }
 
-fn check_type(plugin: &Map<String, Value>) -> Result<(), String> {
-    match fold::get(plugin, "type") {
-        Some(Value::String(name)) if !name.is_empty() => Ok(()),
-        None | Some(Value::Null | Value::String(_)) => Err("missing 'type'".to_owned()),
-        Some(other) => Err(format!("invalid 'type' type {}", go_type(other))),
-    }
+fn check_type(index: usize, plugin: &Map<String, Value>) -> Result<(), ListError> {
+    let reason = match fold::get(plugin, "type") {
+        Some(Value::String(name)) if !name.is_empty() => return Ok(()),
+        None | Some(Value::Null | Value::String(_)) => "missing 'type'".to_owned(),
+        Some(other) => format!("invalid 'type' type {}", go_type(other)),
+    };
+    Err(ListError::Plugin { index, reason })
 }
 
 /// The name of a value's type in Go, for messages.

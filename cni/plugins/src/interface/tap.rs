@@ -3,13 +3,13 @@
 //! `tap`: gives a container a link whose frames a program reads and writes, for virtual machines for
 //! instance.
 
-use std::fs;
 use std::ops::RangeInclusive;
 use std::process::{Command, Stdio};
+use std::{fs, io};
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind};
-use cni_kernel::tap::{self, NewTap, Queues};
+use cni_kernel::tap::{self, NewTap, Queues, TapError};
 use cni_spec::{AddResult, CniError, Dns, NetConf, check_ifname};
 use serde::Deserialize;
 
@@ -26,6 +26,19 @@ use crate::skel::delegate;
 const MTU: RangeInclusive<i64> = 68..=65_521;
 /// The file for the SELinux context of the next program that the thread executes.
 const EXEC_CONTEXT: &str = "/proc/thread-self/attr/exec";
+
+/// Why a tap cannot be made.
+#[derive(Debug, thiserror::Error)]
+enum MakeError {
+    #[error(transparent)]
+    Create(#[from] TapError),
+    #[error("failed set socket label: write {EXEC_CONTEXT}: {0}")]
+    Context(io::Error),
+    #[error("run ip tuntap: {0}")]
+    Run(io::Error),
+    #[error("ip tuntap: {0}")]
+    Refused(String),
+}
 
 /// The `tap` plugin.
 #[derive(Debug)]
@@ -149,7 +162,7 @@ impl Settings {
         }
         let name = site.name.as_str();
         let create = || match &self.context {
-            None => tap::create(&self.tap(name)).map_err(|error| error.to_string()),
+            None => tap::create(&self.tap(name)).map_err(MakeError::Create),
             Some(context) => self.create_in_context(name, context),
         };
         let made = site.container.namespace().run(create).map_err(failed)?;
@@ -164,17 +177,16 @@ impl Settings {
     /// Makes the tap by ip(8), as the reference does. A tap gets the SELinux context of the process that
     /// makes it, and a process with several threads may change its own context only to a bounded one. The
     /// calling thread must end afterwards.
-    fn create_in_context(&self, name: &str, context: &str) -> Result<(), String> {
-        fs::write(EXEC_CONTEXT, context)
-            .map_err(|error| format!("failed set socket label: write {EXEC_CONTEXT}: {error}"))?;
+    fn create_in_context(&self, name: &str, context: &str) -> Result<(), MakeError> {
+        fs::write(EXEC_CONTEXT, context).map_err(MakeError::Context)?;
         let output = Command::new("ip")
             .args(self.arguments(name))
             .stdin(Stdio::null())
             .output()
-            .map_err(|error| format!("run ip tuntap: {error}"))?;
+            .map_err(MakeError::Run)?;
         match output.status.success() {
             true => Ok(()),
-            false => Err(format!("ip tuntap: {}", String::from_utf8_lossy(&output.stderr).trim())),
+            false => Err(MakeError::Refused(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
         }
     }
 

@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 
-use cni_kernel::activation;
-use cni_kernel::dir::DurableDir;
-use cni_kernel::lock::FileLock;
+use cni_kernel::activation::{self, ActivationError};
+use cni_kernel::dir::{DirError, DurableDir};
+use cni_kernel::lock::{FileLock, LockError};
 use cni_spec::{CniError, ErrorCode};
 use nix::sys::stat::{Mode, umask};
 
@@ -48,27 +48,45 @@ pub fn dhcp_command(args: &[String], _out: &mut dyn Write, err: &mut dyn Write) 
     };
     match run(&flags) {
         Ok(()) => 0,
-        Err(text) => fail(&format!("slipway dhcp: {text}"), 1, err),
+        Err(error) => fail(&format!("slipway dhcp: {error}"), 1, err),
     }
 }
 
+/// Why the daemon does not start. The reference's daemon has the texts that begin with a capital.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("Error getting listener: {0}")]
+    Inherited(#[source] ActivationError),
+    #[error("Error getting listener: {0}")]
+    Listener(#[source] io::Error),
+    #[error("Error writing pidfile {0:?}: path not absolute")]
+    RelativePidFile(PathBuf),
+    #[error("Error writing pidfile {0:?}: {1}")]
+    PidFile(PathBuf, #[source] io::Error),
+    #[error("-statedir {0:?} is not the path of a folder")]
+    NoFolder(PathBuf),
+    #[error(transparent)]
+    State(#[from] DirError),
+    #[error("another daemon keeps these leases: {0}")]
+    Lock(#[source] LockError),
+}
+
 /// Serves until the process is killed.
-fn run(flags: &Flags) -> Result<(), String> {
-    let inherited = activation::listener().map_err(|e| format!("Error getting listener: {e}"))?;
+fn run(flags: &Flags) -> Result<(), StartError> {
+    let inherited = activation::listener().map_err(StartError::Inherited)?;
     if let Some(path) = flags.pid_file.as_ref().filter(|path| !path.is_absolute()) {
-        return Err(format!("Error writing pidfile {path:?}: path not absolute"));
+        return Err(StartError::RelativePidFile(path.clone()));
     }
     let store = open_state(&flags.on_host(&flags.state))?;
     // Two daemons would keep the same leases. Held until the process ends.
-    let _lock = FileLock::acquire(&store, LOCK, 0o600, LOCK_LIMIT)
-        .map_err(|e| format!("another daemon keeps these leases: {e}"))?;
+    let _lock = FileLock::acquire(&store, LOCK, 0o600, LOCK_LIMIT).map_err(StartError::Lock)?;
     let listener = match inherited {
         Some(listener) => listener,
-        None => listen(&flags.on_host(&flags.socket)).map_err(|e| format!("Error getting listener: {e}"))?,
+        None => listen(&flags.on_host(&flags.socket)).map_err(StartError::Listener)?,
     };
     // Only now, as the file may belong to another daemon.
     if let Some(path) = &flags.pid_file {
-        write_pid(path).map_err(|e| format!("Error writing pidfile {path:?}: {e}"))?;
+        write_pid(path).map_err(|error| StartError::PidFile(path.clone(), error))?;
     }
     let patience = Patience {
         timeout: flags.timeout,
@@ -90,11 +108,11 @@ fn write_pid(path: &Path) -> io::Result<()> {
 }
 
 /// Opens the folder of leases, which only root may read; makes it if missing.
-fn open_state(path: &Path) -> Result<DurableDir, String> {
+fn open_state(path: &Path) -> Result<DurableDir, StartError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(format!("-statedir {path:?} is not the path of a folder"));
+        return Err(StartError::NoFolder(path.to_owned()));
     };
-    DurableDir::create(parent, 0o755).and_then(|parent| parent.subdir(name, 0o700)).map_err(|e| e.to_string())
+    Ok(DurableDir::create(parent, 0o755)?.subdir(name, 0o700)?)
 }
 
 /// Makes the socket, for root only. Replaces one that refuses connections.
