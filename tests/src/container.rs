@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::cluster::ClusterNode;
 use crate::daemon::Daemon;
 use crate::plugin::{slipway, slipwayd};
-use crate::space::{CommandOutput, Space};
+use crate::space::{CommandOutput, Space, quoted};
 
 /// Directories of the node in the test: those below /run are the node's own, others would be the machine's.
 const ELSEWHERE: [(&str, &str); 2] = [("/opt/cni/bin", "/run/bin"), ("/etc/cni/net.d", "/run/net.d")];
@@ -88,8 +88,7 @@ impl<'a> Container<'a> {
 
     fn make_root(&self, base: &Path, containerfile: &str, pod: &Value) {
         let root = &self.root;
-        let base = base.display().to_string();
-        let base = base.trim_end_matches('/');
+        let base = quoted(base.to_string_lossy().trim_end_matches('/'));
         let mut script = format!(
             "mkdir -p {root}\n\
              mount -t tmpfs tmpfs {root}\n\
@@ -257,7 +256,7 @@ fn steps(containerfile: &str, root: &str) -> String {
                         other => panic!("{other} is no program"),
                     };
                     let file = format!("{into}{name}");
-                    script += &format!(": > {file}\nmount --bind {} {file}\n", program.display());
+                    script += &format!(": > {file}\nmount --bind {} {file}\n", quoted(&program));
                 }
             }
             "RUN" => {

@@ -16,6 +16,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use serde_json::Value;
 
 use crate::chain::Network;
+use crate::concealment::conceal;
 use crate::plugin::{PluginCall, bin_dir};
 use crate::snapshot::without_seen_ports;
 use crate::space::{Journal, Space};
@@ -359,8 +360,7 @@ fn make_node() -> (File, File) {
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .expect("keep mounts private");
     for folder in ["/run", "/var/lib"] {
-        mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))
-            .unwrap_or_else(|e| panic!("mount a private {folder}: {e}"));
+        conceal(Path::new(folder));
     }
     std::fs::create_dir("/run/netns").expect("make /run/netns");
     // The host's own mount there is shared by all nodes: nothing of a node may be attached or pinned there.

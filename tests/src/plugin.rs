@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::node::{Node, Pod};
-use crate::space::{CommandOutput, Space, Started};
+use crate::space::{CommandOutput, Space, Started, quoted};
 
 /// The plugin directory under test: `SLIPWAY_PEER_DIR`, else `SLIPWAY_BIN_DIR`, else a folder in the
 /// target directory with links to the workspace's binary, built now if it is not up to date.
@@ -374,11 +374,11 @@ impl Node {
     /// # Panics
     /// When it fails.
     pub fn slipway(&self, args: &str) -> String {
-        self.cmd(&format!("{} {args}", slipway().display()))
+        self.cmd(&format!("{} {args}", quoted(slipway())))
     }
 
     /// Runs `slipway` with a command that may fail.
     pub fn try_slipway(&self, args: &str) -> CommandOutput {
-        self.try_cmd(&format!("{} {args}", slipway().display()))
+        self.try_cmd(&format!("{} {args}", quoted(slipway())))
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
 use crate::pace::within;
@@ -119,6 +120,8 @@ impl Space {
         unshare(CloneFlags::CLONE_FS).expect("unshare CLONE_FS (the network tests need root)");
         setns(&self.mnt, CloneFlags::CLONE_NEWNS).expect("enter the node's mount namespace");
         setns(&self.net, CloneFlags::CLONE_NEWNET).expect("enter the network namespace");
+        // Files that a test writes are read by programs of other users.
+        umask(Mode::S_IWGRP | Mode::S_IWOTH);
     }
 
     /// The name that reports use.
@@ -138,7 +141,8 @@ impl Space {
         Self { name: name.to_owned(), net: Arc::new(net), ..self.clone() }
     }
 
-    /// Runs a command, given as words separated by blanks, and returns its standard output.
+    /// Runs a command, given as words separated by blanks, and returns its standard output. A word with blanks
+    /// stands in single quotes; [`quoted`] makes one of a path.
     ///
     /// # Panics
     /// When it fails.
@@ -163,9 +167,14 @@ impl Space {
 
     /// Like [`Space::try_cmd`] with something on standard input.
     pub fn try_cmd_input(&self, line: &str, input: &str) -> CommandOutput {
-        let mut words = line.split_whitespace();
-        let mut command = Command::new(words.next().expect("a command"));
-        command.args(words);
+        let words = split(line);
+        let (program, args) = words.split_first().expect("a command");
+        let mut command = Command::new(program);
+        command.args(args);
+        // Some tests compare messages of libc, which follow the locale of whoever runs the tests.
+        for variable in ["LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE"] {
+            command.env_remove(variable);
+        }
         self.exec(command, input.as_bytes())
     }
 
@@ -486,18 +495,47 @@ fn describe(command: &Command) -> String {
     let mut words = Vec::new();
     for (key, value) in command.get_envs() {
         if let Some(value) = value {
-            words.push(format!("{}={}", key.to_string_lossy(), quote(value)));
+            words.push(format!("{}={}", key.to_string_lossy(), quoted(value)));
         }
     }
-    words.push(quote(command.get_program()));
-    words.extend(command.get_args().map(quote));
+    words.push(quoted(command.get_program()));
+    words.extend(command.get_args().map(quoted));
     words.join(" ")
 }
 
-fn quote(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
+/// A word of a command line, for [`Space::cmd`] and for sh(1): in single quotes if it needs them.
+pub fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.into_owned() } else { format!("{word:?}") }
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.into_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// The words of a command line: separated by blanks, but for those in single quotes.
+fn split(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut in_quotes = false;
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\'' => {
+                in_quotes = !in_quotes;
+                word.get_or_insert_default();
+            }
+            // Outside of quotes, `quoted` writes a single quote with a backslash.
+            '\\' if !in_quotes && letters.as_str().starts_with('\'') => {
+                word.get_or_insert_default().extend(letters.next());
+            }
+            _ if letter.is_whitespace() && !in_quotes => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(letter),
+        }
+    }
+    assert!(!in_quotes, "a quote is not closed: {line}");
+    words.extend(word);
+    words
 }
 
 /// Short enough for a report, and without control characters that would garble it.
@@ -507,5 +545,21 @@ fn clip(text: &str) -> String {
     match text.char_indices().nth(REPORT_LIMIT) {
         Some((end, _)) => format!("{}… ({} bytes in all)", &text[..end], text.len()),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_word_is_one_word_for_the_harness_and_for_the_shell() {
+        for word in ["plain/path", "/a b/c", "", "it's", "a\\'b", "$HOME \"x\""] {
+            let line = format!("printf %s {}", quoted(word));
+            assert_eq!(split(&line), ["printf", "%s", word], "{line}");
+            let shell = Command::new("sh").args(["-c", &line]).output().expect("run sh");
+            assert_eq!(String::from_utf8_lossy(&shell.stdout), word, "{line}");
+        }
+        assert_eq!(split("  ip  link\tshow\n"), ["ip", "link", "show"]);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Node, Output, Pod, Proto, QUICK, REFERENCE, Reference, at, is_peer, lacks,
-    patience, skip,
+    patience, quoted, skip,
 };
 use tempfile::TempDir;
 
@@ -60,7 +60,7 @@ impl Foreign {
         let result = json!({"cniVersion": "1.0.0", "ips": [ip]}).to_string();
         fs::write(at.join("result"), result).expect("write the result");
         let _none = fs::remove_file(at.join("dels"));
-        let at = at.display();
+        let at = quoted(at);
         let script = format!(
             "#!/bin/sh\ncase $CNI_COMMAND in\nADD) cat {at}/result ;;\nDEL) echo DEL >> {at}/dels ;;\nesac\n"
         );

@@ -9,7 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use slipway_tests::{
-    BridgeNetfilter, CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, is_peer, needs, slipway,
+    BridgeNetfilter, CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, is_peer, needs, quoted,
+    slipway,
 };
 
 /// Folder of the lists. /var/lib is private to the node.
@@ -368,7 +369,7 @@ fn configurations_of_every_kind() {
     );
     let mut command = Command::new("/run/bin/cnitool");
     tool.node.cmd("mkdir /run/bin");
-    tool.node.cmd(&format!("ln -s {} /run/bin/cnitool", slipway().display()));
+    tool.node.cmd(&format!("ln -s {} /run/bin/cnitool", quoted(slipway())));
     command.args(["add", "old", path(&pod)]).env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR);
     let output = tool.node.exec(command, b"");
     assert!(output.code == Some(0) && output.stdout.contains("\"cniVersion\": \"0.4.0\""), "{output}");

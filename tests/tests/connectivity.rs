@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Daemon, Frame, Host, Node, PROGRAMS, Proto, REFERENCE, Reference, Snapshot,
-    Sniffer, SteadyFlow, at, has_programs, needs, patience, skip, slipway,
+    Sniffer, SteadyFlow, at, has_programs, needs, patience, quoted, skip, slipway,
 };
 
 const CONFIG: &str = "/run/net.d/10-pods.conflist";
@@ -49,7 +49,7 @@ fn node_and_client(list: &Value) -> (Node, Host) {
 }
 
 fn args(node: &Node) -> String {
-    format!("connectivity-test --config {CONFIG} --plugin-dir {}", node.bin().display())
+    format!("connectivity-test --config {CONFIG} --plugin-dir {}", quoted(node.bin()))
 }
 
 /// Runs the test. Returns the exit code and the document.
@@ -264,13 +264,13 @@ fn broken_after_add(command: &str) -> String {
     let node = node(&list("nftables"));
     let script = format!(
         "#!/bin/sh\n{}/portmap\ncode=$?\ncase $CNI_COMMAND in ADD) {command} >&2 ;; esac\nexit $code\n",
-        node.bin().display()
+        quoted(node.bin())
     );
     node.write("/run/breaker/portmap", script);
     node.cmd("chmod +x /run/breaker/portmap");
     let output = node.try_slipway(&format!(
         "connectivity-test --config {CONFIG} --plugin-dir /run/breaker --plugin-dir {}",
-        node.bin().display()
+        quoted(node.bin())
     ));
     assert_eq!(output.code, Some(3), "{output}");
     output.stdout
@@ -311,7 +311,7 @@ fn the_reference_plugins_fail_where_they_are_known_to() {
     let node = node(&list);
     let output = node.try_slipway(&format!(
         "connectivity-test --config {CONFIG} --plugin-dir {} --output json",
-        reference.dir().display()
+        quoted(reference.dir())
     ));
     assert_eq!(output.code, Some(3), "{output}");
     let document: Value = serde_json::from_str(&output.stdout).unwrap();

@@ -3,7 +3,7 @@
 //! Delegation to a plugin that is not an IPAM plugin, or that delegates back.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Output, Pod, Snapshot, is_peer};
+use slipway_tests::{Node, Output, Pod, Snapshot, is_peer, quoted};
 
 /// Plugins that delegate to the plugin named in `ipam.type`.
 const DELEGATING: &[&str] = &["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
@@ -65,7 +65,7 @@ fn proxy(node: &Node, name: &str, plugin: &str) {
         "#!/bin/sh\necho $CNI_COMMAND >>/run/calls\n\
          [ $(wc -l </run/calls) -gt 50 ] && {{ echo '{{\"code\": 999, \"msg\": \"{ERROR}\"}}'; exit 1; }}\n\
          exec {}/{plugin}\n",
-        node.bin().display()
+        quoted(node.bin())
     );
     node.write(&format!("/run/bin/{name}"), script);
     node.cmd(&format!("chmod 755 /run/bin/{name}"));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, is_peer, patience,
-    render, slipway,
+    quoted, render, slipway,
 };
 
 const LIST: &str = "/run/net.d/10-pods.conflist";
@@ -87,7 +87,7 @@ impl World {
     fn is_clean(&self) -> bool {
         let reserved = self.node.list("/var/lib/cni/networks/pods");
         let cached = self.node.list("/var/lib/cni/results");
-        let ports = self.node.cmd(&format!("{} ports --output json", slipway().display()));
+        let ports = self.node.cmd(&format!("{} ports --output json", quoted(slipway())));
         let ports: Value = serde_json::from_str(&ports).expect("JSON");
         reserved.iter().all(|name| name.parse::<IpAddr>().is_err())
             && cached.is_empty()

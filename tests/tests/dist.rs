@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, skip, slipway};
+use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, quoted, skip, slipway};
 
 /// The plugins' folder in the jail.
 const BIN: &str = "/opt/cni/bin";
@@ -52,7 +52,7 @@ fn jail(node: &Node, netns: &Path) {
     }
     node.cmd(&format!("mount -t proc proc {JAIL}/proc"));
     node.cmd(&format!("mount -t sysfs sysfs {JAIL}/sys"));
-    node.cmd(&format!("mount --bind {} {JAIL}{BIN}", node.bin().display()));
+    node.cmd(&format!("mount --bind {} {JAIL}{BIN}", quoted(node.bin())));
     node.write(&format!("{JAIL}/run/netns/pod"), "");
     node.cmd(&format!("mount --bind {} {JAIL}/run/netns/pod", netns.display()));
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, within};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, quoted, within};
 
 const DIR: &str = "/run/cni-bin";
 
@@ -179,7 +179,7 @@ fn a_refusal_after_the_first_table_names_that_table() {
     network.del(&attach(&early, 8080)).expect("DEL");
     let installed = node.list(DIR);
     // The delay of each netlink request leaves time to stop the command between two removals.
-    let command = slipway_tests::slipway().display().to_string();
+    let command = quoted(slipway_tests::slipway());
     let script = format!("echo $$ >/run/uninstall.pid\nexec {command} uninstall --to {DIR}\n");
     node.write("/run/uninstall.sh", script);
     let words = "strace -f -qq -o /dev/null -e inject=sendto:delay_enter=200000 sh /run/uninstall.sh";
@@ -221,7 +221,7 @@ fn a_container_added_during_the_uninstall_is_named() {
     network.del(&attach(&early, 8080)).expect("DEL");
     node.slipway(&format!("install --to {DIR}"));
     let pause = "inject=unlinkat:delay_enter=5000000:when=1";
-    let command = slipway_tests::slipway().display().to_string();
+    let command = quoted(slipway_tests::slipway());
     let words = format!("strace -f -qq -o /dev/null -e {pause} {command} uninstall --to {DIR}");
     let printed = std::thread::scope(|scope| {
         let uninstall = scope.spawn(|| node.try_cmd(&words));

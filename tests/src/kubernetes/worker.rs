@@ -17,7 +17,7 @@ use crate::cluster::ClusterNode;
 use crate::image::{self, AGENT_ARCHIVE, ARCHIVE, PAUSE};
 use crate::kube::ApiServer;
 use crate::plugin::slipwayd;
-use crate::space::{CommandOutput, Space};
+use crate::space::{CommandOutput, Space, quoted};
 use crate::system::{Daemon, SHELL, System};
 
 /// The directory of the system with Kubernetes' programs.
@@ -172,7 +172,7 @@ impl Worker {
         // Into the node's control group of version 2, as a service manager does.
         let group = self.system.unified_cgroup().map(|(_, daemons)| daemons.join("cgroup.procs"));
         let group = group.unwrap_or_else(|| PathBuf::from("/dev/null"));
-        let script = format!("echo 0 > {} && exec \"$0\" \"$@\"", group.display());
+        let script = format!("echo 0 > {} && exec \"$0\" \"$@\"", quoted(&group));
         let shell = [SHELL[0], SHELL[1], "-c", &script];
         let words: Vec<&str> = shell.into_iter().chain(words.iter().map(String::as_str)).collect();
         let daemon = self.system.daemon(program, &words);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::node::Node;
 use crate::pace::within;
 use crate::plugin::{is_peer, plugin_dir, slipway};
-use crate::space::{CommandOutput, Space};
+use crate::space::{CommandOutput, Space, quoted};
 pub use groups::ControlGroups;
 use root::{bind, make_dir};
 
@@ -79,7 +79,7 @@ impl System {
             let target = Path::new(ROOT).join("opt/cni/bin");
             node.run(|| bind(plugin_dir(), &target));
         } else {
-            node.cmd(&format!("{} install --to {ROOT}/opt/cni/bin", slipway().display()));
+            node.cmd(&format!("{} install --to {ROOT}/opt/cni/bin", quoted(slipway())));
         }
         let space = (**node).clone();
         let init = space.run(first_process);

@@ -11,7 +11,7 @@ use cni_kernel::ethtool::Switch;
 use nix::sys::socket::{setsockopt, sockopt};
 use slipway_ebpf_abi::maps::{YOUNG, YOUNG_SIZE};
 use slipway_ebpf_abi::{CarriedKey4, Counter, IPPROTO_UDP, Port, TO_PEER};
-use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience, slipway};
+use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience, quoted, slipway};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
@@ -307,7 +307,7 @@ fn connections_survive_the_teardown_of_the_programs() {
         .collect();
     assert!(stage.count(Counter::Carried) > 0);
     let slipway = slipway();
-    stage.node.cmd(&format!("{} node teardown", slipway.display()));
+    stage.node.cmd(&format!("{} node teardown", quoted(&slipway)));
     assert!(!stage.node.list("/sys/fs/bpf").iter().any(|name| name.starts_with("slipway")), "pins are left");
     let links = stage.node.cmd("ip -brief link");
     for link in links.lines().filter_map(|line| line.split(['@', ' ']).next()) {
@@ -319,6 +319,6 @@ fn connections_survive_the_teardown_of_the_programs() {
     for connection in &mut connections {
         connection.requests(100).expect("replies after the teardown");
     }
-    let again = stage.node.cmd(&format!("{} node teardown", slipway.display()));
+    let again = stage.node.cmd(&format!("{} node teardown", quoted(&slipway)));
     assert!(again.contains("not loaded"), "{again}");
 }

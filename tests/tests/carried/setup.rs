@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use slipway_ebpf_abi::Counter;
 use slipway_ebpf_abi::maps::{EPOCH, HOME, UPLINKS};
 use slipway_tests::{
-    Attach, PROGRAMS, Proto, Space, TunWire, has_programs, needs, sample_of_unknown, slipway,
+    Attach, PROGRAMS, Proto, Space, TunWire, has_programs, needs, quoted, sample_of_unknown, slipway,
 };
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
@@ -170,8 +170,7 @@ fn a_killed_setup_is_completed_by_concurrent_adds() {
     for nth in sample_of_unknown().map(|at| at + 1) {
         let stage = Stage::new(Engine::Carried);
         let inject = format!("inject=bpf:signal=SIGKILL:when={nth}");
-        let program = slipway();
-        let program = program.display();
+        let program = quoted(slipway());
         let line = format!("strace -f -qq -o /dev/null -e trace=bpf -e {inject} {program} node setup");
         let ended = stage.node.try_cmd(&line).code == Some(0);
         let (pod, own) = thread::scope(|scope| {
@@ -198,7 +197,7 @@ fn concurrent_setups_mount_one_file_system() {
     stage.node.try_cmd("umount /sys/fs/bpf");
     let program = slipway();
     let delayed = "strace -f -qq -o /dev/null -e trace=mount -e inject=mount:delay_enter=500000";
-    let line = format!("{delayed} {} node setup", program.display());
+    let line = format!("{delayed} {} node setup", quoted(&program));
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| stage.node.cmd(&line));
@@ -363,7 +362,7 @@ fn another_network_namespace_is_refused() {
         return;
     }
     for command in ["setup", "teardown", "status"] {
-        let line = format!("unshare --net {} node {command}", program.display());
+        let line = format!("unshare --net {} node {command}", quoted(&program));
         let refused = stage.node.try_cmd(&line);
         assert!(refused.code != Some(0) && refused.stderr.contains("another network namespace"), "{refused}");
     }

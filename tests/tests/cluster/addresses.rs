@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, Attach, ClusterNode, Pod, Proto, at, has_api_server, kube_programs, skip, slipwayd,
+    API_SERVER, ApiServer, Attach, ClusterNode, Pod, Proto, at, has_api_server, kube_programs, quoted, skip,
+    slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -58,7 +59,7 @@ fn messages(node: &ClusterNode) -> Vec<String> {
 }
 
 fn status(node: &ClusterNode) -> String {
-    node.cmd(&format!("{} status", slipwayd().display()))
+    node.cmd(&format!("{} status", quoted(slipwayd())))
 }
 
 #[test]

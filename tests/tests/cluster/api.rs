@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, skip, slipway, slipwayd,
+    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, quoted, skip, slipway,
+    slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -128,9 +129,10 @@ fn the_nodes_iptables_accepts_forwarded_packets() {
     let start = |more: &str| {
         // In a PID namespace, whose process 1 has the node's mounts.
         let hide = "mount --bind /dev/null $(realpath $(command -v iptables-nft))";
-        let words = words(node, "never").join(" ");
-        let agent = format!("{hide} && exec {} {words} {more}", slipwayd().display());
-        let script = format!("unshare --mount sh -c '{agent}' & wait");
+        let words: Vec<String> = words(node, "never").iter().map(quoted).collect();
+        let words = words.join(" ");
+        let agent = format!("{hide} && exec {} {words} {more}", quoted(slipwayd()));
+        let script = format!("unshare --mount sh -c {} & wait", quoted(&agent));
         let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
         node.daemon("unshare", &words, LOG)
     };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use slipway_tests::{
     Attach, ClusterNode, Daemon, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs,
-    plugin_names, slipway, slipwayd, within,
+    plugin_names, quoted, slipway, slipwayd, within,
 };
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::repair::damage::{Damage, OUR_PROCESSES};
@@ -277,10 +277,10 @@ fn contained(node: &ClusterNode, options: &str) -> Daemon {
          for name in iptables-nft iptables-legacy; do \
          mount --bind /dev/null $(realpath $(command -v $name)) || exit; done && \
          exec {} run --node-name node-1 --kubeconfig /run/none --slipway {} {options}",
-        slipwayd().display(),
-        slipway().display()
+        quoted(slipwayd()),
+        quoted(slipway())
     );
-    let script = format!("unshare --mount sh -c '{agent}' & wait");
+    let script = format!("unshare --mount sh -c {} & wait", quoted(&agent));
     let words = ["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script];
     node.daemon("unshare", &words, LOG)
 }

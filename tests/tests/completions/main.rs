@@ -7,7 +7,7 @@ use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use slipway_tests::{is_peer, skip, slipway, slipwayd};
+use slipway_tests::{is_peer, quoted, skip, slipway, slipwayd};
 
 /// Lines, with words that complete their ends and words that do not.
 const LINES: [(&str, &[&str], &[&str]); 10] = [
@@ -102,7 +102,7 @@ fn bash_completes() {
         let script = format!(
             "source {}/bash-completion/completions/{name} || exit\nCOMP_WORDS=('{}')\nCOMP_CWORD={}\n_{name}\n\
              printf '%s\\n' \"${{COMPREPLY[@]}}\"",
-            share.display(),
+            quoted(share),
             words.join("' '"),
             words.len() - 1
         );
@@ -138,7 +138,7 @@ fn fish_completes() {
     complete(|share, line| {
         let script = format!(
             "source {}/fish/vendor_completions.d/{}.fish; complete -C '{line}'",
-            share.display(),
+            quoted(share),
             program(line)
         );
         let mut command = fish.command();

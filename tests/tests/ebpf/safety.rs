@@ -3,7 +3,7 @@
 //! Kernels and nodes that refuse the BPF programs: nftables serves, and the reason is reported.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, PROGRAMS, Proto, has_programs, needs, skip, slipway};
+use slipway_tests::{Attach, Network, PROGRAMS, Proto, has_programs, needs, quoted, skip, slipway};
 
 use crate::{PORT, Stage, address, attach, list};
 
@@ -100,7 +100,7 @@ fn a_missing_bpf_capability_is_reported() {
     stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
     let without = |args: &str| {
         let program = slipway();
-        stage.node.try_cmd(&format!("setpriv --bounding-set=-bpf,-sys_admin {} {args}", program.display()))
+        stage.node.try_cmd(&format!("setpriv --bounding-set=-bpf,-sys_admin {} {args}", quoted(program)))
     };
     let failed = without("node setup");
     assert!(failed.code == Some(1) && failed.stderr.contains("Operation not permitted"), "{failed}");
@@ -153,7 +153,7 @@ fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
         stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
         let wrapper = refusing(error);
         let run_wrapped =
-            |args: &str| stage.node.try_cmd(&format!("{} {} {args}", wrapper.join(" "), slipway().display()));
+            |args: &str| stage.node.try_cmd(&format!("{} {} {args}", wrapper.join(" "), quoted(slipway())));
         let failed = run_wrapped("node setup");
         assert!(failed.code == Some(1) && failed.stderr.contains(text), "{failed}");
         assert!(failed.stderr.contains("bpf(2)"), "{failed}");

@@ -3,14 +3,14 @@
 //! `slipwayd pod` with `--network-plugin`.
 
 use serde_json::{Value, json};
-use slipway_tests::{CommandOutput, Proto, is_peer, slipwayd};
+use slipway_tests::{CommandOutput, Proto, is_peer, quoted, slipwayd};
 
 use crate::Kubelet;
 
 impl Kubelet {
     fn slipwayd(&self, args: &str) -> CommandOutput {
-        let bin = self.node.bin().display();
-        self.node.try_cmd(&format!("{} {args} --cni-bin-dir {bin}", slipwayd().display()))
+        let bin = quoted(self.node.bin());
+        self.node.try_cmd(&format!("{} {args} --cni-bin-dir {bin}", quoted(slipwayd())))
     }
 
     fn ok(&self, args: &str) -> String {

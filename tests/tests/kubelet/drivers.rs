@@ -7,7 +7,7 @@ use cni_runtime::kubelet::{
     CniDriver, HairpinMode, Host, InitSettings, Manager, NetworkPlugin as _, Pod, StatusError,
 };
 use serde_json::json;
-use slipway_tests::{Proto, Reference, Snapshot};
+use slipway_tests::{Proto, Reference, Snapshot, quoted};
 use slipwayd::network_plugin::CniDirectories;
 
 use crate::Kubelet;
@@ -129,7 +129,7 @@ fn plugins_of_a_vendor_are_found_below_opt() {
         ("bridge", "vendor/opt/bridge/bin"),
         ("tuning", "plugins"),
     ] {
-        node.cmd(&format!("ln -s {} /run/{directory}/{plugin}", node.bin().join(plugin).display()));
+        node.cmd(&format!("ln -s {} /run/{directory}/{plugin}", quoted(node.bin().join(plugin))));
     }
     let mut driver =
         CniDriver::probe("/run/net.d".as_ref(), ["/run/plugins".into()]).vendor_prefix("/run/vendor");

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use slipway_tests::{CommandOutput, Node, Output, Pod};
+use slipway_tests::{CommandOutput, Node, Output, Pod, quoted};
 use systemd::Init;
 
 /// The system's root, as the node sees it.
@@ -47,7 +47,7 @@ impl Machine {
         let script = format!(
             "mount -t tmpfs tmpfs /mnt\n\
              mkdir /mnt/upper /mnt/work {ROOT}\n\
-             mount -t overlay overlay -o 'lowerdir={},upperdir=/mnt/upper,workdir=/mnt/work' {ROOT}\n\
+             mount -t overlay overlay -o lowerdir={},upperdir=/mnt/upper,workdir=/mnt/work {ROOT}\n\
              mkdir -p {ROOT}/var/lib/cni\n\
              rmdir {ROOT}/var/lib/cni\n\
              mount --bind {} {ROOT}{PACKAGES}\n\
@@ -56,8 +56,8 @@ impl Machine {
              mount --rbind /run {ROOT}/run\n\
              mount --rbind /sys {ROOT}/sys\n\
              mount -t proc proc {ROOT}/proc\n",
-            lower.trim(),
-            folder.display(),
+            quoted(lower.trim()),
+            quoted(folder),
         );
         node.cmd_input("sh -e", &script);
         Self { init: None, node }

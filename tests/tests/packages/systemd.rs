@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slipway_tests::system::ControlGroups;
-use slipway_tests::{Daemon, within};
+use slipway_tests::{Daemon, quoted, within};
 
 use crate::{Machine, ROOT};
 
@@ -89,7 +89,7 @@ impl Machine {
         let join = format!(
             "echo 0 > {}/cgroup.procs && exec unshare --cgroup --ipc --mount --pid --uts --propagation slave --fork \
              --kill-child sh -e -c \"$0\" {ROOT}",
-            groups.unified().display()
+            quoted(groups.unified())
         );
         let unshare = self.node.daemon("sh", &["-e", "-c", &join, START], LOG);
         self.init = Some(Init { unshare, _groups: groups });

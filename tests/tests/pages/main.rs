@@ -12,8 +12,11 @@ mod questions;
 mod reader;
 mod world;
 
+use std::path::Path;
+
 use reader::{Reader, is_task, not_run, others, steps};
 use slipway_tests::pages;
+use world::World;
 
 /// A test for each page with a scene.
 macro_rules! scenes {
@@ -50,6 +53,21 @@ scenes! {
     port_does_not_answer: "docs/questions/port-does-not-answer.md" in questions::port_does_not_answer;
     ruleset_was_flushed: "docs/questions/ruleset-was-flushed.md" in questions::ruleset_was_flushed;
     what_slipway_changes: "docs/questions/what-slipway-changes.md" in questions::what_slipway_changes;
+}
+
+/// Wherever the checkout lies, also in root's home, which a scene's node has for itself.
+#[test]
+fn a_page_is_read_from_a_checkout_in_a_concealed_folder() {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the checkout");
+    let around = checkout.parent().and_then(Path::to_str).expect("a folder");
+    if around == "/" {
+        return;
+    }
+    let world = World::new();
+    world.node.own_folder(around);
+    // The harness writes to nothing but a node's own folders.
+    world.node.write(&format!("{around}/file"), "");
+    node::sbr_in(&world, &mut Reader::new("docs/plugins/sbr.md"));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Proto, REFERENCE, Reference, pages, plugin_names};
+use slipway_tests::{Attach, Network, Proto, REFERENCE, Reference, pages, plugin_names, quoted};
 
 use crate::reader::Reader;
 use crate::world::{PLUGINS, World};
@@ -80,7 +80,7 @@ fn with_reference(test: &str) -> Option<World> {
     };
     let world = World::bare();
     for name in ["bridge", "host-local", "portmap"] {
-        world.node.cmd(&format!("cp {} {PLUGINS}", reference.plugin(name).display()));
+        world.node.cmd(&format!("cp {} {PLUGINS}", quoted(reference.plugin(name))));
     }
     Some(world)
 }
@@ -191,7 +191,10 @@ pub(crate) fn table(page: &mut Reader) {
 }
 
 pub(crate) fn sbr(page: &mut Reader) {
-    let world = World::new();
+    sbr_in(&World::new(), page);
+}
+
+pub(crate) fn sbr_in(world: &World, page: &mut Reader) {
     let blocks = pages::blocks("docs/plugins/sbr.md");
     let config = blocks.iter().find(|block| block.language == "json").expect("a configuration");
     let network = world.node.network(serde_json::from_str(&config.text()).expect("JSON"));

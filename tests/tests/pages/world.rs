@@ -62,7 +62,7 @@ impl World {
         node.cmd("rm -rf /etc/cni");
         // All that an administrator writes to is the node's own.
         for folder in ["/opt", "/root", "/var/log"] {
-            node.cmd(&format!("mount -t tmpfs tmpfs {folder}"));
+            node.own_folder(folder);
         }
         node.cmd(&format!("mkdir -p /opt/sbin {PLUGINS} {NETWORKS}"));
         node.run(|| {

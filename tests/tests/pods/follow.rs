@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cni_runtime::pods::{Manager, Networks};
 use serde_json::{Value, json};
-use slipway_tests::{is_peer, within};
+use slipway_tests::{is_peer, quoted, within};
 
 use crate::stage::{CONF, Stage, list, pods_list};
 
@@ -107,7 +107,7 @@ fn a_plugin_that_appears_later_makes_its_network_valid() {
         assert_eq!(default_of(&manager.networks()), Some("pods"));
         // Neither the directory nor its parent exists yet.
         stage.node.cmd("mkdir -p /var/lib/more/bin");
-        stage.node.cmd(&format!("cp {} /var/lib/more/bin/later", stage.bin.join("bridge").display()));
+        stage.node.cmd(&format!("cp {} /var/lib/more/bin/later", quoted(stage.bin.join("bridge"))));
         // Under another name the program is no plugin; a script is.
         stage.node.write(
             "/var/lib/more/bin/later",

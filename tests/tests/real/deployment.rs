@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use slipway_tests::system::unpacked;
-use slipway_tests::{Cluster, ClusterNode, Container, Daemon, daemon_set, patience, pod_of, render, skip};
+use slipway_tests::{
+    Cluster, ClusterNode, Container, Daemon, daemon_set, patience, pod_of, quoted, render, skip,
+};
 
 const LOG: &str = "/run/slipwayd.log";
 const IMAGE: [&str; 2] = ["--image", "registry.example/slipway:1"];
@@ -69,7 +71,8 @@ fn prometheus_reads_the_metrics_and_the_alert_rules() {
     let daemon_set = daemon_set(&render("manifests", &IMAGE));
     let _agent = agent(node, Path::new("/"), pod_of(&daemon_set));
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/slipway-alerts.yaml");
-    let checked = node.cmd(&format!("{} check rules {rules}", tool.join("usr/bin/promtool").display()));
+    let checked =
+        node.cmd(&format!("{} check rules {}", quoted(tool.join("usr/bin/promtool")), quoted(rules)));
     assert!(checked.contains("rules found"), "{checked}");
 
     let config = format!(

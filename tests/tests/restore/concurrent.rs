@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, at, sample, slipway, within};
+use slipway_tests::{Attach, Proto, at, quoted, sample, slipway, within};
 
 use crate::{PORT, SERVED, Web, World};
 
@@ -121,7 +121,7 @@ fn two_concurrent_restores_do_the_same_as_one() {
     let pods: Vec<Web> =
         (0..5).map(|n| Web::published(&world, &network, &format!("p{n}"), PORT + n)).collect();
     world.node.cmd("nft flush ruleset");
-    let command = slipway().display().to_string();
+    let command = quoted(slipway());
     std::thread::scope(|scope| {
         let both: Vec<_> =
             (0..2).map(|_| scope.spawn(|| world.node.try_cmd(&format!("{command} restore")))).collect();

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, slipway,
+    Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, quoted,
+    slipway,
 };
 
 const SERVED: u16 = 80;
@@ -82,7 +83,7 @@ impl World {
     /// Restores, with a delay before the command checks that this file of the runtime's cache still exists.
     fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
         let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
-        let command = slipway().display().to_string();
+        let command = quoted(slipway());
         let words =
             format!("strace -f -qq -o /dev/null -P {file} -e {pause} {command} restore --output json");
         Self::told(&self.node.try_cmd(&words))

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Daemon, Host, Network, Node, Pod, Proto, at, slipwayd, within};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Daemon, Host, Network, Node, Pod, Proto, at, quoted, slipwayd, within,
+};
 
 /// The socket of tmux.
 const SOCKET: &str = "/run/tmux.sock";
@@ -128,7 +130,7 @@ impl<'a> Terminal<'a> {
     fn start(&self, environment: &str, options: &str) {
         let program = slipwayd();
         let command =
-            format!("{environment} {} top --cni-conf-dir {CONFIGURATIONS} {options}", program.display());
+            format!("{environment} {} top --cni-conf-dir {CONFIGURATIONS} {options}", quoted(&program));
         self.line(&format!("clear; {}; echo status-$?", command.trim()));
         self.wait("the view", |text| text.contains("[1 Ports]"));
     }
@@ -320,16 +322,14 @@ fn without_colours_and_without_a_terminal() {
     terminal.expect_shell("0");
     // A dumb terminal gets tables, one after the other.
     let program = slipwayd();
-    let command = format!(
-        "TERM=dumb timeout 9 {} top --cni-conf-dir {CONFIGURATIONS} --interval 1s",
-        program.display()
-    );
+    let command =
+        format!("TERM=dumb timeout 9 {} top --cni-conf-dir {CONFIGURATIONS} --interval 1s", quoted(&program));
     let output = stage.node.try_run(&["sh", "-c", &command]).expect("sh");
     let (samples, escapes) = (output.stdout.matches("\nPorts\n").count(), output.stdout.contains('\u{1b}'));
     assert!(samples >= 2 && !escapes && output.stdout.contains("0.0.0.0:8080"), "{}", output.stdout);
     terminal.line(&format!(
         "clear; TERM=dumb {} top --once --cni-conf-dir {CONFIGURATIONS} | head -5",
-        program.display()
+        quoted(&program)
     ));
     terminal.wait("tables", |text| text.contains("time ") && text.contains("conntrack "));
 }

@@ -18,8 +18,9 @@ fn settings(world: &World, value: &Value) {
 }
 
 fn finding(world: &World) -> Option<Value> {
-    let output =
-        world.node.try_cmd(&format!("{} check-node --output json", slipway_tests::slipway().display()));
+    let output = world
+        .node
+        .try_cmd(&format!("{} check-node --output json", slipway_tests::quoted(slipway_tests::slipway())));
     let report: Value = serde_json::from_str(&output.stdout).expect("JSON");
     let findings = report["findings"].as_array().expect("findings");
     findings.iter().find(|one| one["subject"] == "UDP GRO forwarding").cloned()
