@@ -36,24 +36,18 @@ struct Cached {
 /// One attachment of one container, with what the runtime knows about it.
 #[derive(Debug, Clone)]
 pub struct Attach {
-    /// `CNI_CONTAINERID`.
     pub container: String,
     /// `CNI_NETNS`; may be empty for DEL.
     pub netns: PathBuf,
-    /// `CNI_IFNAME`.
     pub ifname: String,
-    /// `CNI_ARGS`.
     pub args: String,
     /// The arguments of the runtime, by capability: `portMappings`, `ipRanges`, `mac`, …
     pub capabilities: Map<String, Value>,
 }
 
-/// A plugin of the chain failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The plugin's type.
     pub plugin: String,
-    /// Its error.
     pub error: CniFailure,
 }
 
@@ -66,7 +60,6 @@ impl fmt::Display for Failure {
 
 impl Attach {
     /// The pod as container of the same name, attached as eth0.
-    #[must_use]
     pub fn new(pod: &Pod) -> Self {
         Self {
             container: pod.name().to_owned(),
@@ -77,49 +70,37 @@ impl Attach {
         }
     }
 
-    /// Another container ID.
-    #[must_use]
     pub fn container(mut self, id: &str) -> Self {
         id.clone_into(&mut self.container);
         self
     }
 
-    /// Another interface name.
-    #[must_use]
     pub fn ifname(mut self, name: &str) -> Self {
         name.clone_into(&mut self.ifname);
         self
     }
 
-    /// Another namespace path.
-    #[must_use]
     pub fn netns(mut self, path: impl Into<PathBuf>) -> Self {
         self.netns = path.into();
         self
     }
 
-    /// `CNI_ARGS`.
-    #[must_use]
     pub fn args(mut self, args: &str) -> Self {
         args.clone_into(&mut self.args);
         self
     }
 
-    /// One capability's value.
-    #[must_use]
     pub fn capability(mut self, name: &str, value: Value) -> Self {
         self.capabilities.insert(name.to_owned(), value);
         self
     }
 
     /// Publishes one more port, on every address of the node.
-    #[must_use]
     pub fn port(self, proto: Proto, host: u16, container: u16) -> Self {
         self.mapping(json!({"hostPort": host, "containerPort": container, "protocol": proto.name()}))
     }
 
     /// Publishes one more port, on one host address.
-    #[must_use]
     pub fn port_on(self, ip: &str, proto: Proto, host: u16, container: u16) -> Self {
         let mapping =
             json!({"hostPort": host, "containerPort": container, "protocol": proto.name(), "hostIP": ip});
@@ -127,7 +108,6 @@ impl Attach {
     }
 
     /// Adds an entry to `portMappings` as it is.
-    #[must_use]
     pub fn mapping(mut self, mapping: Value) -> Self {
         let entry = self.capabilities.entry("portMappings").or_insert_with(|| json!([]));
         entry.as_array_mut().expect("portMappings is a list").push(mapping);
@@ -152,15 +132,12 @@ impl<'a> Network<'a> {
         self.cache.lock().expect("not poisoned").clear();
     }
 
-    /// The cached result of an attachment.
-    #[must_use]
     pub fn cached(&self, attach: &Attach) -> Option<Value> {
         self.cache.lock().expect("not poisoned").get(&attach.key()).map(|cached| cached.result.clone())
     }
 
     /// The configuration of each plugin, as it would get it for this attachment without a
     /// `prevResult`.
-    #[must_use]
     pub fn configs(&self, attach: Option<&Attach>) -> Vec<Value> {
         let plugins = self.list["plugins"].as_array().expect("a list has plugins");
         plugins.iter().map(|plugin| self.config(plugin, attach)).collect()
@@ -188,7 +165,6 @@ impl<'a> Network<'a> {
     }
 
     /// The call of [`Network::call`], not run yet.
-    #[must_use]
     pub fn prepare(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> PluginCall {
         let name = config["type"].as_str().expect("a plugin has a type");
         let call = self.node.plugin(name).command(verb).config(config);
@@ -212,9 +188,6 @@ impl<'a> Network<'a> {
     }
 
     /// ADD of the first plugin of the list alone, for tests of the one behind it. Returns its result.
-    ///
-    /// # Panics
-    /// When it fails.
     pub fn add_first(&self, attach: &Attach) -> Value {
         self.call_one(0, "ADD", attach, &Value::Null).ok()
     }
@@ -224,10 +197,7 @@ impl<'a> Network<'a> {
         self.call(verb, config, attach).result().map_err(|error| Failure { plugin, error })
     }
 
-    /// ADD. Returns the last plugin's result.
-    ///
-    /// # Errors
-    /// The first plugin that fails; those before it stay, as with libcni.
+    /// ADD. Returns the last plugin's result. If a plugin fails, what those before it made stays, as with libcni.
     pub fn add(&self, attach: &Attach) -> Result<Value, Failure> {
         let mut result = Value::Null;
         for mut config in self.configs(Some(attach)) {
@@ -240,10 +210,7 @@ impl<'a> Network<'a> {
         Ok(result)
     }
 
-    /// DEL.
-    ///
-    /// # Errors
-    /// The first plugin that fails; those before it in the list are not called then.
+    /// DEL. If a plugin fails, those before it in the list are not called.
     pub fn del(&self, attach: &Attach) -> Result<(), Failure> {
         for mut config in self.configs(Some(attach)).into_iter().rev() {
             self.give_result(&mut config, attach);
@@ -255,9 +222,6 @@ impl<'a> Network<'a> {
 
     /// Keeps the result of an ADD, which may have been another plugin set's, for DEL, CHECK and
     /// [`Network::write_cache`].
-    ///
-    /// # Panics
-    /// If another thread panicked with the cache.
     pub fn remember(&self, attach: &Attach, result: Value) {
         let cached = Cached { attach: attach.clone(), result };
         self.cache.lock().expect("not poisoned").insert(attach.key(), cached);
@@ -265,9 +229,6 @@ impl<'a> Network<'a> {
 
     /// Writes what libcni keeps of an attachment on the node's disk, as its version 1.1 does: without the
     /// namespace, which the result names.
-    ///
-    /// # Panics
-    /// When the attachment was not added.
     pub fn write_cache(&self, attach: &Attach) {
         let pairs =
             attach.args.split(';').filter_map(|pair| pair.split_once('=')).map(|(k, v)| json!([k, v]));
@@ -285,16 +246,11 @@ impl<'a> Network<'a> {
     }
 
     /// The directory to which [`Network::write_cache`] writes.
-    #[must_use]
     pub fn cache_path(&self, attach: &Attach) -> String {
         let name = self.list["name"].as_str().expect("a list has a name");
         format!("/var/lib/cni/results/{name}-{}-{}", attach.container, attach.ifname)
     }
 
-    /// CHECK.
-    ///
-    /// # Errors
-    /// The first plugin that finds a difference.
     pub fn check(&self, attach: &Attach) -> Result<(), Failure> {
         for mut config in self.configs(Some(attach)) {
             self.give_result(&mut config, attach);
@@ -312,9 +268,7 @@ impl<'a> Network<'a> {
     }
 
     /// GC: everything but `valid` is to go. Cached attachments that are not valid get a DEL first.
-    ///
-    /// # Errors
-    /// Every plugin that fails; the others are called all the same.
+    /// All plugins are called, also after one failed.
     pub fn gc(&self, valid: &[&Attach]) -> Result<(), Vec<Failure>> {
         let mut failures = Vec::new();
         let stale: Vec<_> = {
@@ -334,9 +288,6 @@ impl<'a> Network<'a> {
     }
 
     /// The plugins' part of GC with a list as it is (null, for instance), under both of its keys.
-    ///
-    /// # Errors
-    /// Every plugin that fails.
     pub fn gc_plugins(&self, list: &Value) -> Result<(), Vec<Failure>> {
         let mut failures = Vec::new();
         for mut config in self.configs(None) {
@@ -347,10 +298,6 @@ impl<'a> Network<'a> {
         if failures.is_empty() { Ok(()) } else { Err(failures) }
     }
 
-    /// STATUS.
-    ///
-    /// # Errors
-    /// The first plugin that is not ready.
     pub fn status(&self) -> Result<(), Failure> {
         self.configs(None).iter().try_for_each(|config| self.step("STATUS", config, None).map(drop))
     }

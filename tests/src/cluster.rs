@@ -35,7 +35,6 @@ pub struct Cluster {
     lan: Node,
 }
 
-/// A node of a [`Cluster`].
 #[derive(Debug)]
 pub struct ClusterNode {
     node: Node,
@@ -55,10 +54,6 @@ pub struct Member {
 
 impl Cluster {
     /// Makes a cluster of `count` nodes. `prepare` is called on each before anything is done in it.
-    ///
-    /// # Panics
-    /// When namespaces or links cannot be made.
-    #[must_use]
     pub fn new(count: u8, prepare: impl Fn(&mut Node)) -> Self {
         let cluster = Self::without_pod_routes(count, prepare);
         for to in &cluster.nodes {
@@ -73,10 +68,6 @@ impl Cluster {
     }
 
     /// As [`Self::new`], without the routes to pods: what is tested makes them.
-    ///
-    /// # Panics
-    /// As [`Self::new`].
-    #[must_use]
     pub fn without_pod_routes(count: u8, prepare: impl Fn(&mut Node)) -> Self {
         let lan = Node::new();
         lan.bridge_netfilter(BridgeNetfilter::Off);
@@ -105,20 +96,17 @@ impl Cluster {
     }
 
     /// The space through which all frames between the nodes pass.
-    #[must_use]
     pub fn lan(&self) -> &Space {
         &self.lan
     }
 }
 
 /// The ranges of a node's pods, IPv4 and IPv6.
-#[must_use]
 pub fn pod_ranges(node: u8) -> [String; 2] {
     [format!("10.244.{node}.0/24"), format!("fd44:0:0:{node}::/64")]
 }
 
 /// The addresses that a bridge with `isGateway` has on a node, the first of its ranges.
-#[must_use]
 pub fn pod_gateways(node: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, 244, node, 1).into(), Ipv6Addr::new(0xfd44, 0, 0, node.into(), 0, 0, 0, 1).into()]
 }
@@ -147,7 +135,6 @@ fn join(lan: &Node, space: &Space, number: u8) {
     lan.wait_up(&port);
 }
 
-/// Gives `eth0` its addresses and waits until they are usable.
 fn configure(space: &Space, addresses: [IpAddr; 2]) {
     let [v4, v6] = addresses;
     space.cmd_input(
@@ -164,9 +151,6 @@ fn configure(space: &Space, addresses: [IpAddr; 2]) {
 }
 
 /// Joins two spaces by a veth pair with these names. They may be in mount namespaces of their own.
-///
-/// # Panics
-/// When it cannot be made.
 pub fn wire(one: (&Space, &str), other: (&Space, &str)) {
     let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.net.as_raw_fd());
     one.0.cmd(&format!("ip link add {} type veth peer name {} netns {path}", one.1, other.1));
@@ -189,9 +173,6 @@ fn route_by(node: &Node, routers: [IpAddr; 2]) {
 impl ClusterNode {
     /// Gives the node the network that it has after a reboot: a new namespace with its uplink, which keeps its MAC
     /// address. No process may be left in the old one.
-    ///
-    /// # Panics
-    /// When the namespace cannot be made, or the uplink not be moved.
     pub fn renew_network(&mut self, routers: [IpAddr; 2]) {
         let fresh = self.node.run(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("a new network namespace");

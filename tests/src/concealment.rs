@@ -60,9 +60,6 @@ fn needed() -> Vec<PathBuf> {
 
 impl Node {
     /// Gives the node an empty folder of its own in place of the machine's.
-    ///
-    /// # Panics
-    /// When it cannot be made.
     pub fn own_folder(&self, folder: &str) {
         self.run(|| conceal(Path::new(folder)));
     }

@@ -32,10 +32,6 @@ const CAPABILITIES: [(&str, u32); 7] = [
 ];
 
 /// The output of `slipwayd render` for a file, with these options.
-///
-/// # Panics
-/// When it fails.
-#[must_use]
 pub fn render(file: &str, options: &[&str]) -> String {
     let output =
         Command::new(slipwayd()).args(["render", file]).args(options).output().expect("run slipwayd");
@@ -43,18 +39,11 @@ pub fn render(file: &str, options: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The DaemonSet among rendered objects.
-///
-/// # Panics
-/// When there is none.
-#[must_use]
 pub fn daemon_set(manifests: &str) -> Value {
     let all: Vec<Value> = serde_saphyr::from_multiple(manifests).expect("YAML");
     all.into_iter().find(|object| object["kind"] == "DaemonSet").expect("a DaemonSet")
 }
 
-/// The pod of a DaemonSet.
-#[must_use]
 pub fn pod_of(daemon_set: &Value) -> &Value {
     &daemon_set["spec"]["template"]["spec"]
 }
@@ -70,10 +59,6 @@ pub struct Container<'a> {
 
 impl<'a> Container<'a> {
     /// Makes the root of a container, that of `init` or of the agent, with the programs of the system in `base`.
-    ///
-    /// # Panics
-    /// When a step of the container file fails.
-    #[must_use]
     pub fn new(node: &'a ClusterNode, base: &Path, containerfile: &str, pod: &'a Value, init: bool) -> Self {
         let kind = if init { "initContainers" } else { "containers" };
         let all = pod[kind].as_array().expect("containers");
@@ -127,10 +112,6 @@ impl<'a> Container<'a> {
     }
 
     /// Gives the container the files of a service account, and the API server's address.
-    ///
-    /// # Panics
-    /// When they cannot be written.
-    #[must_use]
     pub fn account(mut self, server: (&str, &str), token: &str, certificate: &str) -> Self {
         for (name, content) in [("token", token), ("ca.crt", certificate), ("namespace", "kube-system")] {
             let path = format!("{}/{ACCOUNT}/{name}", self.root);
@@ -142,11 +123,6 @@ impl<'a> Container<'a> {
         self
     }
 
-    /// Starts it.
-    ///
-    /// # Panics
-    /// When it cannot be started.
-    #[must_use]
     pub fn start(&self, log: &str) -> Daemon {
         let words = self.words(&capabilities(self.spec));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -154,10 +130,6 @@ impl<'a> Container<'a> {
     }
 
     /// Runs it to its end, without one of its capabilities if that is given.
-    ///
-    /// # Panics
-    /// When it does not have that capability.
-    #[must_use]
     pub fn run(&self, without: Option<&str>) -> CommandOutput {
         let mut kept = capabilities(self.spec);
         if let Some(without) = without {
@@ -188,10 +160,6 @@ impl<'a> Container<'a> {
 }
 
 /// The capabilities of a container, which has no others.
-///
-/// # Panics
-/// When it keeps others.
-#[must_use]
 pub fn capabilities(container: &Value) -> Vec<String> {
     let of = &container["securityContext"]["capabilities"];
     assert_eq!(of["drop"], serde_json::json!(["ALL"]));
@@ -200,10 +168,6 @@ pub fn capabilities(container: &Value) -> Vec<String> {
 }
 
 /// A capability as a bit of the sets in `/proc/PID/status`.
-///
-/// # Panics
-/// For one that the rendered objects do not name.
-#[must_use]
 pub fn capability_bit(name: &str) -> u64 {
     let (_, number) = CAPABILITIES.iter().find(|(known, _)| *known == name).expect("a known capability");
     1 << number
@@ -218,7 +182,6 @@ pub(crate) fn may_have(capability: &str) -> bool {
 }
 
 /// The words before a command that take all other capabilities and new privileges away.
-#[must_use]
 pub fn confined(capabilities: &[String]) -> Vec<String> {
     let kept: String = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase())).collect();
     let words = ["setpriv", "--bounding-set", &format!("-all{kept}"), "--inh-caps=-all", "--no-new-privs"];
@@ -270,10 +233,6 @@ fn steps(containerfile: &str, root: &str) -> String {
 }
 
 /// A process in the node's mount namespace that has all capabilities, as process 1 of a node has.
-///
-/// # Panics
-/// When it does not start.
-#[must_use]
 pub fn first_process(space: &Space) -> (Daemon, u32) {
     let daemon = space.daemon("sh", &["-c", "echo $$; exec sleep infinity"], "/run/first.log");
     let begun = std::time::Instant::now();

@@ -7,10 +7,6 @@ use crate::space::Space;
 impl Space {
     /// A counter of this network namespace, by its group and name in /proc/net/snmp, netstat or snmp6: `("Tcp",
     /// "RetransSegs")`, `("Udp6", "RcvbufErrors")`.
-    ///
-    /// # Panics
-    /// If the kernel has none of that name.
-    #[must_use]
     pub fn counter(&self, group: &str, name: &str) -> u64 {
         let file = match group {
             _ if group.ends_with('6') => "snmp6",
@@ -39,7 +35,6 @@ fn find(text: &str, group: &str, name: &str) -> Option<u64> {
 
 /// The packets that processors dropped for want of room in their queues, for all namespaces: the second column of
 /// softnet_stat.
-#[must_use]
 pub fn dropped_by_processors() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
     let columns = text.lines().filter_map(|line| line.split_whitespace().nth(1));

@@ -22,9 +22,6 @@ pub struct Daemon {
 
 impl Space {
     /// Starts a program here. Its output goes to a file, as the space sees it.
-    ///
-    /// # Panics
-    /// If it cannot be started.
     pub fn daemon(&self, program: impl AsRef<OsStr>, args: &[&str], log: &str) -> Daemon {
         // prctl(2): PR_SET_PDEATHSIG counts from the thread that started the program, so that thread waits for its end.
         let mut command = Command::new("setpriv");
@@ -48,30 +45,18 @@ impl Space {
 }
 
 impl Daemon {
-    /// True until the program has ended.
-    #[must_use]
     pub fn runs(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// The process ID.
-    #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Suspends the program with SIGSTOP.
-    ///
-    /// # Panics
-    /// If it has ended.
     pub fn suspend(&self) {
         kill(self.pid, Signal::SIGSTOP).expect("the program runs");
     }
 
-    /// Asks the program to end, with SIGTERM.
-    ///
-    /// # Panics
-    /// If it has ended.
     pub fn terminate(&self) {
         kill(self.pid, Signal::SIGTERM).expect("the program runs");
     }

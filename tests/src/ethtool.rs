@@ -26,9 +26,6 @@ struct Setting {
 
 impl Space {
     /// Switches a feature of this interface on or off, as `ethtool -K` does.
-    ///
-    /// # Panics
-    /// If the kernel has no such feature, or refuses.
     pub fn set_feature(&self, ifname: &str, feature: &str, switch: Switch) {
         let set = self.run(|| ethtool::set_feature(ifname, feature, switch));
         set.unwrap_or_else(|error| panic!("{}: {error}", self.name()));
@@ -36,9 +33,6 @@ impl Space {
 
     /// Switches all offloads of this interface off: packets are neither cut nor merged, and checksums are computed and
     /// verified in software.
-    ///
-    /// # Panics
-    /// If the kernel refuses.
     pub fn without_offloads(&self, ifname: &str) {
         self.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");

@@ -15,10 +15,6 @@ pub const NFT_RANGES: &str = "an nft whose lookups by protocol and range this ke
 /// nft 1.0.6 converts the protocol, which is one byte, to network order, two bytes at a time.
 /// Older kernels ignore that; newer ones, 6.12.117 among them, refuse it (nft_byteorder_init in
 /// net/netfilter/nft_byteorder.c). nft 1.1.3 does not do it.
-///
-/// # Panics
-/// If no namespace can be made.
-#[must_use]
 pub fn nft_loads_ranges() -> bool {
     let script = "table inet probe {
         map ranges { type inet_proto . inet_service : verdict; flags interval; }
@@ -29,10 +25,6 @@ pub fn nft_loads_ranges() -> bool {
 
 /// The kind of link that a plugin makes and this kernel lacks, for [`crate::skip!`]; none if it has it, or if the
 /// plugin needs none.
-///
-/// # Panics
-/// If the kernel cannot be asked.
-#[must_use]
 pub fn lacks(plugin: &str) -> Option<&'static str> {
     let (kind, feature) = match plugin {
         "dummy" => ("dummy", "dummy links"),
@@ -51,10 +43,6 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
 pub const IPVS: &str = "ip_vs";
 
 /// True if the kernel has IPVS: ipvsadm(8) loads its module.
-///
-/// # Panics
-/// If no namespace can be made.
-#[must_use]
 pub fn has_ipvs() -> bool {
     Node::new().try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
 }
@@ -76,10 +64,6 @@ impl Drop for VirtualServers<'_> {
 pub const WIREGUARD: &str = "wireguard";
 
 /// True if the kernel has WireGuard: making a link loads its module.
-///
-/// # Panics
-/// If the kernel cannot be asked.
-#[must_use]
 pub fn has_wireguard() -> bool {
     let known = || RouteSocket::open().and_then(|route| route.knows_kind("wireguard"));
     Node::new().run(known).unwrap_or_else(|e| panic!("ask for wireguard: {e}"))
@@ -89,10 +73,6 @@ pub fn has_wireguard() -> bool {
 pub const ESP: &str = "IPsec's ESP with AES-GCM";
 
 /// True if the kernel can encrypt packets of both families: adding a state loads the modules.
-///
-/// # Panics
-/// If no namespace can be made.
-#[must_use]
 pub fn has_esp() -> bool {
     let node = Node::new();
     [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")].into_iter().all(|(from, to)| {
@@ -108,10 +88,6 @@ pub fn has_esp() -> bool {
 pub const FLOWTABLE: &str = "nf_flow_table";
 
 /// True if the kernel can offload flows to a flowtable of the inet family.
-///
-/// # Panics
-/// If no namespace can be made.
-#[must_use]
 pub fn has_flowtable() -> bool {
     let script = "table inet probe {
         flowtable f { hook ingress priority 0; devices = { lo }; }
@@ -123,11 +99,6 @@ pub fn has_flowtable() -> bool {
 /// The feature that [`has_udp_gro`] checks, for [`crate::skip!`].
 pub const UDP_GRO: &str = "UDP GRO forwarding";
 
-/// True if the kernel can merge datagrams that it forwards.
-///
-/// # Panics
-/// If no namespace can be made.
-#[must_use]
 pub fn has_udp_gro() -> bool {
     Node::new().run(|| ethtool::feature("lo", ethtool::UDP_GRO_FORWARDING)).is_ok()
 }

@@ -250,9 +250,6 @@ fn input(config: &Value, random: &mut Random, nasty: &[Value]) -> Input {
 
 /// Calls a plugin with mutated configurations, `SLIPWAY_GARBAGE` of them (default 150), or a sample of these. A
 /// failure prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files to which the plugin logs calls.
-///
-/// # Panics
-/// If the plugin neither refuses a call nor takes it back, or if it refuses the configuration as it is.
 pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: &[&str]) {
     let number = |key: &str, default: u64| {
         std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))

@@ -6,9 +6,6 @@ use std::path::Path;
 
 /// Compares `text`, after [`normalise`], with `tests/golden/<name>`. With `UPDATE_GOLDEN=1` in the
 /// environment the file is written instead: look at the difference before you commit it.
-///
-/// # Panics
-/// When they differ; shows both.
 #[track_caller]
 pub fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
@@ -27,7 +24,6 @@ pub fn golden(name: &str, text: &str) {
 /// The text with what differs from run to run replaced: MAC addresses by `<mac1>`, `<mac2>`, … in order
 /// of appearance (the all-zero one stays), `veth` names with hexadecimal digits by `<veth1>`, …,
 /// `# handle N` left out, blanks at line ends too. Ends with one newline.
-#[must_use]
 pub fn normalise(text: &str) -> String {
     let mut seen = Seen::default();
     let mut lines = String::new();

@@ -136,7 +136,6 @@ fn archive(folder: &Path, images: &[(&str, Value)]) -> Vec<u8> {
     fs::read(&archive).expect("read the archive")
 }
 
-/// The name of this architecture in image configurations.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -158,9 +157,6 @@ fn tar(from: &Path, to: &Path, what: &[&str]) {
 
 /// Requests the page at `address` from `space` until it answers. Returns the client's address as the server
 /// saw it.
-///
-/// # Panics
-/// If no server answers, or another than `who`.
 #[track_caller]
 pub fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
     let address = address.into();
@@ -171,11 +167,7 @@ pub fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAdd
 
 /// Requests the page at `address` from `space` until it answers: the container's name, and the client's address as
 /// the server saw it.
-///
-/// # Panics
-/// If no server answers.
 #[track_caller]
-#[must_use]
 pub fn ask(space: &Space, address: impl Into<SocketAddr>) -> (String, IpAddr) {
     let address = address.into();
     let begin = Instant::now();
@@ -188,10 +180,6 @@ pub fn ask(space: &Space, address: impl Into<SocketAddr>) -> (String, IpAddr) {
     }
 }
 
-/// As [`ask`], once.
-///
-/// # Errors
-/// No server answers within the limit.
 pub fn ask_once(space: &Space, address: SocketAddr, limit: Duration) -> std::io::Result<(String, IpAddr)> {
     let body = get(space, address, limit)?;
     let (name, peer) = answer(&body);
@@ -205,9 +193,6 @@ pub fn request(ip: impl Into<IpAddr>, port: u16) -> String {
 }
 
 /// Parses the page: the container's name and the client's address.
-///
-/// # Panics
-/// If the text is not that page.
 #[track_caller]
 pub fn answer(text: &str) -> (&str, IpAddr) {
     let fields = text.lines().last().and_then(|line| line.split_once(' '));
@@ -217,9 +202,6 @@ pub fn answer(text: &str) -> (&str, IpAddr) {
 }
 
 /// Asserts that no server accepts a connection to `address`.
-///
-/// # Panics
-/// If a server accepts one.
 #[track_caller]
 pub fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
     let address = address.into();

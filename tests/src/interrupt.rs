@@ -12,7 +12,6 @@ use crate::sample::sample;
 /// A system call in a plugin's run: the `nth` one of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Point {
-    /// The system call's name.
     pub syscall: String,
     /// Counted from 1, by thread as strace counts.
     pub nth: usize,
@@ -94,25 +93,17 @@ const TRACE: &str = "/run/interrupt.trace";
 
 /// Runs the call to its end under strace, and lists the system calls it made, in order, from
 /// the moment when it reads its configuration. (Before that it does nothing but load itself.)
-///
-/// # Panics
-/// When strace does not run.
 pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::WithTheConfiguration)
 }
 
 /// True if the tests are to try each system call: `SLIPWAY_EVERY_CALL` is set.
-#[must_use]
 pub fn every_call() -> bool {
     std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
 }
 
 /// The points at which to kill a call: at most `most`, spread evenly, of those right after what may have changed
 /// something; other kills leave the same. Of these [`sample`] takes a part. All of them with [`every_call`].
-///
-/// # Panics
-/// When there are too few points for a call that does its work.
-#[must_use]
 pub fn points_to_try(found: Vec<Point>, most: usize) -> Vec<Point> {
     let every = every_call();
     let found: Vec<Point> = found.into_iter().filter(|point| every || point.after_change).collect();
@@ -123,9 +114,6 @@ pub fn points_to_try(found: Vec<Point>, most: usize) -> Vec<Point> {
 
 /// Fails if few calls ended by their kill, since then little was tested. A call misses its point if it shares its work
 /// between threads in another way than the traced one, or waits less often: on a busy machine many do.
-///
-/// # Panics
-/// When only a quarter was killed, or less.
 #[track_caller]
 pub fn assert_killed(kills: usize, tried: usize) {
     assert!(kills > tried / 4, "{kills} kills at {tried} points");
@@ -133,9 +121,6 @@ pub fn assert_killed(kills: usize, tried: usize) {
 
 /// As [`kill_points`], without the calls of programs that the plugin runs: where one fails each time, what
 /// was begun with it cannot be taken back with it either.
-///
-/// # Panics
-/// When strace does not run.
 pub fn error_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &OWN_THREADS, Begin::WithTheConfiguration)
 }
@@ -152,9 +137,6 @@ fn traced(node: &Node, call: PluginCall, options: &[&str], begin: Begin) -> (Out
 }
 
 /// As [`kill_points`], for a command that reads no configuration: all of its system calls.
-///
-/// # Panics
-/// When strace does not run.
 pub fn all_kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::AtOnce)
 }
@@ -168,7 +150,6 @@ enum Begin {
 
 /// Runs the call and disturbs it at that point. With several threads, or with another state than
 /// before, it may not reach that point.
-#[must_use]
 pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance) -> Output {
     let what = match how {
         Disturbance::Kill => "signal=KILL".to_owned(),
@@ -183,10 +164,6 @@ pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance)
 }
 
 /// Kills the call at that point. False if it succeeded before it came to the point.
-///
-/// # Panics
-/// When it ends in yet another way.
-#[must_use]
 pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     let output = disturbed(node, call, point, Disturbance::Kill);
     match output.process.code {
@@ -197,7 +174,6 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
 }
 
 /// Runs the call with a pause before each system call of that name, so that the moments between two of them last.
-#[must_use]
 pub fn slowed(node: &Node, call: PluginCall, syscall: &str, pause: Duration) -> Output {
     let inject = format!("inject={syscall}:delay_enter={}us", pause.as_micros());
     let strace = ["strace", "-f", "-qq", "-o", TRACE, "-e", &inject];

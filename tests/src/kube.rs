@@ -35,7 +35,6 @@ pub(crate) const KEY: &str = "/run/kube/key";
 pub(crate) const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
 
 /// The directory with Kubernetes' programs, if it has this one.
-#[must_use]
 pub fn kube_programs(program: &str) -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("SLIPWAY_KUBE_DIR")?);
     dir.join(program).is_file().then_some(dir)
@@ -43,7 +42,6 @@ pub fn kube_programs(program: &str) -> Option<PathBuf> {
 
 /// True if the directory has an API server and etcd, and the machine is fast enough for many of them: in an emulated VM each
 /// needs minutes to start.
-#[must_use]
 pub fn has_api_server(programs: &Path) -> bool {
     !is_slow() && CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
 }
@@ -53,7 +51,6 @@ pub fn has_api_server(programs: &Path) -> bool {
 pub struct ApiServer<'a> {
     control: &'a Member,
     programs: PathBuf,
-    /// Its address.
     pub url: String,
     options: &'static [&'static str],
     server: Option<Daemon>,
@@ -62,29 +59,17 @@ pub struct ApiServer<'a> {
 
 impl<'a> ApiServer<'a> {
     /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns. All users have all rights.
-    ///
-    /// # Panics
-    /// When they cannot be started.
-    #[must_use]
     pub fn start(programs: &Path, control: &'a Member) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=AlwaysAllow", WITHOUT_ACCOUNTS], "")
     }
 
     /// As [`ApiServer::start`], but users have the rights that roles give them.
-    ///
-    /// # Panics
-    /// As [`ApiServer::start`].
-    #[must_use]
     pub fn start_with_roles(programs: &Path, control: &'a Member) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=RBAC", WITHOUT_ACCOUNTS], "")
     }
 
     /// As [`ApiServer::start`], but kubelets have the rights of their nodes, and other users those that roles give them.
     /// `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them. Pods have service accounts, which need the controllers.
-    ///
-    /// # Panics
-    /// As [`ApiServer::start`].
-    #[must_use]
     pub fn start_for_nodes(programs: &Path, control: &'a Member, tokens: &str) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=Node,RBAC"], tokens)
     }
@@ -126,10 +111,6 @@ impl<'a> ApiServer<'a> {
         self.server = None;
     }
 
-    /// Starts the server again.
-    ///
-    /// # Panics
-    /// When it cannot be started.
     pub fn resume(&mut self) {
         let v4 = self.control.addresses[0];
         let address = format!("--bind-address={v4}");
@@ -161,30 +142,17 @@ impl<'a> ApiServer<'a> {
         ));
     }
 
-    /// Waits until it is ready.
-    ///
-    /// # Panics
-    /// When it ends, or after four minutes of a usual machine.
     pub fn wait(&self) {
         let ready = || self.curl("GET", "application/json", "/readyz", "").0 == Some(0);
         let server = self.server.as_ref().expect("the server was stopped");
         wait_until_ready("the API server", self.control, SERVER_LOG, server, ready);
     }
 
-    /// A kubeconfig for it. Its certificate is checked.
-    ///
-    /// # Panics
-    /// When the server has made no certificate yet.
-    #[must_use]
     pub fn kubeconfig(&self) -> String {
         self.kubeconfig_of(&json!({"token": KUBE_TOKEN}))
     }
 
     /// As [`ApiServer::kubeconfig`], with a user's credentials: `{"tokenFile": "/run/token"}`.
-    ///
-    /// # Panics
-    /// As [`ApiServer::kubeconfig`].
-    #[must_use]
     pub fn kubeconfig_of(&self, user: &Value) -> String {
         use base64::Engine as _;
         let authority = base64::engine::general_purpose::STANDARD.encode(self.certificate());
@@ -199,38 +167,25 @@ impl<'a> ApiServer<'a> {
         .to_string()
     }
 
-    /// The control plane's namespace.
     pub(crate) fn control(&self) -> &Space {
         self.control
     }
 
-    /// True if the server accepts a token.
-    #[must_use]
     pub fn accepts(&self, token: &str) -> bool {
         self.request(token, "GET", "application/json", "/api/v1/nodes", "").0 == Some(0)
     }
 
     /// Its certificate with that of its authority.
-    ///
-    /// # Panics
-    /// When the server has made none yet.
-    #[must_use]
     pub fn certificate(&self) -> String {
         self.control.run(|| std::fs::read_to_string(CERTIFICATE)).expect("read the certificate")
     }
 
-    /// Reads an object.
-    ///
-    /// # Panics
-    /// When there is none.
-    #[must_use]
     pub fn get(&self, path: &str) -> Value {
         self.expect("GET", "application/json", path, "")
     }
 
     /// Reads an object or a list that a test looks at again and again; none if the server does not return it. The report
     /// of a failure leaves it out.
-    #[must_use]
     pub fn look(&self, path: &str) -> Option<Value> {
         let mut command = self.command(KUBE_TOKEN, "GET", "application/json", path);
         command.stdin(Stdio::null());
@@ -239,51 +194,32 @@ impl<'a> ApiServer<'a> {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// True if there is an object.
-    #[must_use]
     pub fn has(&self, path: &str) -> bool {
         self.curl("GET", "application/json", path, "").0 == Some(0)
     }
 
     /// Creates an object; returns it with the server's defaults.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn create(&self, path: &str, object: &Value) -> Value {
         self.expect("POST", "application/json", path, &object.to_string())
     }
 
     /// As [`ApiServer::create`], from YAML.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn create_yaml(&self, path: &str, object: &str) -> Value {
         self.expect("POST", "application/yaml", path, object)
     }
 
     /// A token of a service account, as its pods get it.
-    ///
-    /// # Panics
-    /// When there is no such account.
-    #[must_use]
     pub fn token(&self, namespace: &str, account: &str) -> String {
         let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         self.create(&path, &request)["status"]["token"].as_str().expect("a token").to_owned()
     }
 
-    /// Merges a patch into an object.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn patch(&self, path: &str, patch: &Value) {
         self.expect("PATCH", "application/merge-patch+json", path, &patch.to_string());
     }
 
     /// Merges a patch that the server must refuse; returns its reply.
-    ///
-    /// # Panics
-    /// When the server takes it.
     pub fn refused_patch(&self, path: &str, patch: &Value) -> String {
         let (code, reply) = self.curl("PATCH", "application/merge-patch+json", path, &patch.to_string());
         assert_ne!(code, Some(0), "PATCH {path}: {reply}\n{patch}");
@@ -291,17 +227,11 @@ impl<'a> ApiServer<'a> {
     }
 
     /// Deletes an object.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn delete(&self, path: &str) {
         self.expect("DELETE", "application/json", path, "");
     }
 
     /// Lets etcd forget all former revisions of its objects.
-    ///
-    /// # Panics
-    /// When etcd refuses it.
     pub fn compact(&self) {
         let ask = |path: &str, body: Value| -> Value {
             let url = format!("http://127.0.0.1:2379/v3/kv/{path}");
@@ -350,10 +280,6 @@ impl<'a> ApiServer<'a> {
     }
 }
 
-/// Waits until a program is ready.
-///
-/// # Panics
-/// When it ends, or after four minutes of a usual machine.
 pub fn wait_until_ready(name: &str, place: &Space, log: &str, program: &Daemon, ready: impl Fn() -> bool) {
     let begin = Instant::now();
     while !ready() {

@@ -57,7 +57,6 @@ pub struct Path {
     pub together: SocketAddr,
 }
 
-/// A workload.
 #[derive(Debug, Clone, Copy)]
 pub enum Work {
     /// One connection that sends 64 MiB.
@@ -78,13 +77,11 @@ pub enum Work {
 
 impl Path {
     /// The path to a server's own ports.
-    #[must_use]
     pub fn to(name: &'static str, client: &Space, server: IpAddr) -> Self {
         Self::published(name, client, server, 0)
     }
 
     /// The path to published ports: each is `offset` more than the server's own.
-    #[must_use]
     pub fn published(name: &'static str, client: &Space, node: IpAddr, offset: u16) -> Self {
         let [sink, echo, batches, together] =
             [SINK, ECHO, BATCHES, TOGETHER].map(|port| at(node, offset + port));
@@ -176,9 +173,6 @@ fn echoed(stream: &mut TcpStream) {
 }
 
 /// Serves the three ports on an address of a space, until the process ends.
-///
-/// # Panics
-/// If a port is in use.
 pub fn serve(space: &Space, address: IpAddr) {
     let listen = |port, respond: fn(&mut TcpStream, &mut [u8]) -> bool| {
         let listener = TcpListener::bind(at(address, port)).expect("listen");
@@ -230,9 +224,6 @@ fn busy() -> f64 {
 
 /// Keeps the calling thread, and those that it starts from now on, on the first processor that it may use: the wake-up of
 /// another one costs more than a packet.
-///
-/// # Panics
-/// If the kernel refuses.
 pub fn on_one_processor() {
     let all = sched_getaffinity(Pid::from_raw(0)).expect("the processors");
     let first = (0..CpuSet::count()).find(|&one| all.is_set(one) == Ok(true)).expect("a processor");
@@ -243,7 +234,6 @@ pub fn on_one_processor() {
 
 /// Returns the processor time of this process and of the kernel's threads for network traffic, in seconds: the work of
 /// others on the machine does not count.
-#[must_use]
 pub fn own() -> f64 {
     let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
     let threads = std::fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
@@ -278,19 +268,11 @@ impl fmt::Display for Figure {
 }
 
 /// Measures each workload on each path. `prepare` is called with the index of the path that is next.
-///
-/// # Panics
-/// If a connection fails.
-#[must_use]
 pub fn compare(paths: &[Path], works: &[Work], prepare: impl FnMut(usize)) -> Vec<Figure> {
     compare_by(busy, paths, works, prepare)
 }
 
 /// As [`compare`], with another measure of the processor time in seconds.
-///
-/// # Panics
-/// As [`compare`].
-#[must_use]
 pub fn compare_by(
     spent_so_far: fn() -> f64,
     paths: &[Path],

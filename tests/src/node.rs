@@ -40,15 +40,10 @@ pub struct Node {
 #[derive(Debug)]
 pub struct Host {
     space: Space,
-    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// Its IPv6 address.
     pub v6: Ipv6Addr,
-    /// The node's IPv4 address on this link.
     pub node_v4: Ipv4Addr,
-    /// The node's IPv6 address on this link.
     pub node_v6: Ipv6Addr,
-    /// The node's interface on this link.
     pub node_link: String,
 }
 
@@ -60,11 +55,6 @@ pub struct Pod {
 }
 
 impl Node {
-    /// A new node.
-    ///
-    /// # Panics
-    /// When namespaces cannot be made: the network tests need root.
-    #[must_use]
     pub fn new() -> Self {
         let bin = bin_dir();
         let (net, mnt) = thread::scope(|scope| scope.spawn(make_node).join())
@@ -81,30 +71,22 @@ impl Node {
         Self { space, places, hosts: Mutex::new(0), bin }
     }
 
-    /// A call of the plugin `name`; see [`PluginCall`].
-    #[must_use]
     pub fn plugin(&self, name: &str) -> PluginCall {
         PluginCall::new(self.space.clone(), &self.bin, name)
     }
 
     /// The folder that CNI_PATH names.
-    #[must_use]
     pub fn bin(&self) -> &Path {
         &self.bin
     }
 
     /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
     /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
-    #[must_use]
     pub fn network(&self, list: Value) -> Network<'_> {
         Network::new(self, list)
     }
 
     /// An empty namespace at /run/netns/`name`.
-    ///
-    /// # Panics
-    /// When it cannot be made, for instance because the name is taken.
-    #[must_use]
     pub fn pod(&self, name: &str) -> Pod {
         let (net, path) = self.make_netns(name);
         let space = Space { name: name.to_owned(), net: Arc::new(net), ..self.space.clone() };
@@ -113,10 +95,6 @@ impl Node {
     }
 
     /// A machine outside, linked to the node. Three at most.
-    ///
-    /// # Panics
-    /// When it cannot be made.
-    #[must_use]
     pub fn host(&self, name: &str) -> Host {
         let number = {
             let mut hosts = self.hosts.lock().expect("not poisoned");
@@ -184,10 +162,8 @@ impl Node {
         true
     }
 
-    /// Writes a file, with its folders, as the node sees it (/run and /var/lib are its own).
-    ///
-    /// # Panics
-    /// When it cannot be written, or would be written to the machine's own root file system.
+    /// Writes a file, with its folders, as the node sees it (/run and /var/lib are its own). Panics rather than
+    /// write to the machine's own root file system.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         let content = content.as_ref();
         let result = self.run(|| {
@@ -204,9 +180,6 @@ impl Node {
     }
 
     /// Gives the node an /etc of its own, with what the machine's has in it.
-    ///
-    /// # Panics
-    /// When it cannot be made.
     pub fn own_etc(&self) {
         if self.read("/run/etc/passwd").is_some() {
             return;
@@ -217,13 +190,11 @@ impl Node {
     }
 
     /// Reads a file as the node sees it; none when it does not exist or is no text.
-    #[must_use]
     pub fn read(&self, path: &str) -> Option<String> {
         self.run(|| std::fs::read_to_string(path)).ok()
     }
 
     /// The names in a folder as the node sees it, sorted; empty when it does not exist.
-    #[must_use]
     pub fn list(&self, path: &str) -> Vec<String> {
         self.run(|| {
             let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
@@ -235,10 +206,6 @@ impl Node {
     }
 
     /// The whole ruleset as nft prints it, [without the record of UDP flows](crate::without_seen_ports).
-    ///
-    /// # Panics
-    /// When nft fails.
-    #[must_use]
     pub fn ruleset(&self) -> String {
         without_seen_ports(&self.cmd("nft list ruleset"))
     }
@@ -313,16 +280,12 @@ impl Drop for Node {
 
 impl Pod {
     /// The namespace's path, as CNI_NETNS.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Takes the path away, as a runtime does when the pod is gone. The namespace itself ends as soon
     /// as no socket (for instance of a [`crate::Server`]) and no clone of the space holds it.
-    ///
-    /// # Panics
-    /// When the path cannot be removed.
     pub fn remove(self) {
         let path = &self.path;
         self.space.run(|| {

@@ -13,20 +13,17 @@ static SLOWER: LazyLock<u32> = LazyLock::new(|| {
 
 /// The limit on this machine for something that must happen, from that on a usual machine. Not for a wait that must
 /// last, nor for something that must not happen.
-#[must_use]
 pub fn within(limit: Duration) -> Duration {
     limit * *SLOWER
 }
 
 /// True if a reply may take so long that the kernel sends the request again.
-#[must_use]
 pub fn is_slow() -> bool {
     *SLOWER > 1
 }
 
 /// The time limit of a client. A lost first SYN is sent again after one second, and so is a lost neighbour
 /// solicitation.
-#[must_use]
 pub fn patience() -> Duration {
     within(Duration::from_secs(12))
 }

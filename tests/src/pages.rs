@@ -22,19 +22,15 @@ pub struct Block {
 
 impl Block {
     /// The value of a word `key=value` of the fence.
-    #[must_use]
     pub fn value(&self, key: &str) -> Option<&str> {
         self.words.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
     }
 
-    /// Its content.
-    #[must_use]
     pub fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
     /// Page and line, for messages.
-    #[must_use]
     pub fn place(&self) -> String {
         format!("{}:{}", self.page, self.line)
     }
@@ -45,10 +41,6 @@ fn root() -> &'static Path {
 }
 
 /// The README and all pages below `docs`, from the root of the checkout.
-///
-/// # Panics
-/// If a folder cannot be listed.
-#[must_use]
 pub fn names() -> Vec<String> {
     let mut found = vec!["README.md".to_owned()];
     let mut folders = vec![PathBuf::from("docs")];
@@ -68,11 +60,6 @@ pub fn names() -> Vec<String> {
     found
 }
 
-/// The blocks of a page.
-///
-/// # Panics
-/// If it cannot be read.
-#[must_use]
 pub fn blocks(page: &str) -> Vec<Block> {
     let path = root().join(page);
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
@@ -80,10 +67,6 @@ pub fn blocks(page: &str) -> Vec<Block> {
 }
 
 /// The content of a file that a page shows: the first block with `file=` and this path.
-///
-/// # Panics
-/// If the page has none.
-#[must_use]
 pub fn file(page: &str, path: &str) -> String {
     let found = blocks(page).into_iter().find(|block| block.value("file") == Some(path));
     found.unwrap_or_else(|| panic!("{page} does not show {path}")).text()

@@ -15,10 +15,6 @@ use crate::space::{CommandOutput, Space, Started, quoted};
 
 /// The plugin directory under test: `SLIPWAY_PEER_DIR`, else `SLIPWAY_BIN_DIR`, else a folder in the
 /// target directory with links to the workspace's binary, built now if it is not up to date.
-///
-/// # Panics
-/// When there is none, or the build fails.
-#[must_use]
 pub fn plugin_dir() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -37,16 +33,11 @@ pub(crate) fn bin_dir() -> PathBuf {
 }
 
 /// The `slipway` executable itself, for the operator's commands.
-#[must_use]
 pub fn slipway() -> PathBuf {
     bin_dir().join("slipway")
 }
 
 /// The `slipwayd` executable: next to the plugins, else built now.
-///
-/// # Panics
-/// When the build fails.
-#[must_use]
 pub fn slipwayd() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     let find =
@@ -55,17 +46,12 @@ pub fn slipwayd() -> PathBuf {
 }
 
 /// True if the plugins under test are those of another implementation (`SLIPWAY_PEER_DIR` is set).
-#[must_use]
 pub fn is_peer() -> bool {
     std::env::var_os("SLIPWAY_PEER_DIR").is_some()
 }
 
 /// The newest version of the specification that the plugins under test speak: 1.1.0 for ours, 1.0.0 for
 /// the reference plugins of Debian 12.
-///
-/// # Panics
-/// When the loopback plugin does not answer VERSION.
-#[must_use]
 pub fn newest_version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| {
@@ -80,9 +66,6 @@ pub fn newest_version() -> &'static str {
 /// Runs the body of a test that the reference plugins are known to fail, for the reason given. With
 /// our own plugins it must pass. With `SLIPWAY_PEER_DIR` it must fail: a test that the reference
 /// passes after all either tests nothing or needs another reason.
-///
-/// # Panics
-/// When `body` does, with our own plugins; when it does not, with the reference.
 pub fn peer_fails(reason: &str, body: impl FnOnce()) {
     if !is_peer() {
         return body();
@@ -135,7 +118,6 @@ fn own_names(binary: &Path) -> Vec<String> {
 
 /// The names of all plugins under test: those of our binary, else those of the same names in the peer's
 /// folder that speak every version from 0.1.0 on.
-#[must_use]
 pub fn plugin_names() -> Vec<String> {
     if !is_peer() {
         return own_names(&slipway());
@@ -156,21 +138,16 @@ pub struct PluginCall {
     stdin: Vec<u8>,
 }
 
-/// The output of a plugin.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// The process's own output.
     pub process: CommandOutput,
 }
 
 /// An error as a plugin prints it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CniFailure {
-    /// The code of the specification.
     pub code: u32,
-    /// The message.
     pub msg: String,
-    /// More about it.
     #[serde(default)]
     pub details: String,
 }
@@ -190,7 +167,6 @@ impl PluginCall {
     }
 
     /// Sets one variable of the environment.
-    #[must_use]
     pub fn env(mut self, key: &str, value: impl Into<OsString>) -> Self {
         self.env.retain(|(known, _)| known != key);
         self.env.push((key.to_owned(), value.into()));
@@ -198,83 +174,63 @@ impl PluginCall {
     }
 
     /// Takes one variable out of the environment.
-    #[must_use]
     pub fn without(mut self, key: &str) -> Self {
         self.env.retain(|(known, _)| known != key);
         self
     }
 
-    /// `CNI_COMMAND`.
-    #[must_use]
     pub fn command(self, verb: &str) -> Self {
         self.env("CNI_COMMAND", verb)
     }
 
-    /// `CNI_CONTAINERID`.
-    #[must_use]
     pub fn container(self, id: &str) -> Self {
         self.env("CNI_CONTAINERID", id)
     }
 
-    /// `CNI_NETNS`.
-    #[must_use]
     pub fn netns(self, path: impl AsRef<Path>) -> Self {
         self.env("CNI_NETNS", path.as_ref())
     }
 
-    /// `CNI_IFNAME`.
-    #[must_use]
     pub fn ifname(self, name: &str) -> Self {
         self.env("CNI_IFNAME", name)
     }
 
-    /// `CNI_ARGS`.
-    #[must_use]
     pub fn args(self, args: &str) -> Self {
         self.env("CNI_ARGS", args)
     }
 
     /// Container ID (the pod's name), namespace and `eth0`, in one go.
-    #[must_use]
     pub fn for_pod(self, pod: &Pod) -> Self {
         self.container(pod.name()).netns(pod.path()).ifname("eth0")
     }
 
-    /// The configuration, as JSON.
-    #[must_use]
     pub fn config(self, config: &Value) -> Self {
         self.stdin(config.to_string())
     }
 
-    /// The bytes on standard input.
-    #[must_use]
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = bytes.into();
         self
     }
 
     /// Runs the plugin by another program, for instance `["strace", "-f", "-o", "/run/trace"]`.
-    #[must_use]
     pub fn through(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(OsString::from).collect();
         self
     }
 
     /// Runs another program in the plugin's place, for instance the reference's.
-    #[must_use]
     pub fn instead(mut self, program: &Path) -> Self {
         self.program = program.to_owned();
         self
     }
 
     /// Command line arguments; a plugin takes none, but a program in its place may.
-    #[must_use]
     pub fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments = arguments.iter().map(OsString::from).collect();
         self
     }
 
-    /// Runs it to its end.
     pub fn run(self) -> Output {
         self.spawn().wait()
     }
@@ -288,28 +244,20 @@ impl PluginCall {
     }
 }
 
-/// A plugin process that runs.
 #[derive(Debug)]
 pub struct Running {
     started: Started,
 }
 
 impl Running {
-    /// Waits for its end.
     pub fn wait(self) -> Output {
         Output { process: self.started.wait() }
     }
 
-    /// Kills it with SIGKILL, if it still runs.
-    ///
-    /// # Panics
-    /// When the kernel refuses.
     pub fn kill(&mut self) {
         self.started.child.kill().expect("kill the plugin");
     }
 
-    /// Its process ID.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.started.child.id()
     }
@@ -317,10 +265,6 @@ impl Running {
 
 impl Output {
     /// Standard output as JSON; null when there is none.
-    ///
-    /// # Panics
-    /// When it is something else.
-    #[must_use]
     pub fn json(&self) -> Value {
         let text = &self.process.stdout;
         if text.trim().is_empty() {
@@ -330,13 +274,7 @@ impl Output {
             .unwrap_or_else(|e| panic!("{e} in the output of {}: {text}", self.process.line))
     }
 
-    /// The result, or the error that the plugin printed.
-    ///
-    /// # Errors
-    /// The error object on the plugin's standard output, if it exits with 1.
-    ///
-    /// # Panics
-    /// When it broke the protocol: an exit code without an error, an error with another exit code.
+    /// The result, or the error object that the plugin printed, if it exits with 1. Panics if it does neither.
     pub fn result(&self) -> Result<Value, CniFailure> {
         match self.process.code {
             Some(0) => Ok(self.json()),
@@ -348,18 +286,10 @@ impl Output {
         }
     }
 
-    /// The result.
-    ///
-    /// # Panics
-    /// When the plugin failed.
     pub fn ok(&self) -> Value {
         self.result().unwrap_or_else(|_| panic!("{}{}", self.process.line, self.process))
     }
 
-    /// The error.
-    ///
-    /// # Panics
-    /// When the plugin succeeded.
     pub fn error(&self) -> CniFailure {
         match self.result() {
             Err(failure) => failure,
@@ -370,14 +300,10 @@ impl Output {
 
 impl Node {
     /// Runs `slipway` with the operator's commands, given as words separated by blanks.
-    ///
-    /// # Panics
-    /// When it fails.
     pub fn slipway(&self, args: &str) -> String {
         self.cmd(&format!("{} {args}", quoted(slipway())))
     }
 
-    /// Runs `slipway` with a command that may fail.
     pub fn try_slipway(&self, args: &str) -> CommandOutput {
         self.try_cmd(&format!("{} {args}", quoted(slipway())))
     }

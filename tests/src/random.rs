@@ -9,17 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Random(u64);
 
 impl Random {
-    /// The generator with this seed.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The generator with the seed in the variable `SLIPWAY_SEED`, or else the time of day, which is printed.
-    ///
-    /// # Panics
-    /// If the variable is no number.
-    #[must_use]
     pub fn seeded() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seed = std::env::var("SLIPWAY_SEED")
@@ -28,10 +22,6 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `limit`.
-    ///
-    /// # Panics
-    /// If `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -40,9 +30,6 @@ impl Random {
     }
 
     /// A time below `limit`, in whole microseconds.
-    ///
-    /// # Panics
-    /// If `limit` is shorter than a microsecond.
     pub fn time_below(&mut self, limit: Duration) -> Duration {
         let limit = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
         Duration::from_micros(self.below(limit))

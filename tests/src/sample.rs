@@ -11,11 +11,7 @@ fn number(key: &str, default: usize) -> usize {
 }
 
 /// The cases per case that is tried, from the variable `SLIPWAY_SAMPLE`. 1, which means all, if it is not set.
-///
-/// # Panics
-/// If it is no number, or 0, or the file that `SLIPWAY_SAMPLED` names cannot be written. It gets a line, because
-/// the test that calls this does less than it could.
-#[must_use]
+/// The file that `SLIPWAY_SAMPLED` names gets a line, because the test that calls this does less than it could.
 pub fn stride() -> usize {
     let stride = configured();
     if stride > 1 {
@@ -32,18 +28,12 @@ fn configured() -> usize {
 
 /// Chooses the cases that this run tries: the first, the last, and every [`stride`]-th from one that
 /// `SLIPWAY_SAMPLE_SEED` gives. Runs with as many consecutive seeds try all.
-///
-/// # Panics
-/// If the file that `SLIPWAY_SAMPLED` names cannot be written. It gets a line with the number of cases.
-#[must_use]
+/// The file that `SLIPWAY_SAMPLED` names gets a line with the number of cases.
 pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     sample_by(all, configured())
 }
 
 /// As [`sample`], of cases that are counted from 0 and have no known end.
-///
-/// # Panics
-/// If a variable is no number.
 pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
     let (stride, seed) = (stride(), number("SLIPWAY_SAMPLE_SEED", 0));
     (0..).filter(move |at: &usize| *at == 0 || (at + seed).is_multiple_of(stride))
@@ -51,10 +41,6 @@ pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
 
 /// Both cases of each pair; on a slow machine one, alternately the first and the second. `SLIPWAY_SAMPLE_SEED` and `salt`,
 /// which differs from test to test, give the first choice.
-///
-/// # Panics
-/// As [`sample`].
-#[must_use]
 pub fn one_of_each_pair_if_slow<T: Copy>(pairs: &[[T; 2]], salt: usize) -> Vec<T> {
     if !is_slow() {
         return pairs.concat();

@@ -18,8 +18,6 @@ pub const SCTP: &str = "sctp sockets";
 /// The bytes that the server sends.
 const SENT: &[u8] = b"web";
 
-/// True if the kernel has SCTP.
-#[must_use]
 pub fn has_sctp() -> bool {
     open(AddressFamily::Inet).is_ok()
 }
@@ -35,9 +33,6 @@ fn open_for(address: SocketAddr) -> OwnedFd {
 }
 
 /// Connects from `client` to `to` while a server in `server` listens on `address`, and receives what that sends.
-///
-/// # Panics
-/// If the connection fails.
 #[track_caller]
 pub fn expect_sctp(client: &Space, to: SocketAddr, server: &Space, address: SocketAddr) {
     let listener = server.run(|| {

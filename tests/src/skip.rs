@@ -42,7 +42,6 @@ macro_rules! needs {
 
 /// The suite and function around `here`, a function declared inside of it. (libtest names threads
 /// after tests, but not with `--test-threads=1`.)
-#[must_use]
 pub fn test_name<T>(_here: &T) -> &'static str {
     let name = std::any::type_name::<T>();
     let name = name.strip_suffix("::here").unwrap_or(name);
@@ -50,9 +49,6 @@ pub fn test_name<T>(_here: &T) -> &'static str {
 }
 
 /// Writes the line of [`skip!`]. One write in append mode: test processes may do it at once.
-///
-/// # Panics
-/// When the file cannot be written.
 pub fn record_skip(test: &str, feature: &str) {
     let line = format!("{test}: skipped: needs {feature}\n");
     eprint!("{line}");

@@ -28,10 +28,6 @@ const PASSING: [&str; 3] = ["/run/slipway", "/run/slipway/closing.sock", "/run/s
 
 impl Snapshot {
     /// The state of the node and of `spaces` (its pods, for instance) now.
-    ///
-    /// # Panics
-    /// If it cannot be read.
-    #[must_use]
     pub fn take(node: &Node, spaces: &[&Space]) -> Self {
         let mut lines = BTreeSet::new();
         for space in [&**node].iter().chain(spaces) {
@@ -50,10 +46,6 @@ impl Snapshot {
         Self { lines }
     }
 
-    /// Fails unless `later` is the same.
-    ///
-    /// # Panics
-    /// If it is not, with the lines that differ.
     #[track_caller]
     pub fn assert_same(&self, later: &Self) {
         let changes = self.changes(later);
@@ -61,21 +53,17 @@ impl Snapshot {
     }
 
     /// The lines that only one of the two has: `- ` before, `+ ` after.
-    #[must_use]
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let gone = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
         gone.chain(later.lines.difference(&self.lines).map(|line| format!("+ {line}"))).collect()
     }
 
-    /// The lines that contain `text`.
-    #[must_use]
     pub fn matching(&self, text: &str) -> Vec<&str> {
         self.lines.iter().map(String::as_str).filter(|line| line.contains(text)).collect()
     }
 
     /// Without the lines that contain any of `texts`; for what an operation may change, such as the
     /// tables of a bootstrap (`"table inet slipway"`) or host-local's `last_reserved_ip`.
-    #[must_use]
     pub fn without(&self, texts: &[&str]) -> Self {
         let keep = |line: &&String| !texts.iter().any(|text| line.contains(text));
         Self { lines: self.lines.iter().filter(keep).cloned().collect() }
@@ -255,7 +243,6 @@ fn tidy(line: &str) -> String {
 
 /// Removes the set and the chains that record to which ports UDP flows began: they follow the packets, and are made
 /// once the node has flows, such as multicast reports of the kernel.
-#[must_use]
 pub fn without_seen_ports(ruleset: &str) -> String {
     let (mut kept, mut inside) = (Vec::new(), false);
     for line in ruleset.lines() {

@@ -26,16 +26,10 @@ pub struct Sniffer {
     thread: Option<JoinHandle<Vec<Frame>>>,
 }
 
-/// An Ethernet frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame(pub Vec<u8>);
 
 impl Sniffer {
-    /// Begins to record.
-    ///
-    /// # Panics
-    /// When no packet socket can be opened.
-    #[must_use]
     pub fn new(space: &Space) -> Self {
         let socket = space.run(|| {
             socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)
@@ -62,10 +56,6 @@ impl Sniffer {
     }
 
     /// The frames so far; the end of the record.
-    ///
-    /// # Panics
-    /// When frames could not be read.
-    #[must_use]
     pub fn frames(mut self) -> Vec<Frame> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(|thread| thread.join().expect("no panic")).unwrap_or_default()
@@ -82,14 +72,11 @@ impl Drop for Sniffer {
 }
 
 impl Frame {
-    /// True if the frame has these bytes.
-    #[must_use]
     pub fn contains(&self, bytes: &[u8]) -> bool {
         self.0.windows(bytes.len()).any(|window| window == bytes)
     }
 
     /// Source and destination of an IP packet.
-    #[must_use]
     pub fn addresses(&self) -> Option<[IpAddr; 2]> {
         let bytes = |at: usize, length: usize| self.0.get(at..at + length);
         let v4 = |at| Some(IpAddr::from(<[u8; 4]>::try_from(bytes(at, 4)?).ok()?));
@@ -102,7 +89,6 @@ impl Frame {
     }
 
     /// True for an IPv4 or IPv6 packet with a UDP header to this port, without options.
-    #[must_use]
     pub fn is_udp_to(&self, port: u16) -> bool {
         let at = |at: usize| self.0.get(at).copied();
         let header = match (at(12), at(13)) {

@@ -72,7 +72,6 @@ pub struct CommandOutput {
     pub code: Option<i32>,
     /// Standard output, bytes that are not UTF-8 replaced.
     pub stdout: String,
-    /// Standard error, likewise.
     pub stderr: String,
 }
 
@@ -97,9 +96,6 @@ impl Space {
 
     /// Binds a socket here. For a moment after its socket was closed, an address is still in use: a child process of
     /// another thread has the descriptor until it calls execve(2).
-    ///
-    /// # Errors
-    /// The error of bind(2); of an address in use after one second.
     pub fn bind<T: Send>(&self, bind: impl Fn() -> io::Result<T> + Sync) -> io::Result<T> {
         self.run(|| {
             for _ in 0..20 {
@@ -125,17 +121,12 @@ impl Space {
     }
 
     /// The name that reports use.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// A network namespace that another process has made, by its path as the node sees it. Like a server's
     /// socket, the space keeps the namespace alive.
-    ///
-    /// # Panics
-    /// When there is none.
-    #[must_use]
     pub fn namespace(&self, name: &str, path: &Path) -> Self {
         let net = self.run(|| File::open(path)).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
         Self { name: name.to_owned(), net: Arc::new(net), ..self.clone() }
@@ -143,29 +134,20 @@ impl Space {
 
     /// Runs a command, given as words separated by blanks, and returns its standard output. A word with blanks
     /// stands in single quotes; [`quoted`] makes one of a path.
-    ///
-    /// # Panics
-    /// When it fails.
     pub fn cmd(&self, line: &str) -> String {
         self.cmd_input(line, "")
     }
 
-    /// Like [`Space::cmd`] with something on standard input.
-    ///
-    /// # Panics
-    /// When it fails.
     pub fn cmd_input(&self, line: &str, input: &str) -> String {
         let output = self.try_cmd_input(line, input);
         assert!(output.code == Some(0), "{}: {}: {output}", self.name, line);
         output.stdout
     }
 
-    /// Runs a command that may fail.
     pub fn try_cmd(&self, line: &str) -> CommandOutput {
         self.try_cmd_input(line, "")
     }
 
-    /// Like [`Space::try_cmd`] with something on standard input.
     pub fn try_cmd_input(&self, line: &str, input: &str) -> CommandOutput {
         let words = split(line);
         let (program, args) = words.split_first().expect("a command");
@@ -179,7 +161,6 @@ impl Space {
     }
 
     /// Runs a command, word by word; none when there is no such program.
-    #[must_use]
     pub fn try_run(&self, words: &[&str]) -> Option<CommandOutput> {
         let (program, args) = words.split_first().expect("a command");
         let mut command = Command::new(program);
@@ -195,7 +176,6 @@ impl Space {
         self.start(command, input).wait()
     }
 
-    /// Starts a prepared command here.
     pub(crate) fn start(&self, command: Command, input: &[u8]) -> Started {
         let line = describe(&command);
         self.spawn(command, input).unwrap_or_else(|error| panic!("{}: start {line}: {error}", self.name))
@@ -215,18 +195,11 @@ impl Space {
         Ok(Started { space: self.clone(), line, input, child, stdout, stderr })
     }
 
-    /// Loads an nftables script.
-    ///
-    /// # Panics
-    /// When nft refuses it.
     pub fn nft(&self, script: &str) {
         self.cmd_input("nft -f -", script);
     }
 
     /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`.
-    ///
-    /// # Panics
-    /// When it cannot be written.
     pub fn sysctl(&self, path: &str, value: &str) {
         let file = Path::new("/proc/sys").join(path);
         self.journal.note(format!("[{}] sysctl {path} = {value}", self.name));
@@ -234,43 +207,28 @@ impl Space {
     }
 
     /// Reads a sysctl; none when this kernel does not have it.
-    #[must_use]
     pub fn sysctl_get(&self, path: &str) -> Option<String> {
         let file = Path::new("/proc/sys").join(path);
         self.run(|| std::fs::read_to_string(&file)).ok().map(|value| value.trim().to_owned())
     }
 
-    /// The MAC address of an interface here.
-    ///
-    /// # Panics
-    /// When there is no such interface.
-    #[must_use]
     pub fn mac(&self, ifname: &str) -> String {
         self.link(ifname)["address"].as_str().unwrap_or_default().to_owned()
     }
 
     /// One interface as `ip -details -json link show` describes it.
-    ///
-    /// # Panics
-    /// When there is no such interface.
-    #[must_use]
     pub fn link(&self, ifname: &str) -> serde_json::Value {
         let text = self.cmd(&format!("ip -details -json link show dev {ifname}"));
         let links: serde_json::Value = serde_json::from_str(&text).expect("ip prints JSON");
         links[0].clone()
     }
 
-    /// True if an interface exists here.
-    #[must_use]
     pub fn has_link(&self, ifname: &str) -> bool {
         self.try_cmd(&format!("ip link show dev {ifname}")).code == Some(0)
     }
 
     /// Waits until an interface is operational: the kernel follows its carrier with some delay, and
     /// drops what is sent before.
-    ///
-    /// # Panics
-    /// When it is not after a minute of a usual machine.
     pub fn wait_up(&self, ifname: &str) {
         let up = poll(within(USABLE_LIMIT), || match self.link(ifname)["operstate"] == "UP" {
             true => ControlFlow::Break(()),
@@ -281,9 +239,6 @@ impl Space {
 
     /// Waits until an address is local here: the kernel makes the route of an IPv6 address that is not probed on a
     /// worker of its own (`addrconf_dad_work`), some time after the address.
-    ///
-    /// # Panics
-    /// When it is not after a minute of a usual machine.
     pub fn wait_local(&self, address: IpAddr) {
         let local = poll(within(USABLE_LIMIT), || {
             match self.try_cmd(&format!("ip route get {address}")).stdout.starts_with("local ") {
@@ -295,7 +250,6 @@ impl Space {
     }
 
     /// Ruleset, links, addresses and routes as text, for the report of a failure.
-    #[must_use]
     pub fn describe(&self) -> String {
         let mut text = format!("--- {} ---\n", self.name);
         for line in [
@@ -325,7 +279,6 @@ impl Space {
     }
 }
 
-/// A command that runs.
 #[derive(Debug)]
 pub(crate) struct Started {
     space: Space,
@@ -451,7 +404,6 @@ struct Collected {
 }
 
 impl Collected {
-    /// True if no process can write any more.
     fn is_whole(&self) -> bool {
         self.wait(Duration::ZERO)
     }
@@ -461,7 +413,6 @@ impl Collected {
         self.reader.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 
-    /// The output so far.
     fn text(&self) -> String {
         let bytes = self.bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()

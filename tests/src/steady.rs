@@ -28,7 +28,6 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// A flag for the thread, which is set when this is dropped.
-    #[must_use]
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
@@ -64,10 +63,6 @@ struct Datagram {
 impl Space {
     /// Sends a datagram with a sequence number to a server of this name ([`Space::serve`]) at each interval, all from one
     /// port.
-    ///
-    /// # Panics
-    /// If a socket cannot be opened.
-    #[must_use]
     pub fn steady(&self, to: SocketAddr, who: &str, interval: Duration) -> SteadyFlow {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         // Not connected: an ICMP error about one datagram does not keep the next one from being sent.
@@ -92,10 +87,6 @@ impl Space {
 
 impl SteadyFlow {
     /// Ends the flow and waits for the last replies.
-    ///
-    /// # Panics
-    /// If the sender panicked.
-    #[must_use]
     pub fn stop(self) -> Deliveries {
         drop(self.stop);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -152,21 +143,16 @@ impl Sender {
 }
 
 impl Deliveries {
-    /// The number of datagrams.
-    #[must_use]
     pub fn sent(&self) -> usize {
         self.datagrams.len()
     }
 
-    /// The number of datagrams without a reply.
-    #[must_use]
     pub fn lost(&self) -> usize {
         self.datagrams.iter().filter(|datagram| !datagram.has_reply).count()
     }
 
     /// The time in which datagrams were lost: from the first lost one until the one after the last lost one was sent.
     /// Zero if none was lost.
-    #[must_use]
     pub fn outage(&self) -> Duration {
         let is_lost = |datagram: &Datagram| !datagram.has_reply;
         let Some(first) = self.datagrams.iter().find(|datagram| is_lost(datagram)) else {

@@ -20,10 +20,6 @@ const NUMBER: usize = 32;
 impl ApiServer<'_> {
     /// As [`ApiServer::token`], but accepted for this time only. The server itself issues none for less than ten minutes:
     /// this one is signed with its key.
-    ///
-    /// # Panics
-    /// When there is no such account, or openssl(1) fails.
-    #[must_use]
     pub fn token_for(&self, namespace: &str, account: &str, time: Duration) -> String {
         let token = self.token(namespace, account);
         let parts: Vec<&str> = token.split('.').collect();
@@ -46,7 +42,6 @@ impl ApiServer<'_> {
     }
 }
 
-/// The bytes of hexadecimal digits.
 fn bytes(text: &str) -> Vec<u8> {
     let pairs = text.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
     pairs.filter_map(|pair| u8::from_str_radix(pair, 16).ok()).collect()

@@ -29,12 +29,9 @@ const RESEND: Duration = Duration::from_millis(250);
 /// than a second, for which a server can wait for an emulated processor.
 pub(crate) const QUEUE: usize = 8 << 20;
 
-/// A transport protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proto {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
@@ -43,7 +40,6 @@ impl Proto {
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     /// As in `portMappings`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -52,7 +48,6 @@ impl Proto {
     }
 }
 
-/// The reply of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The name that the server was given.
@@ -121,18 +116,12 @@ enum Socket {
 impl Space {
     /// Starts a server here. UDP servers should listen on one address where the space has several:
     /// an answer from a wildcard socket leaves with the address that routing chooses.
-    ///
-    /// # Panics
-    /// When the address cannot be bound.
     pub fn serve(&self, proto: Proto, address: &str, who: &str) -> Server {
         self.try_serve(proto, address, who)
             .unwrap_or_else(|e| panic!("{}: listen on {} {address}: {e}", self.name, proto.name()))
     }
 
     /// Starts a server here, if the address can be bound.
-    ///
-    /// # Errors
-    /// The error of bind(2).
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
         let (end, running) = io::pipe()?;
         let (end, who) = (End(end), who.to_owned());
@@ -153,17 +142,11 @@ impl Space {
     }
 
     /// Sends one request to a server, with patience.
-    ///
-    /// # Errors
-    /// No reply: refused, unreachable, timed out.
     pub fn request(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
         self.request_from(proto, None, to.into(), patience())
     }
 
     /// Sends one request to a server from a given local address (port 0: any), for as long as `limit`.
-    ///
-    /// # Errors
-    /// No reply, or the local address cannot be bound.
     pub fn request_from(
         &self,
         proto: Proto,
@@ -177,9 +160,6 @@ impl Space {
     }
 
     /// Sends a request and fails unless `who` replies.
-    ///
-    /// # Panics
-    /// If another server, or none, replies.
     #[track_caller]
     pub fn expect(&self, proto: Proto, to: impl Into<SocketAddr>, who: &str) -> Answer {
         let to = to.into();
@@ -195,9 +175,6 @@ impl Space {
     }
 
     /// Fails if a server replies.
-    ///
-    /// # Panics
-    /// If one does.
     #[track_caller]
     pub fn expect_none(&self, proto: Proto, to: impl Into<SocketAddr>) {
         let to = to.into();
@@ -207,9 +184,6 @@ impl Space {
     }
 
     /// Fails if a server replies at one of these addresses. All are tried at once, in the time of one.
-    ///
-    /// # Panics
-    /// If one does.
     #[track_caller]
     pub fn expect_none_of(&self, all: impl IntoIterator<Item = (Proto, SocketAddr)>) {
         let answers: Vec<String> = thread::scope(|scope| {
@@ -226,9 +200,6 @@ impl Space {
     }
 
     /// Opens a socket to `to` and keeps it; each answer is waited for as long as `limit`.
-    ///
-    /// # Errors
-    /// The local address cannot be bound, or the connection is not made.
     pub fn dial(
         &self,
         proto: Proto,
@@ -243,9 +214,6 @@ impl Space {
 
 impl Flow {
     /// Sends a request and waits for its reply.
-    ///
-    /// # Errors
-    /// No reply in time, or a broken connection.
     pub fn request(&mut self) -> io::Result<Answer> {
         self.sent += 1;
         let line = format!("line {}", self.sent);
@@ -300,10 +268,6 @@ impl Flow {
         self.limit = patience();
     }
 
-    /// The local address.
-    ///
-    /// # Errors
-    /// The error of getsockname(2).
     pub fn own(&self) -> io::Result<SocketAddr> {
         match &self.socket {
             Socket::Tcp(stream) => stream.get_ref().local_addr(),
@@ -408,9 +372,6 @@ fn parse(text: &str, line: &str, own: SocketAddr, from: SocketAddr) -> io::Resul
 
 impl Space {
     /// Sends an ICMP echo request and waits two seconds for the reply.
-    ///
-    /// # Errors
-    /// No reply came, or no socket could be made.
     pub fn ping(&self, to: IpAddr) -> io::Result<()> {
         // Type 8, or 128; code 0; checksum; identifier; sequence number. RFC 792, RFC 4443.
         const ID: [u8; 2] = [0x51, 0x1b];
@@ -450,7 +411,6 @@ impl Space {
 }
 
 /// An address and a port as one value; for loops over addresses of both families.
-#[must_use]
 pub fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
     SocketAddr::new(ip.into(), port)
 }

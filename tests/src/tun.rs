@@ -23,10 +23,6 @@ pub struct TunWire {
 
 impl TunWire {
     /// One tun of this name in each of two spaces.
-    ///
-    /// # Panics
-    /// When they cannot be made.
-    #[must_use]
     pub fn new(one: &Space, other: &Space, name: &str) -> Self {
         let make = || tap::tun(name).unwrap_or_else(|e| panic!("make a tun: {e}"));
         let (one, other) = (one.run(make), other.run(make));

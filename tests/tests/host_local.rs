@@ -66,7 +66,6 @@ fn reserved(node: &Node) -> BTreeSet<String> {
     names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect()
 }
 
-/// The reference's program.
 fn theirs() -> Option<PathBuf> {
     Reference::any().map(|reference| reference.plugin("host-local"))
 }

@@ -27,12 +27,10 @@ pub(super) const PROXY_TOKEN: &str = "kube-proxy";
 const CONTROLLERS_TOKEN: &str = "kube-controller-manager";
 const SCHEDULER_TOKEN: &str = "kube-scheduler";
 
-/// The token of a node's kubelet.
 pub(super) fn kubelet_token(node: &str) -> String {
     format!("kubelet-{node}")
 }
 
-/// The name of a node, by its number from 1.
 pub(super) fn node_name(number: u8) -> String {
     format!("node-{number}")
 }
@@ -51,7 +49,6 @@ pub(super) fn tokens(nodes: u8) -> String {
     lines
 }
 
-/// Starts both programs.
 pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -> [Daemon; 2] {
     let config = |token: &str| {
         let path = format!("/run/kube/{token}.conf");

@@ -33,10 +33,8 @@ pub use worker::Worker;
 
 /// The ranges of pods, from which each node gets one per family.
 pub const POD_CIDRS: &str = "10.244.0.0/16,fd44::/48";
-/// The ranges of Services.
 pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd96::/112";
 
-/// Kubernetes' programs.
 const KUBE_PROGRAMS: [&str; 6] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubelet"];
 
@@ -57,15 +55,11 @@ pub struct Programs {
 pub enum Backend {
     /// The default: without the file.
     Nftables,
-    /// Chains of iptables.
     Iptables,
-    /// The BPF programs.
     Ebpf,
 }
 
 impl Backend {
-    /// As the settings name it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
@@ -84,7 +78,6 @@ pub enum Agent {
     DaemonSet,
 }
 
-/// The network of a cluster's pods.
 #[derive(Debug, Clone)]
 pub enum Network {
     /// Ours: slipwayd with a value of its option `--tunnel`, and a backend.
@@ -106,19 +99,14 @@ impl Network {
 /// A cluster to be made.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The number of nodes.
     pub nodes: u8,
-    /// The network of the pods.
     pub network: Network,
 }
 
-/// A running cluster.
 #[derive(Debug)]
 pub struct Kubernetes<'l> {
-    /// The nodes.
     pub workers: Vec<Worker>,
     _control: [Daemon; 2],
-    /// The API server.
     pub server: ApiServer<'l>,
     /// The link of the nodes, and the host outside.
     pub lan: &'l Cluster,
@@ -127,7 +115,6 @@ pub struct Kubernetes<'l> {
 /// A pod, as the API server has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodState {
-    /// Its name.
     pub name: String,
     /// The index of its node in [`Kubernetes::workers`].
     pub node: usize,
@@ -135,7 +122,6 @@ pub struct PodState {
     pub ips: Vec<IpAddr>,
     /// True if all of its containers are ready.
     pub is_ready: bool,
-    /// True if it is to end.
     pub is_ending: bool,
     /// The runtime's ID of its first container, empty before there is one.
     pub container: String,
@@ -144,10 +130,8 @@ pub struct PodState {
 }
 
 impl Programs {
-    /// The programs that `cargo xtask test --kube` provides.
-    ///
-    /// # Errors
-    /// The missing part, for [`crate::skip!`].
+    /// The programs that `cargo xtask test --kube` provides, or the missing part, for
+    /// [`crate::skip!`].
     pub fn find() -> Result<Self, &'static str> {
         let kube = kube_programs("kubelet").ok_or("kubelet")?;
         if !KUBE_PROGRAMS.iter().all(|name| kube.join(name).is_file()) {
@@ -160,9 +144,6 @@ impl Programs {
 
 impl Kubernetes<'_> {
     /// Makes a cluster, runs `body` and removes the cluster.
-    ///
-    /// # Panics
-    /// When it does not become ready, or `body` panics. The ends of the logs are printed then.
     pub fn run(programs: &Programs, plan: &Plan, report: &Report, body: impl FnOnce(&mut Kubernetes<'_>)) {
         let mut lan = Cluster::without_pod_routes(plan.nodes, |_| {});
         let nodes = std::mem::take(&mut lan.nodes);
@@ -256,10 +237,6 @@ impl<'l> Kubernetes<'l> {
         }
     }
 
-    /// Waits until all nodes are ready.
-    ///
-    /// # Panics
-    /// When they are not within two minutes of a usual machine.
     pub fn wait_ready(&self) {
         self.wait("ready nodes", Duration::from_secs(120), |cluster| {
             let nodes = cluster.node_objects().unwrap_or_default();
@@ -267,10 +244,6 @@ impl<'l> Kubernetes<'l> {
         });
     }
 
-    /// Waits until something is so; returns the time that it took.
-    ///
-    /// # Panics
-    /// When it is not within the limit on a usual machine, with the state of nodes and pods.
     pub fn wait(&self, what: &str, limit: Duration, mut done: impl FnMut(&Self) -> bool) -> Duration {
         let begin = Instant::now();
         while !done(self) {
@@ -285,39 +258,26 @@ impl<'l> Kubernetes<'l> {
         begin.elapsed()
     }
 
-    /// Creates an object.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn create(&self, object: &Value) {
         self.server.create(&objects::collection(object), object);
     }
 
-    /// Deletes an object.
-    ///
-    /// # Panics
-    /// When the server refuses it.
     pub fn delete(&self, object: &Value) {
         self.server.delete(&objects::path(object));
     }
 
     /// The pods with a value of the label `app`, sorted by name; none if the server does not reply.
-    #[must_use]
     pub fn pods(&self, app: &str) -> Option<Vec<PodState>> {
         self.pods_at(&format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE))
     }
 
     /// The pods of slipwayd, if a DaemonSet runs them, sorted by name; none if the server does not reply.
-    #[must_use]
     pub fn agents(&self) -> Option<Vec<PodState>> {
         self.pods_at("/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name%3Dslipwayd")
     }
 
     /// Waits until the pods of slipwayd are ready, one on each node, and something else is so; returns them in the order of
     /// their nodes.
-    ///
-    /// # Panics
-    /// When it is not within three minutes of a usual machine.
     pub fn wait_agents(&self, what: &str, done: impl Fn(&[PodState]) -> bool) -> Vec<PodState> {
         let mut found = Vec::new();
         self.wait(what, Duration::from_secs(180), |cluster| {
@@ -360,9 +320,6 @@ impl<'l> Kubernetes<'l> {
     }
 
     /// Waits until an app has this number of pods, all ready with addresses of both families, and none that ends.
-    ///
-    /// # Panics
-    /// When it has not within three minutes of a usual machine.
     pub fn wait_pods(&self, app: &str, count: usize) -> Vec<PodState> {
         let mut found = Vec::new();
         self.wait(&format!("{count} pods of {app}"), Duration::from_secs(180), |cluster| {
@@ -374,17 +331,11 @@ impl<'l> Kubernetes<'l> {
     }
 
     /// Waits until an app has no pod any more.
-    ///
-    /// # Panics
-    /// When it has after three minutes of a usual machine.
     pub fn wait_no_pods(&self, app: &str) {
         self.wait_none(app, |cluster| cluster.pods(app));
     }
 
     /// Waits until slipwayd has no pod any more.
-    ///
-    /// # Panics
-    /// When it has after three minutes of a usual machine.
     pub fn wait_no_agents(&self) {
         self.wait_none("slipwayd", Self::agents);
     }
@@ -398,16 +349,11 @@ impl<'l> Kubernetes<'l> {
     }
 
     /// The network namespace of a pod, by the runtime's record of its sandbox.
-    ///
-    /// # Panics
-    /// When there is no such record.
-    #[must_use]
     pub fn inside(&self, pod: &PodState) -> Space {
         self.workers[pod.node].inside(pod)
     }
 
     /// The host outside of the cluster.
-    #[must_use]
     pub fn outside(&self) -> &Space {
         &self.lan.outside
     }

@@ -16,10 +16,6 @@ pub const WEB_PORT: u16 = 80;
 pub type HostPort = (&'static str, u16, u16);
 
 /// The path of the collection that an object is created in.
-///
-/// # Panics
-/// For a kind that tests do not use.
-#[must_use]
 pub fn collection(object: &Value) -> String {
     let plural = match object["kind"].as_str() {
         Some("Pod") => "pods",
@@ -40,14 +36,11 @@ pub fn collection(object: &Value) -> String {
     format!("/{root}/{version}/namespaces/{namespace}/{plural}")
 }
 
-/// The path of an object.
-#[must_use]
 pub fn path(object: &Value) -> String {
     format!("{}/{}", collection(object), object["metadata"]["name"].as_str().unwrap_or_default())
 }
 
 /// The specification of a pod with the web server, which answers with the pod's name.
-#[must_use]
 pub fn web(ports: &[HostPort]) -> Value {
     let ports: Vec<Value> = ports
         .iter()
@@ -68,8 +61,6 @@ pub fn web(ports: &[HostPort]) -> Value {
     })
 }
 
-/// A pod by itself.
-#[must_use]
 pub fn pod(app: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -89,7 +80,6 @@ fn ready_with_answer(spec: &Value) -> Value {
 
 /// A Deployment. While it is updated, each old pod stays until a new one is ready, and answers until kube-proxies have
 /// removed it from their rules.
-#[must_use]
 pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
     let mut spec = ready_with_answer(spec);
     spec["containers"][0]["lifecycle"] =
@@ -107,7 +97,6 @@ pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
 
 /// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts. A changed pod replaces one that is
 /// deleted: the controller of Kubernetes 1.20 counts a pod that ends as available, and may delete two at once.
-#[must_use]
 pub fn daemon_set(app: &str, spec: &Value) -> Value {
     let spec = ready_with_answer(spec);
     json!({
@@ -121,7 +110,6 @@ pub fn daemon_set(app: &str, spec: &Value) -> Value {
 }
 
 /// A Service of type NodePort with an address of each family.
-#[must_use]
 pub fn service(app: &str, port: u16, node_port: u16) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": app },
@@ -133,7 +121,6 @@ pub fn service(app: &str, port: u16, node_port: u16) -> Value {
 }
 
 /// A patch of a Deployment or DaemonSet that replaces all of its pods.
-#[must_use]
 pub fn update(version: &str) -> Value {
     json!({ "spec": { "template": { "metadata": { "annotations": { "test/version": version } } } } })
 }

@@ -19,13 +19,11 @@ pub struct Report {
 
 impl Report {
     /// Claims are lines on standard error, which only a failed test shows.
-    #[must_use]
     pub fn of_test() -> Self {
         Self { is_shown: false }
     }
 
     /// Claims are records on standard output, a JSON object each after [`MARK`].
-    #[must_use]
     pub fn of_demo() -> Self {
         Self { is_shown: true }
     }
@@ -43,7 +41,6 @@ impl Report {
         result
     }
 
-    /// A request and its answer.
     pub fn request(&self, from: &str, to: &str, answer: &str) {
         if self.is_shown {
             self.write(&json!({ "from": from, "to": to, "answer": answer }));
@@ -51,9 +48,6 @@ impl Report {
     }
 
     /// A claim with its proof, which panics if the claim does not hold.
-    ///
-    /// # Panics
-    /// When the proof does.
     pub fn claim<T>(&self, text: &str, proof: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let proven = catch_unwind(AssertUnwindSafe(proof));

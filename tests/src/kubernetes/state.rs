@@ -16,7 +16,6 @@ const LEFT_OUT: [&str; 4] = ["/run/containerd", "/run/runc", "networks/.slipway/
 
 impl Worker {
     /// The addresses that are reserved for pods.
-    #[must_use]
     pub fn reservations(&self) -> Vec<String> {
         let dir = format!("/var/lib/cni/networks/{}", self.network().name());
         self.node.list(&dir).into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
@@ -24,10 +23,6 @@ impl Worker {
 
     /// All that names a container: links, reservations, records of attachments, rules and map elements; namespaces and
     /// published ports.
-    ///
-    /// # Panics
-    /// When it cannot be read.
-    #[must_use]
     pub fn attachments(&self) -> BTreeSet<String> {
         let all = Snapshot::take(&self.node, &[]).without(&LEFT_OUT);
         let of_pods =

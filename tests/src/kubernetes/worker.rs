@@ -77,7 +77,6 @@ impl Worker {
     }
 
     /// The name of its Node.
-    #[must_use]
     pub fn name(&self) -> String {
         node_name(self.node.number)
     }
@@ -164,9 +163,6 @@ impl Worker {
     }
 
     /// Starts a program: `containerd`, `kubelet`, `kube-proxy` or `slipwayd`.
-    ///
-    /// # Panics
-    /// For other programs, and when it does not start.
     pub fn start(&mut self, program: &'static str) {
         let words = self.words(program);
         // Into the node's control group of version 2, as a service manager does.
@@ -183,18 +179,12 @@ impl Worker {
     }
 
     /// Kills a program with SIGKILL and waits until it is gone.
-    ///
-    /// # Panics
-    /// When it was not started.
     pub fn kill(&mut self, program: &str) {
         let daemon = self.daemons.remove(program).expect("a started program");
         self.system.end(daemon, "KILL");
     }
 
     /// Cuts the power, and starts the node again with all of its programs.
-    ///
-    /// # Panics
-    /// When one does not start.
     pub fn reboot(&mut self) {
         let programs: Vec<&'static str> = self.daemons.keys().copied().collect();
         self.daemons.clear();
@@ -212,7 +202,6 @@ impl Worker {
     }
 
     /// The names of the network configurations.
-    #[must_use]
     pub fn networks(&self) -> Vec<String> {
         self.node.list(&self.system.path(NETWORKS).display().to_string())
     }
@@ -223,10 +212,6 @@ impl Worker {
     }
 
     /// The number of a container's first process, as the node's processes see it.
-    ///
-    /// # Panics
-    /// When it does not run.
-    #[must_use]
     pub fn process(&self, container: &str) -> String {
         let tasks = self.run(&[&CTR[..], &["tasks", "list"]].concat());
         let of_container = |line: &&str| line.split_whitespace().next() == Some(container);
@@ -236,10 +221,6 @@ impl Worker {
 
     /// Runs a program in the mounts of a container to its end, with all rights. (Not by the runtime: in a chroot, it runs the
     /// programs of the machine.)
-    ///
-    /// # Panics
-    /// When it fails.
-    #[must_use]
     pub fn run_in(&self, container: &str, words: &[&str]) -> String {
         let output = self.try_run_in(container, words);
         assert!(output.code == Some(0), "{}: {output}", words.join(" "));
@@ -247,10 +228,6 @@ impl Worker {
     }
 
     /// As [`Worker::run_in`], for a program that may fail.
-    ///
-    /// # Panics
-    /// When the container does not run.
-    #[must_use]
     pub fn try_run_in(&self, container: &str, words: &[&str]) -> CommandOutput {
         let process = self.process(container);
         let enter = ["/bin/busybox", "nsenter", "-t", &process, "-m", "-r", "-w", "--"];
@@ -258,9 +235,6 @@ impl Worker {
     }
 
     /// Replaces plugins during `body` by programs that report a success and do nothing.
-    ///
-    /// # Panics
-    /// When they cannot be replaced.
     pub fn with_idle_plugins<T>(&self, names: &[&str], body: impl FnOnce() -> T) -> T {
         let paths = names.iter().map(|name| self.system.path(PLUGINS).join(name));
         let moved: Vec<_> = paths.map(|path| (path.with_extension("away"), path)).collect();
@@ -281,10 +255,6 @@ impl Worker {
     }
 
     /// The container that has reserved an address, by host-local's file.
-    ///
-    /// # Panics
-    /// When none has.
-    #[must_use]
     pub fn reserved_by(&self, ip: IpAddr) -> String {
         let file = format!("/var/lib/cni/networks/{}/{ip}", self.network.name());
         let text = self.node.read(&file).unwrap_or_else(|| panic!("no {file}"));
@@ -292,19 +262,11 @@ impl Worker {
     }
 
     /// True if the container runtime has a container.
-    ///
-    /// # Panics
-    /// When it does not reply.
-    #[must_use]
     pub fn has_container(&self, id: &str) -> bool {
         self.run(&[&CTR[..], &["containers", "list", "--quiet"]].concat()).lines().any(|line| line == id)
     }
 
     /// Runs a program of the node to its end.
-    ///
-    /// # Panics
-    /// When it fails.
-    #[must_use]
     pub fn run(&self, words: &[&str]) -> String {
         self.system.run(words)
     }

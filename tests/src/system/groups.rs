@@ -27,10 +27,6 @@ pub struct ControlGroups {
 
 impl ControlGroups {
     /// Makes them; None on a machine without control groups of version 2.
-    ///
-    /// # Panics
-    /// When one cannot be made.
-    #[must_use]
     pub fn make() -> Option<Self> {
         hierarchies().iter().find(|hierarchy| is_unified(hierarchy))?;
         let name = name();
@@ -40,7 +36,6 @@ impl ControlGroups {
     }
 
     /// The directory of the control group of version 2 for the init.
-    #[must_use]
     pub fn unified(&self) -> &Path {
         &self.unified
     }
@@ -59,7 +54,6 @@ pub(super) fn remove_within(name: &str, begin: Instant) {
     }
 }
 
-/// Makes a control group in each hierarchy.
 pub(super) fn make(name: &str) {
     for hierarchy in hierarchies() {
         remove_left(&hierarchy);
@@ -113,7 +107,6 @@ fn remove_left(hierarchy: &Path) {
     }
 }
 
-/// True for the hierarchy of version 2.
 fn is_unified(hierarchy: &Path) -> bool {
     hierarchy.join("cgroup.controllers").exists()
 }

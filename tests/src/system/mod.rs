@@ -36,7 +36,6 @@ pub const SHELL: [&str; 2] = ["/bin/busybox", "sh"];
 const ENDING: Duration = Duration::from_secs(20);
 
 /// The folder of a Debian suite's packages, if `program` (a path in it) is there.
-#[must_use]
 pub fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("SLIPWAY_RUNTIMES")?).join(suite);
     root.join(program).is_file().then_some(root)
@@ -44,7 +43,6 @@ pub fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
 
 /// The root file system of a cluster's nodes, if `program` (a path in it) is there: `SLIPWAY_NODE_PACKAGES`, which
 /// `cargo xtask test` sets.
-#[must_use]
 pub fn node_packages(program: &str) -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("SLIPWAY_NODE_PACKAGES")?);
     root.join(program).is_file().then_some(root)
@@ -67,10 +65,6 @@ pub struct Daemon {
 
 impl System {
     /// Starts a system with the packages in `packages` on `node`; one at a time.
-    ///
-    /// # Panics
-    /// When something cannot be mounted, or the first process does not start.
-    #[must_use]
     pub fn start(node: &Node, packages: &Path) -> Self {
         // Runtimes have to have the system's control groups, which are hidden from nodes.
         node.try_cmd("umount /sys/fs/cgroup");
@@ -89,7 +83,6 @@ impl System {
     }
 
     /// The node that it runs on.
-    #[must_use]
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -106,31 +99,22 @@ impl System {
     }
 
     /// Makes the control group in each hierarchy, as a kubelet needs it.
-    ///
-    /// # Panics
-    /// When one cannot be made.
     pub fn make_cgroups(&self) {
         groups::make(&self.cgroup);
     }
 
     /// The system's control group of version 2, as the system sees it, with a group for its daemons below: inner groups
     /// may have no processes. None without version 2.
-    #[must_use]
     pub fn unified_cgroup(&self) -> Option<(PathBuf, PathBuf)> {
         groups::unified(&self.cgroup)
     }
 
-    /// Runs a program to its end.
-    ///
-    /// # Panics
-    /// When it fails.
     pub fn run(&self, words: &[&str]) -> String {
         let output = self.try_run(words);
         assert!(output.code == Some(0), "{}: {output}", words.join(" "));
         output.stdout.trim_end().to_owned()
     }
 
-    /// Runs a program that may fail.
     pub fn try_run(&self, words: &[&str]) -> CommandOutput {
         self.space.exec(self.command(words), b"")
     }
@@ -154,19 +138,12 @@ impl System {
     }
 
     /// Ends a daemon with a signal and waits until it is gone.
-    ///
-    /// # Panics
-    /// When it is not after twenty seconds.
     pub fn end(&self, mut daemon: Daemon, signal: &str) {
         let pid = self.read(&daemon.pid_file);
         self.run(&["/bin/busybox", "kill", "-s", signal, pid.trim()]);
         self.wait_for("the daemon's end", || daemon.nsenter.try_wait().expect("wait for nsenter").is_some());
     }
 
-    /// Writes a file, with its folders.
-    ///
-    /// # Panics
-    /// When it cannot be written.
     pub fn write(&self, inside: &str, content: impl AsRef<[u8]>) {
         let (path, content) = (self.path(inside), content.as_ref());
         self.space.run(|| {
@@ -175,10 +152,6 @@ impl System {
         });
     }
 
-    /// Reads a file.
-    ///
-    /// # Panics
-    /// When it is not there.
     pub fn read(&self, inside: &str) -> String {
         let path = self.path(inside);
         self.space
@@ -186,16 +159,12 @@ impl System {
             .unwrap_or_else(|e| panic!("read {inside} in the system: {e}"))
     }
 
-    /// True if the file exists.
     pub fn exists(&self, inside: &str) -> bool {
         let path = self.path(inside);
         self.space.run(|| path.exists())
     }
 
     /// Repeats the question until its answer is true, for at most twenty seconds.
-    ///
-    /// # Panics
-    /// When the answer never is true.
     pub fn wait_for(&self, what: &str, mut question: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !question() {
@@ -206,9 +175,6 @@ impl System {
 
     /// Cuts the power and starts the system again: what is on disk stays; processes, namespaces,
     /// everything in /run, links and the ruleset do not.
-    ///
-    /// # Panics
-    /// When something of it cannot be removed.
     pub fn reboot(&mut self) {
         self.power_off();
         self.space.cmd("nft flush ruleset");
@@ -228,18 +194,12 @@ impl System {
     }
 
     /// Cuts the power: what is on disk stays; processes, mounts and everything in /run do not.
-    ///
-    /// # Panics
-    /// When something of it cannot be removed.
     pub fn power_off(&mut self) {
         self.end_all();
         self.space.run(root::forget);
     }
 
     /// Starts the system again, in a space with the same mount namespace.
-    ///
-    /// # Panics
-    /// When the first process does not start.
     pub fn power_on(&mut self, space: Space) {
         self.space = space;
         self.init = self.space.run(first_process);

@@ -106,12 +106,10 @@ fn devices(dev: &Path) {
     }
 }
 
-/// Makes a folder with those above it.
 pub(super) fn make_dir(path: &Path) {
     fs::create_dir_all(path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
 }
 
-/// Writes a file.
 pub(super) fn write(path: &Path, content: &str) {
     fs::write(path, content).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
 }

@@ -33,9 +33,7 @@ const FAR: u16 = 7000;
 /// The engine of the pods' traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Engine {
-    /// The control.
     Nftables,
-    /// The BPF programs under test.
     Carried,
 }
 
@@ -114,7 +112,6 @@ impl Stage {
         map.get(&0, 0).expect("the counters").iter().map(|one| one[counter as usize]).sum()
     }
 
-    /// All counters, in the order of their numbers.
     fn counts(&self) -> [u64; COUNTERS] {
         use Counter as C;
         [C::Carried, C::Asked, C::Checked, C::Unlike, C::DroppedFar, C::DroppedWrite]

@@ -22,12 +22,10 @@ pub(crate) const MAC: &str = "02:00:00:00:00:07";
 pub(crate) const MTU: u16 = 1400;
 pub(crate) const SYSCTL: &str = "net/ipv4/conf/eth0/arp_filter";
 
-/// A plugin list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chain {
     /// bridge, portmap, bandwidth, firewall and tuning. Ports, masquerade and firewall use this backend.
     Everything(&'static str),
-    /// ptp and portmap.
     Routed,
     /// macvlan and sbr: a container's second network.
     Second,

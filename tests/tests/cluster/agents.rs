@@ -111,7 +111,6 @@ pub(crate) fn object(node: &ClusterNode) -> Value {
     of(&format!("node-{}", node.number), &[&ranges[0], &ranges[1]], &node.addresses)
 }
 
-/// A Node.
 pub(crate) fn of(name: &str, pod_cidrs: &[&str], addresses: &[IpAddr]) -> Value {
     let addresses: Vec<Value> =
         addresses.iter().map(|ip| json!({ "type": "InternalIP", "address": ip })).collect();
@@ -126,7 +125,6 @@ pub(crate) fn of(name: &str, pod_cidrs: &[&str], addresses: &[IpAddr]) -> Value 
 pub(crate) struct Web {
     pub(crate) pod: Pod,
     pub(crate) name: String,
-    /// IPv4 and IPv6.
     pub(crate) addresses: Vec<IpAddr>,
     _servers: [Server; 2],
 }

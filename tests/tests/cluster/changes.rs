@@ -16,9 +16,7 @@ use crate::api::{NODES, condition};
 use crate::deployment::{ROLE, create, rendered};
 use crate::repairs::{until, until_within};
 
-/// The published port.
 const PORT: u16 = 8080;
-/// The time between two datagrams of a flow.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The time for which the API server is away.
 const AWAY: Duration = Duration::from_secs(60);

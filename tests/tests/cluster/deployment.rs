@@ -24,7 +24,6 @@ const TAINT: &str = "node.example/starting";
 /// Fields that the tested API server, version 1.20, does not know. The pod's annotation is for such versions.
 const UNKNOWN: [&str; 1] = ["spec.template.spec.containers.0.securityContext.appArmorProfile"];
 
-/// A rendered file.
 pub(crate) fn rendered(file: &str) -> String {
     let taint = format!("{TAINT}:NoSchedule");
     let more = ["--tunnel", "always", "--startup-taint", &taint];

@@ -22,9 +22,7 @@ const KILLS: usize = 50;
 const AT_LEAST: usize = 10;
 /// An agent lives for less than this: long enough to list the Nodes and repair the dataplane.
 const LIFE: Duration = Duration::from_millis(1200);
-/// The published port.
 const PORT: u16 = 8080;
-/// The time between two datagrams of a flow.
 const INTERVAL: Duration = Duration::from_millis(10);
 /// A Node that comes, changes and goes, without a host.
 const GUEST: &str = "guest";

@@ -146,7 +146,6 @@ fn name(number: u8) -> NodeName {
     format!("node-{number}").parse().expect("a name")
 }
 
-/// The Node of a cluster's node.
 fn object(node: &ClusterNode) -> Node {
     Node {
         name: name(node.number),

@@ -21,7 +21,6 @@ const LIMIT: Duration = Duration::from_secs(1);
 const WATCHED: Duration = Duration::from_millis(1500);
 /// The time between two datagrams of a flow: the resolution of what is measured.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// The published port.
 const PORT: u16 = 8080;
 /// The rounds of a measurement.
 const ROUNDS: usize = 20;

@@ -11,7 +11,6 @@ use slipway_tests::{Attach, Proto, peer_fails, skip};
 use single::{World, add, address};
 
 const PLUGIN: &str = "dummy";
-/// The feature that skipped tests name.
 const NEEDS: &str = "dummy links";
 
 fn plugin(_: u16) -> Value {

@@ -34,7 +34,6 @@ fn noise(seed: u64) -> Vec<u8> {
     (0..(BLOCK + SHIFT) / 8 + 1).flat_map(|_| next()).collect()
 }
 
-/// Returns block `number`.
 fn block(noise: &[u8], number: usize) -> &[u8] {
     let from = number % SHIFT;
     &noise[from..from + BLOCK]

@@ -14,7 +14,6 @@ use on_a_link::{all_meet, info, neighbours_are_notified, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "ipvlan";
-/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "ipvlan links";
 
 fn plugin(_: u16) -> Value {

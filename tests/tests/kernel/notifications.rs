@@ -32,7 +32,6 @@ fn wait_for(socket: &mut Notifications, what: &str, wanted: impl Fn(&Notificatio
     panic!("{MOST} notifications without {what}");
 }
 
-/// All that the socket has.
 fn read_all(socket: &mut Notifications) -> Vec<Notification> {
     let mut all = Vec::new();
     while let Some(next) = socket.read().unwrap() {

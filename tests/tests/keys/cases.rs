@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 /// Suffixes of a key's name: the member is repeated with the same name, or in capitals.
 const AGAIN: &str = "#again";
 
-/// The kind of node that a plugin is called on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// An empty pod, and an uplink; only files are compared.
@@ -25,17 +24,12 @@ pub(crate) enum Needs {
 /// One plugin, or one part of its keys.
 #[derive(Debug)]
 pub(crate) struct Subject {
-    /// The plugin's name.
     pub(crate) plugin: &'static str,
-    /// The node.
     pub(crate) needs: Needs,
-    /// A configuration that works.
     pub(crate) base: Value,
-    /// The keys that are varied.
     pub(crate) keys: Vec<Key>,
     /// Changes of several keys at once.
     pub(crate) sets: Vec<Value>,
-    /// Values of `CNI_ARGS`.
     pub(crate) args: &'static [&'static str],
 }
 
@@ -47,14 +41,12 @@ pub(crate) struct Key {
     others: Vec<Value>,
 }
 
-/// One configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     /// Unique within the subject.
     pub(crate) name: String,
     /// The last word of the key that was changed; none for several.
     pub(crate) key: Option<String>,
-    /// `CNI_ARGS`.
     pub(crate) args: String,
     config: Value,
 }

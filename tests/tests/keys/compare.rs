@@ -9,7 +9,6 @@ use serde_json::Value;
 use crate::cases::Case;
 use crate::stage::{Answer, Record};
 
-/// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Difference {
     /// For instance `add 999/7`, the reference's code first; `made - LINE` is a line that only the reference
@@ -19,7 +18,6 @@ pub(crate) struct Difference {
     pub(crate) detail: String,
 }
 
-/// All differences.
 pub(crate) fn differences(case: &Case, theirs: &Record, ours: &Record) -> Vec<Difference> {
     let mut found = Vec::new();
     let both = matches!((&theirs.calls[0].1, &ours.calls[0].1), (Answer::Done(_), Answer::Done(_)));

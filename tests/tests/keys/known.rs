@@ -17,7 +17,6 @@ pub(crate) struct Known {
     cases: Vec<String>,
     /// Patterns of aspects.
     aspects: Vec<String>,
-    /// One sentence.
     reason: String,
     /// The page, below docs, and words of it.
     page: String,
@@ -43,17 +42,14 @@ fn any() -> Vec<String> {
 }
 
 impl Known {
-    /// All entries.
     pub(crate) fn all() -> Vec<Self> {
         List::read().difference
     }
 
-    /// True if it names this subject.
     pub(crate) fn is_of(&self, subject: &str) -> bool {
         self.subjects.iter().any(|name| name == subject)
     }
 
-    /// True if it explains this aspect of this case.
     pub(crate) fn explains(&self, case: &str, aspect: &str) -> bool {
         let fits = |patterns: &[String], text: &str| patterns.iter().any(|pattern| matches(pattern, text));
         fits(&self.cases, case) && fits(&self.aspects, aspect)

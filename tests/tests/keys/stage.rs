@@ -22,12 +22,9 @@ const SETTINGS: &[(&str, &[&str])] = &[
 /// The settings of a namespace that plugins write.
 const SWITCHES: &[&str] = &["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/core/somaxconn"];
 
-/// The two implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side<'a> {
-    /// The plugins under test.
     Ours,
-    /// The reference plugins.
     Reference(&'a Reference),
 }
 
@@ -93,7 +90,6 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A new stage.
     pub(crate) fn new(subject: &Subject) -> Self {
         let node = Node::new();
         node.sysctl("net/ipv6/conf/default/accept_dad", "0");

@@ -10,7 +10,6 @@ use serde_json::Value;
 use slipway_tests::kubernetes::{Kubernetes, PodState, Report, Worker, objects};
 use slipway_tests::{Proto, Server, Space, at, within};
 
-/// The DaemonSet.
 pub(crate) const EDGE: &str = "edge";
 /// The Deployment and its Service.
 pub(crate) const WEB: &str = "web";
@@ -29,7 +28,6 @@ const RESTORED: Duration = Duration::from_secs(120);
 /// Pods of the Deployment for each node.
 const PER_NODE: usize = 2;
 
-/// The running pods.
 pub(crate) struct Apps {
     /// Those of the DaemonSet, in the order of their nodes.
     pub(crate) edge: Vec<PodState>,
@@ -71,7 +69,6 @@ impl Apps {
         Self { edge, web, _servers: servers, empty }
     }
 
-    /// All pods.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &PodState> {
         self.edge.iter().chain(&self.web)
     }

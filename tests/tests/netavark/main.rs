@@ -48,7 +48,6 @@ impl Net {
         }))
     }
 
-    /// With another value of a key.
     fn key(mut self, key: &str, value: Value) -> Self {
         self.0[key] = value;
         self

@@ -40,7 +40,6 @@ pub(crate) fn publish(server: &ApiServer<'_>, cluster: &Cluster) {
     }
 }
 
-/// The node as an object.
 pub(crate) fn node_object(node: &ClusterNode) -> Value {
     let addresses = node.addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
     json!({

@@ -87,7 +87,6 @@ fn rows_with_kube_proxy(backend: Backend) {
     rows_with(backend, &programs, Mode::Iptables);
 }
 
-/// All rows, with kube-proxy in mode IPVS.
 fn rows_with_kube_proxy_in_mode_ipvs(backend: Backend) {
     needs!(has_ipvs(), IPVS);
     let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };

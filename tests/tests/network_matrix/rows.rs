@@ -42,7 +42,6 @@ impl From {
 /// The client's address as the server sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The client's own.
     Client,
     /// The address of the bridge of the server's node.
     Bridge,

@@ -9,13 +9,11 @@ use slipway_tests::Proto;
 
 use crate::world::SERVER;
 
-/// A Service.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) name: &'static str,
     /// The clusterIPs, IPv4 and IPv6.
     pub(crate) cluster_ips: [&'static str; 2],
-    /// The ports.
     pub(crate) ports: &'static [Port],
     /// `externalTrafficPolicy`.
     pub(crate) policy: &'static str,
@@ -100,7 +98,6 @@ impl Service {
         json!({"loadBalancer": {"ingress": balancer}})
     }
 
-    /// The EndpointSlice of one family.
     pub(crate) fn slice(&self, family: &str, endpoint: IpAddr, node: &str) -> Value {
         let port = |port: &Port, proto: Proto| {
             json!({
@@ -127,7 +124,6 @@ impl Service {
         self.ports.iter().map(|port| port.port).collect()
     }
 
-    /// Its ports at nodes.
     pub(crate) fn node_ports(&self) -> Vec<u16> {
         self.ports.iter().map(|port| port.node).collect()
     }

@@ -78,7 +78,6 @@ impl Machine {
         assert_eq!(self.run("dpkg-divert --list | grep -c slipway || true").trim(), "0");
     }
 
-    /// Asserts that a plugin answers.
     #[track_caller]
     fn assert_answers(&self, plugin: &str) {
         self.run(&format!("echo '{{\"cniVersion\":\"1.0.0\"}}' | CNI_COMMAND=VERSION {PLUGINS}/{plugin}"));

@@ -147,8 +147,6 @@ impl Reader {
         self.steps.clear();
     }
 
-    /// # Panics
-    /// If the scene has left commands out.
     pub(crate) fn ends(self) {
         assert!(self.steps.is_empty(), "{}: not run: {:#?}", self.page, self.steps);
     }

@@ -11,7 +11,6 @@ mod table;
 use serde_json::{Value, json};
 use slipway_tests::{Node, PluginCall, Pod};
 
-/// One mapping.
 fn map(protocol: &str, host: u16, container: u16) -> Value {
     json!({"hostPort": host, "containerPort": container, "protocol": protocol})
 }

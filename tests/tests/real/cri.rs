@@ -139,7 +139,6 @@ pub(crate) struct Port {
     pub(crate) udp: bool,
     /// The node's port.
     pub(crate) host: u16,
-    /// The container's.
     pub(crate) container: u16,
     /// The node's address; empty for all.
     pub(crate) host_ip: &'static str,

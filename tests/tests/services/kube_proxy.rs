@@ -14,7 +14,6 @@ use crate::{PORT, SERVED};
 pub(crate) enum Mode {
     /// With this variant of iptables.
     Iptables(&'static str),
-    /// With nftables.
     Nftables,
 }
 

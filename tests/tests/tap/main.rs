@@ -14,7 +14,6 @@ use program::Program;
 use single::{World, add, address};
 
 const PLUGIN: &str = "tap";
-/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "tap links";
 
 fn plugin(_: u16) -> Value {

@@ -11,7 +11,6 @@ use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 use single::{World, add, address};
 
 const PLUGIN: &str = "vlan";
-/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "vlan links";
 
 /// The plugin with a VLAN of its own for each pod: a master has each VLAN ID once.

@@ -37,7 +37,6 @@ const REQUESTS: usize = 12;
 /// The backend of the pods' network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backend {
-    /// The control.
     Nftables,
     Ebpf,
 }
