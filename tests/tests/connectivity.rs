@@ -334,9 +334,8 @@ fn comes(condition: impl Fn() -> bool) -> bool {
 }
 
 fn start(node: &Node) -> Daemon {
-    let line = args(node);
-    let words: Vec<&str> = line.split_whitespace().collect();
-    node.daemon(slipway(), &words, LOG)
+    let plugins = node.bin().to_str().expect("UTF-8");
+    node.daemon(slipway(), &["connectivity-test", "--config", CONFIG, "--plugin-dir", plugins], LOG)
 }
 
 #[test]

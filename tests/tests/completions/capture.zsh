@@ -3,9 +3,11 @@
 zsh=$1 root=$2 share=$3 dir=$4 line=$5
 module_path=($root/usr/lib/*/zsh/*(N))
 zmodload zsh/zpty || exit 1
+# In the script below, and for zpty, which joins words with blanks.
+rc_dir=${(q)dir} rc_share=${(q)share} rc_root=${(q)root}
 cat > $dir/rc <<RC
-module_path=($module_path)
-fpath=($share/zsh/site-functions $root/usr/share/zsh/functions/**/*(/N))
+module_path=(${(j: :)${(@q)module_path}})
+fpath=($rc_share/zsh/site-functions $rc_root/usr/share/zsh/functions/**/*(/N))
 PROMPT= RPROMPT=
 autoload -Uz compinit
 compinit -u -D
@@ -18,13 +20,13 @@ compadd() {
     fi
     local -a words
     builtin compadd -A words "\$@"
-    print -rl -- \$words >> $dir/words
+    print -rl -- \$words >> $rc_dir/words
     builtin compadd "\$@"
 }
-finished() { : > $dir/finished; exit }
+finished() { : > $rc_dir/finished; exit }
 comppostfuncs=(finished)
 bindkey '^I' complete-word
-: > $dir/ready
+: > $rc_dir/ready
 RC
 wait_for() {
     repeat 2400; do
@@ -34,8 +36,8 @@ wait_for() {
     print -u2 "zsh is not $1"
     exit 1
 }
-zpty -b interactive $zsh -f -i
-zpty -w interactive "source $dir/rc"
+zpty -b interactive ${(q)zsh} -f -i
+zpty -w interactive "source $rc_dir/rc"
 wait_for ready
 zpty -w -n interactive "$line"$'\t'
 wait_for finished
