@@ -3,11 +3,10 @@
 //! Child processes, and the memory of this one.
 #![allow(
     unsafe_code,
-    reason = "what a child does between fork and exec cannot be written without; nix does not wrap pidfd_open and mallopt"
+    reason = "what a child does between fork and exec cannot be written without; nix does not wrap mallopt"
 )]
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -73,39 +72,9 @@ pub fn without_other_descriptors(command: &mut Command) -> &mut Command {
     }
 }
 
-/// A descriptor that becomes readable when the process ends (pidfd_open(2), Linux 5.3). The process must be an
-/// unreaped child of this one: another process could have got the number.
-///
-/// # Errors
-/// ENOSYS before Linux 5.3; EPERM if a seccomp filter refuses the call; ESRCH if there is no such process.
-pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two numbers and touches no memory of ours.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_ulong::from(pid), 0) };
-    match RawFd::try_from(fd) {
-        // SAFETY: the kernel has just made the descriptor, and nothing else knows it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pidfd_is_readable_after_the_end_of_the_process() {
-        use nix::poll::{PollFd, PollFlags, poll};
-        use std::os::fd::AsFd as _;
-        let mut child = Command::new("/bin/sleep").arg("60").spawn().unwrap();
-        let fd = pidfd(child.id()).unwrap();
-        let ready = |milliseconds: u16| {
-            poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], milliseconds).unwrap() == 1
-        };
-        assert!(!ready(0));
-        child.kill().unwrap();
-        assert!(ready(10_000));
-        child.wait().unwrap();
-    }
 
     #[test]
     fn a_child_has_no_descriptor_that_was_left_open() {

@@ -15,11 +15,12 @@ use std::time::SystemTime;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cni_kernel::dir::{Access, DirError, DurableDir};
-use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, ResultError, Version};
+use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, Version};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::container::Container;
+use crate::error::{CacheError, StoreError};
 use crate::network::{Network, is_list};
 
 /// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
@@ -71,32 +72,6 @@ pub struct Fault {
     pub error: CacheError,
 }
 
-/// The reason why a file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    /// The file cannot be opened.
-    #[error(transparent)]
-    Directory(#[from] DirError),
-    /// Reading failed.
-    #[error("read the file: {0}")]
-    Read(std::io::Error),
-    /// The file is larger than a cache file can be.
-    #[error("larger than {LIMIT} bytes")]
-    TooLarge,
-    /// The file is not JSON of the format.
-    #[error("not a cached attachment: {0}")]
-    Form(String),
-    /// The file is from libcni before 0.8.
-    #[error("only a result, as written by libcni before 0.8, without the request")]
-    BareResult,
-    /// The file is from a later libcni.
-    #[error("unknown kind {0:?}")]
-    Kind(String),
-    /// The file's name is not that of the attachment inside.
-    #[error("file name does not match the attachment inside ({0})")]
-    Name(Attachment),
-}
-
 /// The file, with libcni's keys.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -137,17 +112,6 @@ struct Written<'a> {
 struct Content {
     bytes: Vec<u8>,
     written: Option<SystemTime>,
-}
-
-/// An attachment that could not be cached.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The file cannot be written.
-    #[error(transparent)]
-    Directory(#[from] DirError),
-    /// The result cannot be encoded in that version.
-    #[error(transparent)]
-    Result(#[from] ResultError),
 }
 
 impl Cache {
@@ -316,7 +280,7 @@ impl Cache {
         let mut bytes = Vec::new();
         file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(CacheError::Read)?;
         if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
-            return Err(CacheError::TooLarge);
+            return Err(CacheError::TooLarge(LIMIT));
         }
         Ok(Some(Content { bytes, written }))
     }

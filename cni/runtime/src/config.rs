@@ -63,6 +63,17 @@ pub enum LoadError {
     NoPlugins,
 }
 
+impl Network {
+    /// Reads a file as [`load`] does: a list if its name ends in `.conflist`, with the plugins of the
+    /// directory named after the network; else a single configuration, which becomes a list of one plugin.
+    ///
+    /// # Errors
+    /// [`LoadError::Read`], [`LoadError::List`] or [`LoadError::NoPlugins`].
+    pub fn from_file(path: &Path) -> Result<Self, LoadError> {
+        read_network(path)
+    }
+}
+
 /// Loads a network's configuration. Reads lists, then single configurations, both sorted by file name, until
 /// one has the network's name. An invalid file ends the search.
 ///

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Errors of operations on networks, and of single calls of plugins.
+//! Errors of operations on networks, of single calls of plugins, and of the cache. They are in one file because an
+//! operation's error contains the others, while cache, configuration and calls need it themselves.
 
 use std::io;
 use std::time::Duration;
 
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::LockError;
-use cni_spec::{AttachmentError, CniError, text};
-
-use crate::cache::{CacheError, StoreError};
+use cni_spec::{Attachment, AttachmentError, CniError, ResultError, text};
 
 /// A failed call of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +91,9 @@ pub enum NetworkError {
     /// The system has no descriptor for the pipe that ends a wait.
     #[error("make a pipe: {0}")]
     Pipe(io::Error),
+    /// The system refused the event loop of a blocking call.
+    #[error("start the event loop: {0}")]
+    EventLoop(io::Error),
     /// A plugin does not support the network's version.
     #[error("plugin {plugin} does not support config version {}", text::quote(version))]
     UnsupportedVersion {
@@ -132,6 +134,15 @@ pub enum NetworkError {
 }
 
 impl NetworkError {
+    /// The error of the DEL of a stale attachment.
+    pub(crate) fn stale(attachment: &Attachment, error: Self) -> Self {
+        Self::Stale {
+            container: attachment.container_id().to_owned(),
+            ifname: attachment.ifname().to_owned(),
+            error: Box::new(error),
+        }
+    }
+
     /// The errors of plugins' calls in this error, in the order of the calls.
     #[must_use]
     pub fn calls(&self) -> Vec<&CallError> {
@@ -145,6 +156,43 @@ impl NetworkError {
             _ => Vec::new(),
         }
     }
+}
+
+/// The reason why a file of the cache cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The file cannot be opened.
+    #[error(transparent)]
+    Directory(#[from] DirError),
+    /// Reading failed.
+    #[error("read the file: {0}")]
+    Read(std::io::Error),
+    /// The file is larger than a cache file can be.
+    #[error("larger than {0} bytes")]
+    TooLarge(u64),
+    /// The file is not JSON of the format.
+    #[error("not a cached attachment: {0}")]
+    Form(String),
+    /// The file is from libcni before 0.8.
+    #[error("only a result, as written by libcni before 0.8, without the request")]
+    BareResult,
+    /// The file is from a later libcni.
+    #[error("unknown kind {0:?}")]
+    Kind(String),
+    /// The file's name is not that of the attachment inside.
+    #[error("file name does not match the attachment inside ({0})")]
+    Name(Attachment),
+}
+
+/// An attachment that could not be cached.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file cannot be written.
+    #[error(transparent)]
+    Directory(#[from] DirError),
+    /// The result cannot be encoded in that version.
+    #[error(transparent)]
+    Result(#[from] ResultError),
 }
 
 /// One error for several; success for none.

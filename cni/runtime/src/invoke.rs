@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Finding and calling a plugin: the specification's section "Execution", with the reference's messages.
+//! Finding a plugin, and the error of one that failed, with the reference's messages.
 
-use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
-use cni_spec::{CniError, ErrorCode, text};
-
-use crate::exec::{self, CallOptions, Group};
-use crate::verbs::{Command, PluginCall};
+use cni_spec::{CniError, text};
 
 /// The first regular file of this name in the directories, in their order.
 ///
@@ -32,28 +27,6 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
         let msg = format!("failed to find plugin {} in path [{}]", text::quote(name), folders.join(" "));
         CniError::internal(msg)
     })
-}
-
-/// Runs a delegate in the process group of this process, with `env` added to this process's environment and
-/// `config` on standard input, and returns its output. Its standard error is copied to this process's. There is
-/// no time limit: the runtime kills the group of the plugin that delegates.
-///
-/// # Errors
-/// The error that the plugin printed, or one with its exit status and output.
-pub fn exec(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let command = env.iter().find(|(name, _)| *name == "CNI_COMMAND").and_then(|(_, value)| value.to_str());
-    let command = command.unwrap_or_default();
-    let call = PluginCall {
-        plugin: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        command: Command::parse(command).ok_or_else(|| {
-            CniError::new(ErrorCode::InvalidEnvironment, format!("unknown CNI_COMMAND: {command}"))
-        })?,
-        env: env.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
-        stdin: config.to_vec(),
-        undo: false,
-    };
-    let options = CallOptions::new().limit(Duration::MAX);
-    exec::run(path, &call, &options, Group::Caller).map_err(|error| error.to_cni())
 }
 
 /// The error that a plugin printed, or one with its exit status and output.

@@ -3,34 +3,35 @@
 //! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and the cache of
 //! attachments.
 //!
-//! [`Runtime`] is the blocking driver, `asynchronous::Runtime` (feature `tokio`) that for tokio. Both run the state
-//! machines of [`verbs`] on a [`Network`]. [`exec::Fake`] takes the place of plugins in unit tests.
+//! [`asynchronous::Runtime`] is the driver: it runs the state machines of [`verbs`] on a [`Network`]. [`Runtime`] has
+//! the same calls for programs that block. [`exec::Fake`] takes the place of plugins in unit tests.
 //!
 //! Knows nothing of single plugins and of the dataplane.
 
-#[cfg(feature = "tokio")]
 pub mod asynchronous;
 pub mod cache;
 pub mod config;
 mod container;
+pub mod delegate;
 mod error;
+mod event_loop;
 pub mod exec;
 pub mod invoke;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "kubelet")]
 pub mod kubelet;
 pub mod lock;
 pub mod network;
 #[cfg(feature = "pods")]
 pub mod pods;
-#[cfg(feature = "tokio")]
+#[cfg(any(feature = "kubelet", feature = "pods"))]
 pub mod quantity;
 pub mod runtime;
 mod store;
 pub mod verbs;
 
-pub use cache::{Cache, CacheError, Cached, Fault};
+pub use cache::{Cache, Cached, Fault};
 pub use container::Container;
-pub use error::{CallError, NetworkError};
+pub use error::{CacheError, CallError, NetworkError, StoreError};
 pub use exec::{CallOptions, Cancel, Trace};
 pub use network::Network;
 pub use runtime::Runtime;

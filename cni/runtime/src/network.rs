@@ -2,15 +2,12 @@
 
 //! A network: the configuration that a runtime's operations take.
 
-use std::path::Path;
-
 use cni_spec::{
     Attachment, AttachmentError, Declared, ListError, NetConfList, Version, check_container_id, check_ifname,
     check_network, fold, text,
 };
 use serde_json::{Map, Value, json};
 
-use crate::config::{self, LoadError};
 use crate::container::Container;
 use crate::error::{CallError, NetworkError};
 
@@ -31,7 +28,7 @@ enum Form {
 impl Network {
     /// Decodes a configuration list (`*.conflist`), or a single configuration, which becomes a list of one
     /// plugin. Plugins in the directory of the network's name are not looked for: [`Network::from_file`] and
-    /// [`config::load`] do that.
+    /// [`config::load`](crate::config::load) do that.
     ///
     /// # Errors
     /// [`ListError`] with the key that does not fit.
@@ -42,15 +39,6 @@ impl Network {
             return Ok(Self { list, bytes, form: Form::List });
         }
         NetConfList::of_single(&bytes).map(Self::from_list)
-    }
-
-    /// Reads a file as [`config::load`] does: a list if its name ends in `.conflist`, with the plugins of the
-    /// directory named after the network; else a single configuration, which becomes a list of one plugin.
-    ///
-    /// # Errors
-    /// [`LoadError::Read`], [`LoadError::List`] or [`LoadError::NoPlugins`].
-    pub fn from_file(path: &Path) -> Result<Self, LoadError> {
-        config::read_network(path)
     }
 
     /// The configuration of a single plugin, used as such: errors of its calls are not wrapped, and the cache

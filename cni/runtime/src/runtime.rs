@@ -1,50 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The blocking driver: operations on networks, with the cache and the locks.
-//!
-//! Order, checks and messages are those of the reference library (libcni).
+//! The builder of a runtime, and its blocking calls.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cni_spec::{AddResult, Attachment};
+use cni_spec::AddResult;
 
+use crate::asynchronous::{self, Settings};
 use crate::cache::{self, Cached};
 use crate::container::Container;
 use crate::error::NetworkError;
+use crate::event_loop::block_on;
 use crate::exec::{CallOptions, Exec, Processes};
 use crate::network::Network;
 use crate::store::Store;
-use crate::verbs::{
-    Add, Check, Del, Gc, GcScope, Outcome, PluginCall, Status, Step, Validate, Verb, Versions,
-};
+use crate::verbs::GcScope;
 
-/// A runtime's settings, and the operations on networks. All calls block; `asynchronous::Runtime` (feature
-/// `tokio`) is the same for tokio.
+/// A runtime's settings, and the operations on networks. Each call blocks: it runs the future of the same method of
+/// [`asynchronous::Runtime`] to its end, on an event loop of its own.
 ///
 /// A clone is cheap, and shares the [`Exec`].
-#[derive(Clone)]
-pub struct Runtime {
-    pub(crate) settings: Settings,
-    exec: Arc<dyn Exec>,
-}
-
-/// The settings that both drivers share.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    pub(crate) path: Vec<PathBuf>,
-    pub(crate) store: Store,
-    pub(crate) options: CallOptions,
-    pub(crate) undo: bool,
-    pub(crate) keep_going: bool,
-}
-
-impl Settings {
-    /// The same settings with other options.
-    pub(crate) fn with(&self, options: CallOptions) -> Self {
-        Self { options, ..self.clone() }
-    }
-}
+pub struct Runtime(asynchronous::Runtime);
 
 /// Builds a [`Runtime`].
 ///
@@ -53,9 +31,7 @@ impl Settings {
 #[derive(Clone)]
 pub struct Builder {
     settings: Settings,
-    exec: Option<Arc<dyn Exec>>,
-    #[cfg(feature = "tokio")]
-    async_exec: Option<Arc<dyn crate::asynchronous::Exec>>,
+    exec: Arc<dyn Exec>,
 }
 
 impl Builder {
@@ -112,43 +88,26 @@ impl Builder {
     /// Sets what finds and runs plugins; [`Processes`] without it.
     #[must_use]
     pub fn exec(mut self, exec: Arc<dyn Exec>) -> Self {
-        self.exec = Some(exec);
+        self.exec = exec;
         self
     }
 
-    /// Sets what finds and runs plugins of the driver for tokio; `asynchronous::Processes` without it.
-    #[cfg(feature = "tokio")]
-    #[must_use]
-    pub fn async_exec(mut self, exec: Arc<dyn crate::asynchronous::Exec>) -> Self {
-        self.async_exec = Some(exec);
-        self
-    }
-
-    /// The blocking driver.
+    /// The runtime with blocking calls.
     #[must_use]
     pub fn build(self) -> Runtime {
-        let Self { settings, exec, .. } = self;
-        Runtime { settings, exec: exec.unwrap_or_else(|| Arc::new(Processes)) }
+        Runtime(self.build_async())
     }
 
-    /// The driver for tokio.
-    #[cfg(feature = "tokio")]
+    /// The runtime with asynchronous calls.
     #[must_use]
-    pub fn build_async(self) -> crate::asynchronous::Runtime {
-        let Self { settings, async_exec, .. } = self;
-        crate::asynchronous::Runtime::new(settings, async_exec)
+    pub fn build_async(self) -> asynchronous::Runtime {
+        asynchronous::Runtime::new(self.settings, self.exec)
     }
 }
 
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Runtime {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runtime").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
@@ -163,30 +122,25 @@ impl Runtime {
             undo: false,
             keep_going: false,
         };
-        Builder {
-            settings,
-            exec: None,
-            #[cfg(feature = "tokio")]
-            async_exec: None,
-        }
+        Builder { settings, exec: Arc::new(Processes) }
     }
 
     /// The same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
-        Self { settings: self.settings.with(options), exec: Arc::clone(&self.exec) }
+        Self(self.0.with(options))
     }
 
     /// The plugin directories.
     #[must_use]
     pub fn plugin_dirs(&self) -> &[PathBuf] {
-        &self.settings.path
+        self.0.plugin_dirs()
     }
 
     /// The directory of the cache.
     #[must_use]
     pub fn cache_dir(&self) -> &Path {
-        &self.settings.store.cache
+        self.0.cache_dir()
     }
 
     /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last
@@ -196,31 +150,7 @@ impl Runtime {
     /// [`NetworkError::Plugin`] for the first plugin that fails, or [`NetworkError::Remember`], inside
     /// [`NetworkError::Undone`] if the ADD was undone; [`NetworkError::Name`]; [`NetworkError::Lock`].
     pub fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
-        let Settings { store, options, .. } = &self.settings;
-        let attachment = network.attachment(container)?;
-        let held = store.lock(&attachment, options)?;
-        let added = self.attach(network, container, &attachment);
-        if added.is_err() {
-            store.tidy(&held, &attachment);
-        }
-        added
-    }
-
-    /// An ADD under the locks.
-    fn attach(
-        &self,
-        network: &Network,
-        container: &Container,
-        attachment: &Attachment,
-    ) -> Result<AddResult, NetworkError> {
-        let Settings { path, store, undo, .. } = &self.settings;
-        let mut add = Add::new(network, container, path).undo(*undo);
-        let result = self.drive(&mut add)?;
-        if let Err(error) = store.remember(network, attachment, container, &result) {
-            let step = add.fail(error);
-            return self.drive_from(&mut add, step);
-        }
-        Ok(result)
+        wait(self.0.add(network, container))
     }
 
     /// Calls CHECK of every plugin in order, with the cached result.
@@ -229,19 +159,7 @@ impl Runtime {
     /// [`NetworkError::FromPlugin`] of the first plugin that finds a difference; [`NetworkError::TooOld`] before
     /// version 0.4.0; [`NetworkError::Remembered`] if the cached result cannot be read.
     pub fn check(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
-        let Settings { path, store, options, .. } = &self.settings;
-        if !network.wants_check()? {
-            return Ok(());
-        }
-        let attachment = network.attachment(container)?;
-        let held = store.lock(&attachment, options)?;
-        let result = store.result(&attachment)?;
-        let is_cached = result.is_some();
-        let checked = self.drive(&mut Check::new(network, container, path, result));
-        if !is_cached {
-            store.tidy(&held, &attachment);
-        }
-        checked
+        wait(self.0.check(network, container))
     }
 
     /// Calls DEL of every plugin in reverse order, with the cached result, and deletes that when all have
@@ -251,25 +169,7 @@ impl Runtime {
     /// [`NetworkError::Plugin`] for the first plugin that fails; with [`Builder::keep_deleting`]
     /// [`NetworkError::Several`] if more than one does.
     pub fn del(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
-        let Settings { store, options, .. } = &self.settings;
-        let attachment = network.attachment(container)?;
-        let held = store.lock(&attachment, options)?;
-        self.delete(network, container, &attachment)?;
-        store.tidy(&held, &attachment);
-        Ok(())
-    }
-
-    /// A DEL under the locks.
-    fn delete(
-        &self,
-        network: &Network,
-        container: &Container,
-        attachment: &Attachment,
-    ) -> Result<(), NetworkError> {
-        let Settings { path, store, keep_going, .. } = &self.settings;
-        let result = store.result_for_del(network, attachment);
-        self.drive(&mut Del::new(network, container, path, result).keep_going(*keep_going))?;
-        store.forget(attachment)
+        wait(self.0.del(network, container))
     }
 
     /// Deletes the cached attachments of this network that are stale, then calls GC of every plugin with the
@@ -278,25 +178,7 @@ impl Runtime {
     /// # Errors
     /// [`NetworkError::Stale`] and [`NetworkError::Gc`], all that occurred.
     pub fn gc(&self, network: &Network, scope: GcScope<'_>) -> Result<(), NetworkError> {
-        let Settings { path, store, options, .. } = &self.settings;
-        if network.list().disable_gc {
-            return Ok(());
-        }
-        let _held = store.lock_network(network, options)?;
-        let mut errors = Vec::new();
-        let mut all = store.of_network(network)?;
-        all.retain(|one| scope.is_stale(&one.attachment));
-        for cached in all {
-            let container = cached.container();
-            let deleted = store.lock_container(&cached.attachment, options).and_then(|held| {
-                self.delete(network, &container, &cached.attachment)?;
-                store.tidy(&held, &cached.attachment);
-                Ok(())
-            });
-            errors.extend(deleted.err().map(|error| stale(&cached.attachment, error)));
-        }
-        store.tidy_all();
-        self.drive(&mut Gc::new(network, path, scope, errors))
+        wait(self.0.gc(network, scope))
     }
 
     /// Calls STATUS of every plugin in order. Succeeds before version 1.1.0, which introduced it.
@@ -304,7 +186,7 @@ impl Runtime {
     /// # Errors
     /// [`NetworkError::FromPlugin`] of the first plugin that is not ready.
     pub fn status(&self, network: &Network) -> Result<(), NetworkError> {
-        self.drive(&mut Status::new(network, &self.settings.path))
+        wait(self.0.status(network))
     }
 
     /// Checks that all plugins exist and support the network's version.
@@ -312,7 +194,7 @@ impl Runtime {
     /// # Errors
     /// [`NetworkError::FromPlugin`] or [`NetworkError::UnsupportedVersion`], one for each plugin that does not.
     pub fn validate(&self, network: &Network) -> Result<(), NetworkError> {
-        self.drive(&mut Validate::new(network, &self.settings.path))
+        wait(self.0.validate(network))
     }
 
     /// The versions that a plugin supports, by its VERSION; 0.1.0 if it does not have that command.
@@ -320,7 +202,7 @@ impl Runtime {
     /// # Errors
     /// [`NetworkError::FromPlugin`] if there is no such plugin, or its output cannot be decoded.
     pub fn versions(&self, plugin: &str) -> Result<Vec<String>, NetworkError> {
-        self.drive(&mut Versions::new(plugin, &self.settings.path))
+        wait(self.0.versions(plugin))
     }
 
     /// The cached attachments of a container, in the order of their ADDs.
@@ -328,43 +210,10 @@ impl Runtime {
     /// # Errors
     /// [`NetworkError::Cache`] if the cache cannot be listed.
     pub fn attachments(&self, container_id: &str) -> Result<Vec<Cached>, NetworkError> {
-        self.settings.store.of_container(container_id)
-    }
-
-    fn drive<V: Verb>(&self, verb: &mut V) -> Result<V::Output, NetworkError> {
-        let first = verb.next(None);
-        self.drive_from(verb, first)
-    }
-
-    fn drive_from<V: Verb>(
-        &self,
-        verb: &mut V,
-        mut step: Step<V::Output>,
-    ) -> Result<V::Output, NetworkError> {
-        loop {
-            match step {
-                Step::Done(done) => return done,
-                Step::Call(call) => step = verb.next(Some(self.call(call))),
-            }
-        }
-    }
-
-    fn call(&self, mut call: PluginCall) -> Outcome {
-        let Settings { path, options, .. } = &self.settings;
-        let options = options.apply(&mut call);
-        if options.is_cancelled() {
-            return Err(crate::CallError::Cancelled);
-        }
-        let file = self.exec.find(&call.plugin, path)?;
-        self.exec.exec(&file, &call, &options)
+        wait(self.0.attachments(container_id))
     }
 }
 
-/// The error of the DEL of a stale attachment.
-pub(crate) fn stale(attachment: &Attachment, error: NetworkError) -> NetworkError {
-    NetworkError::Stale {
-        container: attachment.container_id().to_owned(),
-        ifname: attachment.ifname().to_owned(),
-        error: Box::new(error),
-    }
+fn wait<T: Send>(operation: impl Future<Output = Result<T, NetworkError>> + Send) -> Result<T, NetworkError> {
+    block_on(operation).map_err(NetworkError::EventLoop)?
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The files of an operation: the cache and the locks, for both drivers.
+//! The files of an operation: the cache and the locks.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -39,7 +39,6 @@ impl Store {
         network: &Network,
         options: &CallOptions,
     ) -> Result<Held, NetworkError> {
-        cni_spec::check_network(network.name())?;
         let Some(locks) = self.locks()? else { return Ok(Held::nothing()) };
         locks.network(network.name(), options)
     }

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Locks between operations, with both drivers. Each operation opens the lock files itself, as in a process of its
-//! own.
+//! Locks between operations. Each operation opens the lock files itself, as in a process of its own.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports a failure")]
 
-mod driver;
-
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use cni_runtime::exec::Exec;
-use cni_runtime::runtime::Builder;
+use cni_runtime::exec::{CallFuture, Exec};
 use cni_runtime::verbs::PluginCall;
-use cni_runtime::{CallError, CallOptions, Cancel, Container, GcScope, Network, NetworkError, Runtime};
-use driver::Driver;
+use cni_runtime::{CallOptions, Cancel, Container, GcScope, Network, NetworkError, Runtime};
 use serde_json::json;
 
 /// Long enough for a call that must not wait.
@@ -27,14 +22,12 @@ struct Slow {
 }
 
 impl Exec for Slow {
-    fn find(&self, plugin: &str, _: &[std::path::PathBuf]) -> Result<std::path::PathBuf, CallError> {
-        Ok(plugin.into())
-    }
-
-    fn exec(&self, _: &Path, _: &PluginCall, _: &CallOptions) -> Result<Vec<u8>, CallError> {
-        self.begun.send(()).unwrap();
-        self.end.lock().unwrap().recv_timeout(PATIENCE).unwrap();
-        Ok(b"{}".to_vec())
+    fn exec<'a>(&'a self, _: &'a [PathBuf], _: &'a PluginCall, _: &'a CallOptions) -> CallFuture<'a> {
+        Box::pin(async {
+            self.begun.send(()).unwrap();
+            self.end.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+            Ok(b"{}".to_vec())
+        })
     }
 }
 
@@ -42,22 +35,7 @@ impl Exec for Slow {
 struct Quick;
 
 impl Exec for Quick {
-    fn find(&self, plugin: &str, _: &[std::path::PathBuf]) -> Result<std::path::PathBuf, CallError> {
-        Ok(plugin.into())
-    }
-
-    fn exec(&self, _: &Path, _: &PluginCall, _: &CallOptions) -> Result<Vec<u8>, CallError> {
-        Ok(b"{}".to_vec())
-    }
-}
-
-impl cni_runtime::asynchronous::Exec for Quick {
-    fn exec<'a>(
-        &'a self,
-        _: &'a [std::path::PathBuf],
-        _: &'a PluginCall,
-        _: &'a CallOptions,
-    ) -> cni_runtime::asynchronous::CallFuture<'a> {
+    fn exec<'a>(&'a self, _: &'a [PathBuf], _: &'a PluginCall, _: &'a CallOptions) -> CallFuture<'a> {
         Box::pin(async { Ok(b"{}".to_vec()) })
     }
 }
@@ -70,33 +48,31 @@ fn container(id: &str) -> Container {
     Container::new(id, "eth0").netns("/run/netns/x")
 }
 
-/// Runs `test` with both drivers while `slow` runs in another thread, and ends that.
-fn during(slow: impl Fn(&Runtime) + Send + Sync, test: impl Fn(&Driver)) {
+/// Runs `test` while `slow` runs in another thread, and ends that.
+fn during(slow: impl Fn(&Runtime) + Send + Sync, test: impl Fn(&Runtime)) {
     let cache = tempfile::tempdir().unwrap();
     let builder = || Runtime::builder().cache(cache.path());
-    let quick = |builder: Builder| builder.exec(Arc::new(Quick)).async_exec(Arc::new(Quick));
-    for driver in Driver::both(|_| quick(builder())) {
-        let (begun, begins) = mpsc::sync_channel(1);
-        let (ends, end) = mpsc::channel();
-        let runtime = builder().exec(Arc::new(Slow { begun, end: Mutex::new(end) })).build();
-        std::thread::scope(|scope| {
-            let running = scope.spawn(|| slow(&runtime));
-            begins.recv_timeout(PATIENCE).unwrap();
-            test(&driver);
-            ends.send(()).unwrap();
-            running.join().unwrap();
-        });
-        driver.del(&network("n"), &container("one")).unwrap();
-    }
+    let quick = builder().exec(Arc::new(Quick)).build();
+    let (begun, begins) = mpsc::sync_channel(1);
+    let (ends, end) = mpsc::channel();
+    let runtime = builder().exec(Arc::new(Slow { begun, end: Mutex::new(end) })).build();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| slow(&runtime));
+        begins.recv_timeout(PATIENCE).unwrap();
+        test(&quick);
+        ends.send(()).unwrap();
+        running.join().unwrap();
+    });
+    quick.del(&network("n"), &container("one")).unwrap();
 }
 
-fn waits(driver: &Driver, operation: impl Fn(&Driver) -> Result<(), NetworkError>) {
-    let short = driver.with(CallOptions::new().limit(Duration::from_millis(60)));
+fn waits(runtime: &Runtime, operation: impl Fn(&Runtime) -> Result<(), NetworkError>) {
+    let short = runtime.with(CallOptions::new().limit(Duration::from_millis(60)));
     let error = operation(&short).unwrap_err();
     assert!(matches!(&error, NetworkError::Lock(error) if error.is_timeout()), "{error}");
     // A cancellation ends the wait.
     let cancel = Cancel::new().unwrap();
-    let cancelled = driver.with(CallOptions::new().cancel(cancel.clone()));
+    let cancelled = runtime.with(CallOptions::new().cancel(cancel.clone()));
     let begin = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -113,14 +89,14 @@ fn waits(driver: &Driver, operation: impl Fn(&Driver) -> Result<(), NetworkError
 fn calls_for_one_container_are_serialised_and_others_are_not() {
     during(
         |runtime| drop(runtime.add(&network("n"), &container("one")).unwrap()),
-        |driver| {
-            waits(driver, |driver| driver.del(&network("n"), &container("one")));
-            waits(driver, |driver| driver.add(&network("n"), &container("one")).map(drop));
-            waits(driver, |driver| driver.check(&network("n"), &container("one")));
+        |runtime| {
+            waits(runtime, |runtime| runtime.del(&network("n"), &container("one")));
+            waits(runtime, |runtime| runtime.add(&network("n"), &container("one")).map(drop));
+            waits(runtime, |runtime| runtime.check(&network("n"), &container("one")));
             // The container's other networks, too.
-            waits(driver, |driver| driver.del(&network("other"), &container("one")));
-            drop(driver.add(&network("n"), &container("two")).unwrap());
-            driver.del(&network("n"), &container("two")).unwrap();
+            waits(runtime, |runtime| runtime.del(&network("other"), &container("one")));
+            drop(runtime.add(&network("n"), &container("two")).unwrap());
+            runtime.del(&network("n"), &container("two")).unwrap();
         },
     );
 }
@@ -129,18 +105,18 @@ fn calls_for_one_container_are_serialised_and_others_are_not() {
 fn gc_runs_without_any_other_call_of_the_network() {
     during(
         |runtime| drop(runtime.add(&network("n"), &container("one")).unwrap()),
-        |driver| {
-            waits(driver, |driver| driver.gc(&network("n"), GcScope::NoList));
-            driver.gc(&network("other"), GcScope::NoList).unwrap();
+        |runtime| {
+            waits(runtime, |runtime| runtime.gc(&network("n"), GcScope::NoList));
+            runtime.gc(&network("other"), GcScope::NoList).unwrap();
         },
     );
     during(
         |runtime| runtime.gc(&network("n"), GcScope::NoList).unwrap(),
-        |driver| {
-            waits(driver, |driver| driver.add(&network("n"), &container("one")).map(drop));
-            waits(driver, |driver| driver.del(&network("n"), &container("one")));
-            drop(driver.add(&network("other"), &container("one")).unwrap());
-            driver.del(&network("other"), &container("one")).unwrap();
+        |runtime| {
+            waits(runtime, |runtime| runtime.add(&network("n"), &container("one")).map(drop));
+            waits(runtime, |runtime| runtime.del(&network("n"), &container("one")));
+            drop(runtime.add(&network("other"), &container("one")).unwrap());
+            runtime.del(&network("other"), &container("one")).unwrap();
         },
     );
 }
@@ -150,14 +126,14 @@ fn gc_runs_without_any_other_call_of_the_network() {
 fn a_killed_gc_holds_no_lock() {
     during(
         |runtime| drop(runtime.add(&network("n"), &container("one")).unwrap()),
-        |driver| {
+        |runtime| {
             let mut gc = std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "gc_in_a_process", "--ignored"])
-                .env(CACHE, driver.cache())
+                .env(CACHE, runtime.cache_dir())
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();
-            let short = driver.with(CallOptions::new().limit(Duration::from_millis(60)));
+            let short = runtime.with(CallOptions::new().limit(Duration::from_millis(60)));
             let add = |container: &str| short.add(&network("n"), &self::container(container));
             // A new ADD waits for the GC.
             let begin = Instant::now();
@@ -172,7 +148,7 @@ fn a_killed_gc_holds_no_lock() {
             gc.kill().unwrap();
             gc.wait().unwrap();
             drop(add("two").unwrap());
-            driver.del(&network("n"), &container("two")).unwrap();
+            runtime.del(&network("n"), &container("two")).unwrap();
         },
     );
 }
@@ -201,14 +177,12 @@ fn a_runtime_without_locks_waits_for_nothing_and_makes_no_file() {
 fn a_deleted_lock_file_lets_no_two_calls_run_at_once() {
     struct Busy(Mutex<()>);
     impl Exec for Busy {
-        fn find(&self, plugin: &str, _: &[std::path::PathBuf]) -> Result<std::path::PathBuf, CallError> {
-            Ok(plugin.into())
-        }
-
-        fn exec(&self, _: &Path, _: &PluginCall, _: &CallOptions) -> Result<Vec<u8>, CallError> {
-            let _running = self.0.try_lock().expect("another call for this container runs");
-            std::thread::sleep(Duration::from_millis(1));
-            Ok(b"{}".to_vec())
+        fn exec<'a>(&'a self, _: &'a [PathBuf], _: &'a PluginCall, _: &'a CallOptions) -> CallFuture<'a> {
+            Box::pin(async {
+                let _running = self.0.try_lock().expect("another call for this container runs");
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(b"{}".to_vec())
+            })
         }
     }
     let cache = tempfile::tempdir().unwrap();

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Operations with scripted plugins, with both drivers: order, inputs, the cache, errors.
+//! Operations with scripted plugins: order, inputs, the cache, errors.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports a failure")]
-
-mod driver;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +11,6 @@ use cni_runtime::runtime::Builder;
 use cni_runtime::verbs::{Command, PluginCall};
 use cni_runtime::{CallError, CallOptions, Cancel, Container, GcScope, Network, NetworkError, Runtime};
 use cni_spec::{Attachment, CniError, Version};
-use driver::Driver;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -32,9 +29,9 @@ impl Case {
         Self { dir: tempfile::tempdir().unwrap(), network }
     }
 
-    /// Runs `test` with each driver and the calls that it must make.
+    /// Runs `test` and the calls that it must make.
     #[track_caller]
-    fn run(&self, script: &[Expected], test: impl Fn(&Driver)) -> [Vec<PluginCall>; 2] {
+    fn run(&self, script: &[Expected], test: impl Fn(&Runtime)) -> Vec<PluginCall> {
         self.run_with(script, |builder| builder, test)
     }
 
@@ -43,24 +40,21 @@ impl Case {
         &self,
         script: &[Expected],
         settings: impl Fn(Builder) -> Builder,
-        test: impl Fn(&Driver),
-    ) -> [Vec<PluginCall>; 2] {
-        let fakes = [Fake::new(script.iter().cloned()), Fake::new(script.iter().cloned())];
-        let drivers = Driver::both(|name| {
-            let builder = Runtime::builder().plugin_dir("/plugins").cache(self.cache(name));
-            settings(builder).exec(Arc::new(fakes[0].clone())).async_exec(Arc::new(fakes[1].clone()))
-        });
-        drivers.iter().for_each(&test);
-        fakes.map(|fake| fake.calls())
+        test: impl Fn(&Runtime),
+    ) -> Vec<PluginCall> {
+        let fake = Fake::new(script.iter().cloned());
+        let builder = Runtime::builder().plugin_dir("/plugins").cache(self.cache());
+        test(&settings(builder).exec(Arc::new(fake.clone())).build());
+        fake.calls()
     }
 
-    fn cache(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+    fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
     }
 
     /// The files of the cache and the locks.
-    fn files(driver: &Driver, directory: &str) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(driver.cache().join(directory)) else { return Vec::new() };
+    fn files(runtime: &Runtime, directory: &str) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(runtime.cache_dir().join(directory)) else { return Vec::new() };
         let mut names: Vec<String> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
@@ -111,34 +105,31 @@ fn input(call: &PluginCall) -> Value {
 #[test]
 fn each_plugin_gets_the_result_before_it_and_its_capabilities() {
     let case = Case::new();
-    let calls = case.run(&added(), |driver| {
-        let result = driver.add(&case.network, &container()).unwrap();
+    let calls = case.run(&added(), |runtime| {
+        let result = runtime.add(&case.network, &container()).unwrap();
         assert_eq!(result.interfaces[0].name, "eth0");
-        assert_eq!(Case::files(driver, "results"), ["pods-c1-eth0"]);
+        assert_eq!(Case::files(runtime, "results"), ["pods-c1-eth0"]);
     });
-    for calls in calls {
-        assert_eq!(input(&calls[0]), json!({"type": "bridge", "name": "pods", "cniVersion": "1.1.0"}));
-        assert_eq!(
-            input(&calls[1]),
-            json!({
-                "type": "portmap", "name": "pods", "cniVersion": "1.1.0", "capabilities": {"portMappings": true},
-                "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}, "prevResult": first(),
-            })
-        );
-        let vars: Vec<_> =
-            calls[0].env.iter().map(|(name, value)| (&**name, value.to_str().unwrap())).collect();
-        assert_eq!(
-            vars,
-            [
-                ("CNI_COMMAND", "ADD"),
-                ("CNI_CONTAINERID", "c1"),
-                ("CNI_NETNS", "/run/netns/c1"),
-                ("CNI_ARGS", "A=b;C=d"),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_PATH", "/plugins"),
-            ]
-        );
-    }
+    assert_eq!(input(&calls[0]), json!({"type": "bridge", "name": "pods", "cniVersion": "1.1.0"}));
+    assert_eq!(
+        input(&calls[1]),
+        json!({
+            "type": "portmap", "name": "pods", "cniVersion": "1.1.0", "capabilities": {"portMappings": true},
+            "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}, "prevResult": first(),
+        })
+    );
+    let vars: Vec<_> = calls[0].env.iter().map(|(name, value)| (&**name, value.to_str().unwrap())).collect();
+    assert_eq!(
+        vars,
+        [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/c1"),
+            ("CNI_ARGS", "A=b;C=d"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/plugins"),
+        ]
+    );
 }
 
 #[test]
@@ -152,31 +143,29 @@ fn check_and_del_get_the_cached_result() {
         call("portmap", Command::Del),
         call("bridge", Command::Del),
     ];
-    let calls = case.run(&[&added()[..], &script].concat(), |driver| {
-        driver.add(&case.network, &container()).unwrap();
-        driver.check(&case.network, &container()).unwrap();
-        assert_eq!(driver.attachments("c1")[0].network(), case.network);
-        driver.del(&case.network, &container()).unwrap();
-        assert!(driver.attachments("c1").is_empty());
-        assert!(Case::files(driver, "results").is_empty());
-        assert_eq!(Case::files(driver, "locks"), ["network-pods"]);
-        driver.del(&case.network, &container()).unwrap();
+    let calls = case.run(&[&added()[..], &script].concat(), |runtime| {
+        runtime.add(&case.network, &container()).unwrap();
+        runtime.check(&case.network, &container()).unwrap();
+        assert_eq!(runtime.attachments("c1").unwrap()[0].network(), case.network);
+        runtime.del(&case.network, &container()).unwrap();
+        assert!(runtime.attachments("c1").unwrap().is_empty());
+        assert!(Case::files(runtime, "results").is_empty());
+        assert_eq!(Case::files(runtime, "locks"), ["network-pods"]);
+        runtime.del(&case.network, &container()).unwrap();
     });
-    for calls in calls {
-        assert!(calls[2..6].iter().all(|call| input(call)["prevResult"] == last()));
-        assert!(calls[6..].iter().all(|call| input(call).get("prevResult").is_none()));
-    }
+    assert!(calls[2..6].iter().all(|call| input(call)["prevResult"] == last()));
+    assert!(calls[6..].iter().all(|call| input(call).get("prevResult").is_none()));
 }
 
 #[test]
 fn a_failed_add_is_left_as_it_is_unless_asked() {
     let case = Case::new();
     let script = [added()[0].clone(), failing("portmap", Command::Add, "port is taken")];
-    case.run(&script, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    case.run(&script, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         assert_eq!(error.to_string(), r#"plugin type="portmap" name="ports" failed (add): port is taken"#);
-        assert!(Case::files(driver, "results").is_empty());
-        assert_eq!(Case::files(driver, "locks"), ["network-pods"]);
+        assert!(Case::files(runtime, "results").is_empty());
+        assert_eq!(Case::files(runtime, "locks"), ["network-pods"]);
     });
 }
 
@@ -189,8 +178,8 @@ fn a_failed_add_is_undone_and_both_errors_are_reported() {
         call("portmap", Command::Del),
         failing("bridge", Command::Del, "link is busy"),
     ];
-    let calls = case.run_with(&script, Builder::undo_failed_add, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    let calls = case.run_with(&script, Builder::undo_failed_add, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "plugin type=\"portmap\" name=\"ports\" failed (add): port is taken\n\
@@ -199,18 +188,16 @@ fn a_failed_add_is_undone_and_both_errors_are_reported() {
         let messages: Vec<_> = error.calls().iter().map(ToString::to_string).collect();
         assert_eq!(messages, ["port is taken", "link is busy"]);
     });
-    for calls in calls {
-        assert!(calls[2..].iter().all(|call| input(call)["prevResult"] == first()));
-    }
+    assert!(calls[2..].iter().all(|call| input(call)["prevResult"] == first()));
     // A plugin that does not exist has nothing to undo.
     let script = [added()[0].clone(), missing("portmap", Command::Add), call("bridge", Command::Del)];
-    case.run_with(&script, Builder::undo_failed_add, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    case.run_with(&script, Builder::undo_failed_add, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         assert!(matches!(error, NetworkError::Undone { undo: None, .. }), "{error}");
     });
     // Nothing was called: an error of its own.
-    case.run_with(&[missing("bridge", Command::Add)], Builder::undo_failed_add, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    case.run_with(&[missing("bridge", Command::Add)], Builder::undo_failed_add, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         assert!(matches!(error, NetworkError::Plugin { .. }), "{error}");
     });
 }
@@ -218,13 +205,11 @@ fn a_failed_add_is_undone_and_both_errors_are_reported() {
 #[test]
 fn an_add_whose_result_cannot_be_cached_is_undone() {
     let case = Case::new();
-    for name in ["blocking", "tokio"] {
-        std::fs::create_dir_all(case.cache(name)).unwrap();
-        std::fs::write(case.cache(name).join("results"), "not a directory").unwrap();
-    }
+    std::fs::create_dir_all(case.cache()).unwrap();
+    std::fs::write(case.cache().join("results"), "not a directory").unwrap();
     let script = [&added()[..], &[call("portmap", Command::Del), call("bridge", Command::Del)]].concat();
-    case.run_with(&script, Builder::undo_failed_add, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    case.run_with(&script, Builder::undo_failed_add, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         let NetworkError::Undone { error, undo: None } = error else { panic!("{error}") };
         assert!(matches!(*error, NetworkError::Cache(_)), "{error}");
     });
@@ -234,21 +219,21 @@ fn an_add_whose_result_cannot_be_cached_is_undone() {
 fn del_stops_at_a_failure_unless_it_is_to_continue() {
     let case = Case::new();
     let script = [&added()[..], &[failing("portmap", Command::Del, "busy")]].concat();
-    case.run(&script, |driver| {
-        driver.add(&case.network, &container()).unwrap();
-        let error = driver.del(&case.network, &container()).unwrap_err();
+    case.run(&script, |runtime| {
+        runtime.add(&case.network, &container()).unwrap();
+        let error = runtime.del(&case.network, &container()).unwrap_err();
         assert_eq!(error.to_string(), r#"plugin type="portmap" name="ports" failed (delete): busy"#);
     });
     let script = [missing("portmap", Command::Del), failing("bridge", Command::Del, "busy")];
-    case.run_with(&script, Builder::keep_deleting, |driver| {
-        let error = driver.del(&case.network, &container()).unwrap_err();
+    case.run_with(&script, Builder::keep_deleting, |runtime| {
+        let error = runtime.del(&case.network, &container()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "plugin type=\"portmap\" name=\"ports\" failed (delete): no such plugin\n\
              plugin type=\"bridge\" failed (delete): busy"
         );
         // For another DEL.
-        assert_eq!(Case::files(driver, "results"), ["pods-c1-eth0"]);
+        assert_eq!(Case::files(runtime, "results"), ["pods-c1-eth0"]);
     });
 }
 
@@ -258,13 +243,13 @@ fn a_cancelled_operation_calls_no_plugin_but_to_undo() {
     let token = Cancel::new().unwrap();
     token.cancel();
     let options = CallOptions::new().cancel(token);
-    case.run_with(&[], Builder::keep_deleting, |driver| {
-        let driver = driver.with(options.clone());
+    case.run_with(&[], Builder::keep_deleting, |runtime| {
+        let runtime = runtime.with(options.clone());
         for error in [
-            driver.add(&case.network, &container()).unwrap_err(),
-            driver.del(&case.network, &container()).unwrap_err(),
-            driver.gc(&case.network, GcScope::NoList).unwrap_err(),
-            driver.status(&case.network).unwrap_err(),
+            runtime.add(&case.network, &container()).unwrap_err(),
+            runtime.del(&case.network, &container()).unwrap_err(),
+            runtime.gc(&case.network, GcScope::NoList).unwrap_err(),
+            runtime.status(&case.network).unwrap_err(),
         ] {
             assert!(error.to_string().ends_with("cancelled"), "{error}");
         }
@@ -276,8 +261,8 @@ fn a_cancelled_operation_calls_no_plugin_but_to_undo() {
         call("portmap", Command::Del),
         call("bridge", Command::Del),
     ];
-    case.run_with(&script, Builder::undo_failed_add, |driver| {
-        let error = driver.add(&case.network, &container()).unwrap_err();
+    case.run_with(&script, Builder::undo_failed_add, |runtime| {
+        let error = runtime.add(&case.network, &container()).unwrap_err();
         assert!(matches!(error, NetworkError::Undone { undo: None, .. }), "{error}");
     });
 }
@@ -288,7 +273,7 @@ fn gc_tells_no_list_from_an_empty_one() {
     let of = |id: &str| Container { id: id.into(), ..container() };
     let gc = [call("bridge", Command::Gc), call("portmap", Command::Gc)];
     let del = [call("portmap", Command::Del), call("bridge", Command::Del)];
-    let add = |driver: &Driver, id: &str| drop(driver.add(&case.network, &of(id)).unwrap());
+    let add = |runtime: &Runtime, id: &str| drop(runtime.add(&case.network, &of(id)).unwrap());
     let valid = [Attachment::new("pods", "c2", "eth0").unwrap()];
     let scopes = [
         (GcScope::NoList, 0, 2),
@@ -300,23 +285,21 @@ fn gc_tells_no_list_from_an_empty_one() {
         let dels = vec![del.to_vec(); deleted].concat();
         let script = [&added()[..], &added(), &dels, &gc].concat();
         let case = Case { dir: tempfile::tempdir().unwrap(), network: case.network.clone() };
-        let calls = case.run(&script, |driver| {
-            add(driver, "c1");
-            add(driver, "c2");
-            driver.gc(&case.network, scope).unwrap();
-            assert_eq!(Case::files(driver, "results").len(), left, "{scope:?}");
+        let calls = case.run(&script, |runtime| {
+            add(runtime, "c1");
+            add(runtime, "c2");
+            runtime.gc(&case.network, scope).unwrap();
+            assert_eq!(Case::files(runtime, "results").len(), left, "{scope:?}");
         });
-        for calls in calls {
-            let input = input(calls.last().unwrap());
-            let list = match scope {
-                GcScope::AllBut([]) => json!([]),
-                GcScope::AllBut(_) => json!([{"containerID": "c2", "ifname": "eth0"}]),
-                GcScope::NoList | GcScope::Cached => Value::Null,
-            };
-            assert_eq!(input["cni.dev/valid-attachments"], list);
-            assert_eq!(input["cni.dev/attachments"], list);
-            assert_eq!(input.get("cni.dev/attachments").is_some(), scope.list().is_some());
-        }
+        let input = input(calls.last().unwrap());
+        let list = match scope {
+            GcScope::AllBut([]) => json!([]),
+            GcScope::AllBut(_) => json!([{"containerID": "c2", "ifname": "eth0"}]),
+            GcScope::NoList | GcScope::Cached => Value::Null,
+        };
+        assert_eq!(input["cni.dev/valid-attachments"], list);
+        assert_eq!(input["cni.dev/attachments"], list);
+        assert_eq!(input.get("cni.dev/attachments").is_some(), scope.list().is_some());
     }
 }
 
@@ -331,9 +314,9 @@ fn gc_continues_after_errors() {
             call("portmap", Command::Gc),
         ],
     ];
-    case.run(&script.concat(), |driver| {
-        driver.add(&case.network, &container()).unwrap();
-        let error = driver.gc(&case.network, GcScope::AllBut(&[])).unwrap_err();
+    case.run(&script.concat(), |runtime| {
+        runtime.add(&case.network, &container()).unwrap();
+        let error = runtime.gc(&case.network, GcScope::AllBut(&[])).unwrap_err();
         assert_eq!(
             error.to_string(),
             "failed to delete stale attachment c1 eth0: plugin type=\"portmap\" name=\"ports\" failed (delete): \
@@ -354,15 +337,15 @@ fn a_single_configuration_is_cached_as_such_and_its_errors_are_the_plugins() {
         call("ptp", Command::Gc),
         failing("ptp", Command::Del, "busy"),
     ];
-    case.run(&script, |driver| {
-        driver.add(&case.network, &container()).unwrap();
-        let cached = driver.attachments("c1").remove(0);
+    case.run(&script, |runtime| {
+        runtime.add(&case.network, &container()).unwrap();
+        let cached = runtime.attachments("c1").unwrap().remove(0);
         assert_eq!(serde_json::from_slice::<Value>(&cached.config).unwrap(), config);
         assert_eq!(cached.network(), case.network);
-        driver.check(&case.network, &container()).unwrap();
-        driver.status(&case.network).unwrap();
-        driver.gc(&case.network, GcScope::NoList).unwrap();
-        let error = driver.del(&cached.network(), &cached.container()).unwrap_err();
+        runtime.check(&case.network, &container()).unwrap();
+        runtime.status(&case.network).unwrap();
+        runtime.gc(&case.network, GcScope::NoList).unwrap();
+        let error = runtime.del(&cached.network(), &cached.container()).unwrap_err();
         assert_eq!(error.to_string(), "busy");
     });
 }
@@ -371,23 +354,21 @@ fn a_single_configuration_is_cached_as_such_and_its_errors_are_the_plugins() {
 fn a_bare_result_of_old_libcni_is_used() {
     let case = Case::new();
     let old = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.22.0.9/24"}], "dns": {}});
-    for name in ["blocking", "tokio"] {
-        let results = case.cache(name).join("results");
-        std::fs::create_dir_all(&results).unwrap();
-        std::fs::write(results.join("pods-c1-eth0"), old.to_string()).unwrap();
-    }
+    let results = case.cache().join("results");
+    std::fs::create_dir_all(&results).unwrap();
+    std::fs::write(results.join("pods-c1-eth0"), old.to_string()).unwrap();
     let script = [
         call("bridge", Command::Check),
         call("portmap", Command::Check),
         call("portmap", Command::Del),
         call("bridge", Command::Del),
     ];
-    let calls = case.run(&script, |driver| {
-        driver.check(&case.network, &container()).unwrap();
-        driver.del(&case.network, &container()).unwrap();
-        assert!(Case::files(driver, "results").is_empty());
+    let calls = case.run(&script, |runtime| {
+        runtime.check(&case.network, &container()).unwrap();
+        runtime.del(&case.network, &container()).unwrap();
+        assert!(Case::files(runtime, "results").is_empty());
     });
-    for call in calls.iter().flatten() {
+    for call in &calls {
         // In the form of the list's version.
         assert_eq!(
             input(call)["prevResult"],
@@ -403,39 +384,39 @@ fn commands_that_a_version_lacks() {
         Network::builder("n").version(Version::V0_3_1).plugin(json!({"type": "p"})).build().unwrap();
     let calls = case.run(
         &[call("p", Command::Add).prints(r#"{"cniVersion":"0.3.1"}"#), call("p", Command::Del)],
-        |driver| {
-            driver.add(&case.network, &container()).unwrap();
-            driver.status(&case.network).unwrap();
-            driver.gc(&case.network, GcScope::NoList).unwrap();
-            let error = driver.check(&case.network, &container()).unwrap_err();
+        |runtime| {
+            runtime.add(&case.network, &container()).unwrap();
+            runtime.status(&case.network).unwrap();
+            runtime.gc(&case.network, GcScope::NoList).unwrap();
+            let error = runtime.check(&case.network, &container()).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 "configuration version \"0.3.1\" does not support the CHECK command"
             );
-            driver.del(&case.network, &container()).unwrap();
+            runtime.del(&case.network, &container()).unwrap();
         },
     );
-    assert!(calls.iter().all(|calls| input(&calls[1]).get("prevResult").is_none()));
+    assert!(input(&calls[1]).get("prevResult").is_none());
 }
 
 #[test]
 fn invalid_names_call_no_plugin_and_make_no_file() {
     let case = Case::new();
-    case.run(&[], |driver| {
+    case.run(&[], |runtime| {
         for container in
             [Container::new("../c", "eth0"), Container::new("", "eth0"), Container::new("c", "a/b")]
         {
             for error in [
-                driver.add(&case.network, &container).unwrap_err(),
-                driver.del(&case.network, &container).unwrap_err(),
-                driver.check(&case.network, &container).unwrap_err(),
+                runtime.add(&case.network, &container).unwrap_err(),
+                runtime.del(&case.network, &container).unwrap_err(),
+                runtime.check(&case.network, &container).unwrap_err(),
             ] {
                 assert!(matches!(error, NetworkError::Name(_)), "{error}");
             }
         }
         let network = Network::builder("../n").plugin(json!({"type": "p"})).build().unwrap();
-        assert!(matches!(driver.gc(&network, GcScope::NoList), Err(NetworkError::Name(_))));
-        assert!(!driver.cache().exists());
+        assert!(matches!(runtime.gc(&network, GcScope::NoList), Err(NetworkError::Name(_))));
+        assert!(!runtime.cache_dir().exists());
     });
 }
 
@@ -446,8 +427,8 @@ fn validate_reports_every_plugin_without_the_version() {
         call("bridge", Command::Version).prints(r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#),
         missing("portmap", Command::Version),
     ];
-    case.run(&script, |driver| {
-        let error = driver.validate(&case.network).unwrap_err();
+    case.run(&script, |runtime| {
+        let error = runtime.validate(&case.network).unwrap_err();
         assert_eq!(
             error.to_string(),
             "plugin bridge does not support config version \"1.1.0\"\nno such plugin"

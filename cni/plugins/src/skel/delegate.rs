@@ -10,7 +10,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cni_runtime::invoke::{self, find};
+use cni_runtime::delegate;
+use cni_runtime::invoke::find;
 use cni_spec::{AddResult, CniError, NetConf};
 
 use super::Callee;
@@ -196,7 +197,7 @@ fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
         all.push(("CNI_PATH", folders));
     }
     all.push((DEPTH, env.depth.to_string().into()));
-    invoke::exec(path, &all, config)
+    delegate::exec(path, &all, config)
 }
 
 #[cfg(test)]

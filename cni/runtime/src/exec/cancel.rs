@@ -22,7 +22,6 @@ struct Inner {
     /// Wakes poll(2): hangs up when the writer is closed.
     reader: PipeReader,
     writer: Mutex<Option<PipeWriter>>,
-    #[cfg(feature = "tokio")]
     notify: tokio::sync::Notify,
 }
 
@@ -37,7 +36,6 @@ impl Cancel {
             cancelled: AtomicBool::new(false),
             reader,
             writer: Mutex::new(Some(writer)),
-            #[cfg(feature = "tokio")]
             notify: tokio::sync::Notify::new(),
         })))
     }
@@ -46,7 +44,6 @@ impl Cancel {
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::SeqCst);
         drop(self.0.writer.lock().unwrap_or_else(PoisonError::into_inner).take());
-        #[cfg(feature = "tokio")]
         self.0.notify.notify_waiters();
     }
 
@@ -63,7 +60,6 @@ impl Cancel {
     }
 
     /// Waits until the token is cancelled.
-    #[cfg(feature = "tokio")]
     pub async fn cancelled(&self) {
         let mut notified = std::pin::pin!(self.0.notify.notified());
         // Registered before the flag is read: a cancellation between the two is not lost.

@@ -2,10 +2,10 @@
 #![allow(clippy::panic, reason = "a deviation from the script fails the test of the caller")]
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{CallOptions, Exec};
+use super::{CallFuture, CallOptions, Exec};
 use crate::error::CallError;
 use crate::verbs::{Command, Outcome, PluginCall};
 
@@ -106,23 +106,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Exec for Fake {
-    fn find(&self, plugin: &str, _directories: &[PathBuf]) -> Result<PathBuf, CallError> {
-        Ok(plugin.into())
-    }
-
-    fn exec(&self, _path: &Path, call: &PluginCall, _options: &CallOptions) -> Result<Vec<u8>, CallError> {
-        self.answer(call)
-    }
-}
-
-#[cfg(feature = "tokio")]
-impl crate::asynchronous::Exec for Fake {
     fn exec<'a>(
         &'a self,
         _directories: &'a [PathBuf],
         call: &'a PluginCall,
         _options: &'a CallOptions,
-    ) -> crate::asynchronous::CallFuture<'a> {
+    ) -> CallFuture<'a> {
         Box::pin(async { self.answer(call) })
     }
 }

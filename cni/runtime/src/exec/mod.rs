@@ -7,34 +7,30 @@ mod fake;
 mod options;
 mod processes;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::pin::Pin;
 
-use crate::error::CallError;
-use crate::invoke;
-use crate::verbs::PluginCall;
+use crate::verbs::{Outcome, PluginCall};
 
 pub use cancel::Cancel;
 pub use fake::{Expected, Fake};
 pub use options::{CallOptions, DEFAULT_LIMIT, StderrSink, Trace};
 pub use processes::Processes;
 pub(crate) use processes::{Group, run};
+#[cfg(feature = "kubelet")]
+pub(crate) use processes::{Running, status_text};
 
-#[cfg(feature = "tokio")]
-pub(crate) use processes::{ATTEMPTS, GRACE, Lines, command, kill, outcome, status_text};
+/// The future of a plugin's call.
+pub type CallFuture<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
 /// Finds and runs plugins.
 pub trait Exec: Send + Sync {
-    /// The file of a plugin in the plugin directories.
-    ///
-    /// # Errors
-    /// [`CallError::NotFound`] if there is none, or the name is invalid.
-    fn find(&self, plugin: &str, directories: &[PathBuf]) -> Result<PathBuf, CallError> {
-        invoke::find(plugin, directories).map_err(CallError::NotFound)
-    }
-
-    /// Runs the plugin's file and returns its output.
-    ///
-    /// # Errors
-    /// [`CallError::Failed`] with the plugin's own error; [`CallError::TimedOut`], [`CallError::Cancelled`].
-    fn exec(&self, path: &Path, call: &PluginCall, options: &CallOptions) -> Result<Vec<u8>, CallError>;
+    /// Finds the plugin's file in the directories, runs it and returns its output. Dropping the future ends the
+    /// call.
+    fn exec<'a>(
+        &'a self,
+        directories: &'a [PathBuf],
+        call: &'a PluginCall,
+        options: &'a CallOptions,
+    ) -> CallFuture<'a>;
 }

@@ -3,41 +3,50 @@
 //! Plugins as processes.
 
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin};
+use tokio::time::{sleep, timeout};
 
-use super::{CallOptions, Cancel, Exec, StderrSink};
+use super::{CallFuture, CallOptions, Exec, StderrSink};
 use crate::error::CallError;
-use crate::invoke::failure;
-use crate::verbs::PluginCall;
+use crate::invoke::{failure, find};
+use crate::verbs::{Outcome, PluginCall};
 
 /// The time for output that is still in the pipes after the end of the plugin: processes that it has started
 /// may hold them open forever.
-pub(crate) const GRACE: Duration = Duration::from_millis(200);
-/// The interval of looks at the plugin where the kernel has no pidfd_open(2).
-const STEP: Duration = Duration::from_millis(20);
+const GRACE: Duration = Duration::from_millis(200);
+/// The time in which a killed plugin is reaped: a process that the kernel does not let die yet must not block the
+/// caller.
+const REAPING: Duration = Duration::from_secs(1);
 /// Attempts to start a file that is being written, as during an upgrade, a second apart.
-pub(crate) const ATTEMPTS: u32 = 6;
+const ATTEMPTS: u32 = 6;
 
 /// Runs plugins as processes, each in a process group of its own. At the time limit and on cancellation the
-/// group is killed and the plugin reaped. Processes that leave the group (setsid(2)) are left running.
+/// group is killed and the plugin reaped. Processes that leave the group (setsid(2)) are left running. Dropping the
+/// future kills the group, too, and tokio reaps the plugin.
 ///
 /// A process that the plugin leaves behind may hold its pipes open: that delays the result by 0.2 s at most.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Processes;
 
 impl Exec for Processes {
-    fn exec(&self, path: &Path, call: &PluginCall, options: &CallOptions) -> Result<Vec<u8>, CallError> {
-        run(path, call, options, Group::Own)
+    fn exec<'a>(
+        &'a self,
+        directories: &'a [PathBuf],
+        call: &'a PluginCall,
+        options: &'a CallOptions,
+    ) -> CallFuture<'a> {
+        Box::pin(async move {
+            let path = find(&call.plugin, directories).map_err(CallError::NotFound)?;
+            run(&path, call, options, Group::Own).await
+        })
     }
 }
 
@@ -51,24 +60,57 @@ pub(crate) enum Group {
 }
 
 /// Runs a plugin. Its standard error goes to the options' sink or, if it succeeds, to that of this process.
-pub(crate) fn run(
-    path: &Path,
-    call: &PluginCall,
-    options: &CallOptions,
-    group: Group,
-) -> Result<Vec<u8>, CallError> {
+pub(crate) async fn run(path: &Path, call: &PluginCall, options: &CallOptions, group: Group) -> Outcome {
     let begin = Instant::now();
-    let deadline = begin.checked_add(options.limit);
-    let mut run = start(path, call, options, deadline, group)?;
-    let ended = run.wait(options, deadline);
-    let (stdout, mut stderr) = (std::mem::take(&mut run.stdout), run.stderr.take());
-    drop(run);
+    let (mut stdout, mut stderr) = (Vec::new(), Lines::new(options, call));
+    let ended = {
+        let stop = stop(options);
+        tokio::pin!(stop);
+        let failed = |operation: &'static str| {
+            move |error: io::Error| {
+                CallError::Failed(failure(&format!("{operation} {}: {error}", path.display()), &[], &[]))
+            }
+        };
+        let mut running = tokio::select! {
+            biased;
+            started = Running::start(command(path, call), group) => started.map_err(failed("run"))?,
+            error = &mut stop => return Err(error),
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = running.finish(
+                &call.stdin,
+                |bytes| stdout.extend_from_slice(bytes),
+                |bytes| stderr.push(bytes),
+            ) => ended.map_err(failed("wait for")),
+            error = &mut stop => Err(error),
+        };
+        if ended.is_err() {
+            running.kill().await;
+        }
+        ended
+    };
     stderr.flush();
     outcome(path, begin, ended, stdout, &stderr)
 }
 
+/// Waits for the cancellation or the time limit.
+async fn stop(options: &CallOptions) -> CallError {
+    let cancelled = async {
+        match &options.cancel {
+            Some(cancel) => cancel.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = cancelled => CallError::Cancelled,
+        () = sleep(options.limit) => CallError::TimedOut(options.limit),
+    }
+}
+
 /// The result of a plugin that has ended or was killed.
-pub(crate) fn outcome(
+fn outcome(
     path: &Path,
     begin: Instant,
     ended: Result<ExitStatus, CallError>,
@@ -87,8 +129,8 @@ pub(crate) fn outcome(
 }
 
 /// The command of a plugin's call, with pipes.
-pub(crate) fn command(path: &Path, call: &PluginCall) -> Command {
-    let mut command = Command::new(path);
+fn command(path: &Path, call: &PluginCall) -> std::process::Command {
+    let mut command = std::process::Command::new(path);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.envs(call.env.iter().map(|(name, value)| (name, value)));
     command
@@ -105,25 +147,20 @@ pub(crate) fn status_text(status: ExitStatus) -> String {
 }
 
 /// A plugin's standard error, complete and line by line.
-pub(crate) struct Lines<'a> {
-    pub(crate) all: Vec<u8>,
+struct Lines<'a> {
+    all: Vec<u8>,
     sink: Option<(&'a StderrSink, &'a PluginCall)>,
     /// The start of the line that is not complete yet.
     line: usize,
 }
 
 impl<'a> Lines<'a> {
-    pub(crate) fn new(options: &'a CallOptions, call: &'a PluginCall) -> Self {
+    fn new(options: &'a CallOptions, call: &'a PluginCall) -> Self {
         Self { all: Vec::new(), sink: options.stderr.as_ref().map(|sink| (sink, call)), line: 0 }
     }
 
-    /// All that came so far; later lines go nowhere.
-    fn take(&mut self) -> Self {
-        Self { all: std::mem::take(&mut self.all), sink: self.sink.take(), line: self.line }
-    }
-
     /// Appends what the plugin wrote, and passes complete lines on.
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    fn push(&mut self, bytes: &[u8]) {
         self.all.extend_from_slice(bytes);
         while let Some(length) = self.all[self.line..].iter().position(|byte| *byte == b'\n') {
             self.pass(self.line + length);
@@ -132,7 +169,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Passes on the last line, which may have no line feed.
-    pub(crate) fn flush(&mut self) {
+    fn flush(&mut self) {
         if self.line < self.all.len() {
             self.pass(self.all.len());
             self.line = self.all.len();
@@ -140,7 +177,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Copies all to this process's standard error, unless there is a sink: messages for people are not lost.
-    pub(crate) fn copy(&self, path: &Path) {
+    fn copy(&self, path: &Path) {
         if self.sink.is_none()
             && let Err(error) = io::stderr().write_all(&self.all)
         {
@@ -155,203 +192,83 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Starts the plugin. Retries while its file is being written.
-fn start<'a>(
-    path: &Path,
-    call: &'a PluginCall,
-    options: &'a CallOptions,
-    deadline: Option<Instant>,
-    group: Group,
-) -> Result<Run<'a>, CallError> {
-    let mut command = command(path, call);
-    if group == Group::Own {
-        command.process_group(0);
-    }
-    let failed = |e: io::Error| CallError::Failed(failure(&format!("run {}: {e}", path.display()), &[], &[]));
-    for attempt in 1.. {
-        match command.spawn() {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && attempt < ATTEMPTS => {
-                log::warn!("{} is being written, trying again", path.display());
-                pause(options, deadline)?;
-            }
-            done => return Run::new(done.map_err(failed)?, call, options, group).map_err(failed),
-        }
-    }
-    Err(CallError::TimedOut(options.limit))
-}
-
-/// Waits a second.
-fn pause(options: &CallOptions, deadline: Option<Instant>) -> Result<(), CallError> {
-    let second = Instant::now() + Duration::from_secs(1);
-    let end = deadline.map_or(second, |deadline| deadline.min(second));
-    let cancel = options.cancel.as_ref().map(|cancel| PollFd::new(cancel.as_fd(), PollFlags::POLLIN));
-    let mut fds: Vec<PollFd<'_>> = cancel.into_iter().collect();
-    poll_until(&mut fds, Some(end)).map_err(|e| CallError::Failed(failure(&e.to_string(), &[], &[])))?;
-    if options.is_cancelled() {
-        return Err(CallError::Cancelled);
-    }
-    if end < second { Err(CallError::TimedOut(options.limit)) } else { Ok(()) }
-}
-
-/// A running plugin.
-struct Run<'a> {
+/// A program, killed when this is dropped, with its group.
+pub(crate) struct Running {
     child: Child,
     group: Group,
-    /// Readable when the plugin has ended; none where the kernel has no such descriptor.
-    end: Option<OwnedFd>,
-    reaped: bool,
-    stdin: Option<ChildStdin>,
-    unwritten: &'a [u8],
-    stdout: Vec<u8>,
-    stderr: Lines<'a>,
 }
 
-/// A descriptor that a run waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Wake,
-    Stdin,
-    Stdout,
-    Stderr,
-}
-
-impl<'a> Run<'a> {
-    fn new(
-        mut child: Child,
-        call: &'a PluginCall,
-        options: &'a CallOptions,
-        group: Group,
-    ) -> io::Result<Self> {
-        let stdin = child.stdin.take();
-        let end = cni_kernel::process::pidfd(child.id());
-        let end = end.inspect_err(|e| log::debug!("pidfd_open: {e}; looking every {STEP:?}")).ok();
-        let run = Self {
-            child,
-            group,
-            end,
-            reaped: false,
-            stdin,
-            unwritten: &call.stdin,
-            stdout: Vec::new(),
-            stderr: Lines::new(options, call),
-        };
-        // A plugin may write before it has read all input: neither may block.
-        if let Some(pipe) = &run.stdin {
-            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+impl Running {
+    /// Starts a program. Retries while its file is being written.
+    pub(crate) async fn start(command: std::process::Command, group: Group) -> io::Result<Self> {
+        let mut command = tokio::process::Command::from(command);
+        command.kill_on_drop(true);
+        if group == Group::Own {
+            command.process_group(0);
         }
-        Ok(run)
-    }
-
-    /// Waits for the end of the plugin and of its output.
-    fn wait(&mut self, options: &CallOptions, deadline: Option<Instant>) -> Result<ExitStatus, CallError> {
-        let failed = |e: io::Error| CallError::Failed(failure(&format!("wait: {e}"), &[], &[]));
-        let mut ended = None;
-        let mut until = deadline;
-        loop {
-            self.serve(options, until).map_err(failed)?;
-            if ended.is_none() {
-                ended = self.child.try_wait().map_err(failed)?;
-                if ended.is_some() {
-                    self.reaped = true;
-                    self.stdin = None;
-                    until = Instant::now().checked_add(GRACE);
+        for _ in 1..ATTEMPTS {
+            match command.spawn() {
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                    let program = Path::new(command.as_std().get_program());
+                    log::warn!("{} is being written, trying again", program.display());
+                    sleep(Duration::from_secs(1)).await;
                 }
-            }
-            let closed = self.child.stdout.is_none() && self.child.stderr.is_none();
-            let late = until.is_some_and(|until| Instant::now() >= until);
-            match ended {
-                Some(status) if closed || late => return Ok(status),
-                Some(_) => {}
-                None if options.is_cancelled() => return Err(CallError::Cancelled),
-                None if late => return Err(CallError::TimedOut(options.limit)),
-                None => {}
+                done => return done.map(|child| Self { child, group }),
             }
         }
+        command.spawn().map(|child| Self { child, group })
     }
 
-    /// Waits for an event and moves the data that is there.
-    fn serve(&mut self, options: &CallOptions, until: Option<Instant>) -> io::Result<()> {
-        for source in self.ready(options, until)? {
-            let open = match source {
-                Source::Wake => true,
-                Source::Stdin => self.write(),
-                Source::Stdout => read(&mut self.child.stdout, |bytes| self.stdout.extend_from_slice(bytes)),
-                Source::Stderr => read(&mut self.child.stderr, |bytes| self.stderr.push(bytes)),
-            };
-            match source {
-                _ if open => {}
-                Source::Wake => {}
-                Source::Stdin => self.stdin = None,
-                Source::Stdout => self.child.stdout = None,
-                Source::Stderr => self.child.stderr = None,
+    /// Runs the program to its end, and passes on what it prints. A process that it leaves behind with its pipes open
+    /// delays the end by 0.2 s at most.
+    pub(crate) async fn finish(
+        &mut self,
+        input: &[u8],
+        stdout: impl FnMut(&[u8]),
+        stderr: impl FnMut(&[u8]),
+    ) -> io::Result<ExitStatus> {
+        let child = &mut self.child;
+        let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let write = write(stdin, input);
+        let pipes = async { tokio::join!(read(out, stdout), read(err, stderr)) };
+        tokio::pin!(write, pipes);
+        let (mut written, mut closed) = (false, false);
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status?,
+                () = &mut write, if !written => written = true,
+                _ = &mut pipes, if !closed => closed = true,
             }
+        };
+        if !closed && timeout(GRACE, pipes).await.is_err() {
+            log::debug!("another process holds the output open");
         }
-        Ok(())
+        Ok(status)
     }
 
-    fn ready(&self, options: &CallOptions, mut until: Option<Instant>) -> io::Result<Vec<Source>> {
-        let mut all = vec![
-            (Source::Stdin, self.stdin.as_ref().map(AsFd::as_fd), PollFlags::POLLOUT),
-            (Source::Stdout, self.child.stdout.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-            (Source::Stderr, self.child.stderr.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-        ];
-        if !self.reaped {
-            all.push((Source::Wake, self.end.as_ref().map(AsFd::as_fd), PollFlags::POLLIN));
-            all.push((Source::Wake, options.cancel.as_ref().map(Cancel::as_fd), PollFlags::POLLIN));
-            if self.end.is_none() {
-                let step = Instant::now() + STEP;
-                until = Some(until.map_or(step, |until| until.min(step)));
-            }
-        }
-        let present =
-            all.into_iter().filter_map(|(source, fd, flags)| Some((source, PollFd::new(fd?, flags))));
-        let (sources, mut fds): (Vec<Source>, Vec<PollFd<'_>>) = present.unzip();
-        poll_until(&mut fds, until)?;
-        let is_ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
-        Ok(sources.into_iter().zip(&fds).filter(|(_, fd)| is_ready(fd)).map(|(source, _)| source).collect())
-    }
-
-    /// Writes what the pipe takes. False at the end.
-    fn write(&mut self) -> bool {
-        let Some(pipe) = &mut self.stdin else { return false };
-        match pipe.write(self.unwritten) {
-            Ok(written) => {
-                self.unwritten = self.unwritten.get(written..).unwrap_or_default();
-                !self.unwritten.is_empty()
-            }
-            Err(error) if is_transient(&error) => true,
-            // A plugin need not read its input; only its output counts.
-            Err(error) => {
-                log::debug!("write the configuration: {error}");
-                false
-            }
+    /// Kills and reaps the program.
+    async fn kill(&mut self) {
+        let Some(pid) = self.child.id() else { return };
+        kill(pid, self.group);
+        match timeout(REAPING, self.child.wait()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => log::debug!("wait for the end of a killed plugin: {error}"),
+            Err(_) => log::warn!("plugin process {pid} is killed but has not ended"),
         }
     }
 }
 
-impl Drop for Run<'_> {
-    /// Kills and reaps a plugin that has not ended.
+impl Drop for Running {
     fn drop(&mut self) {
-        if self.reaped {
-            return;
+        // None after the program was reaped: another process may have the number.
+        if let Some(pid) = self.child.id() {
+            kill(pid, self.group);
         }
-        kill(self.child.id(), self.group);
-        // A process that the kernel does not let die yet must not block the caller.
-        let deadline = Instant::now() + Duration::from_secs(1);
-        let end = self.end.as_ref().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN));
-        let waited = poll_until(end.into_iter().collect::<Vec<_>>().as_mut_slice(), Some(deadline));
-        if let Err(error) = waited {
-            log::debug!("wait for the end of a killed plugin: {error}");
-        }
-        if !matches!(self.child.try_wait(), Ok(None)) {
-            return;
-        }
-        log::warn!("plugin process {} is killed but has not ended", self.child.id());
     }
 }
 
 /// Kills a plugin that has not been reaped: until then no other process gets its number.
-pub(crate) fn kill(pid: u32, group: Group) {
+fn kill(pid: u32, group: Group) {
     let Ok(pid) = i32::try_from(pid).map(Pid::from_raw) else { return };
     let done = match group {
         Group::Own => killpg(pid, Signal::SIGKILL),
@@ -364,40 +281,25 @@ pub(crate) fn kill(pid: u32, group: Group) {
     }
 }
 
-/// Reads what is there. False at the end of the pipe.
-fn read(pipe: &mut Option<impl io::Read>, mut take: impl FnMut(&[u8])) -> bool {
-    let Some(pipe) = pipe else { return false };
-    let mut buffer = [0; 16 << 10];
-    match pipe.read(&mut buffer) {
-        Ok(0) => false,
-        Ok(length) => {
-            take(&buffer[..length]);
-            true
-        }
-        Err(error) if is_transient(&error) => true,
-        Err(error) => {
-            log::debug!("read the output: {error}");
-            false
-        }
+async fn write(stdin: Option<ChildStdin>, config: &[u8]) {
+    let Some(mut pipe) = stdin else { return };
+    // A plugin need not read its input; only its output counts.
+    if let Err(error) = pipe.write_all(config).await {
+        log::debug!("write the configuration: {error}");
     }
 }
 
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-/// Waits for an event, at most until then.
-fn poll_until(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> {
-    let timeout = match until {
-        None => PollTimeout::NONE,
-        Some(until) => {
-            // Rounded up: a wait that ends early would be repeated without a pause.
-            let left = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+async fn read(pipe: Option<impl AsyncRead + Unpin>, mut take: impl FnMut(&[u8])) {
+    let Some(mut pipe) = pipe else { return };
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        match pipe.read(&mut buffer).await {
+            Ok(0) => return,
+            Ok(length) => take(&buffer[..length]),
+            Err(error) => {
+                log::debug!("read the output: {error}");
+                return;
+            }
         }
-    };
-    match poll(fds, timeout) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
     }
 }

@@ -14,10 +14,11 @@ use super::{
     Bandwidth, BandwidthError, BoxError, HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin,
     PLUGIN_DIRECTORY, Pod, PodNetworkStatus, is_gone, pod_addresses, pod_cidr, port_mappings,
 };
-use crate::asynchronous::{Exec, Runtime};
+use crate::asynchronous::Runtime;
 use crate::config::{self, LoadError};
 use crate::container::Container;
 use crate::error::NetworkError;
+use crate::exec::Exec;
 use crate::network::Network;
 use crate::{cache, runtime};
 
@@ -163,7 +164,7 @@ impl CniDriver {
             .undo_failed_add()
             .keep_deleting();
         if let Some(exec) = &self.exec {
-            builder = builder.async_exec(Arc::clone(exec));
+            builder = builder.exec(Arc::clone(exec));
         }
         builder.build_async()
     }

@@ -10,8 +10,7 @@ use std::time::Duration;
 use nix::unistd::{AccessFlags, access};
 
 use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus};
-use crate::asynchronous::{RunError, run_group};
-use crate::exec::DEFAULT_LIMIT;
+use crate::exec::{DEFAULT_LIMIT, Group, Running, status_text};
 
 /// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. Called with
 /// the action, the pod's namespace, its name and its sandbox; exit status 0 is success.
@@ -99,20 +98,19 @@ impl ExecDriver {
             command.args([&pod.namespace, &pod.name, &pod.sandbox_id]);
         }
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let running = run_group(
-            command,
-            &[],
-            |bytes| stdout.extend_from_slice(bytes),
-            |bytes| stderr.extend_from_slice(bytes),
-        );
+        let running = async {
+            let mut running = Running::start(command, Group::Own).await?;
+            let keep_out = |bytes: &[u8]| stdout.extend_from_slice(bytes);
+            running.finish(&[], keep_out, |bytes| stderr.extend_from_slice(bytes)).await
+        };
         let status = match tokio::time::timeout(self.limit, running).await {
             Ok(Ok(status)) => status,
-            Ok(Err(RunError { error, .. })) => return Err(ExecDriverError::Run { program, error }),
+            Ok(Err(error)) => return Err(ExecDriverError::Run { program, error }),
             Err(_) => return Err(ExecDriverError::TimedOut { program, action, limit: self.limit }),
         };
         let text = [&stdout[..], &stderr[..]].concat();
         let text = String::from_utf8_lossy(&text).trim().to_owned();
-        let shown = crate::exec::status_text(status);
+        let shown = status_text(status);
         log::debug!("{program} {action}: {shown}, output: {text}");
         if status.success() {
             return Ok(stdout);

@@ -13,7 +13,7 @@ mod exec;
 mod hairpin;
 mod manager;
 mod names;
-mod select;
+mod selection;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -37,7 +37,7 @@ pub use exec::{ExecDriver, ExecDriverError};
 pub use hairpin::{HairpinMode, UnknownHairpinMode};
 pub use manager::{HookError, Manager};
 pub use names::check_qualified_name;
-pub use select::{NoOp, SelectError, SelectErrors, bridge_netfilter, select};
+pub use selection::{NoOp, SelectError, SelectErrors, bridge_netfilter, select};
 pub use status::{PodNetworkStatus, StatusError};
 
 /// The event with which a driver gets the node's pod CIDR.

@@ -17,8 +17,8 @@ use tokio::task::spawn_blocking;
 
 use super::directory::{Directory, Networks};
 use super::error::{PodError, PodVerb, SandboxError, several};
+use super::journal::{Journal, Planned};
 use super::names::{Wanted, interface_names};
-use super::pending::{Pending, Planned};
 use super::request::{Attach, Pod};
 use super::sandbox::{self, Loopback};
 use crate::cache::{Cache, Cached};
@@ -223,7 +223,7 @@ impl Manager {
         let netns = pod.netns.clone();
         let loopback = in_sandbox(pod, move || sandbox::loopback_up(&netns)).await?;
         let (sandbox, pending) = (pod.sandbox.clone(), planned.clone());
-        let noted = on_files(&runtime, &held, move |cache| Pending::create(cache)?.add(&sandbox, &pending));
+        let noted = on_files(&runtime, &held, move |cache| Journal::create(cache)?.add(&sandbox, &pending));
         if let Err(error) = noted.await {
             let undo = self.undo(pod, &[], loopback, options).await;
             return Err(PodError::Undone { error: Box::new(error), undo });
@@ -361,7 +361,7 @@ impl Manager {
             let attachment = one.attachment()?;
             match runtime.del(&one.network, &one.container).await {
                 Ok(()) => settled(&runtime, &held, attachment.container_id(), vec![one]).await,
-                Err(error) => errors.push(runtime::stale(&attachment, error).into()),
+                Err(error) => errors.push(NetworkError::stale(&attachment, error).into()),
             }
         }
         for network in all.values() {
@@ -371,8 +371,8 @@ impl Manager {
             if let Some(cache) = Cache::open(directory)? {
                 cache.sweep()?;
             }
-            if let Some(pending) = Pending::open(directory)? {
-                pending.sweep()?;
+            if let Some(journal) = Journal::open(directory)? {
+                journal.sweep()?;
             }
             Ok(())
         });
@@ -412,8 +412,8 @@ impl Manager {
 
     /// The attachments of set-ups that run or were killed, cached or not.
     async fn noted(&self) -> Result<Vec<Planned>, PodError> {
-        let noted = self.inner.runtime.blocking(|store| match Pending::open(&store.cache)? {
-            Some(pending) => Ok(pending.all()?),
+        let noted = self.inner.runtime.blocking(|store| match Journal::open(&store.cache)? {
+            Some(journal) => Ok(journal.all()?),
             None => Ok(Vec::new()),
         });
         Ok(noted.await?)
@@ -452,8 +452,8 @@ impl Manager {
     async fn find(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Found, PodError> {
         let cached = runtime.attachments(&pod.sandbox).await?;
         let sandbox = pod.sandbox.clone();
-        let pending = runtime.blocking(move |store| match Pending::open(&store.cache)? {
-            Some(pending) => Ok(pending.read(&sandbox)?),
+        let pending = runtime.blocking(move |store| match Journal::open(&store.cache)? {
+            Some(journal) => Ok(journal.read(&sandbox)?),
             None => Ok(Vec::new()),
         });
         let pending =
@@ -603,8 +603,8 @@ async fn remove(runtime: &asynchronous::Runtime, pod: &Pod, planned: &[Planned])
 /// as cached, and another DEL changes nothing.
 async fn settled(runtime: &asynchronous::Runtime, held: &Arc<Held>, sandbox: &str, done: Vec<Planned>) {
     let sandbox = sandbox.to_owned();
-    let removed = on_files(runtime, held, move |cache| match Pending::open(cache)? {
-        Some(pending) => pending.remove(&sandbox, &done),
+    let removed = on_files(runtime, held, move |cache| match Journal::open(cache)? {
+        Some(journal) => journal.remove(&sandbox, &done),
         None => Ok(()),
     });
     if let Err(error) = removed.await {

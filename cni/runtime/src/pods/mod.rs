@@ -28,9 +28,9 @@
 
 mod directory;
 mod error;
+mod journal;
 mod manager;
 mod names;
-mod pending;
 mod request;
 mod sandbox;
 mod watch;
@@ -38,9 +38,9 @@ mod watch;
 pub use crate::quantity::{QuantityError, quantity};
 pub use directory::{Networks, SkipReason, Verdict, decode};
 pub use error::{PodError, PodVerb, SandboxError};
+pub use journal::Planned;
 pub use manager::{Attached, Builder, Manager};
 pub use names::{NameError, Wanted, interface_names};
-pub use pending::Planned;
 pub use request::{
     Attach, BURST, EGRESS_ANNOTATION, INGRESS_ANNOTATION, Parameters, Pod, RequestError, parse_args,
 };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cni_kernel::AddressFamily;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
-use cni_runtime::exec::{CallOptions, Exec as Plugins};
+use cni_runtime::exec::{CallFuture, CallOptions, Exec as Plugins};
 use cni_runtime::verbs::PluginCall;
 use cni_runtime::{Cached, CallError, NetworkError, Runtime};
 use cni_spec::{Attachment, AttachmentError, CniError};
@@ -27,13 +27,16 @@ use cni_plugins::skel::{self, Callee};
 struct InProcess;
 
 impl Plugins for InProcess {
-    fn find(&self, plugin: &str, _directories: &[PathBuf]) -> Result<PathBuf, CallError> {
-        own(plugin).map(|callee| PathBuf::from(callee.plugin.name()))
-    }
-
-    fn exec(&self, _path: &Path, call: &PluginCall, _options: &CallOptions) -> Result<Vec<u8>, CallError> {
-        let variables = |name: &str| call.var(name).cloned();
-        skel::call(&own(&call.plugin)?, &variables, &call.stdin).map_err(CallError::Failed)
+    fn exec<'a>(
+        &'a self,
+        _directories: &'a [PathBuf],
+        call: &'a PluginCall,
+        _options: &'a CallOptions,
+    ) -> CallFuture<'a> {
+        Box::pin(async {
+            let variables = |name: &str| call.var(name).cloned();
+            skel::call(&own(&call.plugin)?, &variables, &call.stdin).map_err(CallError::Failed)
+        })
     }
 }
 

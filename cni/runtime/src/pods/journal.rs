@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Pending attachments: what a set-up is about to make.
+//! The journal of pending attachments: what a set-up is about to make.
 //!
 //! A file for each sandbox, in `<cache directory>/pending`, written before the first plugin is called and deleted
 //! when every attachment is cached or undone. If the set-up is killed, a teardown of the pod, or GC, finds there
@@ -11,7 +11,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cni_kernel::dir::{DirError, DurableDir};
-use cni_spec::{Attachment, text};
+use cni_spec::{Attachment, AttachmentError, ListError, text};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -34,10 +34,27 @@ pub struct Planned {
     pub container: Container,
 }
 
-/// The pending attachments below a cache's directory.
+/// The journal below a cache's directory.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct Journal {
     files: DurableDir,
+}
+
+/// A file that is not one of this journal's.
+#[derive(Debug, thiserror::Error)]
+enum InvalidFile {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("unknown kind {}", text::quote(.0))]
+    Kind(String),
+    #[error("file name does not match the sandbox inside ({0})")]
+    Sandbox(String),
+    #[error("config is not base64")]
+    Base64,
+    #[error("config: {0}")]
+    Config(#[from] ListError),
+    #[error(transparent)]
+    Name(#[from] AttachmentError),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -92,19 +109,18 @@ impl Planned {
         }
     }
 
-    fn of(entry: Entry, id: &str) -> Result<Self, String> {
+    fn of(entry: Entry, id: &str) -> Result<Self, InvalidFile> {
         let Entry { config, if_name, netns, cni_args, capability_args } = entry;
-        let config = STANDARD.decode(config).map_err(|_| "config is not base64".to_owned())?;
-        let network = Network::from_bytes(config).map_err(|error| format!("config: {error}"))?;
+        let config = STANDARD.decode(config).map_err(|_| InvalidFile::Base64)?;
+        let network = Network::from_bytes(config)?;
         let mut container = Container::new(id, if_name).netns(netns);
         (container.args, container.capabilities) = (cni_args, capability_args);
-        let planned = Self { network, container };
-        planned.attachment().map_err(|error| error.to_string())?;
-        Ok(planned)
+        network.attachment(&container)?;
+        Ok(Self { network, container })
     }
 }
 
-impl Pending {
+impl Journal {
     /// Opens the directory below a cache's; none if it is missing.
     pub(crate) fn open(cache: &Path) -> Result<Option<Self>, DirError> {
         match DurableDir::open(&cache.join(PENDING)) {
@@ -172,14 +188,13 @@ impl Pending {
     }
 }
 
-fn parse(sandbox: &str, bytes: &[u8]) -> Result<Vec<Planned>, String> {
-    let File { kind, container_id, attachments } =
-        serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+fn parse(sandbox: &str, bytes: &[u8]) -> Result<Vec<Planned>, InvalidFile> {
+    let File { kind, container_id, attachments } = serde_json::from_slice(bytes)?;
     if kind != KIND {
-        return Err(format!("unknown kind {}", text::quote(&kind)));
+        return Err(InvalidFile::Kind(kind));
     }
     if container_id != sandbox {
-        return Err(format!("file name does not match the sandbox inside ({container_id})"));
+        return Err(InvalidFile::Sandbox(container_id));
     }
     attachments.into_iter().map(|entry| Planned::of(entry, sandbox)).collect()
 }
@@ -204,28 +219,28 @@ mod tests {
     #[test]
     fn attachments_read_back_the_same_until_they_are_removed() {
         let cache = tempfile::tempdir().unwrap();
-        assert!(Pending::open(cache.path()).unwrap().is_none());
-        let pending = Pending::create(cache.path()).unwrap();
+        assert!(Journal::open(cache.path()).unwrap().is_none());
+        let journal = Journal::create(cache.path()).unwrap();
         let [pods, storage] = [planned("pods", "eth0"), planned("storage", "net1")];
-        pending.add("s1", &[pods.clone(), storage.clone()]).unwrap();
-        assert_eq!(pending.read("s1").unwrap(), [pods.clone(), storage.clone()]);
-        assert!(pending.read("s2").unwrap().is_empty());
+        journal.add("s1", &[pods.clone(), storage.clone()]).unwrap();
+        assert_eq!(journal.read("s1").unwrap(), [pods.clone(), storage.clone()]);
+        assert!(journal.read("s2").unwrap().is_empty());
         // A second set-up replaces what has the same name.
         let mut changed = pods.clone();
         changed.container.netns = "/run/netns/other".to_owned();
-        pending.add("s1", std::slice::from_ref(&changed)).unwrap();
-        assert_eq!(pending.all().unwrap(), [storage.clone(), changed.clone()]);
-        pending.remove("s1", &[pods]).unwrap();
-        assert_eq!(pending.read("s1").unwrap(), std::slice::from_ref(&storage));
-        pending.remove("s1", &[storage]).unwrap();
+        journal.add("s1", std::slice::from_ref(&changed)).unwrap();
+        assert_eq!(journal.all().unwrap(), [storage.clone(), changed.clone()]);
+        journal.remove("s1", &[pods]).unwrap();
+        assert_eq!(journal.read("s1").unwrap(), std::slice::from_ref(&storage));
+        journal.remove("s1", &[storage]).unwrap();
         assert!(std::fs::read_dir(cache.path().join("pending")).unwrap().next().is_none());
-        pending.remove("s1", &[changed]).unwrap();
+        journal.remove("s1", &[changed]).unwrap();
     }
 
     #[test]
     fn a_file_that_cannot_be_used_is_left_out_and_replaced() {
         let cache = tempfile::tempdir().unwrap();
-        let pending = Pending::create(cache.path()).unwrap();
+        let journal = Journal::create(cache.path()).unwrap();
         let good = |sandbox: &str| {
             let attachments = vec![planned("pods", "eth0").entry()];
             json!(File { kind: KIND.to_owned(), container_id: sandbox.to_owned(), attachments })
@@ -244,10 +259,10 @@ mod tests {
         }
         for case in cases {
             std::fs::write(cache.path().join("pending/s1"), case.to_string()).unwrap();
-            assert!(pending.read("s1").unwrap().is_empty(), "{case}");
+            assert!(journal.read("s1").unwrap().is_empty(), "{case}");
         }
-        pending.add("s1", &[planned("pods", "eth0")]).unwrap();
-        assert_eq!(pending.all().unwrap().len(), 1);
+        journal.add("s1", &[planned("pods", "eth0")]).unwrap();
+        assert_eq!(journal.all().unwrap().len(), 1);
     }
 
     proptest! {

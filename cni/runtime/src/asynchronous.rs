@@ -1,50 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The driver for tokio: the operations of [`crate::Runtime`] as futures. Needs a tokio runtime with I/O and time.
+//! The driver: operations on networks as futures, with the cache and the locks. Needs a tokio runtime with I/O and
+//! time. The calls of [`crate::Runtime`] block until such a future ends.
+//!
+//! Order, checks and messages are those of the reference library (libcni).
 //!
 //! Dropping a future kills the running plugin and its process group, and releases the locks. A failed ADD is
 //! undone only if the future is polled to its end: to undo a cancelled ADD, use a [`Cancel`]
 //! token instead.
 
-mod processes;
-
 use std::fmt;
-use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
 
-use cni_spec::{AddResult, Attachment};
+use cni_spec::{AddResult, Attachment, check_network};
 use tokio::task::spawn_blocking;
 
 use crate::cache::Cached;
 use crate::container::Container;
 use crate::error::{CallError, NetworkError};
-use crate::exec::{CallOptions, Cancel};
+use crate::exec::{CallOptions, Cancel, Exec};
 use crate::lock::Held;
 use crate::network::Network;
-use crate::runtime::{Settings, stale};
 use crate::store::Store;
 use crate::verbs::{
     Add, Check, Del, Gc, GcScope, Outcome, PluginCall, Status, Step, Validate, Verb, Versions,
 };
 
-pub use processes::Processes;
-pub(crate) use processes::{RunError, run_group};
-
-/// The future of a plugin's call.
-pub type CallFuture<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
-
-/// Finds and runs plugins.
-pub trait Exec: Send + Sync {
-    /// Finds the plugin's file in the directories, runs it and returns its output. Dropping the future ends the
-    /// call.
-    fn exec<'a>(
-        &'a self,
-        directories: &'a [PathBuf],
-        call: &'a PluginCall,
-        options: &'a CallOptions,
-    ) -> CallFuture<'a>;
+/// The settings of a [`Runtime`].
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) path: Vec<PathBuf>,
+    pub(crate) store: Store,
+    pub(crate) options: CallOptions,
+    pub(crate) undo: bool,
+    pub(crate) keep_going: bool,
 }
 
 /// A runtime's settings, and the operations on networks. Made by
@@ -62,14 +52,14 @@ impl fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn new(settings: Settings, exec: Option<Arc<dyn Exec>>) -> Self {
-        Self { settings, exec: exec.unwrap_or_else(|| Arc::new(Processes)) }
+    pub(crate) fn new(settings: Settings, exec: Arc<dyn Exec>) -> Self {
+        Self { settings, exec }
     }
 
     /// The same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
-        Self { settings: self.settings.with(options), exec: Arc::clone(&self.exec) }
+        Self { settings: Settings { options, ..self.settings.clone() }, exec: Arc::clone(&self.exec) }
     }
 
     /// The plugin directories.
@@ -193,6 +183,7 @@ impl Runtime {
         if network.list().disable_gc {
             return Ok(());
         }
+        check_network(network.name())?;
         let of = network.clone();
         let _held = self.locked(move |store, options| store.lock_network(&of, options)).await?;
         let of = network.clone();
@@ -202,7 +193,7 @@ impl Runtime {
         for one in cached {
             let (container, attachment) = (one.container(), one.attachment);
             if let Err(error) = self.delete_stale(network, &container, &attachment).await {
-                errors.push(stale(&attachment, error));
+                errors.push(NetworkError::stale(&attachment, error));
             }
         }
         self.blocking(|store| {
