@@ -104,45 +104,6 @@ pub type Carried4 = Carried<Addr4>;
 /// [`Carried`] of IPv6.
 pub type Carried6 = Carried<Addr6>;
 
-/// A packet that passes through the kernel's stack. `__sk_buff::tc_index` has the index of its record.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pending<A> {
-    /// The packet as it arrived.
-    pub key: CarriedKey<A>,
-    /// [Epoch](crate::maps::EPOCH) at its arrival.
-    pub epoch: u32,
-    /// Tick of its arrival.
-    pub tick: u32,
-    /// Fields that the kernel's stack does not change. TCP: sequence and acknowledgment number, and the word with the
-    /// flags. UDP: the beginning of the payload.
-    pub proof: [u32; 3],
-    /// Length from the header above IP on.
-    pub length: u32,
-    /// Time to live or hop limit.
-    pub ttl: u32,
-    /// Type of service or traffic class.
-    pub tos: u32,
-    /// [`ORIGINAL`], [`CLONE`], [`CLONE_SEEN`], [`SPENT`].
-    pub kind: u32,
-    /// [`CLONE`]: the lower bits of [`Carried::queued`] with the packet itself, or 0.
-    pub queued: u32,
-}
-
-/// [`Pending::kind`]: the packet itself.
-pub const ORIGINAL: u32 = 0;
-/// [`Pending::kind`]: a clone, which is dropped when it has come out, as the packet itself was carried.
-pub const CLONE: u32 = 1;
-/// [`Pending::kind`]: a clone that has passed the ingress.
-pub const CLONE_SEEN: u32 = 2;
-/// [`Pending::kind`]: a packet that has come out.
-pub const SPENT: u32 = 3;
-
-/// [`Pending`] of IPv4.
-pub type Pending4 = Pending<Addr4>;
-/// [`Pending`] of IPv6.
-pub type Pending6 = Pending<Addr6>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +113,5 @@ mod tests {
         assert_eq!((size_of::<CarriedKey4>(), size_of::<CarriedKey6>()), (20, 44));
         assert_eq!((size_of::<Way<Addr4>>(), size_of::<Way<Addr6>>()), (40, 64));
         assert_eq!((size_of::<Carried4>(), size_of::<Carried6>()), (104, 128));
-        assert_eq!((size_of::<Pending4>(), size_of::<Pending6>()), (60, 84));
     }
 }

@@ -12,13 +12,17 @@
 mod address;
 mod counters;
 mod flow;
+mod life;
 pub mod maps;
 #[cfg(feature = "user")]
 mod pod;
+mod record;
 
 pub use address::{Addr4, Addr6, Port};
 pub use counters::{COUNTERS, Counter};
 pub use flow::{
-    CLONE, CLONE_SEEN, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, HAS_ETHERNET,
-    IPPROTO_TCP, IPPROTO_UDP, ORIGINAL, Pending, Pending4, Pending6, SPENT, TICK_SHIFT, TO_PEER, Way,
+    Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, HAS_ETHERNET, IPPROTO_TCP,
+    IPPROTO_UDP, TICK_SHIFT, TO_PEER, Way,
 };
+pub use life::{Arrival, Count, State, Step};
+pub use record::{Departure, Record, Record4, Record6, Stage};

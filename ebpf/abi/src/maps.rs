@@ -17,13 +17,13 @@ pub const UPLINKS: &str = "flowuplinks";
 /// Array: a single `u64`, the cookie of the network namespace that the programs serve; 0 if the kernel does not return
 /// it. For user space.
 pub const HOME: &str = "flowhome";
-/// Array: the records of pending packets, [`Pending4`](crate::Pending4).
+/// Array: [`Record4`](crate::Record4).
 pub const PENDING4: &str = "pending4";
-/// Array: [`Pending6`](crate::Pending6).
+/// Array: [`Record6`](crate::Record6).
 pub const PENDING6: &str = "pending6";
 /// Per-CPU array: a single `u32`, the number of the last record.
 pub const CURSORS: &str = "cursors";
-/// Array: packets of flows without an entry. The upper 24 bits are a hash of the key, the lower 8 a number.
+/// Array: [`Count`](crate::Count) of the packets of flows without an entry.
 pub const YOUNG: &str = "young";
 /// The pinned maps: programs that were loaded one after the other, by processes of which one was killed, share them.
 pub const ALL: [&str; 10] =
@@ -31,7 +31,7 @@ pub const ALL: [&str; 10] =
 
 /// Default size of [`CARRIED4`] and [`CARRIED6`], two elements for each flow.
 pub const CARRIED_SIZE: u32 = 131_072;
-/// Records of pending packets of each processor; a power of two. A packet usually passes the kernel's stack in the
+/// Records of each processor; a power of two. A packet usually passes the kernel's stack in the
 /// softirq in which it arrived, so the records of few packets are in use.
 pub const PENDING_EACH: u32 = 1024;
 /// Processors with records of their own; a power of two. `tc_index` has 16 bits for both.

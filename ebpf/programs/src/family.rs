@@ -24,9 +24,9 @@ pub(crate) trait Family: Copy + Sized + 'static {
     /// Decodes the IP header at `offset` into `packet`. Returns the protocol above; none if the packet is a fragment,
     /// or the kernel's stack may have more to do than to forward it: the header has options. The extension headers of
     /// IPv6 count as protocols above.
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8>;
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self::Addr>) -> Option<u8>;
     /// Writes new addresses and the decremented hop limit into the IP header.
-    fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool;
+    fn write_header(skb: Skb, packet: &Packet<Self::Addr>, new: Ends<Self>) -> bool;
     /// The change of a sum by new addresses.
     fn difference(old: Ends<Self>, new: Ends<Self>) -> Difference;
     /// True if two addresses are equal. Compares word by word: `==` of an array calls a function that a BPF

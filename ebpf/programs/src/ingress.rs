@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
 //! Packets that arrive, from a pod or from outside.
+//!
+//! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the others
+//! are what happens in each.
 
-use aya_ebpf::helpers::bpf_get_smp_processor_id;
-use slipway_ebpf_abi::{CLONE, CLONE_SEEN, Carried, Counter, HAS_ETHERNET, IPPROTO_TCP, ORIGINAL, TO_PEER};
+use slipway_ebpf_abi::{Carried, Counter, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER};
 
 use crate::family::Addr;
-use crate::maps::{self, Maps, Young, add};
+use crate::maps::{self, Maps, Slot, add};
 use crate::memory::{copy, hash, same};
-use crate::packet::{ACK, FIN, RST, SYN};
+use crate::packet::SYN;
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
-use crate::translate::translate;
+use crate::translation::translate;
 
-/// Ticks for which the BPF programs carry a direction after a packet came out of the kernel's stack.
-const CARRIED_FOR: u32 = 2;
-/// The packet of a direction, without SYN, FIN and RST, that is the first to be checked for an entry. The others
-/// are those whose number is a higher power of two, so that flows to the node itself cost little. A connection
-/// of one request, or one datagram and its reply, gets no entry.
+/// The packet of a direction, without SYN, FIN and RST, that is the first to be noted. A connection of one request, or
+/// one datagram and its reply, gets no entry.
 const FIRST_TCP: u32 = 8;
 const FIRST_UDP: u32 = 2;
-/// Maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that may
-/// be in flight: conntrack's MAXACKWINDOW.
-const NEAR: u64 = 66_000;
 
 /// The program for one family. `l3`: offset of the IP header; `index`: of the record with which the
 /// packet arrived, or 0; `from_pod`: true at a pod's link.
@@ -41,130 +37,76 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         return Act::NEXT;
     }
     let first = if scratch.key.protocol == u32::from(IPPROTO_TCP) { FIRST_TCP } else { FIRST_UDP };
-    let young = Young::of(hash(&raw const scratch.key));
-    if young.packets().is_some_and(|before| before + 1 < first) {
-        if scratch.packet.tcp & (SYN | FIN | RST) == 0 {
-            young.count();
+    let slot = Slot::of(hash(&raw const scratch.key));
+    if slot.state(first) == State::Young {
+        if !scratch.packet.is_control() {
+            slot.count();
         }
         return Act::NEXT;
     }
     let now = now();
     let Some(entry) = F::carried().get_ptr_mut(&scratch.key) else {
-        if scratch.packet.tcp & (SYN | FIN | RST) == 0 {
-            let number = young.count();
-            if number >= first && number & number.wrapping_sub(1) == 0 {
-                ask(skb, scratch, epoch, now, ORIGINAL);
-            }
+        if !scratch.packet.is_control() && slot.count().is_some_and(|count| count.step(first) == Step::Note) {
+            note(skb, scratch, epoch, now, Stage::Original);
         }
         return Act::NEXT;
     };
-    // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one: `carry` works on
-    // a copy.
+    // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one: `send` works on
+    // a copy of the way.
     let entry = unsafe { &mut *entry };
-    if scratch.packet.tcp & (SYN | FIN | RST) != 0 {
-        entry.queued = entry.queued.wrapping_add(1);
+    if scratch.packet.is_control() {
+        entry.queue();
         return if from_pod { control_from_pod(scratch, entry) } else { control(scratch, entry) };
     }
-    if from_pod && scratch.packet.tcp & ACK != 0 {
+    if from_pod && scratch.packet.is_acknowledgment() {
         entry.acknowledgment = scratch.acknowledgment;
     }
-    let is_first = entry.asked != now;
-    if is_first {
-        let bytes = entry.bytes;
-        entry.bytes_before =
-            if now.wrapping_sub(entry.asked) == 1 { bytes.wrapping_sub(entry.bytes_at_tick) } else { 0 };
-        entry.bytes_at_tick = bytes;
-        entry.asked = now;
+    match entry.arrive(scratch.packet.arrival(), epoch, now, || skb.is_decrypted()) {
+        Step::Pass => return Act::NEXT,
+        Step::Note => return note(skb, scratch, epoch, now, Stage::Original),
+        Step::Sample => sample(skb, scratch, entry.queued, epoch, now),
+        Step::Carry => {}
     }
-    let fits = entry.epoch == epoch
-        && scratch.packet.length <= entry.fits
-        && u32::from(scratch.packet.tos >> 2) == entry.dscp;
-    let is_fresh = now.wrapping_sub(entry.checked) <= CARRIED_FOR && scratch.packet.ttl > 1;
-    if !fits || is_first && (!is_fresh || skb.is_decrypted()) {
-        entry.queued = entry.queued.wrapping_add(1);
-        if !fits {
-            // The kernel collects a network card's packets after this hook. Those that follow wait there, too, until
-            // one has come out, which restores the epoch.
-            entry.epoch = 0;
-        }
-        ask(skb, scratch, epoch, now, ORIGINAL);
-        return Act::NEXT;
-    }
-    // Packets of the kernel's stack reach a pod through the queue of its link. Until that has none of this flow, the
-    // carried ones take it, too: they would overtake those.
-    if entry.queued != 0 || !is_fresh {
-        entry.queued = entry.queued.wrapping_add(1);
-    }
-    if !is_fresh {
-        return Act::NEXT;
-    }
-    let leaves_soon = entry.way.flags & TO_PEER != 0
-        && entry.queued != 0
-        && entry.queued & entry.queued.wrapping_sub(1) == 0;
-    if is_first || leaves_soon {
-        // A clone is checked: the packets that are carried after this one would overtake it in the kernel's stack.
-        // More often than once in a tick while the queue of a pod's link is used, to leave it soon.
-        scratch.record.queued = entry.queued as u32;
-        ask(skb, scratch, epoch, now, CLONE);
-        if skb.record() != 0 {
-            let _ = skb.clone_to_ingress();
-            skb.set_record(0);
-        }
-    }
-    let segments = skb.segments();
-    entry.packets = entry.packets.wrapping_add(segments);
-    entry.bytes = entry.bytes.wrapping_add(u64::from(skb.len()));
-    copy(&raw const entry.way, &raw mut scratch.way);
-    scratch.queued = entry.queued;
-    add(Counter::Carried, segments);
-    carry(skb, scratch)
+    carry(skb, scratch, entry)
 }
 
-/// True if the packet is the clone that a record describes. Another packet with the index of a record comes from
-/// a pod that sets `tc_index`.
+/// True if the packet is the clone that a record describes.
 #[inline(always)]
 fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
-    let Some(record) = F::pending().get_ptr_mut(index) else { return false };
+    let Some(record) = F::records().get_ptr_mut(index) else { return false };
     // SAFETY: the element is aligned, and stays allocated.
     let record = unsafe { &mut *record };
-    let is_clone = record.kind == CLONE
-        && record.proof[0] == scratch.proof[0]
-        && now.wrapping_sub(record.tick) <= 1
-        && same(&raw const record.key, &raw const scratch.key);
+    let is_clone =
+        record.is_clone(scratch.proof[0], now) && same(&raw const record.key, &raw const scratch.key);
     if is_clone {
-        record.kind = CLONE_SEEN;
+        record.stage = Stage::Returned;
         leave_queue(scratch, record.queued);
     }
     is_clone
 }
 
-/// Ends the flow's use of the queue of a pod's link if the packet that followed this clone into the processor's queue,
-/// the one with the number `last`, was the last to take it: it is next there, and all others have left it.
+/// Lets the flow leave the queue of a pod's link if this clone shows that the last packet in it, the one with the
+/// number `last`, has left it.
 #[inline(never)]
 fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
     if last != 0
         && let Some(entry) = F::carried().get_ptr_mut(&scratch.key)
     {
         // SAFETY: as in `ingress`.
-        let entry = unsafe { &mut *entry };
-        if entry.queued as u32 == last {
-            entry.queued = 0;
-        }
+        unsafe { &mut *entry }.leave_queue(last);
     }
     Act::NEXT
 }
 
-/// Records the packet, for the kernel's stack to check it; not one that came in an IPsec tunnel: an entry would carry
+/// Notes the packet, for the kernel's stack to check it; not one that came in an IPsec tunnel: an entry would carry
 /// the same packet without the encryption that a policy may demand (RFC 4301, section 5.2).
 #[inline(never)]
-fn ask<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, kind: u32) -> i32 {
+fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage: Stage) -> i32 {
     if skb.is_decrypted() {
         return Act::NEXT;
     }
-    // SAFETY: no arguments.
-    let processor = unsafe { bpf_get_smp_processor_id() };
-    let Some(index) = maps::next_record(processor) else { return Act::NEXT };
-    let Some(place) = F::pending().get_ptr_mut(index) else { return Act::NEXT };
+    let Some(index) = maps::next_record() else { return Act::NEXT };
+    let Some(place) = F::records().get_ptr_mut(index) else { return Act::NEXT };
     scratch.read_payload(skb);
     let record = &mut scratch.record;
     copy(&raw const scratch.key, &raw mut record.key);
@@ -174,11 +116,23 @@ fn ask<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, kind: 
     record.length = scratch.above;
     record.ttl = u32::from(scratch.packet.ttl);
     record.tos = u32::from(scratch.packet.tos);
-    record.kind = kind;
+    record.stage = stage;
     copy(&raw const scratch.record, place);
     skb.set_record(index);
     add(Counter::Asked, 1);
     Act::NEXT
+}
+
+/// Has a clone of a carried packet checked. It is not the packet itself, as those that are carried after it would
+/// overtake it in the kernel's stack.
+#[inline(always)]
+fn sample<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, queued: u64, epoch: u32, now: u32) {
+    scratch.record.queued = queued as u32;
+    note(skb, scratch, epoch, now, Stage::Clone);
+    if skb.record() != 0 {
+        let _ = skb.clone_to_ingress();
+        skb.set_record(0);
+    }
 }
 
 /// Sets [`Scratch::reverse`].
@@ -197,10 +151,10 @@ fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Carried<Addr<F>>) {
 /// FIN or RST the connection passes the kernel's stack, where conntrack sees its end.
 #[inline(never)]
 fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
-    if scratch.packet.tcp & ACK != 0 {
+    if scratch.packet.is_acknowledgment() {
         entry.acknowledgment = scratch.acknowledgment;
     }
-    entry.epoch = 0;
+    entry.suspend();
     if scratch.packet.tcp & SYN == 0 {
         set_reverse(scratch, entry);
         let _ = F::carried().remove(&scratch.reverse);
@@ -214,7 +168,7 @@ fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<
 #[inline(never)]
 fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
     // Netfilter checks the next packet, as a connection may begin or end here.
-    entry.epoch = 0;
+    entry.suspend();
     // Only a pod's acknowledgment is out of reach for others.
     if scratch.packet.tcp & SYN != 0 || entry.way.flags & TO_PEER == 0 {
         return Act::NEXT;
@@ -223,21 +177,29 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i
     let Some(reverse) = F::carried().get_ptr_mut(&scratch.reverse) else { return Act::NEXT };
     // SAFETY: as in `ingress`.
     let reverse = unsafe { &mut *reverse };
-    let in_flight = entry.bytes.wrapping_sub(entry.bytes_at_tick).wrapping_add(entry.bytes_before);
-    // At most the largest window (RFC 7323, section 2.3).
-    let limit = NEAR + if in_flight < 1 << 30 { in_flight } else { 1 << 30 };
-    let distance = scratch.packet.sequence.wrapping_sub(reverse.acknowledgment).cast_signed();
-    if u64::from(distance.unsigned_abs()) > limit {
+    if entry.is_far(scratch.packet.sequence, reverse.acknowledgment) {
         add(Counter::DroppedFar, 1);
         return Act::DROP;
     }
-    reverse.epoch = 0;
+    reverse.suspend();
     Act::NEXT
+}
+
+/// Counts the packet and sends it the entry's way.
+#[inline(always)]
+fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
+    let segments = skb.segments();
+    entry.packets = entry.packets.wrapping_add(segments);
+    entry.bytes = entry.bytes.wrapping_add(u64::from(skb.len()));
+    copy(&raw const entry.way, &raw mut scratch.way);
+    scratch.queued = entry.queued;
+    add(Counter::Carried, segments);
+    send(skb, scratch)
 }
 
 /// Sends the packet by [`Scratch::way`].
 #[inline(never)]
-fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
+fn send<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     if !translate(skb, scratch) {
         add(Counter::DroppedWrite, 1);
         return Act::DROP;

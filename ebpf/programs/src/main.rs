@@ -32,7 +32,7 @@ mod memory;
 mod packet;
 mod scratch;
 mod skb;
-mod translate;
+mod translation;
 mod v4;
 mod v6;
 

@@ -2,13 +2,13 @@
 
 //! The maps; `slipway_ebpf_abi::maps` describes them.
 
-use aya_ebpf::helpers::bpf_get_prandom_u32;
+use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_get_smp_processor_id};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED_SIZE, PENDING_CPUS, PENDING_EACH, UPLINKS_SIZE, YOUNG_SIZE};
 use slipway_ebpf_abi::{
-    COUNTERS, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, Counter, Pending, Pending4,
-    Pending6,
+    COUNTERS, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, Count, Counter, Record,
+    Record4, Record6, State,
 };
 
 use crate::family::{Addr, Family};
@@ -33,15 +33,14 @@ static HOME: Array<u64> = Array::with_max_entries(1, 0);
 
 // Not for user space.
 #[map(name = "pending4")]
-static PENDING4: Array<Pending4> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
+static PENDING4: Array<Record4> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
 #[map(name = "pending6")]
-static PENDING6: Array<Pending6> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
+static PENDING6: Array<Record6> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
 /// The last record of each processor.
 #[map(name = "cursors")]
 static CURSORS: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
-/// Packets of flows without an entry: a hash of the key in the upper 24 bits, their number in the lower 8.
 #[map(name = "young")]
-static YOUNG: Array<u32> = Array::with_max_entries(YOUNG_SIZE, 0);
+static YOUNG: Array<Count> = Array::with_max_entries(YOUNG_SIZE, 0);
 #[map(name = "carrying4")]
 static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "carrying6")]
@@ -53,8 +52,8 @@ pub(crate) trait Maps: Family {
     fn memory() -> Option<&'static mut Scratch<Self>>;
     /// Carried flows.
     fn carried() -> &'static LruHashMap<CarriedKey<Addr<Self>>, Carried<Addr<Self>>>;
-    /// Records of pending packets.
-    fn pending() -> &'static Array<Pending<Addr<Self>>>;
+    /// Records of noted packets.
+    fn records() -> &'static Array<Record<Addr<Self>>>;
 }
 
 impl Maps for V4 {
@@ -68,7 +67,7 @@ impl Maps for V4 {
         &CARRIED4
     }
     #[inline(always)]
-    fn pending() -> &'static Array<Pending4> {
+    fn records() -> &'static Array<Record4> {
         &PENDING4
     }
 }
@@ -84,7 +83,7 @@ impl Maps for V6 {
         &CARRIED6
     }
     #[inline(always)]
-    fn pending() -> &'static Array<Pending6> {
+    fn records() -> &'static Array<Record6> {
         &PENDING6
     }
 }
@@ -109,7 +108,9 @@ pub(crate) fn add(counter: Counter, number: u64) {
 
 /// This processor's next record.
 #[inline(always)]
-pub(crate) fn next_record(processor: u32) -> Option<u32> {
+pub(crate) fn next_record() -> Option<u32> {
+    // SAFETY: no arguments.
+    let processor = unsafe { bpf_get_smp_processor_id() };
     let cursor = CURSORS.get_ptr_mut(0)?;
     // SAFETY: as in `add`.
     let next = unsafe {
@@ -123,52 +124,38 @@ pub(crate) fn next_record(processor: u32) -> Option<u32> {
     Some(((processor & (PENDING_CPUS - 1)) * PENDING_EACH) | next)
 }
 
-/// The slot that counts the packets of a flow without an entry. Flows whose hashes share a slot restart each
-/// other's number, each with every other packet on average.
+/// The slot that counts the packets of a direction without an entry.
 #[derive(Clone, Copy)]
-pub(crate) struct Young {
+pub(crate) struct Slot {
     hash: u32,
-    slot: Option<*mut u32>,
+    place: Option<*mut Count>,
 }
 
-impl Young {
+impl Slot {
     #[inline(always)]
     pub(crate) fn of(hash: u32) -> Self {
         // The upper bits are the better ones.
-        Self { hash, slot: YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) }
+        Self { hash, place: YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) }
     }
 
-    /// The number of packets so far, if the slot is this flow's: it has no entry while the number is small.
+    /// As [`Count::state`].
     #[inline(always)]
-    pub(crate) fn packets(self) -> Option<u32> {
+    pub(crate) fn state(self, first: u32) -> State {
+        let Some(place) = self.place else { return State::Candidate };
         // SAFETY: one aligned word of a map, which stays allocated.
-        let old = unsafe { self.slot?.read_volatile() };
-        if (old ^ self.hash) >> 8 == 0 { Some(old & 0xff) } else { None }
+        unsafe { place.read_volatile() }.state(self.hash, first)
     }
 
-    /// Counts a packet. Returns their number, at most 255; 0 if the slot remains another flow's.
+    /// Counts a packet; none if the slot remains another direction's.
     #[inline(always)]
-    pub(crate) fn count(self) -> u32 {
-        let Some(slot) = self.slot else { return 0 };
-        let number = match self.packets() {
-            Some(packets) => packets + 1,
-            // By chance: of flows that alternate, such as requests and replies, none would ever count to 2.
-            None if is_used(slot) && coin() => return 0,
-            None => 1,
-        };
-        // Half of the range again, so that powers of two recur.
-        let number = if number > 0xff { 0x80 } else { number };
+    pub(crate) fn count(self) -> Option<Count> {
+        let place = self.place?;
+        // SAFETY: as above.
+        let count = unsafe { place.read_volatile() }.next(self.hash, coin)?;
         // SAFETY: as above; processors that write concurrently lose a count.
-        unsafe { slot.write_volatile(self.hash & !0xff | number) };
-        number
+        unsafe { place.write_volatile(count) };
+        Some(count)
     }
-}
-
-/// True if a slot is a flow's.
-#[inline(always)]
-fn is_used(slot: *mut u32) -> bool {
-    // SAFETY: as in [`Young::packets`].
-    unsafe { slot.read_volatile() != 0 }
 }
 
 /// True half of the time.

@@ -2,23 +2,18 @@
 
 //! A decoded packet.
 
-use crate::family::{Addr, Family};
+use slipway_ebpf_abi::Arrival;
 
-/// FIN, in the flags byte of the TCP header (RFC 9293, section 3.1).
+// The flags byte of the TCP header (RFC 9293, section 3.1).
 pub(crate) const FIN: u8 = 0x01;
-/// SYN.
 pub(crate) const SYN: u8 = 0x02;
-/// RST.
 pub(crate) const RST: u8 = 0x04;
-/// ACK.
 pub(crate) const ACK: u8 = 0x10;
 
-/// A packet, as far as a program needs it.
-pub(crate) struct Packet<F: Family> {
-    /// Source.
-    pub(crate) source: Addr<F>,
-    /// Destination.
-    pub(crate) destination: Addr<F>,
+/// A packet with addresses of one family, as far as a program needs it.
+pub(crate) struct Packet<A> {
+    pub(crate) source: A,
+    pub(crate) destination: A,
     /// Offset of the IP header.
     pub(crate) l3: u32,
     /// Offset of the header above IP.
@@ -30,7 +25,7 @@ pub(crate) struct Packet<F: Family> {
     /// The 32-bit word of the IP header with the hop limit, in network byte order. It is next to the
     /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,
-    /// TCP: sequence number.
+    /// TCP.
     pub(crate) sequence: u32,
     /// Type of service or traffic class.
     pub(crate) tos: u8,
@@ -38,4 +33,23 @@ pub(crate) struct Packet<F: Family> {
     pub(crate) ttl: u8,
     /// TCP: flags; 0 for UDP.
     pub(crate) tcp: u8,
+}
+
+impl<A> Packet<A> {
+    /// True if a connection may begin or end with the packet.
+    #[inline(always)]
+    pub(crate) fn is_control(&self) -> bool {
+        self.tcp & (SYN | FIN | RST) != 0
+    }
+
+    /// True if the packet acknowledges something.
+    #[inline(always)]
+    pub(crate) fn is_acknowledgment(&self) -> bool {
+        self.tcp & ACK != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn arrival(&self) -> Arrival {
+        Arrival { length: self.length, dscp: u32::from(self.tos >> 2), ttl: self.ttl }
+    }
 }

@@ -8,7 +8,7 @@
 //!
 //! The programs run in softirq context, where no other one interrupts them on the same processor.
 
-use slipway_ebpf_abi::{Carried, CarriedKey, IPPROTO_TCP, IPPROTO_UDP, Pending, Port, Way};
+use slipway_ebpf_abi::{Carried, CarriedKey, IPPROTO_TCP, IPPROTO_UDP, Port, Record, Way};
 
 use crate::family::{Addr, Family};
 use crate::packet::Packet;
@@ -16,11 +16,10 @@ use crate::skb::Skb;
 
 /// The packet, and what is known about it.
 pub(crate) struct Scratch<F: Family> {
-    /// The packet.
-    pub(crate) packet: Packet<F>,
+    pub(crate) packet: Packet<Addr<F>>,
     /// TCP: acknowledgment number, in host byte order.
     pub(crate) acknowledgment: u32,
-    /// [`Pending::proof`].
+    /// [`Record::proof`].
     pub(crate) proof: [u32; 3],
     /// Length from the header above IP on.
     pub(crate) above: u32,
@@ -29,7 +28,7 @@ pub(crate) struct Scratch<F: Family> {
     /// The key of the reverse direction.
     pub(crate) reverse: CarriedKey<Addr<F>>,
     /// The record with which the packet came out, or the one to write.
-    pub(crate) record: Pending<Addr<F>>,
+    pub(crate) record: Record<Addr<F>>,
     /// The way of the packet.
     pub(crate) way: Way<Addr<F>>,
     /// [`Carried::queued`], with the packet itself.

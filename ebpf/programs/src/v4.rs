@@ -51,7 +51,7 @@ impl Family for V4 {
     const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8> {
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Addr4>) -> Option<u8> {
         let header = skb.load::<Header>(offset)?;
         if header.version != VERSION {
             return None;
@@ -70,7 +70,7 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool {
+    fn write_header(skb: Skb, packet: &Packet<Addr4>, new: Ends<Self>) -> bool {
         let hops = |ttl: u8, protocol: u8| u32::from(u16::from_ne_bytes([ttl, protocol]));
         let [ttl, protocol, first, second] = packet.hops.to_ne_bytes();
         let less = ttl.wrapping_sub(1);

@@ -48,7 +48,7 @@ impl Family for V6 {
     const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
-    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Self>) -> Option<u8> {
+    fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Addr6>) -> Option<u8> {
         let header = skb.load::<Header>(offset)?;
         let [first, second, ..] = header.version;
         if first >> 4 != 6 {
@@ -65,7 +65,7 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool {
+    fn write_header(skb: Skb, packet: &Packet<Addr6>, new: Ends<Self>) -> bool {
         let [high, low, next, hops] = packet.hops.to_ne_bytes();
         let hops = u32::from_ne_bytes([high, low, next, hops.wrapping_sub(1)]);
         let rewritten = Rewritten { hops, source: new.0, destination: new.1 };

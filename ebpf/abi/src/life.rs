@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
+//! The life of a flow. Each direction has a life of its own.
+//!
+//! The BPF programs read the packet and the maps, call these functions, and do what the returned [`Step`] says. The
+//! functions call no helper of the kernel, so the tests below try every arrow of the diagram without one.
+
+use crate::flow::{Carried, TO_PEER};
+
+/// The state in which a packet finds its direction of a flow.
+///
+/// ```text
+///            ┌───────────┐
+///            │   Young   │
+///            └─────┬─────┘
+///                  │ its 8th packet (UDP: its 2nd)
+///            ┌─────▼─────┐
+///    ┌──────►│ Candidate │
+///    │       └─────┬─────┘
+///    │             │ a noted packet came out
+///    │       ┌─────▼─────┐  the last packet in the queue has left it  ┌────────┐
+///    │       │  Queued   ├───────────────────────────────────────────►│ Direct │
+///    │       └─▲───┬───┬─┘                                            └─┬────┬─┘
+///    │         │   │   │ no packet came out for two ticks               │    │
+///    │         │   │   └───────────────┬────────────────────────────────┘    │
+///    │         │   │               ┌───▼───┐                                 │
+///    │         ├───│───────────────┤ Stale ├───────────┐                     │
+///    │         │   │ a noted one   └───────┘           │                     │
+///    │         │   │ came out                          │                     │
+///    │         │   └───────────────┬───────────────────┴─────────────────────┘
+///    │         │                   │ the epoch changed; a packet is longer than those that came out,
+///    │         │                   │ or has another DSCP; SYN, FIN or RST
+///    │         │             ┌─────▼─────┐
+///    │         └─────────────┤ Suspended │
+///    │  a noted one came out └───────────┘
+///    │
+///    └─ from each of these four: FIN or RST of a container, or the entry is evicted
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No entry. The first packets are counted; the kernel's stack has them.
+    Young,
+    /// No entry. The packets whose number is a power of two are noted; the kernel's stack has all.
+    Candidate,
+    /// Carried, but through the queue of the container's link: packets that went through the kernel's stack may still
+    /// be in it, and would otherwise be overtaken.
+    Queued,
+    /// Carried, past that queue.
+    Direct,
+    /// Netfilter has not confirmed the entry for two ticks. The kernel's stack has the packets; the first of each tick
+    /// is noted.
+    Stale,
+    /// Netfilter has to decide again. The kernel's stack has the packets, and each is noted.
+    Suspended,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The kernel's stack gets it.
+    Pass,
+    /// The kernel's stack gets it, and the program at egress recognises it there.
+    Note,
+    /// It is carried. A clone is noted, and goes through the kernel's stack.
+    Sample,
+    /// It is carried.
+    Carry,
+}
+
+/// Ticks for which a direction is carried after a packet came out of the kernel's stack.
+const CARRIED_FOR: u32 = 2;
+/// Maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that may
+/// be in flight: conntrack's MAXACKWINDOW.
+const NEAR: u64 = 66_000;
+/// The largest window (RFC 7323, section 2.3).
+const WINDOW: u64 = 1 << 30;
+
+/// The number of packets of a direction without an entry, in a slot that it shares with others: the upper 24 bits
+/// are from the hash of its key, the lower 8 are the number. Flows whose hashes share a slot restart each other's
+/// number, each with every other packet on average.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count(pub u32);
+
+impl Count {
+    /// The number of packets so far, if the slot is this direction's.
+    #[inline(always)]
+    #[must_use]
+    pub const fn number(self, hash: u32) -> Option<u32> {
+        if (self.0 ^ hash) >> 8 == 0 { Some(self.0 & 0xff) } else { None }
+    }
+
+    /// The state before a packet is looked up: if the count is that of a young flow, there is no entry to look for.
+    /// `first` is the number of the packet with which the direction becomes a candidate.
+    #[inline(always)]
+    #[must_use]
+    pub fn state(self, hash: u32, first: u32) -> State {
+        if self.number(hash).is_some_and(|before| before + 1 < first) {
+            State::Young
+        } else {
+            State::Candidate
+        }
+    }
+
+    /// The count with another packet; none if the slot remains another direction's. `coin` decides about a slot that
+    /// is in use: if all won it, neither of two flows that alternate, such as requests and replies, would ever count
+    /// to 2.
+    #[inline(always)]
+    #[must_use]
+    pub fn next(self, hash: u32, coin: impl FnOnce() -> bool) -> Option<Self> {
+        let number = match self.number(hash) {
+            Some(before) => before + 1,
+            None if self.0 != 0 && coin() => return None,
+            None => 1,
+        };
+        // Half of the range again, so that powers of two recur.
+        let number = if number > 0xff { 0x80 } else { number };
+        Some(Self(hash & !0xff | number))
+    }
+
+    /// What happens to the packet that was counted last. Fewer and fewer are noted, so that flows to the node itself,
+    /// which never come out, cost little.
+    #[inline(always)]
+    #[must_use]
+    pub const fn step(self, first: u32) -> Step {
+        let number = self.0 & 0xff;
+        if number >= first && number & number.wrapping_sub(1) == 0 { Step::Note } else { Step::Pass }
+    }
+}
+
+/// A packet that arrives, without SYN, FIN and RST.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Length from the IP header on; of a packet merged by GRO, that of its segments.
+    pub length: u32,
+    /// Differentiated services code point.
+    pub dscp: u32,
+    /// Time to live or hop limit.
+    pub ttl: u8,
+}
+
+impl<A> Carried<A> {
+    /// The state of a direction with an entry.
+    #[inline(always)]
+    #[must_use]
+    pub const fn state(&self, epoch: u32, now: u32) -> State {
+        if self.epoch != epoch {
+            State::Suspended
+        } else if now.wrapping_sub(self.checked) > CARRIED_FOR {
+            State::Stale
+        } else if self.queued != 0 {
+            State::Queued
+        } else {
+            State::Direct
+        }
+    }
+
+    /// A packet arrives. `is_decrypted`: it came in an IPsec tunnel. That is only asked for the first packet of a
+    /// tick, as netfilter never confirms the entry of such packets.
+    #[inline(always)]
+    pub fn arrive(&mut self, packet: Arrival, epoch: u32, now: u32, is_decrypted: impl Fn() -> bool) -> Step {
+        let is_first = self.begin_tick(now);
+        match self.state_for(packet, epoch, now) {
+            State::Queued | State::Direct if is_first && is_decrypted() => {
+                self.queue();
+                Step::Pass
+            }
+            State::Direct if is_first => Step::Sample,
+            State::Direct => Step::Carry,
+            State::Queued => {
+                self.queue();
+                if is_first || self.may_leave_queue() { Step::Sample } else { Step::Carry }
+            }
+            State::Stale => {
+                self.queue();
+                if is_first { Step::Note } else { Step::Pass }
+            }
+            State::Suspended => {
+                // The kernel collects a network card's packets after this hook. Those that follow wait there, too,
+                // until one has come out, which restores the epoch.
+                self.suspend();
+                self.queue();
+                Step::Note
+            }
+            State::Young | State::Candidate => Step::Pass,
+        }
+    }
+
+    /// The state for one packet: the entry may not hold for it.
+    #[inline(always)]
+    const fn state_for(&self, packet: Arrival, epoch: u32, now: u32) -> State {
+        if packet.length > self.fits || packet.dscp != self.dscp {
+            return State::Suspended;
+        }
+        match self.state(epoch, now) {
+            // The kernel's stack answers it.
+            State::Queued | State::Direct if packet.ttl <= 1 => State::Stale,
+            state => state,
+        }
+    }
+
+    /// Begins a tick with its first packet. Returns whether this is it.
+    #[inline(always)]
+    const fn begin_tick(&mut self, now: u32) -> bool {
+        if self.asked == now {
+            return false;
+        }
+        let is_next = now.wrapping_sub(self.asked) == 1;
+        self.bytes_before = if is_next { self.bytes.wrapping_sub(self.bytes_at_tick) } else { 0 };
+        self.bytes_at_tick = self.bytes;
+        self.asked = now;
+        true
+    }
+
+    /// Counts a packet that takes the queue of the container's link, or may: the kernel's stack has it.
+    #[inline(always)]
+    pub const fn queue(&mut self) {
+        self.queued = self.queued.wrapping_add(1);
+    }
+
+    /// True for packets 2, 4, 8 and so on in the queue of a container's link: a clone after each shows soon when the
+    /// queue has no more of them.
+    #[inline(always)]
+    const fn may_leave_queue(&self) -> bool {
+        self.way.flags & TO_PEER != 0 && self.queued & self.queued.wrapping_sub(1) == 0
+    }
+
+    /// A clone arrives again. `last` is the number of the packet that followed it into the processor's queue, or 0: if
+    /// no other took the queue since, it is next there, and all others have left it.
+    #[inline(always)]
+    pub const fn leave_queue(&mut self, last: u32) {
+        #[allow(clippy::cast_possible_truncation, reason = "a record has the lower bits only")]
+        if self.queued as u32 == last {
+            self.queued = 0;
+        }
+    }
+
+    /// Has netfilter decide again.
+    #[inline(always)]
+    pub const fn suspend(&mut self) {
+        self.epoch = 0;
+    }
+
+    /// A packet came out that the entry would have sent the same way. `epoch` is that of its arrival.
+    #[inline(always)]
+    pub const fn confirm(&mut self, length: u32, epoch: u32, now: u32) {
+        let is_stale = now.wrapping_sub(self.checked) > 1;
+        if is_stale || length > self.fits {
+            self.fits = length;
+        }
+        self.checked = now;
+        self.epoch = epoch;
+    }
+
+    /// A packet came out that makes this entry: all but the way and the acknowledgment. The numbers of a former entry
+    /// are in place already. Those of the queue do not begin again, as a clone may still arrive with one.
+    #[inline(always)]
+    pub const fn begin(&mut self, packet: Arrival, epoch: u32, now: u32) {
+        self.epoch = epoch;
+        self.checked = now;
+        self.asked = now;
+        self.queue();
+        self.fits = packet.length;
+        self.dscp = packet.dscp;
+    }
+
+    /// True if a FIN or RST of this direction is too far from what the other one has acknowledged to be the
+    /// connection's.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_far(&self, sequence: u32, acknowledgment: u32) -> bool {
+        let in_flight = self.bytes.wrapping_sub(self.bytes_at_tick).wrapping_add(self.bytes_before);
+        let limit = NEAR + if in_flight < WINDOW { in_flight } else { WINDOW };
+        let distance = sequence.wrapping_sub(acknowledgment).cast_signed();
+        u64::from(distance.unsigned_abs()) > limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Addr4;
+
+    const EPOCH: u32 = 7;
+    const NOW: u32 = 1000;
+    /// The hash of a direction, and that of another one with the same slot.
+    const HASH: u32 = 0x0012_3456;
+    const OTHER: u32 = 0x0654_3211;
+
+    const PACKET: Arrival = Arrival { length: 1500, dscp: 0, ttl: 64 };
+
+    /// An entry by which packets go straight into a container.
+    fn direct() -> Carried<Addr4> {
+        let mut entry = Carried { epoch: EPOCH, checked: NOW, asked: NOW, fits: 1500, ..Carried::default() };
+        entry.way.flags = TO_PEER;
+        entry
+    }
+
+    fn queued() -> Carried<Addr4> {
+        Carried { queued: 5, ..direct() }
+    }
+
+    fn stale() -> Carried<Addr4> {
+        Carried { checked: NOW - CARRIED_FOR - 1, asked: NOW - 1, ..direct() }
+    }
+
+    fn suspended() -> Carried<Addr4> {
+        Carried { epoch: EPOCH - 1, ..direct() }
+    }
+
+    fn state(entry: &Carried<Addr4>) -> State {
+        entry.state(EPOCH, NOW)
+    }
+
+    /// The steps of a number of equal packets.
+    fn steps<const N: usize>(entry: &mut Carried<Addr4>, packet: Arrival) -> [Step; N] {
+        core::array::from_fn(|_| entry.arrive(packet, EPOCH, NOW, || false))
+    }
+
+    #[test]
+    fn the_page_has_the_same_diagram() {
+        let (_, rest) = include_str!("life.rs").split_once("/// ```text\n").unwrap();
+        let (diagram, _) = rest.split_once("/// ```\n").unwrap();
+        let mut page = include_str!("../../../docs/dataplane/ebpf.md").lines();
+        let first = diagram.lines().next().unwrap().strip_prefix("/// ").unwrap();
+        assert!(
+            page.any(|line| line == first),
+            "docs/dataplane/ebpf.md has no diagram that begins like State's"
+        );
+        for line in diagram.lines().skip(1) {
+            let line = line.strip_prefix("///").unwrap();
+            assert_eq!(page.next().unwrap(), line.strip_prefix(' ').unwrap_or(line));
+        }
+        assert_eq!(page.next(), Some("```"));
+    }
+
+    #[test]
+    fn a_young_direction_becomes_a_candidate_with_the_first_packet_that_may_be_noted() {
+        for first in [2, 8] {
+            let mut count = Count::default();
+            for number in 1..first {
+                // The last one before may not be looked up in vain, and the first one has to be.
+                if number > 1 {
+                    assert_eq!(count.state(HASH, first), State::Young, "packet {number} of {first}");
+                }
+                count = count.next(HASH, || true).unwrap();
+                assert_eq!(count.step(first), Step::Pass, "packet {number} of {first}");
+            }
+            assert_eq!(count.state(HASH, first), State::Candidate);
+            assert_eq!(count.next(HASH, || true).unwrap().step(first), Step::Note);
+        }
+    }
+
+    #[test]
+    fn packets_of_a_candidate_are_noted_less_and_less_often_but_again_and_again() {
+        let mut count = Count::default();
+        let mut noted = [0; 8];
+        let mut notes = 0;
+        for number in 1..=512 {
+            count = count.next(HASH, || true).unwrap();
+            if count.step(8) == Step::Note {
+                noted[notes] = number;
+                notes += 1;
+            }
+        }
+        assert_eq!(noted, [8, 16, 32, 64, 128, 256, 384, 512]);
+        assert_eq!(notes, noted.len());
+    }
+
+    #[test]
+    fn a_slot_in_use_goes_to_another_direction_by_the_coin() {
+        let count = Count::default().next(HASH, || true).unwrap().next(HASH, || true).unwrap();
+        assert_eq!((count.number(HASH), count.number(OTHER)), (Some(2), None));
+        // It may have an entry, as its own count may be what this one has replaced.
+        assert_eq!(count.state(OTHER, 8), State::Candidate);
+        assert_eq!(count.next(OTHER, || true), None);
+        assert_eq!(count.next(OTHER, || false).unwrap().number(OTHER), Some(1));
+    }
+
+    #[test]
+    fn a_candidate_is_queued_when_a_noted_packet_came_out() {
+        let mut entry = Carried::<Addr4>::default();
+        entry.begin(PACKET, EPOCH, NOW);
+        assert_eq!(state(&entry), State::Queued);
+        assert_eq!((entry.fits, entry.dscp, entry.queued), (1500, 0, 1));
+    }
+
+    #[test]
+    fn a_queued_direction_is_direct_when_the_last_packet_in_the_queue_has_left_it() {
+        let mut entry = queued();
+        entry.leave_queue(4);
+        assert_eq!((state(&entry), entry.queued), (State::Queued, 5), "a packet took the queue since");
+        entry.leave_queue(5);
+        assert_eq!(state(&entry), State::Direct);
+    }
+
+    #[test]
+    fn a_queued_direction_is_sampled_each_time_the_number_in_its_queue_doubles() {
+        let mut entry = Carried { queued: 1, ..direct() };
+        let [s, c] = [Step::Sample, Step::Carry];
+        assert_eq!(steps(&mut entry, PACKET), [s, c, s, c, c, c, s, c, c]);
+        assert_eq!((state(&entry), entry.queued), (State::Queued, 10));
+        // An uplink has no such queue.
+        entry = Carried { queued: 1, ..direct() };
+        entry.way.flags = 0;
+        assert_eq!(steps(&mut entry, PACKET), [c, c, c, c]);
+    }
+
+    #[test]
+    fn a_carried_direction_is_sampled_once_in_a_tick() {
+        for (entry, expected) in [(direct(), State::Direct), (queued(), State::Queued)] {
+            let mut entry = Carried { asked: NOW - 1, ..entry };
+            assert_eq!(steps(&mut entry, PACKET), [Step::Sample, Step::Carry]);
+            assert_eq!(state(&entry), expected);
+        }
+    }
+
+    #[test]
+    fn a_carried_direction_is_stale_when_no_packet_came_out_for_two_ticks() {
+        for entry in [direct(), queued()] {
+            let carried = entry.state(EPOCH, NOW);
+            assert_eq!(entry.state(EPOCH, NOW + CARRIED_FOR), carried);
+            assert_eq!(entry.state(EPOCH, NOW + CARRIED_FOR + 1), State::Stale);
+        }
+    }
+
+    #[test]
+    fn of_a_stale_direction_the_first_packet_of_a_tick_is_noted_and_all_pass() {
+        let mut entry = stale();
+        assert_eq!(steps(&mut entry, PACKET), [Step::Note, Step::Pass, Step::Pass]);
+        assert_eq!((state(&entry), entry.queued), (State::Stale, 3));
+    }
+
+    #[test]
+    fn a_stale_or_suspended_direction_is_queued_when_a_noted_packet_came_out() {
+        for mut entry in [stale(), suspended()] {
+            let [step] = steps(&mut entry, PACKET);
+            assert_eq!(step, Step::Note);
+            entry.confirm(1500, EPOCH, NOW);
+            assert_eq!(state(&entry), State::Queued);
+        }
+    }
+
+    #[test]
+    fn every_state_with_an_entry_is_suspended_by_another_epoch() {
+        for entry in [direct(), queued(), stale()] {
+            assert_ne!(state(&entry), State::Suspended);
+            assert_eq!(entry.state(EPOCH + 1, NOW), State::Suspended);
+        }
+    }
+
+    #[test]
+    fn every_state_with_an_entry_is_suspended_by_a_packet_that_it_does_not_hold_for() {
+        for packet in [Arrival { length: 1501, ..PACKET }, Arrival { dscp: 46, ..PACKET }] {
+            for mut entry in [direct(), queued(), stale()] {
+                assert_eq!(steps(&mut entry, packet), [Step::Note]);
+                assert_eq!(state(&entry), State::Suspended);
+            }
+        }
+    }
+
+    #[test]
+    fn every_state_with_an_entry_is_suspended_by_a_segment_that_begins_or_ends_a_connection() {
+        for mut entry in [direct(), queued(), stale()] {
+            entry.suspend();
+            assert_eq!(state(&entry), State::Suspended);
+        }
+    }
+
+    #[test]
+    fn each_packet_of_a_suspended_direction_is_noted() {
+        let mut entry = suspended();
+        assert_eq!(steps(&mut entry, PACKET), [Step::Note; 3]);
+        // Not even a processor that has read the former epoch carries one.
+        assert_eq!((entry.epoch, entry.queued), (0, 3));
+    }
+
+    #[test]
+    fn a_packet_whose_last_hop_this_is_goes_to_the_stack_and_others_are_still_carried() {
+        for entry in [direct(), queued()] {
+            let mut entry = Carried { asked: NOW - 1, ..entry };
+            assert_eq!(steps(&mut entry, Arrival { ttl: 1, ..PACKET }), [Step::Note, Step::Pass]);
+            assert_ne!(steps(&mut entry, PACKET), [Step::Pass]);
+            assert_eq!(state(&entry), State::Queued);
+        }
+    }
+
+    #[test]
+    fn the_first_packet_of_a_tick_is_neither_carried_nor_noted_if_it_was_decrypted() {
+        for entry in [direct(), queued()] {
+            let mut entry = Carried { asked: NOW - 1, ..entry };
+            assert_eq!(entry.arrive(PACKET, EPOCH, NOW, || true), Step::Pass);
+            assert_eq!(state(&entry), State::Queued);
+        }
+    }
+
+    #[test]
+    fn a_longer_packet_that_came_out_raises_the_limit_and_a_shorter_one_lowers_it_after_a_pause() {
+        let mut entry = direct();
+        entry.confirm(1600, EPOCH, NOW + 1);
+        entry.confirm(1400, EPOCH, NOW + 2);
+        assert_eq!(entry.fits, 1600);
+        entry.confirm(1400, EPOCH, NOW + 4);
+        assert_eq!((entry.fits, entry.checked), (1400, NOW + 4));
+    }
+
+    #[test]
+    fn the_bytes_of_the_tick_before_are_known_unless_there_was_a_pause() {
+        let mut entry = Carried { bytes: 700, bytes_at_tick: 100, ..direct() };
+        assert_eq!(entry.arrive(PACKET, EPOCH, NOW + 1, || false), Step::Sample);
+        assert_eq!((entry.bytes_before, entry.bytes_at_tick, entry.asked), (600, 700, NOW + 1));
+        entry.confirm(1500, EPOCH, NOW + 1);
+        assert_eq!(entry.arrive(PACKET, EPOCH, NOW + 3, || false), Step::Sample);
+        assert_eq!((entry.bytes_before, entry.bytes_at_tick, entry.asked), (0, 700, NOW + 3));
+    }
+
+    #[test]
+    fn an_end_is_far_beyond_what_is_in_flight_and_conntracks_margin() {
+        let entry = Carried { bytes: 900, bytes_at_tick: 500, bytes_before: 100, ..direct() };
+        let acknowledgment = u32::MAX - 10;
+        for (distance, is_far) in [(0, false), (66_500, false), (66_501, true), (1 << 31, true)] {
+            assert_eq!(entry.is_far(acknowledgment.wrapping_add(distance), acknowledgment), is_far);
+            assert_eq!(entry.is_far(acknowledgment.wrapping_sub(distance), acknowledgment), is_far);
+        }
+        let fast = Carried { bytes: 1 << 40, ..direct() };
+        assert!(!fast.is_far(1 << 30, 0));
+        assert!(fast.is_far((1 << 30) + 66_001, 0));
+    }
+}
