@@ -20,14 +20,12 @@ pub struct Addr6(pub [u32; 4]);
 pub struct Port(pub u16);
 
 impl Port {
-    /// The port of this number.
     #[inline(always)]
     #[must_use]
     pub const fn new(number: u16) -> Self {
         Self(number.to_be())
     }
 
-    /// The port's number.
     #[inline(always)]
     #[must_use]
     pub const fn number(self) -> u16 {

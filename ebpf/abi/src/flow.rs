@@ -2,14 +2,12 @@
 
 //! Flows that netfilter has checked and the BPF programs carry.
 //!
-//! An entry is one direction of a flow. It describes a packet as it came out of the kernel's stack, so the
-//! BPF programs look up no routes, neighbours or ports.
+//! An entry is one direction of a flow. It describes a packet as it came out of the kernel's stack, so that the
+//! BPF programs need not look up routes, neighbours or ports.
 
 use crate::address::{Addr4, Addr6, Port};
 
-/// IP protocol number of TCP.
 pub const IPPROTO_TCP: u8 = 6;
-/// IP protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
 
 /// The clock of the flows: ticks of 2^30 ns (1.07 s) of CLOCK_MONOTONIC. A shift replaces the division for
@@ -19,39 +17,30 @@ pub const TICK_SHIFT: u32 = 30;
 /// The packets of one direction, by the interface on which they arrive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CarriedKey<A> {
-    /// Source of the packet as it arrives.
+pub struct FlowKey<A> {
+    /// As the packet arrives, before a translation.
     pub source: A,
-    /// Destination.
     pub destination: A,
-    /// Source port.
     pub source_port: Port,
-    /// Destination port.
     pub destination_port: Port,
-    /// Index of the interface.
     pub interface: u32,
     /// [`IPPROTO_TCP`] or [`IPPROTO_UDP`].
     pub protocol: u32,
 }
 
-/// [`CarriedKey`] of IPv4.
-pub type CarriedKey4 = CarriedKey<Addr4>;
-/// [`CarriedKey`] of IPv6.
-pub type CarriedKey6 = CarriedKey<Addr6>;
+pub type FlowKey4 = FlowKey<Addr4>;
+pub type FlowKey6 = FlowKey<Addr6>;
 
-/// The way of a packet that came out of the kernel's stack. A later packet of the direction gets the same.
+/// How a packet came out of the kernel's stack. Later packets of the direction are sent the same way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way<A> {
-    /// Translated source.
+    /// After translation.
     pub source: A,
-    /// Translated destination.
     pub destination: A,
-    /// Translated source port.
     pub source_port: Port,
-    /// Translated destination port.
     pub destination_port: Port,
-    /// Index of the interface by which the packet left.
+    /// The interface by which the packet left.
     pub interface: u32,
     /// Firewall mark with which it left.
     pub mark: u32,
@@ -68,41 +57,38 @@ pub const TO_PEER: u32 = 1;
 /// A flag of [`Way`]: the interface's packets have an Ethernet header.
 pub const HAS_ETHERNET: u32 = 1 << 1;
 
-/// One direction of a flow.
+/// One direction of a flow. The functions that change its [state](crate::State) are in `life.rs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carried<A> {
+pub struct Entry<A> {
     /// Packets that the BPF programs carried; a packet merged by GRO counts as its segments.
     pub packets: u64,
     /// Their bytes, from the link-layer header on.
     pub bytes: u64,
-    /// [`Carried::bytes`] at the beginning of the present tick.
+    /// [`Entry::bytes`] at the beginning of the present tick.
     pub bytes_at_tick: u64,
     /// Bytes of the tick before.
     pub bytes_before: u64,
-    /// Packets that may be in the queue between the ends of the pod's link, and those before them; 0 when the last has left
-    /// it. Counted for every way, of use for those with [`TO_PEER`].
+    /// The number of the last packet that took the queue between the ends of the pod's link; 0 if none of them is in it
+    /// any more. Counted for every way, but only those with [`TO_PEER`] need it.
     pub queued: u64,
     /// [Epoch](crate::maps::EPOCH) when netfilter last checked a packet.
     pub epoch: u32,
     /// [Tick](TICK_SHIFT) of the last packet that came out of the kernel's stack.
     pub checked: u32,
-    /// Tick of the last packet that was given to the kernel's stack to be checked.
+    /// The last tick in which a packet arrived; its first packet is given to the kernel's stack to be checked.
     pub asked: u32,
     /// Length of the longest packet that came out, from the IP header on.
     pub fits: u32,
     /// Differentiated services code point of the packet that came out.
     pub dscp: u32,
-    /// TCP: the last acknowledgment number of this direction, in host byte order. Valid if it is a pod's.
+    /// TCP: the last acknowledgment number of this direction, in host byte order. Only kept for packets of a pod.
     pub acknowledgment: u32,
-    /// The way of its packets.
     pub way: Way<A>,
 }
 
-/// [`Carried`] of IPv4.
-pub type Carried4 = Carried<Addr4>;
-/// [`Carried`] of IPv6.
-pub type Carried6 = Carried<Addr6>;
+pub type Entry4 = Entry<Addr4>;
+pub type Entry6 = Entry<Addr6>;
 
 #[cfg(test)]
 mod tests {
@@ -110,8 +96,8 @@ mod tests {
 
     #[test]
     fn keys_and_values_have_no_hidden_padding() {
-        assert_eq!((size_of::<CarriedKey4>(), size_of::<CarriedKey6>()), (20, 44));
+        assert_eq!((size_of::<FlowKey4>(), size_of::<FlowKey6>()), (20, 44));
         assert_eq!((size_of::<Way<Addr4>>(), size_of::<Way<Addr6>>()), (40, 64));
-        assert_eq!((size_of::<Carried4>(), size_of::<Carried6>()), (104, 128));
+        assert_eq!((size_of::<Entry4>(), size_of::<Entry6>()), (104, 128));
     }
 }

@@ -21,8 +21,8 @@ mod record;
 pub use address::{Addr4, Addr6, Port};
 pub use counters::{COUNTERS, Counter};
 pub use flow::{
-    Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, HAS_ETHERNET, IPPROTO_TCP,
-    IPPROTO_UDP, TICK_SHIFT, TO_PEER, Way,
+    Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, HAS_ETHERNET, IPPROTO_TCP, IPPROTO_UDP, TICK_SHIFT,
+    TO_PEER, Way,
 };
 pub use life::{Arrival, Count, State, Step};
 pub use record::{Departure, Record, Record4, Record6, Stage};

@@ -5,7 +5,7 @@
 //! The BPF programs read the packet and the maps, call these functions, and do what the returned [`Step`] says. The
 //! functions call no helper of the kernel, so the tests below try every arrow of the diagram without one.
 
-use crate::flow::{Carried, TO_PEER};
+use crate::flow::{Entry, TO_PEER};
 
 /// The state in which a packet finds its direction of a flow.
 ///
@@ -133,13 +133,12 @@ impl Count {
 pub struct Arrival {
     /// Length from the IP header on; of a packet merged by GRO, that of its segments.
     pub length: u32,
-    /// Differentiated services code point.
     pub dscp: u32,
-    /// Time to live or hop limit.
+    /// Or hop limit.
     pub ttl: u8,
 }
 
-impl<A> Carried<A> {
+impl<A> Entry<A> {
     /// The state of a direction with an entry.
     #[inline(always)]
     #[must_use]
@@ -290,30 +289,30 @@ mod tests {
     const PACKET: Arrival = Arrival { length: 1500, dscp: 0, ttl: 64 };
 
     /// An entry by which packets go straight into a container.
-    fn direct() -> Carried<Addr4> {
-        let mut entry = Carried { epoch: EPOCH, checked: NOW, asked: NOW, fits: 1500, ..Carried::default() };
+    fn direct() -> Entry<Addr4> {
+        let mut entry = Entry { epoch: EPOCH, checked: NOW, asked: NOW, fits: 1500, ..Entry::default() };
         entry.way.flags = TO_PEER;
         entry
     }
 
-    fn queued() -> Carried<Addr4> {
-        Carried { queued: 5, ..direct() }
+    fn queued() -> Entry<Addr4> {
+        Entry { queued: 5, ..direct() }
     }
 
-    fn stale() -> Carried<Addr4> {
-        Carried { checked: NOW - CARRIED_FOR - 1, asked: NOW - 1, ..direct() }
+    fn stale() -> Entry<Addr4> {
+        Entry { checked: NOW - CARRIED_FOR - 1, asked: NOW - 1, ..direct() }
     }
 
-    fn suspended() -> Carried<Addr4> {
-        Carried { epoch: EPOCH - 1, ..direct() }
+    fn suspended() -> Entry<Addr4> {
+        Entry { epoch: EPOCH - 1, ..direct() }
     }
 
-    fn state(entry: &Carried<Addr4>) -> State {
+    fn state(entry: &Entry<Addr4>) -> State {
         entry.state(EPOCH, NOW)
     }
 
     /// The steps of a number of equal packets.
-    fn steps<const N: usize>(entry: &mut Carried<Addr4>, packet: Arrival) -> [Step; N] {
+    fn steps<const N: usize>(entry: &mut Entry<Addr4>, packet: Arrival) -> [Step; N] {
         core::array::from_fn(|_| entry.arrive(packet, EPOCH, NOW, || false))
     }
 
@@ -379,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_candidate_is_queued_when_a_noted_packet_came_out() {
-        let mut entry = Carried::<Addr4>::default();
+        let mut entry = Entry::<Addr4>::default();
         entry.begin(PACKET, EPOCH, NOW);
         assert_eq!(state(&entry), State::Queued);
         assert_eq!((entry.fits, entry.dscp, entry.queued), (1500, 0, 1));
@@ -396,12 +395,12 @@ mod tests {
 
     #[test]
     fn a_queued_direction_is_sampled_each_time_the_number_in_its_queue_doubles() {
-        let mut entry = Carried { queued: 1, ..direct() };
+        let mut entry = Entry { queued: 1, ..direct() };
         let [s, c] = [Step::Sample, Step::Carry];
         assert_eq!(steps(&mut entry, PACKET), [s, c, s, c, c, c, s, c, c]);
         assert_eq!((state(&entry), entry.queued), (State::Queued, 10));
         // An uplink has no such queue.
-        entry = Carried { queued: 1, ..direct() };
+        entry = Entry { queued: 1, ..direct() };
         entry.way.flags = 0;
         assert_eq!(steps(&mut entry, PACKET), [c, c, c, c]);
     }
@@ -409,7 +408,7 @@ mod tests {
     #[test]
     fn a_carried_direction_is_sampled_once_in_a_tick() {
         for (entry, expected) in [(direct(), State::Direct), (queued(), State::Queued)] {
-            let mut entry = Carried { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - 1, ..entry };
             assert_eq!(steps(&mut entry, PACKET), [Step::Sample, Step::Carry]);
             assert_eq!(state(&entry), expected);
         }
@@ -478,7 +477,7 @@ mod tests {
     #[test]
     fn a_packet_whose_last_hop_this_is_goes_to_the_stack_and_others_are_still_carried() {
         for entry in [direct(), queued()] {
-            let mut entry = Carried { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - 1, ..entry };
             assert_eq!(steps(&mut entry, Arrival { ttl: 1, ..PACKET }), [Step::Note, Step::Pass]);
             assert_ne!(steps(&mut entry, PACKET), [Step::Pass]);
             assert_eq!(state(&entry), State::Queued);
@@ -488,7 +487,7 @@ mod tests {
     #[test]
     fn the_first_packet_of_a_tick_is_neither_carried_nor_noted_if_it_was_decrypted() {
         for entry in [direct(), queued()] {
-            let mut entry = Carried { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - 1, ..entry };
             assert_eq!(entry.arrive(PACKET, EPOCH, NOW, || true), Step::Pass);
             assert_eq!(state(&entry), State::Queued);
         }
@@ -506,7 +505,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_the_tick_before_are_known_unless_there_was_a_pause() {
-        let mut entry = Carried { bytes: 700, bytes_at_tick: 100, ..direct() };
+        let mut entry = Entry { bytes: 700, bytes_at_tick: 100, ..direct() };
         assert_eq!(entry.arrive(PACKET, EPOCH, NOW + 1, || false), Step::Sample);
         assert_eq!((entry.bytes_before, entry.bytes_at_tick, entry.asked), (600, 700, NOW + 1));
         entry.confirm(1500, EPOCH, NOW + 1);
@@ -516,13 +515,13 @@ mod tests {
 
     #[test]
     fn an_end_is_far_beyond_what_is_in_flight_and_conntracks_margin() {
-        let entry = Carried { bytes: 900, bytes_at_tick: 500, bytes_before: 100, ..direct() };
+        let entry = Entry { bytes: 900, bytes_at_tick: 500, bytes_before: 100, ..direct() };
         let acknowledgment = u32::MAX - 10;
         for (distance, is_far) in [(0, false), (66_500, false), (66_501, true), (1 << 31, true)] {
             assert_eq!(entry.is_far(acknowledgment.wrapping_add(distance), acknowledgment), is_far);
             assert_eq!(entry.is_far(acknowledgment.wrapping_sub(distance), acknowledgment), is_far);
         }
-        let fast = Carried { bytes: 1 << 40, ..direct() };
+        let fast = Entry { bytes: 1 << 40, ..direct() };
         assert!(!fast.is_far(1 << 30, 0));
         assert!(fast.is_far((1 << 30) + 66_001, 0));
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Names and default sizes of the maps, and names of the BPF programs. A name is that in the object file and of the pin;
-//! the kernel limits that of a map to 15 bytes (BPF_OBJ_NAME_LEN).
+//! Names and default sizes of the maps, and names of the BPF programs. Each is the name in the object file and of
+//! the pin. The kernel limits the name of a map to 15 bytes (BPF_OBJ_NAME_LEN).
 
 /// Array: a single `u32`, the epoch. User space writes another one when the rules may have changed: netfilter then
 /// checks each flow again.
 pub const EPOCH: &str = "epoch";
-/// LRU hash: [`CarriedKey4`](crate::CarriedKey4) → [`Carried4`](crate::Carried4).
+/// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Entry4`](crate::Entry4).
 pub const CARRIED4: &str = "carried4";
-/// LRU hash: [`CarriedKey6`](crate::CarriedKey6) → [`Carried6`](crate::Carried6).
+/// LRU hash: [`FlowKey6`](crate::FlowKey6) → [`Entry6`](crate::Entry6).
 pub const CARRIED6: &str = "carried6";
 /// Per-CPU array: a single `[u64; COUNTERS]`, indexed by [`Counter`](crate::Counter).
 pub const COUNTS: &str = "carriedcounts";
@@ -25,7 +25,7 @@ pub const PENDING6: &str = "pending6";
 pub const CURSORS: &str = "cursors";
 /// Array: [`Count`](crate::Count) of the packets of flows without an entry.
 pub const YOUNG: &str = "young";
-/// The pinned maps: programs that were loaded one after the other, by processes of which one was killed, share them.
+/// The pinned maps. Programs share them even if one process loaded some and was killed, and another loaded the rest.
 pub const ALL: [&str; 10] =
     [EPOCH, CARRIED4, CARRIED6, COUNTS, UPLINKS, HOME, PENDING4, PENDING6, CURSORS, YOUNG];
 
@@ -36,12 +36,11 @@ pub const CARRIED_SIZE: u32 = 131_072;
 pub const PENDING_EACH: u32 = 1024;
 /// Processors with records of their own; a power of two. `tc_index` has 16 bits for both.
 pub const PENDING_CPUS: u32 = 64;
-/// Most uplinks.
 pub const UPLINKS_SIZE: u32 = 1024;
 /// Slots that count the packets of flows without an entry; a power of two.
 pub const YOUNG_SIZE: u32 = 16_384;
 
-/// Names of the BPF programs in the object file.
+/// As in the object file.
 pub mod programs {
     /// tc, ingress of uplinks.
     pub const INGRESS: &str = "flow_ingress";
@@ -55,7 +54,6 @@ pub mod programs {
     pub const INGRESS_L3: &str = "flow_ingress_l3";
     /// tc, egress of such uplinks.
     pub const EGRESS_L3: &str = "flow_egress_l3";
-    /// All.
     pub const ALL: [&str; 6] = [INGRESS, INGRESS_POD, EGRESS, EGRESS_POD, INGRESS_L3, EGRESS_L3];
 }
 

@@ -2,7 +2,7 @@
 
 //! Lets aya read and write the types as bytes.
 
-use crate::{Addr4, Addr6, Carried, CarriedKey, Port, Way};
+use crate::{Addr4, Addr6, Entry, FlowKey, Port, Way};
 
 // SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
 // padding that is not a field (the tests of each module compare sizes); any bits are a valid value.
@@ -20,4 +20,4 @@ macro_rules! plain {
 }
 
 plain!(Addr4, Addr6, Port);
-plain!(both families: Carried, CarriedKey, Way);
+plain!(both families: Entry, FlowKey, Way);

@@ -3,36 +3,33 @@
 //! Records of noted packets: the program at egress recognises a packet by its record.
 
 use crate::address::{Addr4, Addr6};
-use crate::flow::CarriedKey;
+use crate::flow::FlowKey;
 
 /// A packet that passes through the kernel's stack. `__sk_buff::tc_index` has the index of its record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record<A> {
     /// The packet as it arrived.
-    pub key: CarriedKey<A>,
+    pub key: FlowKey<A>,
     /// [Epoch](crate::maps::EPOCH) at its arrival.
     pub epoch: u32,
-    /// Tick of its arrival.
     pub tick: u32,
     /// Fields that the kernel's stack does not change. TCP: sequence and acknowledgment number, and the word with the
     /// flags. UDP: the beginning of the payload.
     pub proof: [u32; 3],
     /// Length from the header above IP on.
     pub length: u32,
-    /// Time to live or hop limit.
+    /// Or hop limit.
     pub ttl: u32,
-    /// Type of service or traffic class.
+    /// Or traffic class.
     pub tos: u32,
     /// What became of the packet.
     pub stage: Stage,
-    /// [`Stage::Clone`]: the lower bits of [`Carried::queued`](crate::Carried::queued) with the packet itself, or 0.
+    /// [`Stage::Clone`]: the lower bits of [`Entry::queued`](crate::Entry::queued) with the packet itself, or 0.
     pub queued: u32,
 }
 
-/// [`Record`] of IPv4.
 pub type Record4 = Record<Addr4>;
-/// [`Record`] of IPv6.
 pub type Record6 = Record<Addr6>;
 
 /// How far a noted packet has come.
@@ -101,11 +98,9 @@ impl<A> Record<A> {
 pub struct Departure {
     /// As [`Record::proof`].
     pub proof: [u32; 3],
-    /// IP protocol number.
     pub protocol: u32,
     /// Length from the header above IP on.
     pub length: u32,
-    /// Index of the interface.
     pub interface: u32,
 }
 
@@ -117,7 +112,7 @@ mod tests {
     const PACKET: Departure = Departure { proof: [1, 2, 3], protocol: 6, length: 120, interface: 5 };
 
     fn record(stage: Stage) -> Record4 {
-        let key = CarriedKey { protocol: 6, interface: 3, ..CarriedKey::default() };
+        let key = FlowKey { protocol: 6, interface: 3, ..FlowKey::default() };
         Record {
             key,
             tick: NOW,

@@ -74,7 +74,7 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     add(Counter::Checked, 1);
     let packet = scratch.packet.arrival();
     clear(&raw mut scratch.entry);
-    if let Some(entry) = F::carried().get_ptr_mut(&scratch.record.key) {
+    if let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) {
         // SAFETY: as in `ingress`.
         let entry = unsafe { &mut *entry };
         if same(&raw const entry.way, &raw const scratch.way) && entry.dscp == packet.dscp {
@@ -93,6 +93,6 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     copy(&raw const scratch.way, &raw mut entry.way);
     // Replaces the whole element: a reader sees one way or the other. If the map is full of elements in use,
     // netfilter serves the flow.
-    let _ = F::carried().insert(&scratch.record.key, &scratch.entry, 0);
+    let _ = F::entries().insert(&scratch.record.key, &scratch.entry, 0);
     Act::NEXT
 }

@@ -7,15 +7,13 @@ use crate::csum::Difference;
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// The type of address of a family.
 pub(crate) type Addr<F> = <F as Family>::Addr;
 
-/// Addresses of a packet: source, destination.
+/// Source and destination.
 pub(crate) type Ends<F> = (Addr<F>, Addr<F>);
 
 /// IPv4 or IPv6.
 pub(crate) trait Family: Copy + Sized + 'static {
-    /// An address.
     type Addr: Copy + Default;
 
     /// Length of an IP header without options.

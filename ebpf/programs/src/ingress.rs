@@ -5,7 +5,7 @@
 //! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the others
 //! are what happens in each.
 
-use slipway_ebpf_abi::{Carried, Counter, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER};
+use slipway_ebpf_abi::{Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER};
 
 use crate::family::Addr;
 use crate::maps::{self, Maps, Slot, add};
@@ -45,7 +45,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         return Act::NEXT;
     }
     let now = now();
-    let Some(entry) = F::carried().get_ptr_mut(&scratch.key) else {
+    let Some(entry) = F::entries().get_ptr_mut(&scratch.key) else {
         if !scratch.packet.is_control() && slot.count().is_some_and(|count| count.step(first) == Step::Note) {
             note(skb, scratch, epoch, now, Stage::Original);
         }
@@ -90,7 +90,7 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
 #[inline(never)]
 fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
     if last != 0
-        && let Some(entry) = F::carried().get_ptr_mut(&scratch.key)
+        && let Some(entry) = F::entries().get_ptr_mut(&scratch.key)
     {
         // SAFETY: as in `ingress`.
         unsafe { &mut *entry }.leave_queue(last);
@@ -123,8 +123,8 @@ fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage
     Act::NEXT
 }
 
-/// Has a clone of a carried packet checked. It is not the packet itself, as those that are carried after it would
-/// overtake it in the kernel's stack.
+/// Gives a clone of a carried packet to the kernel's stack. The packet itself would be overtaken there by those that
+/// are carried after it.
 #[inline(always)]
 fn sample<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, queued: u64, epoch: u32, now: u32) {
     scratch.record.queued = queued as u32;
@@ -135,9 +135,10 @@ fn sample<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, queued: u64, epoch: u32, 
     }
 }
 
-/// Sets [`Scratch::reverse`].
+/// Sets the key of the reverse direction: its packets arrive by the interface to which these go, and with the translated
+/// addresses.
 #[inline(always)]
-fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Carried<Addr<F>>) {
+fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Entry<Addr<F>>) {
     let reverse = &mut scratch.reverse;
     reverse.source = entry.way.destination;
     reverse.destination = entry.way.source;
@@ -147,26 +148,26 @@ fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Carried<Addr<F>>) {
     reverse.protocol = u32::from(IPPROTO_TCP);
 }
 
-/// Handles a SYN, FIN or RST of a pod. No other host can forge it, as its interface is part of the key. After a
+/// A SYN, FIN or RST of a pod. No other host can forge it, because the interface is part of the key. After a
 /// FIN or RST the connection passes the kernel's stack, where conntrack sees its end.
 #[inline(never)]
-fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
+fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
     if scratch.packet.is_acknowledgment() {
         entry.acknowledgment = scratch.acknowledgment;
     }
     entry.suspend();
     if scratch.packet.tcp & SYN == 0 {
         set_reverse(scratch, entry);
-        let _ = F::carried().remove(&scratch.reverse);
-        let _ = F::carried().remove(&scratch.key);
+        let _ = F::entries().remove(&scratch.reverse);
+        let _ = F::entries().remove(&scratch.key);
     }
     Act::NEXT
 }
 
-/// Handles a SYN, FIN or RST from outside. Netfilter sees it, except a FIN or RST that the pod's acknowledgment
+/// A SYN, FIN or RST from outside. Netfilter sees it, except a FIN or RST that the pod's acknowledgment
 /// proves to be forged: conntrack's own window check does not know the packets that the BPF programs carried.
 #[inline(never)]
-fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
+fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
     // Netfilter checks the next packet, as a connection may begin or end here.
     entry.suspend();
     // Only a pod's acknowledgment is out of reach for others.
@@ -174,7 +175,7 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i
         return Act::NEXT;
     }
     set_reverse(scratch, entry);
-    let Some(reverse) = F::carried().get_ptr_mut(&scratch.reverse) else { return Act::NEXT };
+    let Some(reverse) = F::entries().get_ptr_mut(&scratch.reverse) else { return Act::NEXT };
     // SAFETY: as in `ingress`.
     let reverse = unsafe { &mut *reverse };
     if entry.is_far(scratch.packet.sequence, reverse.acknowledgment) {
@@ -187,7 +188,7 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i
 
 /// Counts the packet and sends it the entry's way.
 #[inline(always)]
-fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, entry: &mut Carried<Addr<F>>) -> i32 {
+fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
     let segments = skb.segments();
     entry.packets = entry.packets.wrapping_add(segments);
     entry.bytes = entry.bytes.wrapping_add(u64::from(skb.len()));

@@ -6,7 +6,8 @@
 //! The program at the egress of an interface compares the packet that comes out with the record, and writes an
 //! entry with the way that the kernel's stack chose: translation, interface, link-layer header. The programs at ingress
 //! send the following packets of that direction the same way. Once in each tick, a packet passes the kernel's stack
-//! again and renews the entry: so conntrack keeps its own, and changed rules apply to running flows.
+//! again and renews the entry, so that conntrack keeps its own entry and changed rules apply to running flows. The
+//! diagram at [`State`](slipway_ebpf_abi::State) has every state of a flow and what leads to it.
 //!
 //! Packets that the kernel's stack drops, delivers to the node or encapsulates never come out as they went in, and get
 //! no entry. All checks of a packet come before the first write to it, as a changed packet cannot be left to the
@@ -48,45 +49,45 @@ use crate::v6::V6;
 #[classifier]
 pub(crate) fn flow_ingress(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_to_host() { flow(skb, skb::ETHERNET, false) } else { Act::NEXT }
+    if skb.is_to_host() { arrive(skb, skb::ETHERNET, false) } else { Act::NEXT }
 }
 
 /// tc, ingress of an uplink whose packets begin with the IP header: likewise.
 #[classifier]
 pub(crate) fn flow_ingress_l3(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_to_host() { flow(skb, 0, false) } else { Act::NEXT }
+    if skb.is_to_host() { arrive(skb, 0, false) } else { Act::NEXT }
 }
 
 /// tc, ingress of the host's end of a pod's veth: likewise.
 #[classifier]
 pub(crate) fn flow_ingress_pod(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_unicast() { flow(skb, skb::ETHERNET, true) } else { Act::NEXT }
+    if skb.is_unicast() { arrive(skb, skb::ETHERNET, true) } else { Act::NEXT }
 }
 
 /// tc, egress of an uplink, or of the host's end of a pod's veth whose queueing discipline must see all
 /// packets: records the way of checked packets.
 #[classifier]
 pub(crate) fn flow_egress(ctx: TcContext) -> i32 {
-    checked(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET)
+    come_out(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET)
 }
 
 /// tc, egress of an uplink whose packets begin with the IP header: likewise.
 #[classifier]
 pub(crate) fn flow_egress_l3(ctx: TcContext) -> i32 {
-    checked(Skb(ctx.skb.skb), 0, 0)
+    come_out(Skb(ctx.skb.skb), 0, 0)
 }
 
 /// tc, egress of the host's end of a pod's veth: likewise.
 #[classifier]
 pub(crate) fn flow_egress_pod(ctx: TcContext) -> i32 {
-    checked(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET | TO_PEER)
+    come_out(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET | TO_PEER)
 }
 
 #[inline(always)]
-fn flow(skb: Skb, l3: u32, from_pod: bool) -> i32 {
-    // A pod may set the index of a record.
+fn arrive(skb: Skb, l3: u32, from_pod: bool) -> i32 {
+    // A pod can set `tc_index`, so only an index that is set here may remain.
     let index = skb.record();
     if index != 0 {
         skb.set_record(0);
@@ -102,7 +103,7 @@ fn flow(skb: Skb, l3: u32, from_pod: bool) -> i32 {
 }
 
 #[inline(always)]
-fn checked(skb: Skb, l3: u32, flags: u32) -> i32 {
+fn come_out(skb: Skb, l3: u32, flags: u32) -> i32 {
     let index = skb.record();
     if index == 0 {
         return Act::NEXT;

@@ -7,8 +7,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED_SIZE, PENDING_CPUS, PENDING_EACH, UPLINKS_SIZE, YOUNG_SIZE};
 use slipway_ebpf_abi::{
-    COUNTERS, Carried, Carried4, Carried6, CarriedKey, CarriedKey4, CarriedKey6, Count, Counter, Record,
-    Record4, Record6, State,
+    COUNTERS, Count, Counter, Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, Record, Record4, Record6,
+    State,
 };
 
 use crate::family::{Addr, Family};
@@ -21,17 +21,17 @@ static EPOCH: Array<u32> = Array::with_max_entries(1, 0);
 #[map(name = "carriedcounts")]
 static COUNTS: PerCpuArray<[u64; COUNTERS]> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "carried4")]
-static CARRIED4: LruHashMap<CarriedKey4, Carried4> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
+static CARRIED4: LruHashMap<FlowKey4, Entry4> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
 #[map(name = "carried6")]
-static CARRIED6: LruHashMap<CarriedKey6, Carried6> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
+static CARRIED6: LruHashMap<FlowKey6, Entry6> = LruHashMap::with_max_entries(CARRIED_SIZE, 0);
 
-// Not for the BPF programs.
+// User space only.
 #[map(name = "flowuplinks")]
 static UPLINKS: HashMap<u32, u32> = HashMap::with_max_entries(UPLINKS_SIZE, 0);
 #[map(name = "flowhome")]
 static HOME: Array<u64> = Array::with_max_entries(1, 0);
 
-// Not for user space.
+// The programs only.
 #[map(name = "pending4")]
 static PENDING4: Array<Record4> = Array::with_max_entries(PENDING_EACH * PENDING_CPUS, 0);
 #[map(name = "pending6")]
@@ -46,13 +46,10 @@ static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "carrying6")]
 static SCRATCH6: PerCpuArray<Scratch<V6>> = PerCpuArray::with_max_entries(1, 0);
 
-/// The maps of a family.
 pub(crate) trait Maps: Family {
-    /// The scratch memory of this program run.
+    /// For this run of the program.
     fn memory() -> Option<&'static mut Scratch<Self>>;
-    /// Carried flows.
-    fn carried() -> &'static LruHashMap<CarriedKey<Addr<Self>>, Carried<Addr<Self>>>;
-    /// Records of noted packets.
+    fn entries() -> &'static LruHashMap<FlowKey<Addr<Self>>, Entry<Addr<Self>>>;
     fn records() -> &'static Array<Record<Addr<Self>>>;
 }
 
@@ -63,7 +60,7 @@ impl Maps for V4 {
         SCRATCH4.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
     }
     #[inline(always)]
-    fn carried() -> &'static LruHashMap<CarriedKey4, Carried4> {
+    fn entries() -> &'static LruHashMap<FlowKey4, Entry4> {
         &CARRIED4
     }
     #[inline(always)]
@@ -79,7 +76,7 @@ impl Maps for V6 {
         SCRATCH6.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
     }
     #[inline(always)]
-    fn carried() -> &'static LruHashMap<CarriedKey6, Carried6> {
+    fn entries() -> &'static LruHashMap<FlowKey6, Entry6> {
         &CARRIED6
     }
     #[inline(always)]
@@ -88,13 +85,12 @@ impl Maps for V6 {
     }
 }
 
-/// The epoch; 0 before the set-up.
+/// 0 before the set-up.
 #[inline(always)]
 pub(crate) fn epoch() -> u32 {
     EPOCH.get(0).copied().unwrap_or(0)
 }
 
-/// Adds to a counter.
 #[inline(always)]
 pub(crate) fn add(counter: Counter, number: u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(0) {

@@ -25,11 +25,10 @@ pub(crate) struct Packet<A> {
     /// The 32-bit word of the IP header with the hop limit, in network byte order. It is next to the
     /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,
-    /// TCP.
     pub(crate) sequence: u32,
-    /// Type of service or traffic class.
+    /// Or traffic class.
     pub(crate) tos: u8,
-    /// Time to live or hop limit.
+    /// Or hop limit.
     pub(crate) ttl: u8,
     /// TCP: flags; 0 for UDP.
     pub(crate) tcp: u8,
@@ -42,7 +41,6 @@ impl<A> Packet<A> {
         self.tcp & (SYN | FIN | RST) != 0
     }
 
-    /// True if the packet acknowledges something.
     #[inline(always)]
     pub(crate) fn is_acknowledgment(&self) -> bool {
         self.tcp & ACK != 0

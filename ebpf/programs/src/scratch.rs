@@ -8,7 +8,7 @@
 //!
 //! The programs run in softirq context, where no other one interrupts them on the same processor.
 
-use slipway_ebpf_abi::{Carried, CarriedKey, IPPROTO_TCP, IPPROTO_UDP, Port, Record, Way};
+use slipway_ebpf_abi::{Entry, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, Record, Way};
 
 use crate::family::{Addr, Family};
 use crate::packet::Packet;
@@ -24,17 +24,15 @@ pub(crate) struct Scratch<F: Family> {
     /// Length from the header above IP on.
     pub(crate) above: u32,
     /// The packet's direction of its flow.
-    pub(crate) key: CarriedKey<Addr<F>>,
+    pub(crate) key: FlowKey<Addr<F>>,
     /// The key of the reverse direction.
-    pub(crate) reverse: CarriedKey<Addr<F>>,
+    pub(crate) reverse: FlowKey<Addr<F>>,
     /// The record with which the packet came out, or the one to write.
     pub(crate) record: Record<Addr<F>>,
-    /// The way of the packet.
     pub(crate) way: Way<Addr<F>>,
-    /// [`Carried::queued`], with the packet itself.
+    /// [`Entry::queued`], with the packet itself.
     pub(crate) queued: u64,
-    /// The entry to write.
-    pub(crate) entry: Carried<Addr<F>>,
+    pub(crate) entry: Entry<Addr<F>>,
 }
 
 /// First 16 bytes of a TCP header (RFC 9293, section 3.1).

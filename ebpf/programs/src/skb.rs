@@ -12,7 +12,7 @@ use aya_ebpf::helpers::{
 };
 use slipway_ebpf_abi::TICK_SHIFT;
 
-/// Length of an Ethernet header.
+/// Length of the header.
 pub(crate) const ETHERNET: u32 = 14;
 /// EtherType of IPv4, as `__sk_buff::protocol` has it: in network byte order.
 pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
@@ -35,7 +35,6 @@ impl Act {
     pub(crate) const NEXT: i32 = TC_ACT_UNSPEC;
 }
 
-/// The packet buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Skb(pub *mut __sk_buff);
 
@@ -63,25 +62,21 @@ impl Skb {
         field!(self, tc_index) & 0xffff
     }
 
-    /// Sets the index of the packet's record.
     #[inline(always)]
     pub(crate) fn set_record(self, index: u32) {
         set_field!(self, tc_index, index);
     }
 
-    /// The firewall mark.
     #[inline(always)]
     pub(crate) fn mark(self) -> u32 {
         field!(self, mark)
     }
 
-    /// The priority for queueing disciplines.
     #[inline(always)]
     pub(crate) fn priority(self) -> u32 {
         field!(self, priority)
     }
 
-    /// Sets mark and priority.
     #[inline(always)]
     pub(crate) fn set_mark(self, mark: u32, priority: u32) {
         set_field!(self, mark, mark);
@@ -152,7 +147,6 @@ impl Skb {
         field!(self, len)
     }
 
-    /// Index of the interface.
     #[inline(always)]
     pub(crate) fn interface(self) -> u32 {
         field!(self, ifindex)
@@ -164,7 +158,7 @@ impl Skb {
         field!(self, gso_size)
     }
 
-    /// Number of packets on the wire.
+    /// How many packets it was, or will be, on the wire.
     #[inline(always)]
     pub(crate) fn segments(self) -> u64 {
         let segments = field!(self, gso_segs);

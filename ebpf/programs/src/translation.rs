@@ -10,9 +10,8 @@ use crate::family::Family;
 use crate::scratch::Scratch;
 use crate::skb::Skb;
 
-/// Offset of the checksum in a TCP header.
+/// Offset of the checksum in the header.
 const TCP_CHECKSUM: u32 = 16;
-/// Offset of the checksum in a UDP header.
 const UDP_CHECKSUM: u32 = 6;
 
 /// Writes addresses, ports and hop limit. Returns false if it failed halfway.

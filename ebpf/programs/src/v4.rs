@@ -9,7 +9,6 @@ use crate::family::{Ends, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// IPv4.
 #[derive(Clone, Copy)]
 pub(crate) struct V4;
 

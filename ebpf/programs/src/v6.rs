@@ -10,7 +10,6 @@ use crate::family::{Ends, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// IPv6.
 #[derive(Clone, Copy)]
 pub(crate) struct V6;
 

@@ -11,7 +11,7 @@ use aya::programs::{ProgramInfo, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, EbpfLoader};
 use slipway_ebpf_abi::maps::{CARRIED4, CARRIED6, EPOCH, programs};
-use slipway_ebpf_abi::{Carried4, CarriedKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
+use slipway_ebpf_abi::{Entry4, FlowKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
 use slipway_tests::{Node, PROGRAMS, has_programs, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
@@ -142,10 +142,9 @@ fn time_per_packet() {
         let mut ebpf: Ebpf = EbpfLoader::new().load(object).unwrap_or_else(|error| panic!("load: {error:?}"));
         let mut epoch = Array::<_, u32>::try_from(ebpf.take_map(EPOCH).expect("a map")).expect("an array");
         epoch.set(0, 1, 0).expect("set the epoch");
-        let mut flows =
-            HashMap::<_, CarriedKey4, Carried4>::try_from(ebpf.take_map(CARRIED4).expect("a map"))
-                .expect("a hash");
-        let key = CarriedKey4 {
+        let mut flows = HashMap::<_, FlowKey4, Entry4>::try_from(ebpf.take_map(CARRIED4).expect("a map"))
+            .expect("a hash");
+        let key = FlowKey4 {
             source: client.into(),
             destination: own.into(),
             source_port: Port::new(40000),
@@ -184,8 +183,7 @@ fn time_per_packet() {
         while carried.len() < RUNS {
             let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("the time");
             let now = u32::try_from(Duration::from(now).as_nanos() >> TICK_SHIFT).expect("32 bits");
-            let entry =
-                Carried4 { epoch: 1, checked: now, asked: now, fits: 1500, way, ..Carried4::default() };
+            let entry = Entry4 { epoch: 1, checked: now, asked: now, fits: 1500, way, ..Entry4::default() };
             flows.insert(key, entry, 0).expect("insert");
             carried.extend((0..50).map(|_| run()).filter(|one| one.0 == TC_ACT_REDIRECT).map(|one| one.1));
         }

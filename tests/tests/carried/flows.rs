@@ -10,7 +10,7 @@ use aya::maps::{Array, Map};
 use cni_kernel::ethtool::Switch;
 use nix::sys::socket::{setsockopt, sockopt};
 use slipway_ebpf_abi::maps::{YOUNG, YOUNG_SIZE};
-use slipway_ebpf_abi::{CarriedKey4, Counter, IPPROTO_UDP, Port, TO_PEER};
+use slipway_ebpf_abi::{Counter, FlowKey4, IPPROTO_UDP, Port, TO_PEER};
 use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience, quoted, slipway};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
@@ -101,7 +101,7 @@ fn datagrams_are_carried_from_the_third_on() {
 }
 
 /// A hash of a key as the programs have it, by which a flow without an entry has its slot in the map of young flows.
-fn slot(key: &CarriedKey4) -> u32 {
+fn slot(key: &FlowKey4) -> u32 {
     const MULTIPLIER: u32 = 0x9e37_79b1;
     let [[a, b], [c, d]] = [key.source_port, key.destination_port].map(|port| port.0.to_ne_bytes());
     let ports = u32::from_ne_bytes([a, b, c, d]);
@@ -130,7 +130,7 @@ fn a_flow_whose_directions_share_a_slot_is_carried() {
     let outside = index(&stage.client.node_link);
     let inside = index(result["interfaces"][1]["name"].as_str().expect("the node's end"));
     let (client, node) = (stage.client.v4, stage.client.node_v4);
-    let key = |source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16), interface| CarriedKey4 {
+    let key = |source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16), interface| FlowKey4 {
         source: source.0.into(),
         destination: destination.0.into(),
         source_port: Port::new(source.1),

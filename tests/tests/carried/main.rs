@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
-use slipway_ebpf_abi::{COUNTERS, Carried4, CarriedKey4, Counter};
+use slipway_ebpf_abi::{COUNTERS, Counter, Entry4, FlowKey4};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Space, patience};
 
 /// The folder of the pins.
@@ -118,8 +118,8 @@ impl Stage {
             .map(|one| self.count(one))
     }
 
-    fn carried4(&self) -> Vec<(CarriedKey4, Carried4)> {
-        let map = HashMap::<_, CarriedKey4, Carried4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
+    fn carried4(&self) -> Vec<(FlowKey4, Entry4)> {
+        let map = HashMap::<_, FlowKey4, Entry4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
         map.expect("a hash map").iter().map(|one| one.expect("an element")).collect()
     }
 
@@ -130,7 +130,7 @@ impl Stage {
 
     /// Removes all entries, as if they were evicted.
     fn forget(&self) {
-        let map = HashMap::<_, CarriedKey4, Carried4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
+        let map = HashMap::<_, FlowKey4, Entry4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
         let mut map = map.expect("a hash map");
         let keys: Vec<_> = map.keys().map(|key| key.expect("a key")).collect();
         keys.iter().for_each(|key| map.remove(key).expect("remove"));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
-use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Carried, CarriedKey, Counter, Port};
+use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Counter, Entry, FlowKey, Port};
 
 use super::{error, file_system, load, netns_cookie, object};
 use crate::Error;
@@ -40,7 +40,7 @@ pub(super) struct Carriage {
 }
 
 impl Carriage {
-    fn new<A: Copy + Into<IpAddr>>(key: &CarriedKey<A>, entry: &Carried<A>) -> Self {
+    fn new<A: Copy + Into<IpAddr>>(key: &FlowKey<A>, entry: &Entry<A>) -> Self {
         let at = |address: A, port: Port| SocketAddr::new(address.into(), port.number());
         let way = &entry.way;
         Self {
@@ -206,11 +206,11 @@ impl Store {
     /// The carried directions of flows of one family.
     fn directions_of<A: Copy + Into<IpAddr>>(&self, name: &str) -> Result<Vec<Carriage>, Error>
     where
-        CarriedKey<A>: Plain,
-        Carried<A>: Plain,
+        FlowKey<A>: Plain,
+        Entry<A>: Plain,
     {
         let failed = |e: MapError| error::failed(format!("read the BPF map {name}"), e);
-        let map = HashMap::<_, CarriedKey<A>, Carried<A>>::try_from(self.map(name)?).map_err(failed)?;
+        let map = HashMap::<_, FlowKey<A>, Entry<A>>::try_from(self.map(name)?).map_err(failed)?;
         // An element that is evicted while the map is read is no failure.
         Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| Carriage::new(&key, &entry)).collect())
     }
