@@ -11,8 +11,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use crate::binaries::newest_version;
 use crate::node::{Node, Pod};
-use crate::plugin::{CniFailure, Output, PluginCall, newest_version};
+use crate::plugin::{CniFailure, Output, PluginCall};
 use crate::traffic::Proto;
 
 /// A network configuration list on a node, with the cache of its attachments.
@@ -300,5 +301,13 @@ impl<'a> Network<'a> {
 
     pub fn status(&self) -> Result<(), Failure> {
         self.configs(None).iter().try_for_each(|config| self.step("STATUS", config, None).map(drop))
+    }
+}
+
+impl Node {
+    /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
+    /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
+    pub fn network(&self, list: Value) -> Network<'_> {
+        Network::new(self, list)
     }
 }

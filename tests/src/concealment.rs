@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
+use crate::binaries::bin_dir;
 use crate::node::Node;
-use crate::plugin::bin_dir;
 
 /// Mounts an empty tmpfs over a folder, in the mount namespace of the calling thread.
 pub(crate) fn conceal(folder: &Path) {

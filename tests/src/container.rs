@@ -10,9 +10,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::binaries::{slipway, slipwayd};
 use crate::cluster::ClusterNode;
 use crate::daemon::Daemon;
-use crate::plugin::{slipway, slipwayd};
 use crate::space::{CommandOutput, Space, quoted};
 
 /// Directories of the node in the test: those below /run are the node's own, others would be the machine's.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::binaries::{slipway, slipwayd};
 use crate::pace::patience;
-use crate::plugin::{slipway, slipwayd};
 use crate::space::Space;
 use crate::system::System;
 

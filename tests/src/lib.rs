@@ -44,6 +44,7 @@
 //! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
 //! the ruleset, links, addresses and routes of all its spaces.
 
+mod binaries;
 mod bpf;
 mod bus;
 mod chain;
@@ -69,6 +70,7 @@ mod random;
 mod reference;
 mod sample;
 mod sctp;
+mod seen_ports;
 mod skip;
 mod snapshot;
 mod sniffer;
@@ -79,6 +81,7 @@ mod token;
 mod traffic;
 mod tun;
 
+pub use binaries::{is_peer, newest_version, peer_fails, plugin_dir, plugin_names, slipway, slipwayd};
 pub use bpf::{PROGRAMS, has_programs};
 pub use bus::SYSTEM_BUS;
 pub use chain::{Attach, Failure, Network};
@@ -100,16 +103,14 @@ pub use interrupt::{
 pub use kube::{API_SERVER, ApiServer, KUBE_TOKEN, has_api_server, kube_programs, wait_until_ready};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use pace::{is_slow, patience, within};
-pub use plugin::{
-    CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
-    slipway, slipwayd,
-};
+pub use plugin::{CniFailure, Output, PluginCall, Running};
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
 pub use sctp::{SCTP, expect_sctp, has_sctp};
+pub use seen_ports::without_seen_ports;
 pub use skip::{record_skip, test_name};
-pub use snapshot::{Snapshot, without_seen_ports};
+pub use snapshot::Snapshot;
 pub use sniffer::{Frame, Sniffer};
 pub use space::{CommandOutput, Space, quoted};
 pub use steady::{Deliveries, SteadyFlow, Stop};

@@ -13,12 +13,10 @@ use std::thread;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use serde_json::Value;
 
-use crate::chain::Network;
+use crate::binaries::bin_dir;
 use crate::concealment::conceal;
-use crate::plugin::{PluginCall, bin_dir};
-use crate::snapshot::without_seen_ports;
+use crate::seen_ports::without_seen_ports;
 use crate::space::{Journal, Space};
 
 /// A node: a network namespace, and a mount namespace with an empty /run and /var/lib of its own.
@@ -71,19 +69,9 @@ impl Node {
         Self { space, places, hosts: Mutex::new(0), bin }
     }
 
-    pub fn plugin(&self, name: &str) -> PluginCall {
-        PluginCall::new(self.space.clone(), &self.bin, name)
-    }
-
     /// The folder that CNI_PATH names.
     pub fn bin(&self) -> &Path {
         &self.bin
-    }
-
-    /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
-    /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
-    pub fn network(&self, list: Value) -> Network<'_> {
-        Network::new(self, list)
     }
 
     /// An empty namespace at /run/netns/`name`.

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use super::control::{PROXY_TOKEN, kubelet_token, node_name};
 use super::{Agent, Backend, Network, POD_CIDRS, Plan, PodState, Programs, SERVICE_CIDRS};
+use crate::binaries::slipwayd;
 use crate::cluster::ClusterNode;
 use crate::image::{self, AGENT_ARCHIVE, ARCHIVE, PAUSE};
 use crate::kube::ApiServer;
-use crate::plugin::slipwayd;
 use crate::space::{CommandOutput, Space, quoted};
 use crate::system::{Daemon, SHELL, System};
 

@@ -16,9 +16,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::binaries::{is_peer, plugin_dir, slipway};
 use crate::node::Node;
 use crate::pace::within;
-use crate::plugin::{is_peer, plugin_dir, slipway};
 use crate::space::{CommandOutput, Space, quoted};
 pub use groups::ControlGroups;
 use root::{bind, make_dir};
