@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Checks for the tests of the programs: the table of commands, and JSON documents against `docs/json.md`.
+//! Checks for the tests of the programs: the commands, and JSON documents against `docs/json.md`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic reports what failed")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::{Command as Process, Stdio};
 
+use clap::Command;
 use serde_json::Value;
 
-use crate::completions::SHELLS;
-use crate::manual::escaped;
-use crate::read::by_table;
-use crate::table::{Command, Program, Reader};
-use crate::{help, manual};
+use crate::manual;
+use crate::own::Shell;
+use crate::program::command;
+use crate::share::script;
 
 /// The page about the documents.
 const PAGE: &str = include_str!("../../../docs/json.md");
@@ -21,95 +21,59 @@ const PAGE: &str = include_str!("../../../docs/json.md");
 /// The type of a result of the CNI specification, whose fields are not on the page.
 const RESULT: &str = "CNI result";
 
-/// Checks that the table is complete and that help, manual pages and completions have everything in it; that
-/// the formatter and the shells of this machine read the texts.
+/// Checks the commands of a program: clap's own checks; summaries and help of all that is shown; examples that can be
+/// read; manual pages and completions that the programs of this machine understand.
 ///
 /// # Panics
 /// Something is missing or invalid.
-pub fn assert_complete(program: &Program) {
-    names_differ(program);
-    for command in program.commands {
-        examples_are_valid_and_have_each_option(program, command);
-        descriptions_are_one_phrase(command);
-    }
-    manual_is_complete(program);
-    manual_has_no_stray_macros(program);
-    groff_reads_the_pages(program);
-    help_is_complete(program);
-    completions_are_complete(program);
-    shells_read_the_scripts(program);
+pub fn assert_complete<P: clap::Parser>() {
+    P::command().debug_assert();
+    let program = command::<P>();
+    described(&program);
+    examples_are_valid(&program);
+    groff_reads_the_pages(&program);
+    shells_read_the_scripts(&program);
 }
 
-fn names_differ(program: &Program) {
-    let mut names: Vec<&str> = program.commands.iter().map(|command| command.name).collect();
-    names.sort_unstable();
-    names.dedup();
-    assert_eq!(names.len(), program.commands.len());
+fn described(command: &Command) {
+    let name = command.get_name();
+    let summary = command.get_about().map(ToString::to_string).unwrap_or_default();
+    is_phrase(name, &summary);
+    for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+        is_phrase(name, &argument.get_help().map(ToString::to_string).unwrap_or_default());
+    }
+    command.get_subcommands().for_each(described);
 }
 
-fn examples_are_valid_and_have_each_option(program: &Program, command: &Command) {
-    assert!(!command.examples.is_empty(), "{}", command.name);
-    let call = format!("{} {}", program.name, command.name);
-    let mut used: Vec<String> = Vec::new();
-    for (example, _) in command.examples {
-        let (_, behind) = example.split_once(&call).expect("a call of the command");
-        let words: Vec<String> = behind.split_whitespace().map(str::to_owned).collect();
-        // Options with one dash, as Go's, are read by the command itself.
-        if command.options.iter().all(|option| option.name.starts_with("--")) {
-            assert!(by_table(command, &words).is_ok(), "{example}: {:?}", by_table(command, &words));
-        }
-        used.extend(words);
-    }
-    for option in command.options {
-        let short = option.short.map(|letter| format!("-{letter}")).unwrap_or_default();
-        let is_used = used.iter().any(|word| word == option.name || *word == short);
-        assert!(is_used, "no example of {} has {}", command.name, option.name);
-    }
+fn is_phrase(name: &str, text: &str) {
+    let is_phrase = !text.is_empty() && !text.ends_with('.') && !text.contains('\n');
+    assert!(is_phrase && text.chars().count() <= 160, "{name}: {text:?}");
 }
 
-fn descriptions_are_one_phrase(command: &Command) {
-    let options = command.options.iter().map(|option| option.help);
-    let arguments = command.shown_arguments().map(|argument| argument.help);
-    for phrase in options.chain(arguments).chain([command.summary]) {
-        let is_phrase = !phrase.is_empty() && !phrase.ends_with('.') && !phrase.contains('\n');
-        assert!(is_phrase && phrase.chars().count() <= 120, "{}: {phrase:?}", command.name);
-    }
-    let sentences = command.about.is_empty() || command.about.ends_with('.');
-    assert!(sentences && !command.about.contains('\n'), "{}", command.name);
-}
-
-fn manual_is_complete(program: &Program) {
-    let pages = manual::pages(program);
-    let overview = &pages[0].text;
-    for command in program.shown() {
-        let name = manual::page_name(program, command);
-        let page = pages.iter().find(|page| page.name == name).expect("a page");
-        assert!(overview.contains(&escaped(&name)) && overview.contains(&escaped(command.summary)));
-        let options =
-            command.options.iter().map(|option| format!("{}\\fR\n", escaped(&manual::spellings(option))));
-        let examples = command.examples.iter().map(|(line, _)| escaped(line));
-        let arguments = command.shown_arguments().map(|argument| escaped(&argument.value.shown()));
-        for text in options.chain(examples).chain(arguments) {
-            assert!(page.text.contains(&text), "{name}: {text:?}");
+/// Reads each line behind `Examples:` that calls the program.
+fn examples_are_valid(program: &Command) {
+    let mut found = Vec::new();
+    collect_examples(program, &mut found);
+    for example in found {
+        let words = example.split_whitespace().skip_while(|word| *word != program.get_name());
+        // What follows three spaces or a hash explains the example.
+        let words = words.take_while(|word| !matches!(*word, "#" | "|" | ">"));
+        if let Err(error) = program.clone().try_get_matches_from(words) {
+            assert!(!error.use_stderr(), "{example}: {error}");
         }
     }
 }
 
-fn manual_has_no_stray_macros(program: &Program) {
-    let macros = [".\\\"", ".TH", ".SH", ".TP", ".B ", ".BR ", ".I "];
-    for page in manual::pages(program) {
-        assert!(page.text.starts_with(&format!(".\\\" {}\n", manual::mark(program))), "{}", page.name);
-        for line in page.text.lines() {
-            let is_text = !line.is_empty() && !line.starts_with(['.', '\'']);
-            let is_macro = macros.iter().any(|known| line.starts_with(known));
-            assert!(is_text || is_macro, "{}: {line:?}", page.name);
-        }
-    }
+fn collect_examples(command: &Command, found: &mut Vec<String>) {
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let examples = after.split("Examples:\n").nth(1).unwrap_or_default();
+    found.extend(examples.lines().take_while(|line| !line.is_empty()).map(str::to_owned));
+    command.get_subcommands().for_each(|inner| collect_examples(inner, found));
 }
 
 /// The formatter, if there is one, reports no error.
-fn groff_reads_the_pages(program: &Program) {
-    for page in manual::pages(program) {
+fn groff_reads_the_pages(program: &Command) {
+    for page in manual::pages(program).unwrap() {
         let mut groff = Process::new("groff");
         let groff = groff.args(["-man", "-ww", "-z"]).stdin(Stdio::piped()).stderr(Stdio::piped());
         let Ok(mut child) = groff.spawn() else { return };
@@ -120,66 +84,19 @@ fn groff_reads_the_pages(program: &Program) {
     }
 }
 
-fn help_is_complete(program: &Program) {
-    let printed = |print: &dyn Fn(&mut Vec<u8>)| {
-        let mut out = Vec::new();
-        print(&mut out);
-        String::from_utf8(out).unwrap()
-    };
-    let overview = printed(&|out| help::overview(program, out).unwrap());
-    for command in program.shown() {
-        assert!(overview.contains(command.summary), "{}", command.name);
-        let help = printed(&|out| help::of_command(program, command, out).unwrap());
-        for option in command.options {
-            assert!(help.contains(option.name), "{} {}", command.name, option.name);
-        }
-        let text = help.split("\nexamples:\n").next().unwrap_or_default();
-        assert!(text.lines().all(|line| line.chars().count() <= help::WIDTH + 10), "{text}");
-    }
-    for command in program.commands.iter().filter(|command| command.reader == Reader::Hidden) {
-        assert!(!overview.contains(&format!("\n  {} ", command.name)), "{} is not hidden", command.name);
-    }
-}
-
-fn completions_are_complete(program: &Program) {
-    for shell in &SHELLS {
-        let script = shell.script(program);
-        assert!(script.lines().take(2).any(|line| line.contains(&manual::mark(program))), "{}", shell.name);
-        for command in program.shown() {
-            assert!(command.name.split(' ').all(|word| script.contains(word)), "{}", command.name);
-            for option in command.options {
-                let of = format!("_command {}'", command.name);
-                let wanted = match (shell.name, option.name.strip_prefix("--")) {
-                    ("fish", Some(long)) => format!("{of} -l {long}"),
-                    ("fish", None) => format!("{of} -o {}", &option.name[1..]),
-                    _ => option.name.to_owned(),
-                };
-                assert!(script.contains(&wanted), "{} {wanted}", shell.name);
-                for word in option.value.map(|value| program.words(value)).unwrap_or_default() {
-                    assert!(script.contains(word), "{} {wanted} {word}", shell.name);
-                }
-            }
-        }
-        for command in program.commands.iter().filter(|command| command.reader == Reader::Hidden) {
-            let name = command.name;
-            for hidden in [format!("\"{name}\")"), format!("'{name}:"), format!("_command {name}'")] {
-                assert!(!script.contains(&hidden), "{}: {name} is not hidden", shell.name);
-            }
-        }
-    }
-}
-
 /// Each shell that there is finds no mistake. (QEMU's user emulation does not report a program that cannot be started.)
-fn shells_read_the_scripts(program: &Program) {
+fn shells_read_the_scripts(program: &Command) {
     let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
-    for shell in SHELLS.iter().filter(|shell| folders.iter().any(|folder| folder.join(shell.name).is_file()))
-    {
-        let mut process = Process::new(shell.name);
-        let process = process.arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = process.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(shell.script(program).as_bytes()).unwrap();
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let name = format!("{shell:?}").to_lowercase();
+        if !folders.iter().any(|folder| folder.join(&name).is_file()) {
+            continue;
+        }
+        let process = Process::new(&name).arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = process.unwrap();
+        child.stdin.take().unwrap().write_all(script(shell, program).as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}: {}", shell.name, String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

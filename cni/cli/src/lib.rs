@@ -1,27 +1,74 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Command lines described by tables.
+//! What the command lines of `slipway` and `slipwayd` share, on top of clap.
 //!
-//! A [`Program`] has [`Command`]s. The reader of arguments ([`parse`]), help, manual pages and completions are
-//! made from the same description.
+//! A program derives its commands, and calls [`run`]:
+//!
+//! ```
+//! use std::io::Write;
+//!
+//! use slipway_cli::{Failure, Output, Own};
+//!
+//! /// Lists things
+//! #[derive(clap::Parser)]
+//! #[command(name = "lister", version)]
+//! struct Cli {
+//!     #[command(subcommand)]
+//!     command: Command,
+//! }
+//!
+//! #[derive(clap::Subcommand)]
+//! enum Command {
+//!     List(ListArgs),
+//!     /// The commands that each program has: completions, manual, version. `help` is clap's.
+//!     #[command(flatten)]
+//!     Own(Own),
+//! }
+//!
+//! /// List the first things
+//! ///
+//! /// What is below the first paragraph is printed by `lister list --help` and in the manual page only.
+//! #[derive(clap::Args)]
+//! #[command(after_help = "Exit codes:\n  3  there are none\n\nExamples:\n  lister list --first 5 -o json")]
+//! struct ListArgs {
+//!     /// How many of them
+//!     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = slipway_cli::number(1..=9_u32))]
+//!     first: u32,
+//!     #[command(flatten)]
+//!     output: Output,
+//! }
+//!
+//! fn main() {
+//!     let (mut out, mut err) = (Vec::new(), Vec::new());
+//!     let args = ["list", "--first", "10"].map(str::to_owned);
+//!     let code = slipway_cli::run::<Cli>(&args, &mut out, &mut err, |cli, out, _err| match cli.command {
+//!         Command::List(args) if args.output.json() => Err(Failure::failed("no JSON yet")),
+//!         Command::List(args) => Ok(writeln!(out, "{}", args.first).map(|()| 0)?),
+//!         Command::Own(own) => own.run::<Cli>(out),
+//!     });
+//!     let line = "lister list: --first must be a number between 1 and 9, not \"10\" (see `lister list --help`)\n";
+//!     assert_eq!((code, String::from_utf8(err).unwrap().as_str()), (2, line));
+//! }
+//! ```
+//!
+//! Names, defaults, ranges and help of an option stand at the field that it fills. The number's type in a range is the field's. Arguments that cannot be used end the
+//! program with exit code 2 and one line on standard error, before anything is done.
 
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
 pub mod columns;
-mod completions;
-mod execute;
-mod help;
+mod error;
 pub mod json;
 mod manual;
+mod output;
 mod own;
-mod read;
+mod program;
 mod share;
-mod table;
 #[cfg(test)]
 mod tests;
 
-pub use execute::{Code, execute, exit_code, run};
-pub use own::{completions, help, manual, version};
-pub use read::{Failure, Given, Stop, USAGE_ERROR, by_table, did_you_mean, parse};
+pub use error::Failure;
+pub use output::{Format, Output, number};
+pub use own::Own;
+pub use program::{command, run};
 pub use share::{Plan as SharePlan, ShareError};
-pub use table::{Argument, Command, Need, OUTPUT, Opt, Program, Reader, Value};

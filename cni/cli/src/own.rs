@@ -1,132 +1,82 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The commands that every program has: their descriptions and code.
+//! The commands that every program has.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
+use clap::Parser;
 use serde_json::json;
 
-use crate::completions::SHELLS;
-use crate::read::{Failure, Given};
-use crate::share::Plan;
-use crate::table::{Argument, Command, OUTPUT, Opt, Program, Reader, Value};
-use crate::{help as help_text, json as document};
+use crate::error::Failure;
+use crate::output::Output;
+use crate::share::{self, Plan};
+use crate::{json as document, program};
 
-/// Command lines with their meaning.
-type Examples = &'static [(&'static str, &'static str)];
+/// Completions, manual pages and the version.
+#[derive(Debug, clap::Subcommand)]
+pub enum Own {
+    /// Print the completions of a shell
+    ///
+    /// To be read by `source <(PROGRAM completions bash)`, for instance.
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write manual pages and completions below a directory, for a package
+    #[command(hide = true)]
+    Manual {
+        /// The directory, such as /usr/share
+        #[arg(value_name = "DIR")]
+        share: PathBuf,
+        /// Remove them from there
+        #[arg(long)]
+        remove: bool,
+    },
+    /// Print the version
+    Version {
+        /// The form
+        #[command(flatten)]
+        output: Output,
+    },
+}
 
-/// The switch of `manual` that removes the files.
-const REMOVE: &str = "--remove";
+/// The shells with completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[allow(missing_docs, reason = "their names say it")]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
 
-const SHELL: &[Argument] = &[Argument::new(Value::OneOf(&["bash", "zsh", "fish"]), "the shell")];
-const SHARE: &[Argument] = &[Argument::new(Value::Directory, "the directory, as /usr/share")];
-const REMOVAL: &[Opt] = &[Opt::switch(REMOVE, "remove them from there")];
-const OF_COMMAND: &[Argument] = &[
-    Argument::new(Value::Text("COMMAND"), "the command").optional(),
-    // The second word of a command with two.
-    Argument::new(Value::Text("COMMAND"), "").hidden(),
-];
-
-/// The command `completions`.
-#[must_use]
-pub const fn completions(about: &'static str, examples: Examples) -> Command {
-    Command {
-        name: "completions",
-        summary: "print the completions of a shell",
-        about,
-        arguments: SHELL,
-        options: &[],
-        exit_codes: &[],
-        examples,
-        reader: Reader::Table,
+impl Own {
+    /// Runs the command of a program.
+    ///
+    /// # Errors
+    /// A file or the output cannot be written.
+    pub fn run<P: Parser>(self, out: &mut dyn Write) -> Result<u8, Failure> {
+        let command = program::command::<P>();
+        match self {
+            Self::Completions { shell } => out.write_all(share::script(shell, &command).as_bytes())?,
+            Self::Manual { share, remove } => {
+                let plan = match remove {
+                    true => Plan::uninstall(&command, Some(&share)),
+                    false => Plan::install(&command, Some(&share), None),
+                };
+                let plan = plan.map_err(Failure::failed)?;
+                plan.apply().map_err(Failure::failed)?;
+                plan.report(out)?;
+            }
+            Self::Version { output } => {
+                let (name, version) = (command.get_name(), command.get_version().unwrap_or_default());
+                match output.json() {
+                    true => document::print(json!({ "version": version }), out)?,
+                    false => writeln!(out, "{name} {version}")?,
+                }
+            }
+        }
+        Ok(0)
     }
-}
-
-/// The command `manual`, for packages.
-#[must_use]
-pub const fn manual(examples: Examples) -> Command {
-    Command {
-        name: "manual",
-        summary: "write manual pages and completions below a directory",
-        about: "",
-        arguments: SHARE,
-        options: REMOVAL,
-        exit_codes: &[],
-        examples,
-        reader: Reader::Hidden,
-    }
-}
-
-/// The command `version`.
-#[must_use]
-pub const fn version(examples: Examples) -> Command {
-    Command {
-        name: "version",
-        summary: "print the version",
-        about: "",
-        arguments: &[],
-        options: &[OUTPUT],
-        exit_codes: &[],
-        examples,
-        reader: Reader::Table,
-    }
-}
-
-/// The command `help`.
-#[must_use]
-pub const fn help(examples: Examples) -> Command {
-    Command {
-        name: "help",
-        summary: "print this list, or the help of a command",
-        about: "",
-        arguments: OF_COMMAND,
-        options: &[],
-        exit_codes: &[],
-        examples,
-        reader: Reader::Table,
-    }
-}
-
-/// The code of one of these commands.
-pub(crate) type OwnCode = fn(&Program, &Given, &mut dyn Write) -> Result<u8, Failure>;
-
-/// The code of the command of that name; none if it is another one.
-pub(crate) fn code(name: &str) -> Option<OwnCode> {
-    Some(match name {
-        "completions" => print_completions,
-        "manual" => write_manual,
-        "version" => print_version,
-        "help" => help_text::run,
-        _ => return None,
-    })
-}
-
-fn print_completions(program: &Program, given: &Given, out: &mut dyn Write) -> Result<u8, Failure> {
-    let shell = SHELLS.iter().find(|shell| shell.name == given.argument(0));
-    let shell = shell.ok_or_else(|| Failure::Usage(format!("no shell {:?}", given.argument(0))))?;
-    out.write_all(shell.script(program).as_bytes())?;
-    Ok(0)
-}
-
-fn write_manual(program: &Program, given: &Given, out: &mut dyn Write) -> Result<u8, Failure> {
-    let directory = Path::new(given.argument(0));
-    let plan = if given.has(REMOVE) {
-        Plan::uninstall(program, Some(directory))
-    } else {
-        Plan::install(program, Some(directory), None)
-    };
-    let plan = plan.map_err(Failure::failed)?;
-    plan.apply().map_err(Failure::failed)?;
-    plan.report(out)?;
-    Ok(0)
-}
-
-fn print_version(program: &Program, given: &Given, out: &mut dyn Write) -> Result<u8, Failure> {
-    if given.json() {
-        document::print(json!({ "version": program.version }), out)?;
-    } else {
-        writeln!(out, "{} {}", program.name, program.version)?;
-    }
-    Ok(0)
 }

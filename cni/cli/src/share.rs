@@ -8,9 +8,10 @@ use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use crate::completions::SHELLS;
+use clap::{Command, ValueEnum};
+
 use crate::manual::{self, SECTION, mark};
-use crate::table::Program;
+use crate::own::Shell;
 
 /// The suffix of a file that is not complete.
 const TEMPORARY: &str = ".slipway-new";
@@ -36,7 +37,7 @@ pub enum ShareError {
         /// The file in the way.
         path: PathBuf,
         /// The program.
-        program: &'static str,
+        program: String,
     },
 }
 
@@ -68,7 +69,7 @@ impl Plan {
     /// # Errors
     /// [`ShareError::Taken`] if a name is in use by a file without our mark; files cannot be read.
     pub fn install(
-        program: &Program,
+        program: &Command,
         wanted: Option<&Path>,
         recorded: Option<PathBuf>,
     ) -> Result<Self, ShareError> {
@@ -77,14 +78,14 @@ impl Plan {
         };
         let moved_from = recorded.filter(|recorded| *recorded != share);
         let mut changes = moved_from.map_or_else(|| Ok(Vec::new()), |old| removals(program, &old))?;
-        let files = files(program, &share);
+        let files = files(program, &share)?;
         let outdated = removals(program, &share)?;
         changes.extend(outdated.into_iter().filter(|old| files.iter().all(|(path, _)| *path != old.path)));
         for (path, text) in files {
             match read(&path)? {
                 Some(content) if content == text.as_bytes() => {}
                 Some(content) if !is_marked(program, &content) => {
-                    return Err(ShareError::Taken { path, program: program.name });
+                    return Err(ShareError::Taken { path, program: program.get_name().to_owned() });
                 }
                 _ => changes.push(Change { share: share.clone(), path, text: Some(text) }),
             }
@@ -96,7 +97,7 @@ impl Plan {
     ///
     /// # Errors
     /// Files cannot be read.
-    pub fn uninstall(program: &Program, recorded: Option<&Path>) -> Result<Self, ShareError> {
+    pub fn uninstall(program: &Command, recorded: Option<&Path>) -> Result<Self, ShareError> {
         let changes = recorded.map_or_else(|| Ok(Vec::new()), |share| removals(program, share))?;
         Ok(Self { directory: None, changes })
     }
@@ -131,11 +132,56 @@ impl Plan {
     }
 }
 
+/// The completions of a shell as a script. Hidden commands are not completed.
+pub(crate) fn script(shell: Shell, program: &Command) -> String {
+    let (mut program, mut text) = (shown(program), Vec::new());
+    let name = program.get_name().to_owned();
+    let shell = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    clap_complete::generate(shell, &mut program, &name, &mut text);
+    let text = String::from_utf8_lossy(&text);
+    // zsh wants its #compdef in the first line.
+    let (first, rest) = match text.split_once('\n') {
+        Some((first, rest)) if first.starts_with('#') => (format!("{first}\n"), rest),
+        _ => (String::new(), &*text),
+    };
+    format!("{first}# {}\n{rest}", mark(&name))
+}
+
+/// The command without hidden ones below it, which clap_complete would complete.
+fn shown(command: &Command) -> Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(shown);
+    let copy = Command::new(command.get_name().to_owned())
+        .about(about)
+        .args(command.get_arguments())
+        .subcommands(subcommands);
+    match command.get_version() {
+        Some(version) => copy.version(version.to_owned()),
+        None => copy,
+    }
+}
+
+/// The file below a share directory that a shell reads when it needs it.
+fn script_path(shell: Shell, program: &str) -> String {
+    match shell {
+        Shell::Bash => format!("bash-completion/completions/{program}"),
+        Shell::Zsh => format!("zsh/site-functions/_{program}"),
+        Shell::Fish => format!("fish/vendor_completions.d/{program}.fish"),
+    }
+}
+
 /// The files below a share directory.
-fn files(program: &Program, share: &Path) -> Vec<(PathBuf, String)> {
-    let pages = manual::pages(program).into_iter().map(|page| (manual_path(&page.name), page.text));
-    let scripts = SHELLS.iter().map(|shell| (PathBuf::from(shell.file(program)), shell.script(program)));
-    pages.chain(scripts).map(|(path, text)| (share.join(path), text)).collect()
+fn files(program: &Command, share: &Path) -> Result<Vec<(PathBuf, String)>, ShareError> {
+    let pages = manual::pages(program).map_err(|e| io_failed("write manual pages for", share, e))?;
+    let pages = pages.into_iter().map(|page| (manual_path(&page.name), page.text));
+    let scripts = Shell::value_variants()
+        .iter()
+        .map(|shell| (PathBuf::from(script_path(*shell, program.get_name())), script(*shell, program)));
+    Ok(pages.chain(scripts).map(|(path, text)| (share.join(path), text)).collect())
 }
 
 fn manual_path(page: &str) -> PathBuf {
@@ -143,13 +189,13 @@ fn manual_path(page: &str) -> PathBuf {
 }
 
 /// The removal of each of our files.
-fn removals(program: &Program, share: &Path) -> Result<Vec<Change>, ShareError> {
+fn removals(program: &Command, share: &Path) -> Result<Vec<Change>, ShareError> {
     let removal = |path| Change { share: share.to_owned(), path, text: None };
     Ok(ours(program, share)?.into_iter().map(removal).collect())
 }
 
 /// The files with our mark, under the names that any version gives them.
-fn ours(program: &Program, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
+fn ours(program: &Command, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
     let mut found = Vec::new();
     let section = share.join(format!("man/man{SECTION}"));
     let suffix = format!(".{SECTION}");
@@ -161,13 +207,13 @@ fn ours(program: &Program, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
     let is_page = |name: &str| {
         // A killed installation leaves a file with the suffix.
         let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
-        let page = name.strip_suffix(&suffix).and_then(|page| page.strip_prefix(program.name));
+        let page = name.strip_suffix(&suffix).and_then(|page| page.strip_prefix(program.get_name()));
         page.is_some_and(|of| of.is_empty() || of.starts_with('-'))
     };
     let pages = entries.iter().map(fs::DirEntry::path);
     let pages = pages.filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_page));
-    let scripts = SHELLS.iter().flat_map(|shell| {
-        let script = share.join(shell.file(program));
+    let scripts = Shell::value_variants().iter().flat_map(|shell| {
+        let script = share.join(script_path(*shell, program.get_name()));
         [temporary(&script), script]
     });
     for path in pages.chain(scripts) {
@@ -179,9 +225,9 @@ fn ours(program: &Program, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
     Ok(found)
 }
 
-fn is_marked(program: &Program, content: &[u8]) -> bool {
+fn is_marked(program: &Command, content: &[u8]) -> bool {
     let head = content.get(..HEAD.min(content.len())).unwrap_or_default();
-    String::from_utf8_lossy(head).contains(&mark(program))
+    String::from_utf8_lossy(head).contains(&mark(program.get_name()))
 }
 
 fn read(path: &Path) -> Result<Option<Vec<u8>>, ShareError> {

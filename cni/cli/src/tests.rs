@@ -1,98 +1,91 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A program with commands of one word and of two.
+//! A program that is made of this crate.
 
 use std::process::Command as Process;
 
+use expect_test::expect;
 use serde_json::Value as Json;
 
-use crate::completions::SHELLS;
-use crate::table::{Argument, Command, OUTPUT, Opt, Program, Reader, Value};
-use crate::{Code, Failure, checks, help, run};
+use crate::own::Shell;
+use crate::program::command;
+use crate::share::script;
+use crate::{Failure, Output, Own, checks, number, run};
 
-const FROM: Value = Value::OneOf(&["here", "there"]);
+/// A program for tests
+#[derive(Debug, clap::Parser)]
+#[command(name = "try", version = "1.2.3")]
+struct Try {
+    #[command(subcommand)]
+    command: Command,
+}
 
-static TRY: Program = Program {
-    name: "try",
-    version: "1.2.3",
-    summary: "a program for tests",
-    about: || "It does nothing.".to_owned(),
-    commands: &[
-        Command {
-            name: "pod up",
-            summary: "attach a pod",
-            about: "",
-            arguments: &[Argument::new(Value::Text("NAME"), "the pod")],
-            options: &[
-                Opt::value("--from", FROM, "its place").many(),
-                Opt::value("--dir", Value::Directory, "its directory"),
-                OUTPUT,
-            ],
-            exit_codes: &[(1, "nothing was attached"), (3, "it waits")],
-            examples: &[("try pod up web --from here --dir /a --output json", "a pod")],
-            reader: Reader::Table,
-        },
-        Command {
-            name: "pod down",
-            summary: "detach a pod",
-            about: "Removes what is there.",
-            arguments: &[],
-            options: &[Opt::switch("--all", "all pods")],
-            exit_codes: &[],
-            examples: &[("try pod down --all", "all")],
-            reader: Reader::Table,
-        },
-        Command {
-            name: "networks",
-            summary: "list the networks",
-            about: "",
-            arguments: &[Argument::new(Value::Text("PLUGIN"), "only those of it").optional()],
-            options: &[],
-            exit_codes: &[],
-            examples: &[("try networks", "all")],
-            reader: Reader::Table,
-        },
-        crate::completions("", &[("try completions bash", "of bash")]),
-        crate::manual(&[("try manual /usr/share --remove", "remove them")]),
-        crate::version(&[("try version --output json", "for a program")]),
-        crate::help(&[("try help pod up", "of one command")]),
-    ],
-    environment: &[("TRY_LOG", "the level of the log")],
-    files: &[("/etc/try", "its settings")],
-    words: |name| if name == "PLUGIN" { vec!["bridge", "ptp"] } else { Vec::new() },
-};
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Attach and detach pods
+    #[command(subcommand)]
+    Pod(Pod),
+    Networks(Networks),
+    #[command(flatten)]
+    Own(Own),
+}
 
-fn code(name: &str) -> Option<Code> {
-    Some(match name {
-        "pod up" => |given, out, _| {
-            writeln!(out, "{} {:?}", given.argument(0), given.options().collect::<Vec<_>>())?;
-            Ok(3)
-        },
-        "pod down" => |_, _, _| Err(Failure::Failed("no pod".to_owned())),
-        "networks" => |_, _, _| Ok(0),
-        _ => return None,
-    })
+#[derive(Debug, clap::Subcommand)]
+enum Pod {
+    Up(Up),
+    /// Detach a pod
+    Down,
+}
+
+/// Attach a pod
+///
+/// With its networks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit codes:\n  3  it ran\n\nExamples:\n  try pod up web --from there")]
+struct Up {
+    /// The pod
+    name: String,
+    /// Where it comes from
+    #[arg(long, value_parser = ["here", "there"])]
+    from: Vec<String>,
+    /// Its size
+    #[arg(long, default_value_t = 4, value_parser = number(1..=9_u8))]
+    size: u8,
+}
+
+/// List networks
+#[derive(Debug, clap::Args)]
+struct Networks {
+    #[command(flatten)]
+    output: Output,
 }
 
 fn tried(line: &str) -> (u8, String, String) {
     let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(&TRY, code, &args, &mut out, &mut err);
+    let code = run::<Try>(&args, &mut out, &mut err, |cli, out, _| match cli.command {
+        Command::Pod(Pod::Up(up)) => {
+            writeln!(out, "{up:?}")?;
+            Ok(3)
+        }
+        Command::Pod(Pod::Down) => Err(Failure::failed("no pod")),
+        Command::Networks(networks) => Ok(writeln!(out, "{}", networks.output.json()).map(|()| 0)?),
+        Command::Own(own) => own.run::<Try>(out),
+    });
     (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
 #[test]
-fn help_manual_and_completions_have_everything() {
-    checks::assert_complete(&TRY);
+fn help_manual_and_completions_are_complete() {
+    checks::assert_complete::<Try>();
 }
 
 #[test]
 fn commands_have_one_word_or_two() {
-    let (code, out, err) = tried("pod up web --from there --dir /x --from=here");
+    let (code, out, err) = tried("pod up web --from there --size 5 --from=HERE --size 6");
     assert_eq!((code, err.as_str()), (3, ""));
-    assert_eq!(out, "web [(\"--from\", \"there\"), (\"--dir\", \"/x\"), (\"--from\", \"here\")]\n");
+    assert_eq!(out, "Up { name: \"web\", from: [\"there\", \"HERE\"], size: 6 }\n");
     assert_eq!(tried("pod down"), (1, String::new(), "try pod down: no pod\n".to_owned()));
-    assert_eq!(tried("networks").0, 0);
     assert_eq!(tried("--version"), (0, "try 1.2.3\n".to_owned(), String::new()));
     let mut version: Json = serde_json::from_str(&tried("version -o json").1).unwrap();
     assert_eq!(version.as_object_mut().unwrap().remove("schema"), Some(1.into()));
@@ -100,32 +93,96 @@ fn commands_have_one_word_or_two() {
 }
 
 #[test]
-fn help_is_found_by_the_words_of_a_command() {
-    for line in ["", "help", "--help", "-h", "pod", "pod --help", "help pod"] {
-        let (code, out, err) = tried(line);
-        assert!(code == 0 && out.starts_with("try 1.2.3: a program for tests\n") && err.is_empty(), "{line}");
+fn output_has_several_spellings() {
+    for line in ["--output json", "--output=json", "-o json", "-ojson", "--json", "-o text --output json"] {
+        assert_eq!(tried(&format!("networks {line}")).1, "true\n", "{line}");
     }
-    let (_, help, _) = tried("help pod up");
-    assert!(help.starts_with("try pod up: attach a pod\n\nusage: try pod up NAME "), "{help}");
-    assert_eq!(tried("pod up --help").1, help);
-    let codes: Vec<u8> = help::exit_codes(TRY.find("pod up").unwrap()).map(|(code, _)| code).collect();
-    assert_eq!(codes, [0, 1, 2, 3]);
+    for line in ["", "--output table", "-o text"] {
+        assert_eq!(tried(&format!("networks {line}")).1, "false\n", "{line}");
+    }
 }
 
 #[test]
-fn unknown_commands_are_named_with_a_near_one() {
+fn help_is_the_same_in_each_spelling() {
+    let (code, overview, err) = tried("help");
+    assert_eq!((code, err.as_str()), (0, ""));
+    for line in ["", "--help", "-h"] {
+        assert_eq!(tried(line).1, overview, "{line}");
+    }
+    let (code, pods, _) = tried("pod");
+    assert!(code == 0 && tried("pod --help").1 == pods && pods.contains("Detach a pod"), "{pods}");
+    let (_, help, _) = tried("help pod up");
+    for line in ["pod up --help", "pod up -h", "pod up web --help"] {
+        assert_eq!(tried(line).1, help, "{line}");
+    }
+    expect![[r#"
+        Attach a pod
+
+        With its networks.
+
+        Usage: try pod up [OPTIONS] <NAME>
+
+        Arguments:
+          <NAME>  The pod
+
+        Options:
+              --from <FROM>  Where it comes from [possible values: here, there]
+              --size <SIZE>  Its size [default: 4]
+          -h, --help         Print help
+
+        Exit codes:
+          3  it ran
+
+        Examples:
+          try pod up web --from there
+    "#]]
+    .assert_eq(&help);
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line() {
     for (line, want) in [
+        ("pod ups --all", "try pod: unknown command \"ups\": did you mean up? (see `try pod --help`)"),
+        ("network", "try: unknown command \"network\": did you mean networks? (see `try --help`)"),
+        ("--all pod", "try: unknown option --all (see `try --help`)"),
+        ("pod up", "try pod up: NAME is missing (see `try pod up --help`)"),
+        ("pod up a b", "try pod up: unexpected argument \"b\" (see `try pod up --help`)"),
         (
-            "pod ups --all",
-            "try: unknown command \"pod ups\": did you mean pod up?\n`try help` lists the commands\n",
+            "pod up a --form b",
+            "try pod up: unknown option --form: did you mean --from? (see `try pod up --help`)",
         ),
-        ("network", "try: unknown command \"network\": did you mean networks?\n"),
-        ("--all pod", "try: unknown command \"--all\"\n"),
-        ("help pod upp", "try help: unknown command \"pod upp\": did you mean pod up?\n"),
-        ("pod up", "try pod up: NAME is missing: the pod\n`try pod up --help` explains the arguments\n"),
+        ("pod up a --from", "try pod up: --from needs a value (see `try pod up --help`)"),
+        (
+            "pod up a --from hree",
+            "try pod up: --from must be here or there, not \"hree\": did you mean here? (see `try pod up --help`)",
+        ),
+        (
+            "pod up a --size 10",
+            "try pod up: --size must be a number between 1 and 9, not \"10\" (see `try pod up --help`)",
+        ),
+        ("networks --json=yes", "try networks: --json takes no value \"yes\" (see `try networks --help`)"),
+        (
+            "networks -o xml",
+            "try networks: --output must be table or json, not \"xml\" (see `try networks --help`)",
+        ),
     ] {
         let (code, out, err) = tried(line);
-        assert!(code == 2 && out.is_empty() && err.starts_with(want), "{line}: {err}");
+        assert_eq!((code, out.as_str(), err), (2, "", format!("{want}\n")), "{line}");
+    }
+}
+
+#[test]
+fn manual_pages_have_the_sections_of_the_help() {
+    let page = crate::manual::pages(&command::<Try>()).unwrap().remove(2);
+    assert_eq!(page.name, "try-pod-up");
+    for text in [
+        ".SH \"EXIT CODES\"",
+        ".SH EXAMPLES",
+        "With its networks.",
+        "\\-\\-size",
+        "try pod up web \\-\\-from there",
+    ] {
+        assert!(page.text.contains(text), "{text}: {}", page.text);
     }
 }
 
@@ -133,22 +190,22 @@ fn unknown_commands_are_named_with_a_near_one() {
 fn bash_completes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("try");
-    std::fs::write(&file, SHELLS[0].script(&TRY)).unwrap();
+    std::fs::write(&file, script(Shell::Bash, &command::<Try>())).unwrap();
     for (line, want) in [
         ("try po", "pod"),
         ("try pod u", "up"),
         ("try pod up --fr", "--from"),
         ("try pod up --from th", "there"),
-        ("try pod up --from = th", "there"),
-        ("try networks pt", "ptp"),
         ("try help net", "networks"),
         ("try completions f", "fish"),
+        ("try man", ""),
     ] {
-        let words = line.split(' ').count();
+        let words: Vec<&str> = line.split(' ').collect();
+        let [.., previous, last] = words.as_slice() else { panic!("{line}") };
         let script = format!(
-            "source {}; COMP_WORDS=({line}); COMP_CWORD={}; _try; echo \"${{COMPREPLY[*]}}\"",
+            "source {}; COMP_WORDS=({line}); COMP_CWORD={}; _try try {last} {previous}; echo \"${{COMPREPLY[*]}}\"",
             file.display(),
-            words - 1
+            words.len() - 1
         );
         let Ok(output) = Process::new("bash").args(["-c", &script]).output() else { return };
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), want, "{line}");

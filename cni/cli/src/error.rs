@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Why a command ends early, and how this is printed: one line on standard error.
+
+use std::error::Error as _;
+use std::fmt::Display;
+use std::io;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// The reason why a command ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// The arguments cannot be used: exit code 2, and a hint at the help.
+    Usage(String),
+    /// The work failed: exit code 1.
+    Failed(String),
+    /// Standard output or standard error cannot be written: exit code 1, without a message.
+    Report(io::Error),
+}
+
+impl Failure {
+    /// The failure of the work itself.
+    pub fn failed(error: impl Display) -> Self {
+        Self::Failed(error.to_string())
+    }
+
+    /// Arguments that cannot be used, for a reason that only the command knows.
+    pub fn usage(error: impl Display) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Report(error)
+    }
+}
+
+/// What clap found, in one line.
+pub(crate) fn line(error: &clap::Error) -> String {
+    use ContextKind::{
+        InvalidArg, InvalidSubcommand, InvalidValue, PriorArg, SuggestedArg, SuggestedSubcommand,
+        SuggestedValue, ValidSubcommand, ValidValue,
+    };
+    let all = |kind| error.get(kind).map_or_else(Vec::new, words);
+    let first = |kind| all(kind).into_iter().next().unwrap_or_default();
+    let near = |kind| all(kind).first().map_or_else(String::new, |word| format!(": did you mean {word}?"));
+    let (arg, value) = (first(InvalidArg), first(InvalidValue));
+    let name = option_name(&arg);
+    match error.kind() {
+        ErrorKind::UnknownArgument if arg.starts_with('-') => {
+            format!("unknown option {arg}{}", near(SuggestedArg))
+        }
+        ErrorKind::UnknownArgument => format!("unexpected argument {arg:?}"),
+        ErrorKind::InvalidSubcommand => {
+            format!("unknown command {:?}{}", first(InvalidSubcommand), near(SuggestedSubcommand))
+        }
+        ErrorKind::MissingSubcommand => {
+            format!("a command is missing: {}", alternatives(&all(ValidSubcommand)))
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = all(InvalidArg);
+            let names: Vec<&str> = missing.iter().map(|arg| option_name(arg)).collect();
+            format!("{} is missing", names.join(", "))
+        }
+        ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value"),
+        ErrorKind::InvalidValue => {
+            format!(
+                "{name} must be {}, not {value:?}{}",
+                alternatives(&all(ValidValue)),
+                near(SuggestedValue)
+            )
+        }
+        // Our parsers say what the value must be.
+        ErrorKind::ValueValidation => match error.source() {
+            Some(wanted) => format!("{name} must be {wanted}, not {value:?}"),
+            None => format!("{name}: {value:?} cannot be used"),
+        },
+        ErrorKind::ArgumentConflict => format!("{name} cannot be used with {}", all(PriorArg).join(", ")),
+        ErrorKind::TooManyValues | ErrorKind::WrongNumberOfValues => {
+            format!("{name} takes no value {value:?}")
+        }
+        _ => error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned(),
+    }
+}
+
+/// `--output` of `--output <FORMAT>`, and `NETWORK` of `<NETWORK>`.
+fn option_name(arg: &str) -> &str {
+    let name = arg.split_whitespace().next().unwrap_or(arg);
+    name.trim_matches(['<', '>', '[', ']'])
+}
+
+fn words(value: &ContextValue) -> Vec<String> {
+    match value {
+        ContextValue::String(word) => vec![word.clone()],
+        ContextValue::Strings(words) => words.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// `a`, `a or b`, `a, b or c`.
+fn alternatives(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}

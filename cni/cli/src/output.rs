@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Options that many commands have, and parsers of values.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// The form of what a command prints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A table for people.
+    #[default]
+    #[value(alias = "text")]
+    Table,
+    /// A document for programs.
+    Json,
+}
+
+/// The option `--output`, to be flattened into a command's arguments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::Args)]
+pub struct Output {
+    /// Print a table, or JSON for programs
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t)]
+    output: Format,
+    /// The same as `--output json`
+    #[arg(long, hide = true)]
+    json: bool,
+}
+
+impl Output {
+    /// True if JSON is to be printed.
+    #[must_use]
+    pub fn json(self) -> bool {
+        self.json || self.output == Format::Json
+    }
+}
+
+/// A parser of numbers whose error shows the range.
+pub fn number<T>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| format!("a number between {} and {}", range.start(), range.end()))
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A call of a program: reads the arguments, runs the command's code and prints its error.
+
+use std::io::{self, Write};
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command, Parser};
+
+use crate::error::{Failure, line};
+
+/// The width of help texts, whatever the terminal's is: pages show them.
+const WIDTH: usize = 100;
+
+/// The description is between the summary and the usage, as in a manual page.
+const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
+
+/// Runs a program and returns the exit code: 0 for success, 1 for a failure, 2 for arguments that cannot be used, others
+/// as in the command's help. Does not look at the environment.
+pub fn run<P: Parser>(
+    args: &[String],
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+    code: impl FnOnce(P, &mut dyn Write, &mut dyn Write) -> Result<u8, Failure>,
+) -> u8 {
+    let program = command::<P>();
+    let name = program.get_name().to_owned();
+    // Without a command: the overview, as with `help`.
+    let args = if args.is_empty() { &["--help".to_owned()][..] } else { args };
+    let words = std::iter::once(&name).chain(args);
+    let parsed = program.clone().try_get_matches_from(words);
+    let call = match &parsed {
+        Ok(matches) => call(&name, matches),
+        Err(_) => called(&program, args),
+    };
+    let done = match parsed.and_then(|matches| P::from_arg_matches(&matches)) {
+        Ok(cli) => code(cli, out, err),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                write!(out, "{}", error.render()).map(|()| 0).map_err(Failure::Report)
+            }
+            _ => Err(Failure::Usage(line(&error))),
+        },
+    };
+    let told = |written: io::Result<()>, code| written.map_or(1, |()| code);
+    match done {
+        Ok(code) => code,
+        Err(Failure::Failed(text)) => told(writeln!(err, "{call}: {text}"), 1),
+        Err(Failure::Usage(text)) => told(writeln!(err, "{call}: {text} (see `{call} --help`)"), 2),
+        Err(Failure::Report(_)) => 1,
+    }
+}
+
+/// The name of the program and of the command that was called.
+fn call(name: &str, matches: &ArgMatches) -> String {
+    match matches.subcommand() {
+        Some((command, inner)) => format!("{name} {}", call(command, inner)),
+        None => name.to_owned(),
+    }
+}
+
+/// The same for arguments that cannot be read: the words in front that name commands.
+fn called(program: &Command, args: &[String]) -> String {
+    let (mut at, mut call) = (program, program.get_name().to_owned());
+    for word in args {
+        let Some(command) = at.find_subcommand(word) else { break };
+        call = format!("{call} {}", command.get_name());
+        at = command;
+    }
+    call
+}
+
+/// The commands of a program, with the layout of help that all have.
+#[must_use]
+pub fn command<P: Parser>() -> Command {
+    finish(P::command())
+}
+
+/// `-h` and `--help` print the same. The last of several values counts, and the case of fixed words does not.
+fn finish(command: Command) -> Command {
+    let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string).unwrap_or_default();
+    let (about, long) = (text(command.get_about()), text(command.get_long_about()));
+    let description = long.strip_prefix(&about).unwrap_or(&long).trim_start_matches('.').trim().to_owned();
+    let mut command = command
+        .term_width(WIDTH)
+        .args_override_self(true)
+        .help_template(TEMPLATE)
+        .long_about(None)
+        .mut_args(|arg| {
+            let is_word = arg.get_action().takes_values() && !arg.get_possible_values().is_empty();
+            arg.long_help(None).ignore_case(is_word)
+        })
+        .mut_subcommands(finish);
+    if !description.is_empty() {
+        command = command.before_help(description);
+    }
+    command
+}
