@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MsFlags, mount};
 
 use crate::binaries::bin_dir;
-use crate::node::Node;
 
 /// Mounts an empty tmpfs over a folder, in the mount namespace of the calling thread.
 pub(crate) fn conceal(folder: &Path) {
@@ -58,16 +57,10 @@ fn needed() -> Vec<PathBuf> {
     all
 }
 
-impl Node {
-    /// Gives the node an empty folder of its own in place of the machine's.
-    pub fn own_folder(&self, folder: &str) {
-        self.run(|| conceal(Path::new(folder)));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::Node;
     use crate::space::quoted;
 
     #[test]

@@ -193,6 +193,11 @@ impl Node {
         })
     }
 
+    /// Gives the node an empty folder of its own in place of the machine's.
+    pub fn own_folder(&self, folder: &str) {
+        self.run(|| conceal(Path::new(folder)));
+    }
+
     /// The whole ruleset as nft prints it, [without the record of UDP flows](crate::without_seen_ports).
     pub fn ruleset(&self) -> String {
         without_seen_ports(&self.cmd("nft list ruleset"))
