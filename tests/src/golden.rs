@@ -2,22 +2,58 @@
 
 //! Expected texts in tests/golden.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
 
 /// Compares `text`, after [`normalise`], with `tests/golden/<name>`. With `UPDATE_GOLDEN=1` in the
 /// environment the file is written instead: look at the difference before you commit it.
 #[track_caller]
 pub fn golden(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
     let text = normalise(text);
-    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &text).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
-        return;
+    if is_updated() {
+        return write(name, &text);
     }
-    let expected = std::fs::read_to_string(&path)
-        .unwrap_or_else(|e| panic!("read {} (UPDATE_GOLDEN=1 writes it): {e}", path.display()));
+    assert_same(name, &read(name), &text);
+}
+
+/// The same for the result of a plugin: `tests/golden/results/<plugin>.json` has one for each version of the
+/// specification.
+#[track_caller]
+pub fn golden_result(plugin: &str, version: &str, result: &Value) {
+    let name = format!("results/{plugin}.json");
+    let pretty = |value: &Value| serde_json::to_string_pretty(value).expect("JSON");
+    let text = normalise(&pretty(result));
+    let mut all: Value = serde_json::from_str(&read(&name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    if is_updated() {
+        all[version] = serde_json::from_str(&text).expect("JSON, also when normalised");
+        return write(&name, &(pretty(&all) + "\n"));
+    }
+    assert_same(&format!("{name}, {version}"), &(pretty(&all[version]) + "\n"), &text);
+}
+
+fn is_updated() -> bool {
+    std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
+}
+
+fn read(name: &str) -> String {
+    let path = path(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()))
+}
+
+fn write(name: &str, text: &str) {
+    let path = path(name);
+    std::fs::write(&path, text).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+}
+
+#[track_caller]
+fn assert_same(name: &str, expected: &str, text: &str) {
     if text != expected {
-        panic!("differs from {} (UPDATE_GOLDEN=1 rewrites it):\n{}", path.display(), diff(&expected, &text));
+        panic!("differs from tests/golden/{name} (UPDATE_GOLDEN=1 rewrites it):\n{}", diff(expected, text));
     }
 }
 

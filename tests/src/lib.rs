@@ -95,7 +95,7 @@ pub use feature::{
     ESP, FLOWTABLE, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp, has_flowtable, has_ipvs,
     has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
 };
-pub use golden::{golden, normalise};
+pub use golden::{golden, golden_result, normalise};
 pub use interrupt::{
     Disturbance, Point, all_kill_points, assert_killed, disturbed, error_points, every_call, kill_points,
     killed, points_to_try, slowed,

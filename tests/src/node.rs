@@ -315,7 +315,9 @@ fn make_node() -> (File, File) {
         .expect("make a network and a mount namespace (the network tests need root)");
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .expect("keep mounts private");
-    for folder in ["/run", "/var/lib"] {
+    // A machine that runs containers has a network configuration and plugins, which no node is to find.
+    let foreign = ["/etc/cni", "/opt/cni"].into_iter().filter(|folder| Path::new(folder).is_dir());
+    for folder in ["/run", "/var/lib"].into_iter().chain(foreign) {
         conceal(Path::new(folder));
     }
     std::fs::create_dir("/run/netns").expect("make /run/netns");

@@ -27,6 +27,8 @@ pub struct PluginCall {
 
 #[derive(Debug, Clone)]
 pub struct Output {
+    /// Plugin and verb.
+    what: String,
     pub process: CommandOutput,
 }
 
@@ -124,21 +126,26 @@ impl PluginCall {
 
     /// Starts it, for tests that interrupt it or run several at once.
     pub fn spawn(self) -> Running {
+        let verb =
+            self.env.iter().find(|(key, _)| key == "CNI_COMMAND").map(|(_, verb)| verb.to_string_lossy());
+        let plugin = self.program.file_name().unwrap_or_default().to_string_lossy();
+        let what = format!("{plugin} {}", verb.unwrap_or_default());
         let mut words = self.wrapper.into_iter().chain([self.program.into_os_string()]).chain(self.arguments);
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words).env_clear().envs(self.env);
-        Running { started: self.space.start(command, &self.stdin) }
+        Running { what, started: self.space.start(command, &self.stdin) }
     }
 }
 
 #[derive(Debug)]
 pub struct Running {
+    what: String,
     started: Started,
 }
 
 impl Running {
     pub fn wait(self) -> Output {
-        Output { process: self.started.wait() }
+        Output { what: self.what, process: self.started.wait() }
     }
 
     pub fn kill(&mut self) {
@@ -167,20 +174,23 @@ impl Output {
             Some(0) => Ok(self.json()),
             Some(1) => match serde_json::from_str(&self.process.stdout) {
                 Ok(failure) => Err(failure),
-                Err(error) => panic!("no error object: {error}: {}{}", self.process.line, self.process),
+                Err(_) => panic!("{}", self.process.unexpected(&self.what, "an error object")),
             },
-            _ => panic!("neither success nor error: {}{}", self.process.line, self.process),
+            _ => panic!("{}", self.process.unexpected(&self.what, "a result or an error")),
         }
     }
 
     pub fn ok(&self) -> Value {
-        self.result().unwrap_or_else(|_| panic!("{}{}", self.process.line, self.process))
+        self.result().unwrap_or_else(|failure| {
+            let what = format!("{}: {} (code {})", self.what, failure.msg, failure.code);
+            panic!("{}", self.process.unexpected(&what, "a result"))
+        })
     }
 
     pub fn error(&self) -> CniFailure {
         match self.result() {
             Err(failure) => failure,
-            Ok(_) => panic!("should have failed: {}{}", self.process.line, self.process),
+            Ok(_) => panic!("{}", self.process.unexpected(&self.what, "an error")),
         }
     }
 }

@@ -140,7 +140,11 @@ impl Space {
 
     pub fn cmd_input(&self, line: &str, input: &str) -> String {
         let output = self.try_cmd_input(line, input);
-        assert!(output.code == Some(0), "{}: {}: {output}", self.name, line);
+        assert!(
+            output.code == Some(0),
+            "{}",
+            output.unexpected(&format!("{line} in {}", self.name), "success")
+        );
         output.stdout
     }
 
@@ -361,6 +365,21 @@ fn kill_family(child: &mut Child) -> String {
     }
     let _ = child.wait();
     threads
+}
+
+impl CommandOutput {
+    /// The report of an end that a test did not expect: what happened in one line, then the command as it was called,
+    /// and its whole output.
+    pub(crate) fn unexpected(&self, what: &str, expected: &str) -> String {
+        let first = [&self.stderr, &self.stdout].into_iter().flat_map(|text| text.lines()).next();
+        let got = match self.code {
+            Some(0) => "success".to_owned(),
+            Some(code) => format!("exit code {code}"),
+            None => "the end by a signal".to_owned(),
+        };
+        let first = first.map(|line| format!(": {}", clip(line))).unwrap_or_default();
+        format!("{what}: expected {expected}, got {got}{first}\n  command: {}{self}", self.line)
+    }
 }
 
 impl std::fmt::Display for CommandOutput {

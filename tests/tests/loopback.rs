@@ -3,7 +3,7 @@
 //! The loopback plugin.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Pod, golden, newest_version, peer_fails};
+use slipway_tests::{Node, Pod, golden_result, newest_version, peer_fails};
 
 fn config(version: &str) -> Value {
     json!({"cniVersion": version, "name": "cni-loopback", "type": "loopback"})
@@ -37,8 +37,7 @@ fn results_of_every_version() {
         let pod = node.pod("pod");
         for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
             let call = node.plugin("loopback").command("ADD").for_pod(&pod).config(&config(version));
-            let text = serde_json::to_string_pretty(&call.run().ok()).expect("JSON");
-            golden(&format!("loopback-{version}.json"), &text);
+            golden_result("loopback", version, &call.run().ok());
         }
     });
 }

@@ -4,7 +4,8 @@
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Proto, Space, golden, is_peer, newest_version, without_seen_ports,
+    Attach, BridgeNetfilter, Node, Proto, Space, golden, golden_result, is_peer, newest_version,
+    without_seen_ports,
 };
 
 /// The version of nft whose way of printing is in the golden files.
@@ -65,18 +66,18 @@ fn table(node: &Node) -> String {
 /// The list's result in every version, compared with the reference's.
 #[test]
 fn results_of_every_version() {
-    results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "result");
+    results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "bridge");
 }
 
 #[test]
 fn results_of_ptp_in_every_version() {
     let mut list = list(&json!({"type": "portmap", "capabilities": {"portMappings": true}}));
     list["plugins"][0]["type"] = "ptp".into();
-    results(&list, "result-ptp");
+    results(&list, "ptp");
 }
 
-/// Compares the results of a list in every version with the golden files of that name.
-fn results(list: &Value, name: &str) {
+/// Compares the results of a list in every version with the golden file of that plugin.
+fn results(list: &Value, plugin: &str) {
     if newest_version() == "1.0.0" {
         // An older peer, which prints an empty dns in 1.0.0 too.
         return;
@@ -96,7 +97,7 @@ fn results(list: &Value, name: &str) {
         for interface in interfaces.into_iter().flatten() {
             interface.as_object_mut().expect("an object").remove("mtu");
         }
-        golden(&format!("{name}-{version}.json"), &serde_json::to_string_pretty(&result).expect("JSON"));
+        golden_result(plugin, version, &result);
         network.del(&attach).expect("DEL");
     }
 }

@@ -2,7 +2,6 @@
 
 //! ADD: its result, links, addresses and routes, also with several containers.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::json;
@@ -136,32 +135,6 @@ fn the_bridges_address_outlives_its_ports() {
 }
 
 #[test]
-fn concurrent_adds_create_one_bridge() {
-    let node = Node::new();
-    let network = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
-    let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
-    let addresses: BTreeSet<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
-    });
-    assert_eq!(addresses.len(), pods.len());
-    let first = *addresses.iter().next().expect("one");
-    let server =
-        pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
-    let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
-    for pod in pods.iter().filter(|pod| pod.name() != server.name()) {
-        pod.expect(Proto::Tcp, (first, 80), "server");
-    }
-    std::thread::scope(|scope| {
-        for pod in &pods {
-            scope.spawn(|| network.del(&Attach::new(pod)).expect("DEL"));
-        }
-    });
-    assert!(!node.cmd("ip -o link show type veth").contains("veth"));
-}
-
-#[test]
 fn a_full_bridge_is_reported_with_its_limit() {
     peer_fails("fails with \"exchange full\"", || {
         let node = Node::new();
@@ -188,19 +161,6 @@ fn a_full_bridge_is_reported_with_its_limit() {
         let links: String = (0..512).map(|number| format!("link del a{number}\n")).collect();
         node.cmd_input("ip -batch -", &links);
     });
-}
-
-#[test]
-fn a_second_add_leaves_the_first_alone() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let network = network(&node, &json!({"isGateway": true}));
-    let result = add(&network, &pod);
-    let before = Snapshot::take(&node, &[&pod]);
-    let failure = network.add(&Attach::new(&pod)).expect_err("a second ADD");
-    assert!(failure.error.msg.contains("container veth name"), "{failure}");
-    before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
-    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
 #[test]

@@ -13,36 +13,6 @@ fn bridge_slave(node: &Node, name: &str) -> Value {
 }
 
 #[test]
-fn mtu_is_the_configurations() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let result = add(&network(&node, &json!({"mtu": 1300})), &pod);
-    for link in [node.link("br0"), node.link(&outer(&result)), pod.link("eth0")] {
-        assert_eq!(link["mtu"], 1300);
-    }
-}
-
-#[test]
-fn the_mtu_defaults_to_that_of_the_default_route() {
-    peer_fails("does not set the MTU", || {
-        let node = Node::new();
-        let client = node.host("client");
-        let (one, two) = (node.pod("one"), node.pod("two"));
-        let network = network(&node, &json!({}));
-        // Without a default route, the kernel's default applies.
-        add(&network, &one);
-        assert_eq!(one.link("eth0")["mtu"], 1500);
-        node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
-        node.cmd(&format!("ip route add default via {}", client.v4));
-        let result = add(&network, &two);
-        assert_eq!(two.link("eth0")["mtu"], 1400);
-        assert_eq!(node.link(&outer(&result))["mtu"], 1400);
-        // The bridge's MTU is the smallest of its ports'.
-        assert_eq!(node.link("br0")["mtu"], 1400);
-    });
-}
-
-#[test]
 fn hairpin_lets_a_pod_reach_itself_through_the_bridge() {
     let node = Node::new();
     let pod = node.pod("pod");
@@ -215,18 +185,6 @@ fn the_containers_link_may_stay_down() {
 }
 
 #[test]
-fn dns_of_the_configuration_replaces_that_of_ipam() {
-    let node = Node::new();
-    let (one, two) = (node.pod("one"), node.pod("two"));
-    node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
-    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "resolvConf": "/var/lib/resolv.conf"});
-    let result = add(&network(&node, &json!({"ipam": ipam})), &one);
-    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["ipam.example"]}));
-    let result = add(&network(&node, &json!({"ipam": ipam, "dns": {"domain": "conf.example"}})), &two);
-    assert_eq!(result["dns"], json!({"domain": "conf.example"}));
-}
-
-#[test]
 fn a_foreign_source_address_is_dropped() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
@@ -246,31 +204,4 @@ fn a_foreign_source_address_is_dropped() {
     let ruleset = node.ruleset();
     assert!(!ruleset.contains(&outer(&result)) && !ruleset.contains(&own), "{ruleset}");
     network.check(&Attach::new(&two)).expect("CHECK of the second container");
-}
-
-#[test]
-fn bad_values_are_named_and_change_nothing() {
-    peer_fails("uses other codes and accepts some values", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        for (keys, part) in [
-            (json!({"mtu": "x"}), "mtu"),
-            (json!({"mtu": -5}), "-5"),
-            (json!({"vlan": 4095}), "4095"),
-            (json!({"vlanTrunk": [{"minID": 5}]}), "maxID is missing"),
-            (json!({"hairpinMode": true, "promiscMode": true}), "at the same time"),
-            (json!({"bridge": "a/b"}), "a/b"),
-            (json!({"bridge": "a-name-that-is-too-long"}), "a-name-that-is-too-long"),
-            (json!({"isGateway": 1}), "isGateway"),
-            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
-            (json!({"args": {"cni": {"mac": "no"}}}), "no"),
-            (json!({"disableContainerInterface": true}), "DisableContainerInterface"),
-        ] {
-            let before = slipway_tests::Snapshot::take(&node, &[&pod]);
-            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("bad value");
-            assert_eq!(failure.error.code, 7, "{failure}");
-            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
-            before.assert_same(&slipway_tests::Snapshot::take(&node, &[&pod]));
-        }
-    });
 }

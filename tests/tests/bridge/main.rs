@@ -18,6 +18,11 @@ const OUTER: usize = 1;
 /// Prefix of CHECK's error messages.
 const PREFIX: &str = "";
 
+/// Links that all containers of a network share.
+const NODE_LINKS: &[&str] = &["br0"];
+/// The error of a second ADD.
+const TAKEN: &str = "container veth name";
+
 /// Keys that create objects on the node besides links.
 fn all() -> Value {
     json!({"isGateway": true, "ipMasq": true, "macspoofchk": true})
@@ -31,6 +36,20 @@ fn leading() -> Value {
 /// Keys of another network on the same node.
 fn other_keys() -> Value {
     json!({"bridge": "br1"})
+}
+
+/// Keys that only bridge has, or only bridge refuses.
+fn refused() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({"vlan": 4095}), "4095"),
+        (json!({"vlanTrunk": [{"minID": 5}]}), "maxID is missing"),
+        (json!({"hairpinMode": true, "promiscMode": true}), "at the same time"),
+        (json!({"bridge": "a/b"}), "a/b"),
+        (json!({"bridge": "a-name-that-is-too-long"}), "a-name-that-is-too-long"),
+        (json!({"isGateway": 1}), "isGateway"),
+        (json!({"args": {"cni": {"mac": "no"}}}), "no"),
+        (json!({"disableContainerInterface": true}), "DisableContainerInterface"),
+    ]
 }
 
 /// Returns the plugin with `br0` and host-local of 10.1.2.0/24, with `keys` added.

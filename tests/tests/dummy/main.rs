@@ -46,14 +46,3 @@ fn ipam_is_required() {
         network.del(&Attach::new(&pod)).expect("DEL");
     });
 }
-
-#[test]
-fn dns_is_that_of_ipam() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
-    world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
-    let ipam = json!({"type": "host-local", "subnet": "10.60.1.0/24", "resolvConf": "/var/lib/resolv.conf"});
-    let keys = json!({"ipam": ipam, "dns": {"domain": "a.test"}});
-    let result = add(&world.network(1, &keys), &pod);
-    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"]}));
-}

@@ -2,6 +2,8 @@
 
 //! The ipvlan plugin: every key, packets over the master, and DEL.
 
+#[path = "../single/masters_network.rs"]
+mod masters_network;
 #[path = "../single/on_a_link.rs"]
 mod on_a_link;
 #[path = "../single/mod.rs"]
@@ -10,14 +12,14 @@ mod single;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, peer_fails, skip};
 
-use on_a_link::{all_meet, info, neighbours_are_notified, refused, with_gateway};
+use masters_network::{all_meet, info, neighbours_are_notified, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "ipvlan";
 const NEEDS: &str = "ipvlan links";
 
 fn plugin(_: u16) -> Value {
-    on_a_link::plugin()
+    masters_network::plugin()
 }
 
 #[test]
@@ -117,20 +119,4 @@ fn check_compares_the_mode() {
     assert_eq!(failure.msg, "Container IPVlan mode l2 does not match expected value: l3");
     pod.cmd("ip -6 address delete fd00:60:1::2/64 dev eth0");
     differs(&network, &pod, "Failed to match addr fd00:60:1::2/64");
-}
-
-#[test]
-fn errors_name_invalid_values_and_change_nothing() {
-    if World::new().is_none() {
-        skip!(NEEDS);
-    }
-    peer_fails("other codes, and some are not noticed", || {
-        refused(&[
-            (json!({"mode": "l4"}), 7, "unknown ipvlan mode: \"l4\""),
-            (json!({"mtu": -1}), 7, "invalid MTU -1"),
-            (json!({"master": "a/b"}), 7, "key \"master\""),
-            (json!({"master": "absent"}), 999, "failed to lookup master \"absent\""),
-            (json!({"ipam": {}}), 7, "no plugin name provided"),
-        ]);
-    });
 }

@@ -2,22 +2,24 @@
 
 //! The macvlan plugin: every key, packets over the master, and DEL.
 
+#[path = "../single/masters_network.rs"]
+mod masters_network;
 #[path = "../single/on_a_link.rs"]
 mod on_a_link;
 #[path = "../single/mod.rs"]
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
+use slipway_tests::{Attach, Proto, skip};
 
-use on_a_link::{all_meet, info, neighbours_are_notified, refused, with_gateway};
+use masters_network::{all_meet, info, neighbours_are_notified, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "macvlan";
 const NEEDS: &str = "macvlan links";
 
 fn plugin(_: u16) -> Value {
-    on_a_link::plugin()
+    masters_network::plugin()
 }
 
 #[test]
@@ -90,21 +92,6 @@ fn without_a_master_it_is_the_default_routes_link() {
 }
 
 #[test]
-fn an_mtu_that_the_master_cannot_have_is_refused() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    world.node.cmd("ip link set out0 mtu 1400");
-    for mtu in [9000, -1] {
-        let pod = world.node.pod(&format!("pod{mtu}"));
-        let failure = world.network(1, &json!({"mtu": mtu})).add(&Attach::new(&pod)).expect_err("bad MTU");
-        assert_eq!(failure.error.msg, format!("invalid MTU {mtu}, must be [0, master MTU(1400)]"));
-        if !is_peer() {
-            let failure = world.network(1, &json!({"mtu": mtu})).status().expect_err("ADD would fail");
-            assert_eq!(failure.error.code, 50, "{failure}");
-        }
-    }
-}
-
-#[test]
 fn the_mac_address_comes_from_the_runtime_the_arguments_or_the_configuration() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let own = json!({"mac": "02:00:00:00:00:03", "capabilities": {"mac": true}});
@@ -143,16 +130,6 @@ fn without_ipam_the_link_is_only_set_up() {
         .expect("STATUS");
     network.del(&Attach::new(&pod)).expect("DEL");
     assert!(!pod.has_link("eth0"));
-}
-
-#[test]
-fn the_dns_of_ipam_is_not_in_the_result() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
-    world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
-    let ipam = json!({"type": "host-local", "subnet": "10.60.1.0/24", "resolvConf": "/var/lib/resolv.conf"});
-    let result = add(&world.network(1, &json!({"ipam": ipam})), &pod);
-    assert_eq!(result["dns"], Value::Null);
 }
 
 #[test]
@@ -196,22 +173,4 @@ fn check_compares_mode_and_address() {
     differs(&network, &pod, &text);
     pod.cmd(&format!("ip link set eth0 address {mac}"));
     network.check(&Attach::new(&pod)).expect("CHECK");
-}
-
-#[test]
-fn errors_name_invalid_values_and_change_nothing() {
-    if World::new().is_none() {
-        skip!(NEEDS);
-    }
-    peer_fails("other codes, and some are not noticed", || {
-        refused(&[
-            (json!({"mode": "x"}), 7, "unknown macvlan mode: \"x\""),
-            (json!({"mtu": "x"}), 7, "mtu"),
-            (json!({"master": "a/b"}), 7, "key \"master\""),
-            (json!({"master": "absent"}), 999, "failed to lookup master \"absent\""),
-            (json!({"mac": "01:00:5e:00:00:01"}), 7, "01:00:5e:00:00:01"),
-            (json!({"bcqueuelen": -1}), 7, "bcqueuelen"),
-            (json!({"linkInContainer": 1}), 7, "linkInContainer"),
-        ]);
-    });
 }

@@ -3,12 +3,13 @@
 //! Tests of every plugin that makes a veth pair of which the node keeps one end. The suites of these plugins
 //! include this module and provide the configuration.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Snapshot, newest_version, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, is_peer, newest_version, peer_fails};
 
-use crate::{OUTER, PREFIX, all, dual_stack, leading, other_keys, plugin};
+use crate::{NODE_LINKS, OUTER, PREFIX, TAKEN, all, dual_stack, leading, other_keys, plugin, refused};
 
 /// A network of the plugin alone, with host-local of 10.1.2.0/24, and `keys` added.
 pub(crate) fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
@@ -67,6 +68,107 @@ pub(crate) fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'
 pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
     let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
     assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
+}
+
+#[test]
+fn the_mtu_is_that_of_the_configuration_or_of_the_default_route() {
+    let node = Node::new();
+    let client = node.host("client");
+    let mtu = |name: &str, keys: Value| {
+        let pod = node.pod(name);
+        let network = network(&node, &keys);
+        let outer = outer(&add(&network, &pod));
+        let links =
+            NODE_LINKS.iter().map(|name| node.link(name)).chain([node.link(&outer), pod.link("eth0")]);
+        let found: Vec<Value> = links.map(|link| link["mtu"].clone()).collect();
+        network.del(&Attach::new(&pod)).expect("DEL");
+        found
+    };
+    let all = |mtu: u16| vec![json!(mtu); NODE_LINKS.len() + 2];
+    assert_eq!(mtu("one", json!({"mtu": 1300})), all(1300));
+    peer_fails("leaves it to the kernel", || {
+        // Without a default route, the kernel's default applies. A bridge keeps the smallest MTU that a port had.
+        assert_eq!(mtu("two", json!({})).last(), Some(&json!(1500)));
+        node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
+        node.cmd(&format!("ip route add default via {}", client.v4));
+        assert_eq!(mtu("three", json!({})), all(1400));
+    });
+}
+
+#[test]
+fn dns_is_the_configurations_if_it_has_any() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let result = add(&network(&node, &json!({"ipam": ipam})), &one);
+    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["ipam.example"]}));
+    let result = add(&network(&node, &json!({"ipam": ipam, "dns": {"domain": "conf.example"}})), &two);
+    assert_eq!(result["dns"], json!({"domain": "conf.example"}));
+}
+
+#[test]
+fn errors_name_invalid_values_and_change_nothing() {
+    peer_fails("other codes, and some are not noticed", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let both = [
+            (json!({"mtu": "x"}), "mtu"),
+            (json!({"mtu": -5}), "-5"),
+            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+        ];
+        for (keys, part) in both.into_iter().chain(refused()) {
+            let before = Snapshot::take(&node, &[&pod]);
+            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("bad value");
+            assert_eq!(failure.error.code, 7, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&Snapshot::take(&node, &[&pod]));
+        }
+    });
+}
+
+#[test]
+fn concurrent_adds_do_not_collide() {
+    let node = Node::new();
+    let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+    let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
+    let addresses: BTreeSet<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
+    });
+    assert_eq!(addresses.len(), pods.len());
+    let first = *addresses.iter().next().expect("one");
+    let server =
+        pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
+    let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
+    for pod in pods.iter().filter(|pod| pod.name() != server.name()) {
+        pod.expect(Proto::Tcp, (first, 80), "server");
+    }
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| network.del(&Attach::new(pod)).expect("DEL"));
+        }
+    });
+    assert!(!node.cmd("ip -o link show type veth").contains("veth"));
+    // A bridge stays, with the route to its own subnet.
+    let routes = node.cmd("ip route");
+    assert!(NODE_LINKS.is_empty() == routes.is_empty(), "{routes}");
+}
+
+#[test]
+fn a_second_add_leaves_the_first_alone() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &all());
+    let result = add(&network, &pod);
+    let before = Snapshot::take(&node, &[&pod]);
+    let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
+    // The reference's ptp reports the kernel's error.
+    let is_named = failure.error.msg.contains(TAKEN) || (is_peer() && NODE_LINKS.is_empty());
+    assert!(is_named, "{failure}");
+    before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
+    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
 #[test]

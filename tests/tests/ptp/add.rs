@@ -2,10 +2,8 @@
 
 //! ADD: its objects, with one container and with several.
 
-use std::collections::BTreeSet;
-
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, peer_fails};
+use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
 
 use super::dual_stack;
 use super::pair::{add, address, network, outer};
@@ -151,46 +149,6 @@ fn routes_have_all_configured_attributes() {
         assert!(pod.cmd("ip route show table 100").contains("10.8.0.0/16 via 10.1.2.1 dev eth0"));
         network.check(&Attach::new(&pod)).expect("CHECK");
     });
-}
-
-#[test]
-fn concurrent_adds_do_not_collide() {
-    let node = Node::new();
-    let network = network(&node, &json!({"ipMasq": true, "ipam": dual_stack()}));
-    let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
-    let addresses: BTreeSet<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
-    });
-    assert_eq!(addresses.len(), pods.len());
-    let first = *addresses.iter().next().expect("one");
-    let server =
-        pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
-    let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
-    for pod in pods.iter().filter(|pod| pod.name() != server.name()) {
-        pod.expect(Proto::Tcp, (first, 80), "server");
-    }
-    std::thread::scope(|scope| {
-        for pod in &pods {
-            scope.spawn(|| network.del(&Attach::new(pod)).expect("DEL"));
-        }
-    });
-    assert!(!node.cmd("ip -o link show type veth").contains("veth"));
-    assert_eq!(node.cmd("ip route"), "");
-}
-
-#[test]
-fn a_second_add_leaves_the_first_alone() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let network = network(&node, &json!({}));
-    let result = add(&network, &pod);
-    let before = Snapshot::take(&node, &[&pod]);
-    let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
-    assert!(is_peer() || failure.error.msg.contains("already exists"), "{failure}");
-    before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
-    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
 /// The reservations are lost while the container runs: its address must not be routed to another container.

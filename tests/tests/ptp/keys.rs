@@ -8,32 +8,7 @@ use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
 
 use super::dual_stack;
-use super::pair::{add, address, network, outer};
-
-#[test]
-fn mtu_is_the_configurations() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let result = add(&network(&node, &json!({"mtu": 1300})), &pod);
-    assert_eq!((&node.link(&outer(&result))["mtu"], &pod.link("eth0")["mtu"]), (&json!(1300), &json!(1300)));
-}
-
-#[test]
-fn mtu_is_that_of_the_default_route() {
-    peer_fails("leaves it to the kernel", || {
-        let node = Node::new();
-        let client = node.host("client");
-        let (one, two) = (node.pod("one"), node.pod("two"));
-        let network = network(&node, &json!({}));
-        add(&network, &one);
-        assert_eq!(one.link("eth0")["mtu"], 1500);
-        node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
-        node.cmd(&format!("ip route add default via {}", client.v4));
-        let result = add(&network, &two);
-        assert_eq!(two.link("eth0")["mtu"], 1400);
-        assert_eq!(node.link(&outer(&result))["mtu"], 1400);
-    });
-}
+use super::pair::{add, address, network};
 
 #[test]
 fn ip_masq_translates_packets_that_leave_the_subnet() {
@@ -66,18 +41,6 @@ fn ip_masq_translates_packets_that_leave_the_subnet() {
     network.del(&Attach::new(&two)).expect("DEL");
     let ruleset = node.ruleset();
     assert!(ruleset.is_empty() || !ruleset.contains(&address(&results[1], 0).to_string()), "{ruleset}");
-}
-
-#[test]
-fn dns_is_the_configurations_if_it_has_any() {
-    let node = Node::new();
-    let (one, two) = (node.pod("one"), node.pod("two"));
-    node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
-    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "resolvConf": "/var/lib/resolv.conf"});
-    let result = add(&network(&node, &json!({"ipam": ipam})), &one);
-    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["ipam.example"]}));
-    let result = add(&network(&node, &json!({"ipam": ipam, "dns": {"domain": "conf.example"}})), &two);
-    assert_eq!(result["dns"], json!({"domain": "conf.example"}));
 }
 
 /// An IPAM plugin with a fixed result, for results that host-local never has.
@@ -136,28 +99,6 @@ fn an_ipam_result_without_a_gateway_is_refused() {
             let path = format!("{}:/run/bin", node.bin().display());
             let call = node.plugin("ptp").command("ADD").for_pod(&pod).args("").config(&config);
             assert_eq!(call.env("CNI_PATH", &path).run().error().msg, text);
-            before.assert_same(&Snapshot::take(&node, &[&pod]));
-        }
-    });
-}
-
-#[test]
-fn errors_name_invalid_values_and_change_nothing() {
-    peer_fails("other codes, and some are not noticed", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        for (keys, part) in [
-            (json!({"mtu": "x"}), "mtu"),
-            (json!({"mtu": -5}), "-5"),
-            (json!({"ipMasq": 1}), "ipMasq"),
-            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
-            (json!({"dns": []}), "dns"),
-            (json!({"ipam": {}}), "no plugin name provided"),
-        ] {
-            let before = Snapshot::take(&node, &[&pod]);
-            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("bad value");
-            assert_eq!(failure.error.code, 7, "{failure}");
-            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
             before.assert_same(&Snapshot::take(&node, &[&pod]));
         }
     });

@@ -16,6 +16,11 @@ const OUTER: usize = 0;
 /// The beginning of CHECK's errors.
 const PREFIX: &str = "ptp: ";
 
+/// Links that all containers of a network share.
+const NODE_LINKS: &[&str] = &[];
+/// The error of a second ADD.
+const TAKEN: &str = "already exists";
+
 /// The keys that leave something on the node.
 fn all() -> Value {
     json!({"ipMasq": true})
@@ -35,6 +40,15 @@ fn other_keys() -> Value {
 fn plugin(keys: &Value) -> Value {
     let plugin = json!({"type": "ptp", "ipam": ipv4()});
     pair::with(plugin, keys.clone())
+}
+
+/// Keys that only ptp refuses.
+fn refused() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({"ipMasq": 1}), "ipMasq"),
+        (json!({"dns": []}), "dns"),
+        (json!({"ipam": {}}), "no plugin name provided"),
+    ]
 }
 
 fn ipv4() -> Value {

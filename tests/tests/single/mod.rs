@@ -3,15 +3,18 @@
 //! Tests of every plugin that makes one link, in the container alone. The suites of these plugins include
 //! this module and provide the configuration.
 
+mod cases;
+
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Snapshot, Space, golden, is_peer, lacks, newest_version, peer_fails,
-    skip,
+    Attach, Host, Network, Node, Pod, Snapshot, Space, golden_result, is_peer, lacks, newest_version,
+    peer_fails, skip,
 };
 
 use crate::{NEEDS, PLUGIN};
+use cases::{DNS, refused};
 
 /// A node with a link to a host outside: `out0` here, `eth0` there.
 pub(crate) struct World {
@@ -94,10 +97,10 @@ fn results_of_every_version() {
         let mut config = world.network(1, &json!({"dns": {"domain": "a.test"}})).configs(None).remove(0);
         config["cniVersion"] = version.into();
         let call = |verb: &str| world.node.plugin(PLUGIN).command(verb).for_pod(&pod).config(&config).run();
-        let text = serde_json::to_string_pretty(&call("ADD").ok()).expect("JSON");
+        let result = call("ADD").ok();
         let _ = call("DEL").ok();
         world.node.cmd("rm -r /var/lib/cni/networks/net");
-        golden(&format!("{PLUGIN}-{version}.json"), &text);
+        golden_result(PLUGIN, version, &result);
     }
 }
 
@@ -115,6 +118,44 @@ fn the_link_is_up_with_its_addresses_and_routes() {
     assert!(pod.cmd("ip route").contains("default via 10.60.1.1 dev eth0"));
     assert!(pod.cmd("ip -6 route").contains("default via fd00:60:1::1 dev eth0"));
     assert_eq!(pod.cmd("ip -o link").lines().count(), 2, "the loopback and the link");
+}
+
+#[test]
+fn errors_name_invalid_values_and_change_nothing() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("other codes, and some values are accepted or leave the link", || {
+        for (keys, code, part) in refused(PLUGIN) {
+            let before = world.state(&[&pod]);
+            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err(part);
+            assert_eq!(failure.error.code, code, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&world.state(&[&pod]));
+        }
+    });
+}
+
+#[test]
+fn the_result_has_the_dns_that_the_reference_takes() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.60.1.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let own = json!({"domain": "a.test"});
+    let of_ipam = json!({"nameservers": ["192.0.2.53"]});
+    let rows = DNS.iter().filter(|(plugin, ..)| *plugin == PLUGIN);
+    for (number, (_, has_own, wanted)) in rows.enumerate() {
+        let pod = world.node.pod(&format!("pod{number}"));
+        let dns = if *has_own { own.clone() } else { json!({}) };
+        // vlan takes each of its IDs once.
+        let id = u16::try_from(number).expect("few") + 1;
+        let result = add(&world.network(id, &json!({"ipam": ipam, "dns": dns})), &pod);
+        let wanted = match *wanted {
+            "own" => &own,
+            "IPAM's" => &of_ipam,
+            _ => &Value::Null,
+        };
+        assert_eq!(&result["dns"], wanted, "with {dns}");
+    }
 }
 
 #[test]

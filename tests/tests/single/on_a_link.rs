@@ -1,77 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tests of macvlan and ipvlan, which make a link on a master. Their suites include this module and `single`.
+//! Tests of macvlan, ipvlan and vlan, which make a link on a master. Their suites include this module and `single`.
 
-use std::net::IpAddr;
-
-use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Pod, Proto, peer_fails, skip};
+use serde_json::json;
+use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 
 use crate::single::{World, add, address};
 use crate::{NEEDS, PLUGIN};
-
-pub(crate) fn plugin() -> Value {
-    json!({"master": "out0"})
-}
-
-/// A world whose host outside is the gateway of the containers' subnet.
-pub(crate) fn with_gateway() -> Option<World> {
-    let world = World::new()?;
-    world.client.cmd("ip address add 10.60.1.1/24 dev eth0");
-    world.client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
-    Some(world)
-}
-
-/// The kernel's attributes of the container's link.
-pub(crate) fn info(pod: &Pod) -> Value {
-    let link = pod.link("eth0");
-    assert_eq!(link["linkinfo"]["info_kind"], PLUGIN, "{link}");
-    link["linkinfo"]["info_data"].clone()
-}
-
-/// Asserts that two containers and the host outside reach each other with their own addresses. Returns the
-/// results of the two ADDs.
-#[track_caller]
-pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Pod) -> [Value; 2] {
-    let results = [add(network, one), add(network, two)];
-    let _servers = [
-        one.serve(Proto::Tcp, "[::]:80", "one"),
-        one.serve(Proto::Udp, "[::]:80", "one"),
-        world.client.serve(Proto::Tcp, "[::]:80", "client"),
-        world.client.serve(Proto::Udp, "[::]:80", "client"),
-    ];
-    for proto in Proto::ALL {
-        for (family, gateway) in ["10.60.1.1", "fd00:60:1::1"].into_iter().enumerate() {
-            let gateway: IpAddr = gateway.parse().expect("an address");
-            let (peer, own) = (address(&results[0], family), address(&results[1], family));
-            assert_eq!(two.expect(proto, (gateway, 80), "client").peer.ip(), own);
-            assert_eq!(world.client.expect(proto, (peer, 80), "one").peer.ip(), gateway);
-            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), own);
-        }
-    }
-    results
-}
-
-/// Asserts that neighbours learn an address that has moved.
-#[track_caller]
-pub(crate) fn neighbours_are_notified(pod: &Pod) {
-    assert_eq!(pod.sysctl_get("net/ipv4/conf/eth0/arp_notify").as_deref(), Some("1"));
-    assert_eq!(pod.sysctl_get("net/ipv6/conf/eth0/ndisc_notify").as_deref(), Some("1"));
-}
-
-/// Asserts that ADD refuses each of these keys with this code and text, and leaves nothing.
-#[track_caller]
-pub(crate) fn refused(cases: &[(Value, u32, &str)]) {
-    let Some(world) = World::new() else { return };
-    let pod = world.node.pod("pod");
-    for (keys, code, part) in cases {
-        let before = world.state(&[&pod]);
-        let failure = world.network(1, keys).add(&Attach::new(&pod)).expect_err("bad value");
-        assert_eq!(failure.error.code, *code, "{failure}");
-        assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
-        before.assert_same(&world.state(&[&pod]));
-    }
-}
 
 #[test]
 fn the_mtu_is_the_masters_or_less() {
@@ -80,8 +15,21 @@ fn the_mtu_is_the_masters_or_less() {
     world.node.cmd("ip link set out0 mtu 1400");
     add(&world.network(1, &json!({})), &one);
     assert_eq!(one.link("eth0")["mtu"], 1400);
-    add(&world.network(1, &json!({"mtu": 1300})), &two);
+    add(&world.network(2, &json!({"mtu": 1300})), &two);
     assert_eq!(two.link("eth0")["mtu"], 1300);
+    // ipvlan leaves larger ones to the kernel.
+    if PLUGIN == "ipvlan" {
+        return;
+    }
+    for mtu in [1401, 9000, -1] {
+        let pod = world.node.pod(&format!("pod{mtu}"));
+        let network = world.network(3, &json!({"mtu": mtu}));
+        let failure = network.add(&Attach::new(&pod)).expect_err("bad MTU");
+        assert_eq!(failure.error.msg, format!("invalid MTU {mtu}, must be [0, master MTU(1400)]"));
+        if !is_peer() {
+            assert_eq!(network.status().expect_err("ADD would fail").error.code, 50);
+        }
+    }
 }
 
 #[test]
@@ -109,8 +57,11 @@ fn the_master_may_be_in_the_container() {
     let network = world.network(1, &json!({"master": "in0", "linkInContainer": true}));
     let result = add(&network, &pod);
     assert_eq!(pod.link("eth0")["link"], "in0");
-    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
-    world.node.expect(Proto::Tcp, (address(&result, 0), 80), "pod");
+    // The node is in no VLAN.
+    if PLUGIN != "vlan" {
+        let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+        world.node.expect(Proto::Tcp, (address(&result, 0), 80), "pod");
+    }
     network.check(&Attach::new(&pod)).expect("CHECK");
     network.del(&Attach::new(&pod)).expect("DEL");
     assert!(pod.has_link("in0") && !pod.has_link("eth0"));
@@ -127,8 +78,14 @@ fn del_succeeds_after_the_masters_removal() {
     // The kernel deletes the container's link with it.
     world.node.cmd("ip link delete out0");
     assert!(!pod.has_link("eth0"));
-    network.del(&Attach::new(&pod)).expect("DEL");
-    assert!(world.reservations().is_empty());
+    let deleted = || {
+        network.del(&Attach::new(&pod)).expect("DEL");
+        assert!(world.reservations().is_empty());
+    };
+    match PLUGIN {
+        "vlan" => peer_fails("DEL wants the master", deleted),
+        _ => deleted(),
+    }
     peer_fails("does not report the missing master", || {
         assert_eq!(network.status().expect_err("the master is gone").error.code, 50);
     });

@@ -182,25 +182,3 @@ fn a_context_needs_selinux() {
         before.assert_same(&world.state(&[&pod]));
     });
 }
-
-#[test]
-fn errors_name_invalid_values_and_change_nothing() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
-    peer_fails("other codes, and some are not noticed", || {
-        for (keys, part) in [
-            (json!({"multiQueue": "yes"}), "multiQueue"),
-            (json!({"owner": -1}), "owner"),
-            (json!({"group": 4_294_967_296_u64}), "group"),
-            (json!({"mtu": 67}), "invalid MTU 67"),
-            (json!({"mac": "02:zz"}), "invalid args 02:zz for MAC addr"),
-            (json!({"bridge": "a/b"}), "key \"bridge\""),
-        ] {
-            let before = world.state(&[&pod]);
-            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err("bad value");
-            assert_eq!(failure.error.code, 7, "{failure}");
-            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
-            before.assert_same(&world.state(&[&pod]));
-        }
-    });
-}
