@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_packages_of_this_workspace_can_be_published() {
-        assert_eq!(check().unwrap(), ["cni-kernel", "cni-runtime", "cni-spec"]);
+        assert_eq!(check().unwrap(), ["cni-kernel", "cni-netlink", "cni-runtime", "cni-spec"]);
     }
 
     #[test]

@@ -6,12 +6,14 @@ mod create;
 
 use std::net::IpAddr;
 
+use cni_netlink::message::{be16, be32, be64, find, flag};
+use cni_netlink::{Attributes, Message};
 pub use create::NewFlow;
 use nix::errno::Errno;
 
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::wire::{self, be16, be32, be64, find};
+use crate::nfnetlink;
 
 /// `NFNL_SUBSYS_CTNETLINK` in `linux/netfilter/nfnetlink.h`.
 const SUBSYSTEM: u16 = 1;
@@ -195,8 +197,8 @@ impl Filter {
     ///
     /// IPv6 addresses are never sent: the kernel's comparison is inverted (seen on 6.18) and would leave out
     /// just the selected flows.
-    fn request(&self) -> wire::Message {
-        let mut message = wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
+    fn request(&self) -> Message {
+        let mut message = nfnetlink::request(SUBSYSTEM << 8 | GET, flag::DUMP, self.family.number(), 0);
         if self.status != 0 {
             // Since Linux 5.16; the masked bits must have this value.
             message.be32(STATUS, self.status).be32(STATUS_MASK, self.status);
@@ -248,7 +250,7 @@ impl Filter {
     }
 }
 
-fn put_address(message: &mut wire::Message, kind: u16, address: IpAddr) {
+fn put_address(message: &mut Attributes, kind: u16, address: IpAddr) {
     if let IpAddr::V4(address) = address {
         message.attr(kind, &address.octets());
     }
@@ -357,9 +359,9 @@ fn unsupported() -> Error {
 
 /// The message that deletes the flow of this reply, by its tuple, zone and id: a new flow with the same tuple
 /// is not deleted.
-fn deletion(family: FlowFamily, body: &[u8]) -> Option<wire::Message> {
+fn deletion(family: FlowFamily, body: &[u8]) -> Option<Message> {
     const NESTED: u16 = 0x8000;
-    let mut message = wire::Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, family.number(), 0);
+    let mut message = nfnetlink::request(SUBSYSTEM << 8 | DELETE, flag::ACK, family.number(), 0);
     message.attr(TUPLE_ORIGINAL | NESTED, find(body, TUPLE_ORIGINAL)?);
     for kind in [ZONE, ID] {
         if let Some(value) = find(body, kind) {

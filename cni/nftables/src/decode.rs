@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 
+use cni_netlink::message::{attributes, be32, be64, find, text};
+
 use crate::lower::Expr;
 use crate::object::Family;
 use crate::stmt::{Cmp, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
 use crate::uapi;
 use crate::value::{DataType, Value};
-use crate::wire::{attrs, be32, find, text};
 
 /// `NFTA_EXPR_NAME` and `NFTA_EXPR_DATA`.
 const NAME: u16 = 1;
@@ -41,7 +42,7 @@ pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<V
         _ => None,
     };
     let mut decoder = Decoder { network, ..Decoder::default() };
-    for (_, expression) in attrs(expressions) {
+    for (_, expression) in attributes(expressions) {
         let name = text(find(expression, NAME)?);
         decoder.expression(&name, find(expression, DATA).unwrap_or_default())?;
     }
@@ -234,7 +235,7 @@ impl Decoder {
     /// Decodes the update of a set with a key of one field, without a timeout or other statements.
     fn update(&mut self, body: &[u8]) -> Option<()> {
         let (field, len) = self.only_key(number(body, 4)?)?;
-        let timeout = find(body, 6).and_then(crate::wire::be64).unwrap_or_default();
+        let timeout = find(body, 6).and_then(be64).unwrap_or_default();
         let (is_update, more) =
             (number(body, 3) == Some(1), [5, 7, 10].into_iter().any(|kind| find(body, kind).is_some()));
         if len != field.data_type().size() || !is_update || timeout != 0 || more {

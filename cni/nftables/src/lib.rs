@@ -10,7 +10,7 @@
 //! - [`conntrack`] lists, deletes and inserts flows.
 //!
 //! libnftnl builds the messages, through the `nftnl` crate or, for objects that this crate lacks, directly;
-//! libmnl sends them. Replies are decoded here.
+//! libmnl opens the sockets. `cni-netlink` sends requests and collects replies, which are decoded here.
 
 mod channel;
 pub mod conntrack;
@@ -23,6 +23,7 @@ mod intervals;
 mod invalid;
 mod lower;
 mod message;
+mod nfnetlink;
 pub mod notify;
 mod object;
 mod open_socket;
@@ -38,7 +39,6 @@ mod transaction;
 mod uapi;
 mod udata;
 mod value;
-mod wire;
 
 pub use error::Error;
 pub use flowtable::{Flowtable, Links};

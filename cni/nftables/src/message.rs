@@ -5,6 +5,8 @@
 
 use std::ffi::{CString, c_char, c_void};
 
+use cni_netlink::Attributes;
+use cni_netlink::message::flag;
 use nftnl::nftnl_sys as sys;
 use nftnl::{MsgType, NlMsg, nft_nlmsg_maxsize};
 
@@ -13,6 +15,7 @@ use crate::flowtable::{Flowtable, Links};
 use crate::intervals::{Content, successor};
 use crate::invalid::Invalid;
 use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
+use crate::nfnetlink;
 use crate::object::{
     Chain, Create, Element, ElementData, ElementId, Family, Keys, MapData, Rule, Set, Table, TableId,
 };
@@ -22,7 +25,6 @@ use crate::transaction::Op;
 use crate::uapi;
 use crate::udata;
 use crate::value::{DataType, concat_id, concat_len, encode_concat};
-use crate::wire;
 
 /// `NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, with the closing NUL.
 const MAX_NAME: usize = 256;
@@ -201,12 +203,12 @@ impl Encoder {
 
 impl Message {
     fn add(table: &TableId, kind: u16, create: Create, body: Body) -> Self {
-        let exclusive = if create == Create::Exclusive { wire::EXCLUSIVE } else { 0 };
-        Self { family: table.family, kind, flags: wire::CREATE | exclusive, body }
+        let exclusive = if create == Create::Exclusive { flag::EXCLUSIVE } else { 0 };
+        Self { family: table.family, kind, flags: flag::CREATE | exclusive, body }
     }
 
     fn append_rule(table: &TableId, rule: raw::Rule) -> Self {
-        let flags = wire::CREATE | wire::APPEND;
+        let flags = flag::CREATE | flag::APPEND;
         Self { family: table.family, kind: NEW_RULE, flags, body: Body::Rule(rule) }
     }
 
@@ -216,7 +218,7 @@ impl Message {
 
     /// Requests an acknowledgement.
     pub(crate) const fn acknowledge(&mut self) {
-        self.flags |= wire::ACK;
+        self.flags |= flag::ACK;
     }
 
     /// Appends the message to a batch.
@@ -251,7 +253,7 @@ unsafe impl NlMsg for Message {
                 Body::Elements(set) => sys::nftnl_set_elems_nlmsg_build_payload(header, set.as_ptr()),
                 Body::Flowtable(table) => sys::nftnl_flowtable_nlmsg_build_payload(header, table.as_ptr()),
                 Body::Attributes(bytes) => {
-                    let end = buf.cast::<u8>().add(wire::NF_HEADER_LEN);
+                    let end = buf.cast::<u8>().add(nfnetlink::BODY);
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), end, bytes.len());
                     (*header).nlmsg_len += u32::try_from(bytes.len()).unwrap_or(u32::MAX);
                 }
@@ -372,7 +374,7 @@ fn add_flowtable(flowtable: &Flowtable) -> Result<Message, Invalid> {
         }
         devices.push((kind, text));
     }
-    let body = wire::attributes(|body| {
+    let body = Attributes::encode(|body| {
         body.text(uapi::FLOWTABLE_TABLE, &flowtable.table.name);
         body.text(uapi::FLOWTABLE_NAME, &flowtable.name);
         body.nest(uapi::FLOWTABLE_HOOK, |hook| {

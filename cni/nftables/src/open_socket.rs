@@ -4,7 +4,6 @@
 #![allow(unsafe_code, reason = "libmnl's socket has no safe way to its descriptor")]
 
 use std::io;
-use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
 /// An open socket.
@@ -14,14 +13,6 @@ impl OpenSocket {
     /// Opens a socket in the thread's network namespace.
     pub(crate) fn new() -> io::Result<Self> {
         mnl::Socket::new(mnl::Bus::Netfilter).map(Self)
-    }
-}
-
-impl Deref for OpenSocket {
-    type Target = mnl::Socket;
-
-    fn deref(&self) -> &mnl::Socket {
-        &self.0
     }
 }
 

@@ -4,6 +4,8 @@
 //!
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
 
+use cni_netlink::message::{attributes, be32, be64, find, text};
+
 use crate::decode::{decode_verdict, statements};
 use crate::flowtable::Links;
 use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, MapData, Policy, TableId};
@@ -12,7 +14,6 @@ use crate::stmt::Verdict;
 use crate::uapi;
 use crate::udata;
 use crate::value::{concat_from_id, decode_concat};
-use crate::wire::{attrs, be32, be64, find, text};
 
 fn id(family: Option<Family>, name: &[u8]) -> Option<TableId> {
     Some(TableId { family: family?, name: text(name) })
@@ -75,7 +76,7 @@ pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<Flowtable
         counter: find(body, uapi::FLOWTABLE_FLAGS)
             .and_then(be32)
             .is_some_and(|flags| flags & uapi::FLOWTABLE_COUNTER != 0),
-        devices: attrs(devices)
+        devices: attributes(devices)
             .map(|(kind, name)| match kind {
                 uapi::DEVICE_PREFIX => Links::Beginning(text(name)),
                 _ => Links::Named(text(name)),
@@ -105,7 +106,7 @@ fn packets(expressions: &[u8]) -> Option<u64> {
     const DATA: u16 = 2;
     const COUNTER_PACKETS: u16 = 2;
     let is_counter = |expression: &&[u8]| find(expression, NAME).map(text).as_deref() == Some("counter");
-    let counter = attrs(expressions).map(|(_, expression)| expression).find(is_counter)?;
+    let counter = attributes(expressions).map(|(_, expression)| expression).find(is_counter)?;
     find(find(counter, DATA)?, COUNTER_PACKETS).and_then(be64)
 }
 
@@ -114,7 +115,7 @@ fn target(expressions: &[u8]) -> Option<String> {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
     const IMMEDIATE_DATA: u16 = 2;
-    let last = attrs(expressions).map(|(_, expression)| expression).last()?;
+    let last = attributes(expressions).map(|(_, expression)| expression).last()?;
     if find(last, NAME).map(text).as_deref() != Some("immediate") {
         return None;
     }
@@ -131,7 +132,7 @@ fn map(expressions: &[u8]) -> Option<String> {
     const DATA: u16 = 2;
     const SET: u16 = 1;
     const TARGET: u16 = 3;
-    let lookups = attrs(expressions).filter_map(|(_, expression)| {
+    let lookups = attributes(expressions).filter_map(|(_, expression)| {
         (find(expression, NAME).map(text)? == "lookup").then(|| find(expression, DATA))?
     });
     let maps = lookups.filter(|lookup| find(lookup, TARGET).is_some());
@@ -176,7 +177,7 @@ pub(crate) const fn is_anonymous(set: &SetInfo) -> bool {
 /// Calls `each` for the elements of a message, except those whose types [`crate::DataType`] lacks.
 pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementInfo)) {
     let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
-    for (_, item) in attrs(list) {
+    for (_, item) in attributes(list) {
         if let Some(element) = element(item, set) {
             each(element);
         }
@@ -187,7 +188,7 @@ pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementI
 /// and true for the first key after a range.
 pub(crate) fn bounds(body: &[u8], mut each: impl FnMut(Vec<u8>, bool)) {
     let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
-    for (_, item) in attrs(list) {
+    for (_, item) in attributes(list) {
         let found = Item::read(item);
         if let Some(key) = found.key.and_then(|key| find(key, uapi::DATA_VALUE)) {
             each(key.to_vec(), found.flags & uapi::INTERVAL_END != 0);
@@ -233,7 +234,7 @@ struct Item<'a> {
 impl<'a> Item<'a> {
     fn read(item: &'a [u8]) -> Self {
         let mut found = Self::default();
-        for (kind, value) in attrs(item) {
+        for (kind, value) in attributes(item) {
             found.set(kind, value);
         }
         found

@@ -7,22 +7,24 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use cni_netlink::message::{be32, find, flag, text};
+use cni_netlink::{Ack, Attributes, End, Refusal};
 use nix::errno::Errno;
 
-use crate::channel::{Ack, Channel, Dump};
+use crate::channel::Channel;
 use crate::error::Error;
 use crate::flowtable::Flowtable;
 use crate::intervals;
 use crate::invalid::Invalid;
 use crate::lower::Expr;
 use crate::message::{Encoder, Message, Scratch};
+use crate::nfnetlink;
 use crate::object::{BaseChain, Chain, ElementId, Family, Rule, Set, Table, TableId};
 use crate::parse;
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::transaction::{Op, Transaction};
 use crate::uapi;
 use crate::value::{DataType, Value, encode_concat};
-use crate::wire;
 
 /// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.
 const SUBSYSTEM: u16 = 10;
@@ -58,11 +60,11 @@ fn kind(message: u16) -> u16 {
     SUBSYSTEM << 8 | message
 }
 
-fn get(message: u16, flags: u16, family: u8) -> wire::Message {
-    wire::Message::new(kind(message), flags, family, 0)
+fn get(message: u16, flags: u16, family: u8) -> cni_netlink::Message {
+    nfnetlink::request(kind(message), flags, family, 0)
 }
 
-fn put_key(message: &mut wire::Message, kind: u16, key: &[Value]) {
+fn put_key(message: &mut Attributes, kind: u16, key: &[Value]) {
     message.nest(kind, |data| {
         data.attr(uapi::DATA_VALUE, &encode_concat(key));
     });
@@ -94,9 +96,9 @@ fn invalid(op: &Op, reason: Invalid) -> Error {
     Error::Invalid { op: op.to_string(), reason }
 }
 
-fn rejected(op: &Op, index: usize, errno: Errno, ack: &Ack) -> Error {
-    let hint = ack.message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default();
-    Error::Rejected { op: op.to_string(), index, errno, hint }
+fn rejected(op: &Op, index: usize, refusal: &Refusal) -> Error {
+    let hint = if refusal.hint.is_empty() { String::new() } else { format!(" ({})", refusal.hint) };
+    Error::Rejected { op: op.to_string(), index, errno: refusal.errno, hint }
 }
 
 /// A socket to nf_tables in the network namespace that the thread had when it was opened.
@@ -138,10 +140,10 @@ impl Socket {
     pub fn generation(&self) -> Result<u32, Error> {
         const GENERATION_ID: u16 = 1;
         let operation = || "read the ruleset's generation".to_owned();
-        let message = wire::Message::new(kind(GET_GENERATION), wire::ACK, 0, 0);
+        let message = get(GET_GENERATION, flag::ACK, 0);
         let mut generation = None;
         let result = self.channel.request(message, |_, body| {
-            generation = wire::find(body, GENERATION_ID).and_then(wire::be32);
+            generation = find(body, GENERATION_ID).and_then(be32);
         });
         match result {
             // nfnetlink's error for a missing subsystem
@@ -197,8 +199,8 @@ impl Socket {
         let (begin, acks) = self
             .send_batch(messages, generation, ending)
             .map_err(|errno| Error::Commit { what: first.to_string(), errno })?;
-        let mut refused = acks.iter().filter_map(|ack| Some((ack, ack.errno?)));
-        let Some((ack, errno)) = refused.next() else {
+        let mut refused = acks.iter().filter_map(|ack| Some((ack.sequence, ack.refusal.as_ref()?)));
+        let Some((sequence, refusal)) = refused.next() else {
             // Without an error, the last change must have been acknowledged.
             return if ending == Ending::Abort || !acks.is_empty() {
                 Ok(())
@@ -206,18 +208,18 @@ impl Socket {
                 Err(Error::Malformed { operation: format!("commit {first}"), reason: "no acknowledgement" })
             };
         };
-        let index = refused_op(ack.sequence.wrapping_sub(begin), errno, &owners);
+        let index = refused_op(sequence.wrapping_sub(begin), refusal.errno, &owners);
         let Some((index, op)) = index.and_then(|index| Some((index, transaction.ops().get(index)?))) else {
-            return Err(match errno {
+            return Err(match refusal.errno {
                 // nfnetlink's error for a missing subsystem
                 Errno::EOPNOTSUPP => unsupported("nf_tables", &first.to_string()),
                 errno => Error::Commit { what: first.to_string(), errno },
             });
         };
-        let missing = if ending == Ending::Commit { self.missing_feature(op, errno) } else { None };
+        let missing = if ending == Ending::Commit { self.missing_feature(op, refusal.errno) } else { None };
         Err(match missing {
             Some(feature) => Error::Unsupported { feature, op: op.to_string() },
-            None => rejected(op, index, errno, ack),
+            None => rejected(op, index, refusal),
         })
     }
 
@@ -232,18 +234,18 @@ impl Socket {
             last.acknowledge();
         }
         let begin = self.channel.next_sequence();
-        let mut message = wire::Message::new(BATCH_BEGIN, 0, 0, SUBSYSTEM);
+        let mut message = nfnetlink::request(BATCH_BEGIN, 0, 0, SUBSYSTEM);
         if let Some(generation) = generation {
             message.be32(BATCH_GENERATION, generation);
         }
-        let mut bytes = message.finish(begin);
+        let mut bytes = message.seal(begin).to_vec();
         let mut scratch = Scratch::new();
         for message in &messages {
             message.append_to(&mut bytes, &mut scratch, self.channel.next_sequence());
         }
         if ending == Ending::Commit {
             let sequence = self.channel.next_sequence();
-            bytes.extend(wire::Message::new(BATCH_END, 0, 0, SUBSYSTEM).finish(sequence));
+            bytes.extend_from_slice(nfnetlink::request(BATCH_END, 0, 0, SUBSYSTEM).seal(sequence));
         }
         Ok((begin, self.channel.batch(&bytes)?))
     }
@@ -316,7 +318,7 @@ impl Socket {
         let Ok((_, acks)) = self.send_batch(messages, None, Ending::Abort) else {
             return false;
         };
-        acks.iter().filter_map(|ack| ack.errno).any(is_lack)
+        acks.iter().filter_map(|ack| ack.refusal.as_ref()).any(|refusal| is_lack(refusal.errno))
     }
 
     fn missing_set(&self, set: &Set) -> Option<String> {
@@ -346,7 +348,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
-        let message = || get(GET_TABLE, wire::DUMP, 0);
+        let message = get(GET_TABLE, flag::DUMP, 0);
         self.gather("list tables", message, parse::table)
     }
 
@@ -355,7 +357,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
-        let mut message = get(GET_TABLE, wire::ACK, table.family.number());
+        let mut message = get(GET_TABLE, flag::ACK, table.family.number());
         message.text(uapi::TABLE_NAME, &table.name);
         self.one(&format!("read table {table}"), message, parse::table)
     }
@@ -365,7 +367,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
-        let message = || get(GET_CHAIN, wire::DUMP, 0);
+        let message = get(GET_CHAIN, flag::DUMP, 0);
         self.gather("list chains", message, parse::chain)
     }
 
@@ -375,11 +377,8 @@ impl Socket {
     /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
         // Older kernels ignore the table in the request.
-        let message = || {
-            let mut message = get(GET_CHAIN, wire::DUMP, table.family.number());
-            message.text(uapi::CHAIN_TABLE, &table.name);
-            message
-        };
+        let mut message = get(GET_CHAIN, flag::DUMP, table.family.number());
+        message.text(uapi::CHAIN_TABLE, &table.name);
         let operation = format!("list chains of table {table}");
         self.gather(&operation, message, |family, body| {
             parse::chain(family, body).filter(|chain| chain.table == *table)
@@ -391,7 +390,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
-        let mut message = get(GET_CHAIN, wire::ACK, table.family.number());
+        let mut message = get(GET_CHAIN, flag::ACK, table.family.number());
         message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
         self.one(&format!("read chain {table} {name}"), message, parse::chain)
     }
@@ -421,7 +420,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
-        let mut message = get(GET_FLOWTABLE, wire::ACK, table.family.number());
+        let mut message = get(GET_FLOWTABLE, flag::ACK, table.family.number());
         message.text(uapi::FLOWTABLE_TABLE, &table.name).text(uapi::FLOWTABLE_NAME, name);
         self.one(&format!("read flowtable {table} {name}"), message, parse::flowtable)
     }
@@ -431,11 +430,8 @@ impl Socket {
     /// # Errors
     /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
-        let message = || {
-            let mut message = get(GET_RULE, wire::DUMP, table.family.number());
-            message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
-            message
-        };
+        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
         self.gather(&format!("list rules of chain {table} {chain}"), message, |family, body| {
             parse::rule(family, body).filter(|rule| rule.table == *table && rule.chain == chain)
         })
@@ -453,15 +449,11 @@ impl Socket {
         chain: &str,
         pass: impl Fn(&[u8]) -> bool,
     ) -> Result<bool, Error> {
-        let message = || {
-            let mut message = get(GET_RULE, wire::DUMP, table.family.number());
-            message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
-            message
-        };
+        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
         let found = self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| {
-            let is_in_chain =
-                wire::find(body, uapi::RULE_CHAIN).is_some_and(|name| wire::text(name) == chain);
-            let expressions = wire::find(body, uapi::RULE_EXPRESSIONS)?;
+            let is_in_chain = find(body, uapi::RULE_CHAIN).is_some_and(|name| text(name) == chain);
+            let expressions = find(body, uapi::RULE_EXPRESSIONS)?;
             (is_in_chain && pass(expressions)).then_some(())
         })?;
         Ok(!found.is_empty())
@@ -472,11 +464,8 @@ impl Socket {
     /// # Errors
     /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
-        let message = || {
-            let mut message = get(GET_SET, wire::DUMP, table.family.number());
-            message.text(uapi::SET_TABLE, &table.name);
-            message
-        };
+        let mut message = get(GET_SET, flag::DUMP, table.family.number());
+        message.text(uapi::SET_TABLE, &table.name);
         let operation = format!("list sets of table {table}");
         self.gather(&operation, message, |family, body| {
             parse::set(family, body).filter(|set| set.table == *table && !parse::is_anonymous(set))
@@ -488,7 +477,7 @@ impl Socket {
     /// # Errors
     /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
-        let mut message = get(GET_SET, wire::ACK, table.family.number());
+        let mut message = get(GET_SET, flag::ACK, table.family.number());
         message.text(uapi::SET_TABLE, &table.name).text(uapi::SET_NAME, name);
         self.one(&format!("read set {table} {name}"), message, parse::set)
     }
@@ -502,7 +491,7 @@ impl Socket {
         let Some(set) = self.known_set(id)? else {
             return Ok(None);
         };
-        let mut message = get(GET_ELEMENT, wire::ACK, id.table.family.number());
+        let mut message = get(GET_ELEMENT, flag::ACK, id.table.family.number());
         message.text(uapi::LIST_TABLE, &id.table.name).text(uapi::LIST_SET, &id.set);
         message.nest(uapi::LIST_ELEMENTS, |list| {
             list.nest(uapi::LIST_ITEM, |element| {
@@ -609,13 +598,13 @@ impl Socket {
             let Some(info) = self.set(table, set)? else {
                 return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
             };
-            let mut message = get(GET_ELEMENT, wire::DUMP, table.family.number());
+            let mut message = get(GET_ELEMENT, flag::DUMP, table.family.number());
             message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
             let mut gathered = start();
             let result = self.channel.request(message, |_, body| read(body, &info, &mut gathered));
             match result {
-                Ok(Dump::Whole) if !is_whole(&gathered) => std::thread::sleep(DUMP_PAUSE),
-                Ok(Dump::Whole) if self.generation()? == generation => return Ok(gathered),
+                Ok(End::Complete) if !is_whole(&gathered) => std::thread::sleep(DUMP_PAUSE),
+                Ok(End::Complete) if self.generation()? == generation => return Ok(gathered),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Io { operation: operation(), errno }),
             }
@@ -623,34 +612,26 @@ impl Socket {
         Err(Error::Unstable { operation: operation() })
     }
 
-    /// Repeats a dump until it was not interrupted.
+    /// Reads a list; empty if the object whose contents it is does not exist.
     fn gather<T>(
         &self,
         operation: &str,
-        message: impl Fn() -> wire::Message,
+        message: cni_netlink::Message,
         read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        let since = Instant::now();
-        while since.elapsed() < DUMP_PATIENCE {
-            let mut found = Vec::new();
-            let result = self.channel.request(message(), |family, body| {
-                found.extend(read(Family::from_number(family), body));
-            });
-            match result {
-                Ok(Dump::Whole) => return Ok(found),
-                Ok(Dump::Interrupted) | Err(Errno::EINTR) => {}
-                Err(Errno::ENOENT) => return Ok(Vec::new()),
-                Err(errno) => return Err(Error::Io { operation: operation.to_owned(), errno }),
-            }
-        }
-        Err(Error::Unstable { operation: operation.to_owned() })
+        let found = self.channel.dump(message, |family, body| read(Family::from_number(family), body));
+        found.or_else(|error| match error {
+            cni_netlink::Error::Unstable => Err(Error::Unstable { operation: operation.to_owned() }),
+            error if error.errno() == Errno::ENOENT => Ok(Vec::new()),
+            error => Err(Error::Io { operation: operation.to_owned(), errno: error.errno() }),
+        })
     }
 
     /// Reads one object; none if it is missing.
     fn one<T>(
         &self,
         operation: &str,
-        message: wire::Message,
+        message: cni_netlink::Message,
         read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let mut found = None;

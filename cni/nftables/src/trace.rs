@@ -8,12 +8,13 @@
 
 use std::time::Instant;
 
+use cni_netlink::message::{be32, be64, find, text};
+
 use crate::decode::decode_verdict;
 use crate::error::Error;
 use crate::object::{Family, Policy, TableId};
 use crate::stmt::Verdict;
 use crate::subscription::{Incoming, Subscription};
-use crate::wire::{be32, be64, find, text};
 
 /// `NFNLGRP_NFTRACE` (`linux/netfilter/nfnetlink.h`, counted from 1), as a bit of `nl_groups`.
 const GROUP: u32 = 1 << 8;
@@ -161,11 +162,12 @@ fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::wire;
+    use cni_netlink::Attributes;
 
-    fn message(kind: u32, fill: impl FnOnce(&mut wire::Message)) -> Vec<u8> {
-        wire::attributes(|message| {
+    use super::*;
+
+    fn message(kind: u32, fill: impl FnOnce(&mut Attributes)) -> Vec<u8> {
+        Attributes::encode(|message| {
             message.be32(ID, 7).text(TABLE, "filter").text(CHAIN, "FORWARD").be32(KIND, kind);
             fill(message);
         })

@@ -462,8 +462,16 @@ fn test_emulated(cross: &Cross, binary: &Path, agent: &Path, log: &Log) -> Resul
             return Err(Error::Failed(format!("{name} answers VERSION with {answer}")));
         }
     }
-    let packages =
-        ["cni-spec", "cni-kernel", "cni-nftables", "cni-dataplane", "cni-plugins", "slipway", "slipway-cli"];
+    let packages = [
+        "cni-spec",
+        "cni-netlink",
+        "cni-kernel",
+        "cni-nftables",
+        "cni-dataplane",
+        "cni-plugins",
+        "slipway",
+        "slipway-cli",
+    ];
     let mut words = vec!["test", "--lib", "--bins"];
     words.extend(packages.iter().flat_map(|package| ["--package", package]));
     let mut command = cross.cargo(&words)?;

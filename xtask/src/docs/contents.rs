@@ -95,6 +95,7 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/runtime.md",
             "docs/releasing.md",
             "cni/kernel/README.md",
+            "cni/netlink/README.md",
             "cni/runtime/README.md",
             "cni/spec/README.md",
             "ebpf/README.md",

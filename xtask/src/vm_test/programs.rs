@@ -16,8 +16,8 @@ use crate::vm_test::arch::Arch;
 use crate::workspace;
 
 /// The folders of the packages whose tests depend on the kernel.
-const PACKAGES: [&str; 6] =
-    ["tests", "cni/kernel", "cni/nftables", "cni/dataplane", "cni/plugins", "cni/slipway"];
+const PACKAGES: [&str; 7] =
+    ["tests", "cni/netlink", "cni/kernel", "cni/nftables", "cni/dataplane", "cni/plugins", "cni/slipway"];
 
 /// The package and the program of the VMs' first process.
 const INIT: (&str, &str) = ("slipway-vm-tests", "vm-init");

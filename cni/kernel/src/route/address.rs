@@ -5,6 +5,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use cni_netlink::message;
 use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
@@ -191,8 +192,8 @@ fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, ReplyError> 
     /// `IFA_TARGET_NETNSID` (`linux/if_addr.h`).
     const TARGET: u16 = 10;
     let (_, rest) = split_header(payload)?;
-    let target = wire::attributes(rest).find(|(kind, _)| *kind == TARGET);
-    if target.is_none_or(|(_, value)| wire::u32_of(value).cast_signed() != netns) {
+    let target = message::find(rest, TARGET);
+    if target.is_none_or(|value| message::u32_of(value).cast_signed() != netns) {
         return Ok(None);
     }
     decode(payload)
@@ -206,11 +207,11 @@ pub(super) fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
     let (header, rest) = split_header(payload)?;
     let mut flags = u32::from(header[2]);
     let (mut address, mut local) = (None, None);
-    for (kind, value) in wire::attributes(rest) {
+    for (kind, value) in message::attributes(rest) {
         match kind {
             nix::libc::IFA_ADDRESS => address = wire::address(value),
             nix::libc::IFA_LOCAL => local = wire::address(value),
-            nix::libc::IFA_FLAGS => flags = wire::u32_of(value),
+            nix::libc::IFA_FLAGS => flags = message::u32_of(value),
             _ => {}
         }
     }
@@ -219,7 +220,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
         return Ok(None); // Not an IP address.
     };
     Ok(Some(Address {
-        link: wire::u32_of(&header[4..]),
+        link: message::u32_of(&header[4..]),
         net,
         tentative: flags.contains(AddressFlags::Tentative),
         duplicate: flags.contains(AddressFlags::Dadfailed),

@@ -2,17 +2,18 @@
 
 //! Bridges, and the settings and VLANs of their ports.
 
+use cni_netlink::message;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
     InfoPortData, InfoPortKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::RouteSocket;
 use super::error::{ReplyError, RouteError};
 use super::link::{IFINFOMSG, Link};
 use super::port::{PortSettings, Switch, VlanFiltering};
 use super::transport::Verb;
-use super::{RouteSocket, wire};
 use crate::mac::Mac;
 
 /// A bridge to create.
@@ -206,18 +207,18 @@ fn vlan_message(port: &Link, vlan: PortVlan) -> LinkMessage {
 
 fn decode_vlans(payload: &[u8], wanted: u32) -> Result<Option<Vec<PortVlan>>, ReplyError> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or(ReplyError::NoHeader("a link"))?;
-    if wire::u32_of(&header[4..]) != wanted {
+    if message::u32_of(&header[4..]) != wanted {
         return Ok(None);
     }
     let mut vlans = Vec::new();
     let mut begin = None;
-    let lists = wire::attributes(rest).filter(|(kind, _)| *kind == nix::libc::IFLA_AF_SPEC);
-    for (kind, value) in lists.flat_map(|(_, list)| wire::attributes(list)) {
+    let lists = message::attributes(rest).filter(|(kind, _)| *kind == nix::libc::IFLA_AF_SPEC);
+    for (kind, value) in lists.flat_map(|(_, list)| message::attributes(list)) {
         if kind != IFLA_BRIDGE_VLAN_INFO || value.len() < 4 {
             continue;
         }
-        let flags = BridgeVlanInfoFlags::from_bits_retain(wire::u16_of(value));
-        let id = wire::u16_of(&value[2..]);
+        let flags = BridgeVlanInfoFlags::from_bits_retain(message::u16_of(value));
+        let id = message::u16_of(&value[2..]);
         if flags.contains(BridgeVlanInfoFlags::RangeBegin) {
             begin = Some(id);
             continue;

@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use cni_netlink::message;
 use rtnetlink::packet_route::link::{IpVlanMode as WireIpvlanMode, MacVlanMode as WireMacvlanMode};
 
 use super::wire;
@@ -131,14 +132,14 @@ pub struct Vxlan {
 impl Vxlan {
     fn decode(data: &[u8]) -> Self {
         let mut vxlan = Self { vni: 0, port: 0, underlay: None, local: None, learning: false };
-        for (kind, value) in wire::attributes(data) {
+        for (kind, value) in message::attributes(data) {
             match kind {
-                IFLA_VXLAN_ID => vxlan.vni = wire::u32_of(value),
-                IFLA_VXLAN_LINK => vxlan.underlay = Some(wire::u32_of(value)).filter(|index| *index != 0),
+                IFLA_VXLAN_ID => vxlan.vni = message::u32_of(value),
+                IFLA_VXLAN_LINK => vxlan.underlay = Some(message::u32_of(value)).filter(|index| *index != 0),
                 IFLA_VXLAN_LOCAL | IFLA_VXLAN_LOCAL6 => vxlan.local = wire::address(value),
-                IFLA_VXLAN_LEARNING => vxlan.learning = wire::u8_of(value) != 0,
+                IFLA_VXLAN_LEARNING => vxlan.learning = message::u8_of(value) != 0,
                 // In network byte order.
-                IFLA_VXLAN_PORT => vxlan.port = u16::from_be(wire::u16_of(value)),
+                IFLA_VXLAN_PORT => vxlan.port = u16::from_be(message::u16_of(value)),
                 _ => {}
             }
         }
@@ -193,14 +194,13 @@ const IFLA_GRE_COLLECT_METADATA: u16 = 18;
 
 /// The kind of a link, from `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
 pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
-    let find =
-        |wanted| wire::attributes(data).find(|(kind, _)| *kind == wanted).map_or(&[][..], |(_, value)| value);
+    let find = |wanted| message::find(data, wanted).unwrap_or_default();
     match name {
         "bridge" => LinkKind::Bridge,
         "veth" => LinkKind::Veth,
-        "macvlan" => LinkKind::Macvlan(MacvlanMode::from_number(wire::u32_of(find(IFLA_MACVLAN_MODE)))),
-        "ipvlan" => LinkKind::Ipvlan(IpvlanMode::from_number(wire::u16_of(find(IFLA_IPVLAN_MODE)))),
-        "vlan" => LinkKind::Vlan(wire::u16_of(find(IFLA_VLAN_ID))),
+        "macvlan" => LinkKind::Macvlan(MacvlanMode::from_number(message::u32_of(find(IFLA_MACVLAN_MODE)))),
+        "ipvlan" => LinkKind::Ipvlan(IpvlanMode::from_number(message::u16_of(find(IFLA_IPVLAN_MODE)))),
+        "vlan" => LinkKind::Vlan(message::u16_of(find(IFLA_VLAN_ID))),
         "vxlan" => LinkKind::Vxlan(Vxlan::decode(data)),
         "wireguard" => LinkKind::WireGuard,
         "dummy" => LinkKind::Dummy,
@@ -221,7 +221,7 @@ pub(super) fn is_external(name: &str, data: &[u8]) -> bool {
         _ => return false,
     };
     // VXLAN has a number, the others have a flag.
-    wire::attributes(data).any(|(kind, value)| kind == wanted && value != [0])
+    message::attributes(data).any(|(kind, value)| kind == wanted && value != [0])
 }
 
 #[cfg(test)]

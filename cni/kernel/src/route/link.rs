@@ -5,6 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
+use cni_netlink::message;
 use nix::errno::Errno;
 use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
@@ -401,31 +402,31 @@ const ACCEPT_RA: usize = 3;
 
 pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or(ReplyError::NoHeader("a link"))?;
-    let flags = LinkFlags::from_bits_retain(wire::u32_of(&header[8..]));
+    let flags = LinkFlags::from_bits_retain(message::u32_of(&header[8..]));
     let mut link = Link {
-        index: wire::u32_of(&header[4..]),
+        index: message::u32_of(&header[4..]),
         up: flags.contains(LinkFlags::Up),
         promiscuous: flags.contains(LinkFlags::Promisc),
         all_multicast: flags.contains(LinkFlags::Allmulti),
         ..Link::default()
     };
-    for (kind, value) in wire::attributes(rest) {
+    for (kind, value) in message::attributes(rest) {
         match kind {
-            nix::libc::IFLA_IFNAME => link.name = wire::text(value),
+            nix::libc::IFLA_IFNAME => link.name = message::text(value),
             IFLA_PROP_LIST => {
-                let names = wire::attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
-                link.alternative_names = names.map(|(_, name)| wire::text(name)).collect();
+                let names = message::attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
+                link.alternative_names = names.map(|(_, name)| message::text(name)).collect();
             }
-            nix::libc::IFLA_IFALIAS => link.alias = wire::text(value),
+            nix::libc::IFLA_IFALIAS => link.alias = message::text(value),
             nix::libc::IFLA_ADDRESS => link.mac = wire::mac(value),
-            nix::libc::IFLA_MTU => link.mtu = wire::u32_of(value),
-            nix::libc::IFLA_TXQLEN => link.tx_queue = wire::u32_of(value),
-            nix::libc::IFLA_OPERSTATE => link.state = oper_state(wire::u8_of(value)),
-            nix::libc::IFLA_MASTER => link.master = Some(wire::u32_of(value)),
-            nix::libc::IFLA_LINK => link.peer = Some(wire::u32_of(value)),
+            nix::libc::IFLA_MTU => link.mtu = message::u32_of(value),
+            nix::libc::IFLA_TXQLEN => link.tx_queue = message::u32_of(value),
+            nix::libc::IFLA_OPERSTATE => link.state = oper_state(message::u8_of(value)),
+            nix::libc::IFLA_MASTER => link.master = Some(message::u32_of(value)),
+            nix::libc::IFLA_LINK => link.peer = Some(message::u32_of(value)),
             // Negative if the kernel has assigned no id.
             nix::libc::IFLA_LINK_NETNSID => {
-                link.peer_netns = Some(wire::u32_of(value).cast_signed()).filter(|id| *id >= 0);
+                link.peer_netns = Some(message::u32_of(value).cast_signed()).filter(|id| *id >= 0);
             }
             nix::libc::IFLA_LINKINFO => decode_info(value, &mut link),
             nix::libc::IFLA_AF_SPEC => {
@@ -441,25 +442,23 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
 }
 
 fn decode_info(info: &[u8], link: &mut Link) {
-    let find = |wanted| wire::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let find = |wanted| message::find(info, wanted);
     if let Some(kind) = find(IFLA_INFO_KIND) {
-        let (name, data) = (wire::text(kind), find(IFLA_INFO_DATA).unwrap_or_default());
+        let (name, data) = (message::text(kind), find(IFLA_INFO_DATA).unwrap_or_default());
         link.kind = kinds::decode(&name, data);
         link.is_external = kinds::is_external(&name, data);
     }
     if link.kind == LinkKind::Bridge {
         let data = find(IFLA_INFO_DATA).unwrap_or_default();
-        let filtering = wire::attributes(data)
-            .any(|(kind, value)| kind == IFLA_BR_VLAN_FILTERING && wire::u8_of(value) != 0);
+        let filtering = message::attributes(data)
+            .any(|(kind, value)| kind == IFLA_BR_VLAN_FILTERING && message::u8_of(value) != 0);
         link.vlan_filtering = Some(if filtering { VlanFiltering::On } else { VlanFiltering::Off });
     }
     if link.kind == LinkKind::Other("vrf".to_owned()) {
         let data = find(IFLA_INFO_DATA).unwrap_or_default();
-        link.vrf_table = wire::attributes(data)
-            .find(|(kind, _)| *kind == IFLA_VRF_TABLE)
-            .map(|(_, value)| wire::u32_of(value));
+        link.vrf_table = message::find(data, IFLA_VRF_TABLE).map(message::u32_of);
     }
-    if find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| wire::text(kind) == "bridge") {
+    if find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| message::text(kind) == "bridge") {
         link.port = Some(PortSettings::decode(find(IFLA_INFO_SLAVE_DATA).unwrap_or_default()));
     }
 }
@@ -467,12 +466,12 @@ fn decode_info(info: &[u8], link: &mut Link) {
 /// The attribute of this type among nested ones; empty if it is missing.
 fn find(nested: &[u8], wanted: impl TryInto<u16>) -> &[u8] {
     let Ok(wanted) = wanted.try_into() else { return &[] };
-    wire::attributes(nested).find(|(kind, _)| *kind == wanted).map_or(&[], |(_, value)| value)
+    message::find(nested, wanted).unwrap_or_default()
 }
 
 /// One number of an array of settings; 0 if it is missing.
 fn setting(array: &[u8], index: usize) -> u32 {
-    array.get(4 * index..).map_or(0, wire::u32_of)
+    array.get(4 * index..).map_or(0, message::u32_of)
 }
 
 fn oper_state(number: u8) -> OperState {

@@ -7,11 +7,12 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use rtnetlink::packet_core::NLM_F_REPLACE;
+use cni_netlink::Message;
+use cni_netlink::message::{self, flag};
 
 use super::error::{ReplyError, RouteError};
 use super::link::Link;
-use super::transport::{Message, Verb};
+use super::transport::Verb;
 use super::{RouteSocket, wire};
 use crate::AddressFamily;
 use crate::mac::Mac;
@@ -91,19 +92,13 @@ struct Header {
 }
 
 fn message(kind: u16, header: &Header, attributes: &[(u16, &[u8])]) -> Message {
-    let mut payload = vec![header.family, 0, 0, 0];
-    payload.extend(header.link.to_ne_bytes());
-    payload.extend(header.state.to_ne_bytes());
-    payload.extend([header.flags, 0]);
+    let mut message = Message::new(kind, 0);
+    message.raw(&[header.family, 0, 0, 0]).raw(&header.link.to_ne_bytes());
+    message.raw(&header.state.to_ne_bytes()).raw(&[header.flags, 0]);
     for (kind, value) in attributes {
-        // No value is longer than an IPv6 address.
-        let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
-        payload.extend(length.to_ne_bytes());
-        payload.extend(kind.to_ne_bytes());
-        payload.extend(*value);
-        payload.resize(payload.len().next_multiple_of(4), 0);
+        message.attr(*kind, value);
     }
-    Message { kind, payload }
+    message
 }
 
 /// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK` the kernel accepts the index only as
@@ -123,13 +118,6 @@ fn fdb(link: &Link) -> Header {
     Header { family: AF_BRIDGE, link: link.index, state: NUD_PERMANENT | NUD_NOARP, flags: NTF_SELF }
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
-
 impl RouteSocket {
     /// The permanent neighbours of a link, of both families.
     ///
@@ -145,10 +133,10 @@ impl RouteSocket {
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.
     pub fn set_neighbour(&self, link: &Link, new: Neighbour) -> Result<(), RouteError> {
-        let attributes = [(NDA_DST, &octets(new.address)[..]), (NDA_LLADDR, &new.mac.0)];
+        let attributes = [(NDA_DST, &wire::octets(new.address)[..]), (NDA_LLADDR, &new.mac.0)];
         let message = message(RTM_NEWNEIGH, &neighbour(link, new.address), &attributes);
         let action = format_args!("set neighbour {new} on {}", link.name);
-        self.transport.run(Verb::CreateWith(NLM_F_REPLACE), message, action)
+        self.transport.run(Verb::CreateWith(flag::REPLACE), message, action)
     }
 
     /// Deletes what a link has as neighbour with this IP address.
@@ -156,7 +144,7 @@ impl RouteSocket {
     /// # Errors
     /// [`RouteError::is_not_found`] if it has none.
     pub fn delete_neighbour(&self, link: &Link, address: IpAddr) -> Result<(), RouteError> {
-        let message = message(RTM_DELNEIGH, &neighbour(link, address), &[(NDA_DST, &octets(address))]);
+        let message = message(RTM_DELNEIGH, &neighbour(link, address), &[(NDA_DST, &wire::octets(address))]);
         let action = format_args!("delete neighbour {address} from {}", link.name);
         self.transport.run(Verb::Change, message, action)
     }
@@ -177,12 +165,12 @@ impl RouteSocket {
     /// EAFNOSUPPORT if the remote is not of the family of the link's source address; EOPNOTSUPP for a
     /// multicast or zero Ethernet address, which the kernel does not replace (`vxlan_fdb_update`).
     pub fn set_fdb_entry(&self, link: &Link, new: FdbEntry) -> Result<(), RouteError> {
-        let (remote, port) = (octets(new.remote), new.port.map(u16::to_be_bytes));
+        let (remote, port) = (wire::octets(new.remote), new.port.map(u16::to_be_bytes));
         let mut attributes = vec![(NDA_LLADDR, &new.mac.0[..]), (NDA_DST, &remote)];
         attributes.extend(port.as_ref().map(|port| (NDA_PORT, &port[..])));
         let message = message(RTM_NEWNEIGH, &fdb(link), &attributes);
         let action = format_args!("set FDB entry {new} on {}", link.name);
-        self.transport.run(Verb::CreateWith(NLM_F_REPLACE), message, action)
+        self.transport.run(Verb::CreateWith(flag::REPLACE), message, action)
     }
 
     /// Deletes the entries of an Ethernet address, with all their remotes.
@@ -199,8 +187,8 @@ impl RouteSocket {
 /// The attributes of a permanent entry of this link; none for any other.
 fn permanent(payload: &[u8], link: u32) -> Result<Option<(u8, &[u8])>, ReplyError> {
     let (header, rest) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
-    let ours = wire::u32_of(&header[4..]) == link
-        && wire::u16_of(&header[8..]) & NUD_PERMANENT != 0
+    let ours = message::u32_of(&header[4..]) == link
+        && message::u16_of(&header[8..]) & NUD_PERMANENT != 0
         && header[10] & NTF_PROXY == 0;
     Ok(ours.then_some((header[0], rest)))
 }
@@ -208,7 +196,7 @@ fn permanent(payload: &[u8], link: u32) -> Result<Option<(u8, &[u8])>, ReplyErro
 fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
     let Some((family, attributes)) = permanent(payload, link)? else { return Ok(None) };
     let (mut address, mut mac) = (None, None);
-    for (kind, value) in wire::attributes(attributes) {
+    for (kind, value) in message::attributes(attributes) {
         match kind {
             NDA_DST => address = wire::address(value),
             NDA_LLADDR => mac = wire::mac(value),
@@ -222,7 +210,7 @@ fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
 fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
     let Some((AF_BRIDGE, attributes)) = permanent(payload, link)? else { return Ok(None) };
     let (mut mac, mut remote, mut port, mut plain) = (None, None, None, true);
-    for (kind, value) in wire::attributes(attributes) {
+    for (kind, value) in message::attributes(attributes) {
         match kind {
             NDA_LLADDR => mac = wire::mac(value),
             NDA_DST => remote = wire::address(value),
@@ -250,15 +238,15 @@ mod tests {
         for address in ["10.1.2.3", "fd00::1"] {
             let address: IpAddr = address.parse().unwrap();
             let header = neighbour(&link(), address);
-            let bytes = octets(address);
+            let bytes = wire::octets(address);
             let message = message(RTM_NEWNEIGH, &header, &[(NDA_DST, &bytes), (NDA_LLADDR, &MAC.0)]);
-            assert_eq!(decode(&message.payload, 5), Ok(Some(Neighbour { address, mac: MAC })));
-            assert_eq!(decode(&message.payload, 6), Ok(None), "of another link");
-            let mut learned = message.payload.clone();
+            assert_eq!(decode(message.payload(), 5), Ok(Some(Neighbour { address, mac: MAC })));
+            assert_eq!(decode(message.payload(), 6), Ok(None), "of another link");
+            let mut learned = message.payload().to_vec();
             learned[8..10].copy_from_slice(&2_u16.to_ne_bytes());
             assert_eq!(decode(&learned, 5), Ok(None), "reachable, but not permanent");
-            for length in 0..message.payload.len() {
-                let _ = decode(&message.payload[..length], 5);
+            for length in 0..message.payload().len() {
+                let _ = decode(&message.payload()[..length], 5);
             }
         }
         assert!(decode(&[2; 11], 5).is_err());
@@ -267,10 +255,10 @@ mod tests {
     #[test]
     fn an_fdb_entry_with_a_vni_of_its_own_is_not_plain() {
         let remote: IpAddr = "192.0.2.1".parse().unwrap();
-        let bytes = octets(remote);
+        let bytes = wire::octets(remote);
         let plain = [(NDA_LLADDR, &MAC.0[..]), (NDA_DST, &bytes[..])];
         let decode = |attributes: &[(u16, &[u8])]| {
-            decode_fdb(&message(RTM_NEWNEIGH, &fdb(&link()), attributes).payload, 5).unwrap()
+            decode_fdb(message(RTM_NEWNEIGH, &fdb(&link()), attributes).payload(), 5).unwrap()
         };
         assert_eq!(decode(&plain), Some(FdbEntry::new(MAC, remote)));
         for kind in [NDA_VNI, NDA_IFINDEX] {

@@ -3,23 +3,18 @@
 //! Notifications of routing netlink: changes that any process makes to links, addresses and routes.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use cni_netlink::message;
+use cni_netlink::{Incoming, SockProtocol, Subscription};
 use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily as SocketFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvmsg,
-    setsockopt, socket, sockopt,
-};
 
 use super::address::{self, Address};
 use super::error::{ReplyError, RouteError};
 use super::link::{self, IFINFOMSG, Link};
 use super::path::{self, Route};
-use super::wire;
 use crate::netns::Netns;
 
 /// Kinds of objects whose changes are reported, of both address families.
@@ -92,30 +87,17 @@ pub enum Notification {
 /// Size of the socket's buffer in bytes, of which the kernel counts each message with its overhead.
 const RECEIVE_BUFFER: usize = 2 * 1024 * 1024;
 
-/// Size of the buffer for one datagram. The kernel sends one message in each, for a link some kilobytes
-/// (`if_nlmsg_size`).
-const DATAGRAM: usize = 64 * 1024;
-
 /// A socket that receives the changes in one network namespace, also those of this process.
 ///
 /// Subscribe first and then read the objects: no change is missed that way. The memory is bounded: a buffer
 /// for one datagram and what it contains here, the socket's buffer in the kernel.
 #[derive(Debug)]
 pub struct Notifications {
-    socket: OwnedFd,
-    buffer: Box<[u8]>,
-    /// Notifications of the last datagram that are not read yet.
+    subscription: Subscription,
+    /// Notifications of the last message that are not read yet.
     pending: VecDeque<Notification>,
     /// ` in /run/netns/x`, or empty for the caller's namespace.
     place: String,
-}
-
-/// A received datagram.
-enum Received {
-    /// Its length; 0 if it is not the kernel's.
-    Whole(usize),
-    /// It is longer than the buffer.
-    Cut,
 }
 
 impl Notifications {
@@ -141,20 +123,12 @@ impl Notifications {
     }
 
     fn open_at(place: String, groups: &[NotificationGroup]) -> Result<Self, RouteError> {
-        let open = || {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let protocol = SockProtocol::NetlinkRoute;
-            let socket = socket(SocketFamily::Netlink, SockType::Raw, flags, protocol)?;
-            enlarge(&socket, RECEIVE_BUFFER)?;
-            let groups = groups.iter().fold(0, |bits, group| bits | group.bits());
-            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
-            Ok(socket)
-        };
-        let socket = open().map_err(|errno| RouteError::Socket {
-            action: format!("subscribe to routing netlink{place}"),
-            errno,
-        })?;
-        Ok(Self { socket, buffer: vec![0; DATAGRAM].into(), pending: VecDeque::new(), place })
+        let groups = groups.iter().fold(0, |bits, group| bits | group.bits());
+        let subscription =
+            Subscription::open(SockProtocol::NetlinkRoute, groups, RECEIVE_BUFFER).map_err(|errno| {
+                RouteError::Socket { action: format!("subscribe to routing netlink{place}"), errno }
+            })?;
+        Ok(Self { subscription, pending: VecDeque::new(), place })
     }
 
     /// Sets the size of the socket's buffer in bytes. Without `CAP_NET_ADMIN` in the initial user namespace,
@@ -163,7 +137,7 @@ impl Notifications {
     /// # Errors
     /// [`RouteError::Socket`] if the kernel refuses.
     pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), RouteError> {
-        enlarge(&self.socket, bytes).map_err(|errno| self.failed("set receive buffer", errno))
+        self.subscription.set_receive_buffer(bytes).map_err(|errno| self.failed("set receive buffer", errno))
     }
 
     /// The next change; none if there is none now. Does not block.
@@ -175,22 +149,15 @@ impl Notifications {
             if let Some(next) = self.pending.pop_front() {
                 return Ok(Some(next));
             }
-            match self.receive() {
-                Ok(Received::Whole(length)) => {
-                    let datagram = self.buffer.get(..length).unwrap_or_default();
-                    for (kind, payload) in wire::messages(datagram) {
-                        // Without its header a message is of no use, but it was a change.
-                        if decode(kind, payload, &mut self.pending).is_err() {
-                            self.pending.push_back(Notification::Lost);
-                        }
+            match self.subscription.read() {
+                Ok(Some(Incoming::Message(header, payload))) => {
+                    // Without its header a message is of no use, but it was a change.
+                    if decode(header.kind, payload, &mut self.pending).is_err() {
+                        self.pending.push_back(Notification::Lost);
                     }
                 }
-                Ok(Received::Cut) | Err(Errno::ENOBUFS) => {
-                    self.drain().map_err(|errno| self.failed("read notifications", errno))?;
-                    return Ok(Some(Notification::Lost));
-                }
-                Err(Errno::EAGAIN) => return Ok(None),
-                Err(Errno::EINTR) => {}
+                Ok(Some(Incoming::Lost)) => return Ok(Some(Notification::Lost)),
+                Ok(None) => return Ok(None),
                 Err(errno) => return Err(self.failed("read notifications", errno)),
             }
         }
@@ -206,41 +173,10 @@ impl Notifications {
             if let Some(next) = self.read()? {
                 return Ok(Some(next));
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if !self.subscription.wait(end).map_err(|errno| self.failed("wait for notifications", errno))? {
                 return Ok(None);
             }
-            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], left) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(self.failed("wait for notifications", errno)),
-            }
         }
-    }
-
-    /// Discards what the socket has. After an overflow the kernel adds nothing, and reports no second one,
-    /// until the queue is empty (`NETLINK_S_CONGESTED`): a caller that read the objects before that would miss
-    /// later changes.
-    fn drain(&mut self) -> Result<(), Errno> {
-        loop {
-            match self.receive() {
-                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Ok(()),
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-
-    fn receive(&mut self) -> Result<Received, Errno> {
-        let fd = self.socket.as_raw_fd();
-        let mut parts = [IoSliceMut::new(&mut self.buffer)];
-        let got = recvmsg::<NetlinkAddr>(fd, &mut parts, None, MsgFlags::MSG_DONTWAIT)?;
-        if got.flags.contains(MsgFlags::MSG_TRUNC) {
-            return Ok(Received::Cut);
-        }
-        // Privileged processes can send to the groups, too. The kernel's port is 0.
-        let is_kernel = got.address.is_some_and(|from| from.pid() == 0);
-        Ok(Received::Whole(if is_kernel { got.bytes } else { 0 }))
     }
 
     fn failed(&self, action: &str, errno: Errno) -> RouteError {
@@ -252,18 +188,14 @@ impl Notifications {
 /// [`Notifications::read`] takes.
 impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.subscription.as_fd()
     }
 }
 
 impl AsRawFd for Notifications {
     fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.subscription.as_fd().as_raw_fd()
     }
-}
-
-fn enlarge(socket: &OwnedFd, bytes: usize) -> Result<(), Errno> {
-    setsockopt(socket, sockopt::RcvBufForce, &bytes).or_else(|_| setsockopt(socket, sockopt::RcvBuf, &bytes))
 }
 
 /// Decodes one message; nothing for a type that no group has.
@@ -273,7 +205,7 @@ fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Resul
         // Bridges report their ports in the same group (`br_ifinfo_notify`), and a port that leaves as
         // deleted. It is no deleted link, and the link's own change is reported, too.
         libc::RTM_NEWLINK | libc::RTM_DELLINK
-            if payload.len() >= IFINFOMSG && wire::u8_of(payload) != UNSPECIFIED => {}
+            if payload.len() >= IFINFOMSG && message::u8_of(payload) != UNSPECIFIED => {}
         libc::RTM_NEWLINK | libc::RTM_DELLINK => {
             let link = Box::new(link::decode(payload)?);
             into.push_back(Notification::Link { link, deleted });
@@ -287,7 +219,7 @@ fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Resul
         }
         libc::RTM_NEWQDISC | libc::RTM_DELQDISC | libc::RTM_NEWTFILTER | libc::RTM_DELTFILTER => {
             let link = payload.get(TCMSG_IFINDEX..).filter(|rest| rest.len() >= 4);
-            let link = wire::u32_of(link.ok_or(ReplyError::NoHeader("traffic control"))?);
+            let link = message::u32_of(link.ok_or(ReplyError::NoHeader("traffic control"))?);
             let deleted = matches!(kind, libc::RTM_DELQDISC | libc::RTM_DELTFILTER);
             into.push_back(Notification::TrafficControl { link, deleted });
         }

@@ -7,9 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU8;
 use std::ops::ControlFlow;
 
+use cni_netlink::Message;
+use cni_netlink::message::{self, flag};
 use ipnet::IpNet;
 use nix::errno::Errno;
-use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
@@ -17,7 +18,7 @@ use rtnetlink::packet_route::route::{
 };
 
 use super::error::{ReplyError, RouteError};
-use super::transport::{Message, Verb};
+use super::transport::Verb;
 use super::{RouteSocket, wire};
 use crate::AddressFamily;
 
@@ -231,16 +232,13 @@ impl RouteSocket {
         const NETCONFA_IFINDEX_ALL: i32 = -1;
         /// `struct netconfmsg`: the family, padded.
         const NETCONFMSG: usize = 4;
-        let mut payload = vec![u8::from(wire::family(family)), 0, 0, 0];
-        for header_field in [8, NETCONFA_IFINDEX] {
-            payload.extend(header_field.to_ne_bytes());
-        }
-        payload.extend(NETCONFA_IFINDEX_ALL.to_ne_bytes());
-        let request = Message { kind: RTM_GETNETCONF, payload };
+        let mut request = Message::new(RTM_GETNETCONF, 0);
+        request.raw(&[u8::from(wire::family(family)), 0, 0, 0]);
+        request.attr(NETCONFA_IFINDEX, &NETCONFA_IFINDEX_ALL.to_ne_bytes());
         let forwards = self.transport.get(request, format_args!("read forwarding of {family}"), |reply| {
             let settings = reply.get(NETCONFMSG..).unwrap_or_default();
-            Ok(wire::attributes(settings)
-                .any(|(kind, value)| kind == NETCONFA_FORWARDING && wire::u32_of(value) != 0))
+            Ok(message::attributes(settings)
+                .any(|(kind, value)| kind == NETCONFA_FORWARDING && message::u32_of(value) != 0))
         });
         match forwards {
             Err(error) if matches!(error.errno(), Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)) => Ok(false),
@@ -325,10 +323,10 @@ impl RouteSocket {
     }
 
     fn routes_to_unspecified(self) -> Result<Vec<Route>, RouteError> {
-        let mut routes = Vec::new();
         let request = list_request(AddressFamily::V4, MAIN_TABLE, ANY_PROTOCOL);
         let action = format_args!("list routes of table {MAIN_TABLE} to 0.0.0.0");
-        let listed = self.transport.list_until(RouteNetlinkMessage::GetRoute(request), action, |payload| {
+        let request = RouteNetlinkMessage::GetRoute(request);
+        let listed = self.transport.list_until(request, action, |routes, payload| {
             let decoded = decode(payload, MAIN_TABLE)?;
             if decoded.iter().any(|route| !route.dst.addr().is_unspecified()) {
                 return Ok(ControlFlow::Break(()));
@@ -339,7 +337,7 @@ impl RouteSocket {
         match listed {
             // There is no table before its first route.
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
-            other => other.map(|()| routes),
+            other => other,
         }
     }
 
@@ -391,11 +389,11 @@ impl RouteSocket {
     /// [`RouteError::already_exists`], depending on `existing`.
     pub fn add_route(&self, route: &Route, existing: Existing) -> Result<(), RouteError> {
         let flags = match existing {
-            Existing::Refuse => NLM_F_EXCL,
-            Existing::Append => NLM_F_APPEND,
+            Existing::Refuse => flag::EXCLUSIVE,
+            Existing::Append => flag::APPEND,
             // Neither flag: fib_table_insert() puts the new one first.
             Existing::Prepend => 0,
-            Existing::Replace => NLM_F_REPLACE,
+            Existing::Replace => flag::REPLACE,
         };
         let message = RouteNetlinkMessage::NewRoute(route.message());
         self.transport.run(Verb::CreateWith(flags), message, format_args!("add route {route}"))
@@ -477,15 +475,15 @@ pub(super) fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyErro
         RouteType::Local => RouteKind::Local,
         other => RouteKind::Other(other.into()),
     };
-    route.onlink = RouteFlags::from_bits_retain(wire::u32_of(&header[8..])).contains(RouteFlags::Onlink);
+    route.onlink = RouteFlags::from_bits_retain(message::u32_of(&header[8..])).contains(RouteFlags::Onlink);
     let mut dst = route.dst.addr();
-    for (kind, value) in wire::attributes(rest) {
+    for (kind, value) in message::attributes(rest) {
         match kind {
             nix::libc::RTA_DST => dst = wire::address(value).unwrap_or(dst),
             nix::libc::RTA_MULTIPATH => hops = Some(value),
-            nix::libc::RTA_PRIORITY => route.metric = wire::u32_of(value),
+            nix::libc::RTA_PRIORITY => route.metric = message::u32_of(value),
             nix::libc::RTA_PREFSRC => route.source = wire::address(value),
-            nix::libc::RTA_TABLE => route.table = wire::u32_of(value),
+            nix::libc::RTA_TABLE => route.table = message::u32_of(value),
             nix::libc::RTA_METRICS => decode_metrics(value, &mut route),
             _ => decode_hop(kind, value, &mut route),
         }
@@ -499,7 +497,7 @@ pub(super) fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyErro
 
 fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
     match kind {
-        nix::libc::RTA_OIF => route.link = Some(wire::u32_of(value)),
+        nix::libc::RTA_OIF => route.link = Some(message::u32_of(value)),
         nix::libc::RTA_GATEWAY => route.gateway = wire::address(value),
         // RFC 5549: an IPv4 route via an IPv6 gateway; the family comes first.
         nix::libc::RTA_VIA => route.gateway = value.get(2..).and_then(wire::address),
@@ -510,11 +508,11 @@ fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
 /// A route for each next hop: `struct rtnexthop` (`linux/rtnetlink.h`), then attributes.
 fn by_hop(mut hops: &[u8], route: &Route) -> Vec<Route> {
     let mut routes = Vec::new();
-    while let (Some(length), Some(index)) = (hops.get(..2).map(wire::u16_of), hops.get(4..RTNEXTHOP)) {
+    while let (Some(length), Some(index)) = (hops.get(..2).map(message::u16_of), hops.get(4..RTNEXTHOP)) {
         let length = usize::from(length);
         let Some(attributes) = hops.get(RTNEXTHOP..length) else { break };
-        let mut hop = Route { link: Some(wire::u32_of(index)), ..route.clone() };
-        for (kind, value) in wire::attributes(attributes) {
+        let mut hop = Route { link: Some(message::u32_of(index)), ..route.clone() };
+        for (kind, value) in message::attributes(attributes) {
             decode_hop(kind, value, &mut hop);
         }
         routes.push(hop);
@@ -524,10 +522,10 @@ fn by_hop(mut hops: &[u8], route: &Route) -> Vec<Route> {
 }
 
 fn decode_metrics(value: &[u8], route: &mut Route) {
-    for (kind, value) in wire::attributes(value) {
+    for (kind, value) in message::attributes(value) {
         match kind {
-            RTAX_MTU => route.mtu = wire::u32_of(value),
-            RTAX_ADVMSS => route.advmss = wire::u32_of(value),
+            RTAX_MTU => route.mtu = message::u32_of(value),
+            RTAX_ADVMSS => route.advmss = message::u32_of(value),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 //! Settings of bridges and their ports, as a link has them.
 
-use super::wire;
+use cni_netlink::message;
 
 /// VLAN filtering of a bridge (`IFLA_BR_VLAN_FILTERING`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +52,8 @@ const IFLA_BRPORT_ISOLATED: u16 = 33;
 impl PortSettings {
     pub(super) fn decode(data: &[u8]) -> Self {
         let mut settings = Self { hairpin: Switch::Off, isolated: Switch::Off };
-        for (kind, value) in wire::attributes(data) {
-            let switch = Switch::from_bool(wire::u8_of(value) != 0);
+        for (kind, value) in message::attributes(data) {
+            let switch = Switch::from_bool(message::u8_of(value) != 0);
             match kind {
                 IFLA_BRPORT_MODE => settings.hairpin = switch,
                 IFLA_BRPORT_ISOLATED => settings.isolated = switch,

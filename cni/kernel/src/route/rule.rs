@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use cni_netlink::message;
 use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
@@ -116,7 +117,7 @@ const FRA_PROTOCOL: u16 = 21;
 fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
     let (header, rest) = payload.split_at_checked(HEADER).ok_or(ReplyError::NoHeader("a rule"))?;
     let Some(family) = wire::family_of(header[0]) else { return Ok(None) };
-    let (source_len, flags) = (header[2], wire::u32_of(&header[8..]));
+    let (source_len, flags) = (header[2], message::u32_of(&header[8..]));
     let mut rule = Rule {
         family,
         source: None,
@@ -128,14 +129,14 @@ fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
             && header[7] == FR_ACT_TO_TBL
             && flags & FIB_RULE_INVERT == 0,
     };
-    for (kind, value) in wire::attributes(rest) {
+    for (kind, value) in message::attributes(rest) {
         match kind {
             FRA_SRC => rule.source = wire::address(value).and_then(|ip| IpNet::new(ip, source_len).ok()),
-            FRA_PRIORITY => rule.priority = Some(wire::u32_of(value)),
-            FRA_TABLE => rule.table = wire::u32_of(value),
+            FRA_PRIORITY => rule.priority = Some(message::u32_of(value)),
+            FRA_TABLE => rule.table = message::u32_of(value),
             // The kernel sends the origin and "no suppression" with every rule.
             FRA_PROTOCOL => {}
-            FRA_SUPPRESS_PREFIXLEN if wire::u32_of(value) == u32::MAX => {}
+            FRA_SUPPRESS_PREFIXLEN if message::u32_of(value) == u32::MAX => {}
             _ => rule.only_source = false,
         }
     }

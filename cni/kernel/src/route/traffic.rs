@@ -3,15 +3,16 @@
 //! Traffic control: limiting the rate of a link and redirecting what it receives (tc(8), linux/pkt_sched.h,
 //! linux/pkt_cls.h).
 
+use cni_netlink::message::{self, find, flag};
+use cni_netlink::{Attributes, Message};
 use nix::errno::Errno;
-use rtnetlink::packet_core::{NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
+use super::RouteSocket;
 use super::error::{ReplyError, RouteError};
 use super::link::Link;
-use super::transport::{Message, Verb};
-use super::{RouteSocket, wire};
+use super::transport::Verb;
 use crate::mac::Mac;
 
 /// One tick of the scheduler's clock in nanoseconds, `PSCHED_TICKS2NS(1)` (`net/pkt_sched.h`).
@@ -100,7 +101,7 @@ impl TokenBucket {
     }
 
     /// `struct tc_tbf_qopt`, and a separate attribute for a rate beyond 32 bits.
-    fn options(&self, mtu: u32) -> Attributes {
+    fn options(&self, mtu: u32) -> Vec<u8> {
         /// `TC_LINKLAYER_ETHERNET`: no table of transmission times is needed.
         const ETHERNET: u8 = 1;
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
@@ -115,49 +116,26 @@ impl TokenBucket {
         parameters.extend(self.limit.to_ne_bytes());
         parameters.extend(self.burst_ticks.to_ne_bytes());
         parameters.extend([0; 4]);
-        let mut options = Attributes::default().with(TCA_TBF_PARMS, &parameters);
-        if let Some(longest) = longest {
-            options = options.with(TCA_TBF_PBURST, &longest.to_ne_bytes());
-        }
-        match u32::try_from(self.rate) {
-            Ok(_) => options,
-            Err(_) => options.with(TCA_TBF_RATE64, &self.rate.to_ne_bytes()),
-        }
+        Attributes::encode(|options| {
+            options.attr(TCA_TBF_PARMS, &parameters);
+            if let Some(longest) = longest {
+                options.u32(TCA_TBF_PBURST, longest);
+            }
+            if u32::try_from(self.rate).is_err() {
+                options.attr(TCA_TBF_RATE64, &self.rate.to_ne_bytes());
+            }
+        })
     }
 
     fn decode(options: &[u8]) -> Option<Self> {
         let parameters = find(options, TCA_TBF_PARMS)?;
-        let number = |at: usize| parameters.get(at..).map_or(0, wire::u32_of);
+        let number = |at: usize| parameters.get(at..).map_or(0, message::u32_of);
         let large = find(options, TCA_TBF_RATE64).and_then(|value| value.first_chunk().copied());
         Some(Self {
             rate: large.map_or_else(|| u64::from(number(8)), u64::from_ne_bytes),
             limit: number(24),
             burst_ticks: number(28),
         })
-    }
-}
-
-/// Attributes to send.
-#[derive(Default)]
-struct Attributes(Vec<u8>);
-
-impl Attributes {
-    fn with(mut self, kind: u16, value: &[u8]) -> Self {
-        const NLATTR: usize = 4;
-        let length = u16::try_from(NLATTR + value.len()).unwrap_or(u16::MAX);
-        self.0.extend(length.to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-        self
-    }
-
-    fn text(self, kind: u16, value: &str) -> Self {
-        self.with(kind, &[value.as_bytes(), &[0]].concat())
-    }
-
-    fn nested(self, kind: u16, inner: &Self) -> Self {
-        self.with(kind, &inner.0)
     }
 }
 
@@ -170,14 +148,21 @@ struct Request {
 }
 
 impl Request {
-    fn message(&self, kind: u16, attributes: Attributes) -> Message {
+    fn message(&self, kind: u16) -> Message {
+        let mut message = Message::new(kind, 0);
         // The family and its padding.
-        let mut payload = vec![0; 4];
+        message.raw(&[0; 4]);
         for field in [self.link, self.handle, self.parent, self.info] {
-            payload.extend(field.to_ne_bytes());
+            message.raw(&field.to_ne_bytes());
         }
-        payload.extend(attributes.0);
-        Message { kind, payload }
+        message
+    }
+
+    /// With the kind of a queue or filter, and its options.
+    fn message_with(&self, kind: u16, name: &str, options: &[u8]) -> Message {
+        let mut message = self.message(kind);
+        message.text(TCA_KIND, name).attr(TCA_OPTIONS, options);
+        message
     }
 }
 
@@ -232,10 +217,6 @@ fn filter_info() -> u32 {
     (PREFERENCE << 16) | u32::from(u16::try_from(EVERY_PROTOCOL).unwrap_or_default().to_be())
 }
 
-fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    wire::attributes(attributes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
-}
-
 impl RouteSocket {
     /// Creates an ifb, which is up: packets sent through it continue as if received by the link from which
     /// they were redirected.
@@ -266,14 +247,15 @@ impl RouteSocket {
         // The kernel chooses the handle: with a handle it would not replace a child of another kind.
         let child = Request { link: link.index, handle: 0, parent: CHILD, info: 0 };
         let target = bucket.target_us(link.mtu);
-        let fair = Attributes::default()
-            .with(TCA_FQ_CODEL_TARGET, &target.to_ne_bytes())
-            .with(TCA_FQ_CODEL_INTERVAL, &target.saturating_mul(TARGETS).to_ne_bytes());
+        let fair = Attributes::encode(|options| {
+            options.u32(TCA_FQ_CODEL_TARGET, target);
+            options.u32(TCA_FQ_CODEL_INTERVAL, target.saturating_mul(TARGETS));
+        });
         match self.set_queue(link, &child, "fq_codel", &fair) {
             Err(error) if error.is_not_found() => {
                 log::info!("{error}: its flows share one queue");
                 // struct tc_fifo_qopt
-                let short = Attributes(bucket.waiting(link.mtu).to_ne_bytes().to_vec());
+                let short = bucket.waiting(link.mtu).to_ne_bytes();
                 self.set_queue(link, &child, "bfifo", &short)
             }
             set => set,
@@ -285,12 +267,11 @@ impl RouteSocket {
         link: &Link,
         request: &Request,
         kind: &str,
-        options: &Attributes,
+        options: &[u8],
     ) -> Result<(), RouteError> {
-        let attributes = Attributes::default().text(TCA_KIND, kind).nested(TCA_OPTIONS, options);
         self.transport.run(
-            Verb::CreateWith(NLM_F_REPLACE),
-            request.message(RTM_NEWQDISC, attributes),
+            Verb::CreateWith(flag::REPLACE),
+            request.message_with(RTM_NEWQDISC, kind, options),
             format_args!("limit the rate of {} by {kind}", link.name),
         )
     }
@@ -310,7 +291,7 @@ impl RouteSocket {
     /// [`RouteError::is_not_found`] if there is none.
     pub fn delete_token_bucket(&self, link: &Link) -> Result<(), RouteError> {
         let request = Request { link: link.index, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
-        let message = request.message(RTM_DELQDISC, Attributes::default());
+        let message = request.message(RTM_DELQDISC);
         self.transport.run(Verb::Change, message, format_args!("delete the queue of {}", link.name))
     }
 
@@ -321,12 +302,11 @@ impl RouteSocket {
     pub fn redirect_ingress(&self, link: &Link, to: &Link) -> Result<(), RouteError> {
         let parent = self.ingress_hook(link)?;
         let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
-        let attributes = Attributes::default().text(TCA_KIND, "u32").nested(TCA_OPTIONS, &redirection(to));
         self.delete_redirection(link)
             .or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
         self.transport.run(
-            Verb::CreateWith(NLM_F_EXCL),
-            request.message(RTM_NEWTFILTER, attributes),
+            Verb::CreateWith(flag::EXCLUSIVE),
+            request.message_with(RTM_NEWTFILTER, "u32", &redirection(to)),
             format_args!("redirect ingress of {} to {}", link.name, to.name),
         )
     }
@@ -341,7 +321,7 @@ impl RouteSocket {
             return Err(self.transport.not_found(action, Errno::ENOENT));
         };
         let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
-        self.transport.run(Verb::Change, request.message(RTM_DELTFILTER, Attributes::default()), action)
+        self.transport.run(Verb::Change, request.message(RTM_DELTFILTER), action)
     }
 
     /// Indices of the links to which a link's received packets are redirected.
@@ -351,7 +331,7 @@ impl RouteSocket {
     pub fn redirections(&self, link: &Link) -> Result<Vec<u32>, RouteError> {
         let Some(parent) = self.existing_ingress_hook(link)? else { return Ok(Vec::new()) };
         let request = Request { link: link.index, handle: 0, parent, info: 0 };
-        let message = request.message(RTM_GETTFILTER, Attributes::default());
+        let message = request.message(RTM_GETTFILTER);
         let action = format_args!("list filters of {}", link.name);
         let found = self.transport.list(message, action, |payload| {
             Ok(Some(redirected_to(payload.get(TCMSG..).unwrap_or_default())))
@@ -369,12 +349,12 @@ impl RouteSocket {
         let request = Request { link, handle, parent: CLSACT_INGRESS, info };
         let program = self.transport.ask(
             Verb::Get,
-            request.message(RTM_GETTFILTER, Attributes::default()),
+            request.message(RTM_GETTFILTER),
             format_args!("read the program of link {link}"),
             |payload| {
                 let attributes = payload.get(TCMSG..).ok_or(ReplyError::NoHeader("a filter"))?;
                 let options = find(attributes, TCA_OPTIONS).unwrap_or_default();
-                Ok(find(options, TCA_BPF_ID).map(wire::u32_of))
+                Ok(find(options, TCA_BPF_ID).map(message::u32_of))
             },
         );
         match program {
@@ -394,7 +374,7 @@ impl RouteSocket {
             Hook::Egress => CLSACT_EGRESS,
         };
         let request = Request { link, handle: 0, parent, info: 0 };
-        let message = request.message(RTM_GETTFILTER, Attributes::default());
+        let message = request.message(RTM_GETTFILTER);
         let action = format_args!("list filters of link {link}");
         let mut found = self.transport.list(message, action, |payload| Ok(Some(filter(payload)?)))?;
         // The kernel lists each element of a filter, such as a hash table of u32.
@@ -410,7 +390,8 @@ impl RouteSocket {
             return Ok(parent);
         }
         let request = Request { link: link.index, handle: INGRESS_HANDLE, parent: TC_H_INGRESS, info: 0 };
-        let message = request.message(RTM_NEWQDISC, Attributes::default().text(TCA_KIND, "clsact"));
+        let mut message = request.message(RTM_NEWQDISC);
+        message.text(TCA_KIND, "clsact");
         let added = self.transport.run(Verb::Create, message, format_args!("add clsact to {}", link.name));
         match (added, self.existing_ingress_hook(link)?) {
             // Another process added it.
@@ -427,11 +408,11 @@ impl RouteSocket {
     /// Kind and options of a queue; none if there is only the built-in one.
     fn queue(&self, link: &Link, parent: u32) -> Result<Option<(String, Vec<u8>)>, RouteError> {
         let request = Request { link: link.index, handle: 0, parent, info: 0 };
-        let message = request.message(RTM_GETQDISC, Attributes::default());
+        let message = request.message(RTM_GETQDISC);
         let action = format_args!("read the queue of {}", link.name);
         let queue = self.transport.ask(Verb::Echo, message, action, |payload| {
             let attributes = payload.get(TCMSG..).ok_or(ReplyError::NoHeader("a queue"))?;
-            let kind = find(attributes, TCA_KIND).map(wire::text).unwrap_or_default();
+            let kind = find(attributes, TCA_KIND).map(message::text).unwrap_or_default();
             Ok((kind, find(attributes, TCA_OPTIONS).unwrap_or_default().to_vec()))
         });
         match queue {
@@ -444,7 +425,7 @@ impl RouteSocket {
 }
 
 /// The options of a u32 filter that matches all packets and redirects them.
-fn redirection(to: &Link) -> Attributes {
+fn redirection(to: &Link) -> Vec<u8> {
     const TC_U32_TERMINAL: u8 = 1;
     const TC_ACT_STOLEN: u32 = 4;
     const TCA_EGRESS_REDIR: u32 = 1;
@@ -456,18 +437,23 @@ fn redirection(to: &Link) -> Attributes {
         .into_iter()
         .flat_map(u32::to_ne_bytes)
         .collect();
-    let options = Attributes::default().with(TCA_MIRRED_PARMS, &mirred);
-    let action = Attributes::default().text(TCA_ACT_KIND, "mirred").nested(TCA_ACT_OPTIONS, &options);
-    // The first in a list of actions.
-    let actions = Attributes::default().nested(1, &action);
-    Attributes::default().with(TCA_U32_SEL, &selector).nested(TCA_U32_ACT, &actions)
+    Attributes::encode(|options| {
+        options.attr(TCA_U32_SEL, &selector).nest(TCA_U32_ACT, |actions| {
+            // The first in a list of actions.
+            actions.nest(1, |action| {
+                action.text(TCA_ACT_KIND, "mirred").nest(TCA_ACT_OPTIONS, |options| {
+                    options.attr(TCA_MIRRED_PARMS, &mirred);
+                });
+            });
+        });
+    })
 }
 
 /// The filter in a message: the preference is in the upper half of `tcm_info`.
 fn filter(payload: &[u8]) -> Result<Filter, ReplyError> {
     let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
-    let preference = u16::try_from(wire::u32_of(&header[TCMSG - 4..]) >> 16).unwrap_or_default();
-    Ok(Filter { preference, kind: find(attributes, TCA_KIND).map(wire::text).unwrap_or_default() })
+    let preference = u16::try_from(message::u32_of(&header[TCMSG - 4..]) >> 16).unwrap_or_default();
+    Ok(Filter { preference, kind: find(attributes, TCA_KIND).map(message::text).unwrap_or_default() })
 }
 
 /// The links that a filter redirects to.
@@ -476,9 +462,9 @@ fn redirected_to(attributes: &[u8]) -> Vec<u32> {
     let actions = find(options, TCA_U32_ACT).unwrap_or_default();
     let of_action = |action: &[u8]| {
         let options = find(action, TCA_ACT_OPTIONS)?;
-        find(options, TCA_MIRRED_PARMS)?.get(MIRRED_LINK..).map(wire::u32_of)
+        find(options, TCA_MIRRED_PARMS)?.get(MIRRED_LINK..).map(message::u32_of)
     };
-    wire::attributes(actions).filter_map(|(_, action)| of_action(action)).collect()
+    message::attributes(actions).filter_map(|(_, action)| of_action(action)).collect()
 }
 
 #[cfg(test)]
@@ -489,7 +475,7 @@ mod tests {
     fn an_encoded_bucket_decodes_to_the_same() {
         for rate in [1, 1_000_000, u64::from(u32::MAX), 12_500_000_000] {
             let bucket = TokenBucket::new(rate, 125_000, 25_000);
-            assert_eq!(TokenBucket::decode(&bucket.options(1500).0), Some(bucket), "{rate}");
+            assert_eq!(TokenBucket::decode(&bucket.options(1500)), Some(bucket), "{rate}");
         }
         assert_eq!(TokenBucket::decode(&[]), None);
     }
@@ -513,11 +499,7 @@ mod tests {
             assert_eq!(at(rate).longest_packet(1500), longest, "{rate}");
             // The queue holds more than the longest packet: a longer one would never be sent.
             assert!(at(rate).waiting(1500) > longest.unwrap_or(512 * 1024), "{rate}");
-            assert_eq!(
-                find(&at(rate).options(1500).0, TCA_TBF_PBURST).is_some(),
-                longest.is_some(),
-                "{rate}"
-            );
+            assert_eq!(find(&at(rate).options(1500), TCA_TBF_PBURST).is_some(), longest.is_some(), "{rate}");
         }
         assert_eq!(at(1_000_000).longest_packet(9000), Some(9032));
         assert_eq!((at(12_500_000).target_us(1500), at(125_000).target_us(1500)), (5000, 24_512));
@@ -525,13 +507,14 @@ mod tests {
 
     #[test]
     fn an_encoded_redirection_decodes_to_the_same() {
-        let mut all = Attributes::default().text(TCA_KIND, "u32");
         let mut link = crate::route::link::decode(&[0; 16]).unwrap();
         link.index = 77;
-        all = all.nested(TCA_OPTIONS, &redirection(&link));
-        assert_eq!(redirected_to(&all.0), [77]);
-        for length in 0..all.0.len() {
-            let _ = redirected_to(&all.0[..length]);
+        let request = Request { link: 1, handle: 0, parent: 0, info: 0 };
+        let message = request.message_with(RTM_NEWTFILTER, "u32", &redirection(&link));
+        let all = &message.payload()[TCMSG..];
+        assert_eq!(redirected_to(all), [77]);
+        for length in 0..all.len() {
+            let _ = redirected_to(&all[..length]);
         }
     }
 
@@ -539,16 +522,10 @@ mod tests {
     fn a_filters_preference_is_the_upper_half() {
         let mut payload = vec![0; TCMSG - 4];
         payload.extend((21_325_u32 << 16 | 0x0300).to_ne_bytes());
-        payload.extend(Attributes::default().text(TCA_KIND, "bpf").0);
+        payload.extend(Attributes::encode(|all| {
+            all.text(TCA_KIND, "bpf");
+        }));
         assert_eq!(filter(&payload).unwrap(), Filter { preference: 21_325, kind: "bpf".to_owned() });
         assert!(filter(&payload[..TCMSG - 1]).is_err());
-    }
-
-    #[test]
-    fn attributes_are_padded() {
-        let bytes = Attributes::default().text(1, "abcd").with(2, &[7]).0;
-        let all: Vec<_> = wire::attributes(&bytes).collect();
-        assert_eq!(all, [(1, b"abcd\0".as_slice()), (2, [7].as_slice())]);
-        assert_eq!(bytes.len() % 4, 0);
     }
 }

@@ -10,12 +10,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use cni_netlink::message::{self, find};
+use cni_netlink::{Attributes, Message, SockProtocol};
 use ipnet::IpNet;
-use nix::sys::socket::SockProtocol;
 
 use super::error::{ReplyError, RouteError};
 use super::link::Link;
-use super::transport::{Message, Transport, Verb};
+use super::transport::{Transport, Verb};
 use super::wire;
 
 /// The length of a key in bytes.
@@ -112,7 +113,7 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 /// Length of `struct genlmsghdr`.
 const GENLMSGHDR: usize = 4;
 // linux/wireguard.h
-const WG_GENL_NAME: &[u8] = b"wireguard\0";
+const WG_GENL_NAME: &str = "wireguard";
 const WG_GENL_VERSION: u8 = 1;
 const WG_CMD_GET_DEVICE: u8 = 0;
 const WG_CMD_SET_DEVICE: u8 = 1;
@@ -131,8 +132,6 @@ const WGPEER_F_REPLACE_ALLOWEDIPS: u32 = 2;
 const WGALLOWEDIP_A_FAMILY: u16 = 1;
 const WGALLOWEDIP_A_IPADDR: u16 = 2;
 const WGALLOWEDIP_A_CIDR_MASK: u16 = 3;
-// linux/netlink.h
-const NLA_F_NESTED: u16 = 0x8000;
 // linux/socket.h
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
@@ -157,13 +156,11 @@ impl WireGuardSocket {
         let transport =
             Transport::open_protocol(SockProtocol::NetlinkGeneric, "generic netlink", String::new())?;
         let request = message(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, |attributes| {
-            attributes.put(CTRL_ATTR_FAMILY_NAME, WG_GENL_NAME);
+            attributes.text(CTRL_ATTR_FAMILY_NAME, WG_GENL_NAME);
         });
         let family = transport.get(request, format_args!("find WireGuard's netlink family"), |reply| {
             let reply = reply.get(GENLMSGHDR..).ok_or(ReplyError::NoHeader("a netlink family"))?;
-            let mut all = wire::attributes(reply);
-            let id = all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).ok_or(ReplyError::Empty)?;
-            Ok(wire::u16_of(id.1))
+            find(reply, CTRL_ATTR_FAMILY_ID).map(message::u16_of).ok_or(ReplyError::Empty)
         })?;
         Ok(Self { transport, family })
     }
@@ -174,7 +171,7 @@ impl WireGuardSocket {
     /// [`RouteError::is_not_found`] if it is gone; EOPNOTSUPP if it is of another kind.
     pub fn device(&self, link: &Link) -> Result<WireGuardDevice, RouteError> {
         let request = message(self.family, WG_CMD_GET_DEVICE, |attributes| {
-            attributes.put(WGDEVICE_A_IFINDEX, &link.index.to_ne_bytes());
+            attributes.u32(WGDEVICE_A_IFINDEX, link.index);
         });
         let action = format_args!("read WireGuard peers of {}", link.name);
         let parts = self.transport.list(request, action, |payload| decode(payload).map(Some))?;
@@ -187,7 +184,7 @@ impl WireGuardSocket {
     /// As of [`Self::device`].
     pub fn set_private_key(&self, link: &Link, key: &PrivateKey) -> Result<(), RouteError> {
         self.set(link, format_args!("set private key of {}", link.name), |attributes| {
-            attributes.put(WGDEVICE_A_PRIVATE_KEY, &key.0);
+            attributes.attr(WGDEVICE_A_PRIVATE_KEY, &key.0);
         })
     }
 
@@ -198,7 +195,7 @@ impl WireGuardSocket {
     /// fails.
     pub fn set_port(&self, link: &Link, port: u16) -> Result<(), RouteError> {
         self.set(link, format_args!("set UDP port {port} of {}", link.name), |attributes| {
-            attributes.put(WGDEVICE_A_LISTEN_PORT, &port.to_ne_bytes());
+            attributes.attr(WGDEVICE_A_LISTEN_PORT, &port.to_ne_bytes());
         })
     }
 
@@ -211,7 +208,9 @@ impl WireGuardSocket {
     pub fn change_peers(&self, link: &Link, changes: &[PeerChange]) -> Result<(), RouteError> {
         for piece in pieces(changes) {
             self.set(link, format_args!("set WireGuard peers of {}", link.name), |attributes| {
-                attributes.nest(WGDEVICE_A_PEERS, |attributes| attributes.0.extend(piece));
+                attributes.nest(WGDEVICE_A_PEERS, |attributes| {
+                    attributes.raw(&piece);
+                });
             })?;
         }
         Ok(())
@@ -224,53 +223,30 @@ impl WireGuardSocket {
         fill: impl FnOnce(&mut Attributes),
     ) -> Result<(), RouteError> {
         let request = message(self.family, WG_CMD_SET_DEVICE, |attributes| {
-            attributes.put(WGDEVICE_A_IFINDEX, &link.index.to_ne_bytes());
+            attributes.u32(WGDEVICE_A_IFINDEX, link.index);
             fill(attributes);
         });
         self.transport.run(Verb::Change, request, action)
     }
 }
 
-/// The attributes of a request (`struct nlattr`), each padded to four bytes.
-#[derive(Debug, Default)]
-struct Attributes(Vec<u8>);
-
-impl Attributes {
-    fn put(&mut self, kind: u16, value: &[u8]) {
-        self.attribute(kind, |attributes| attributes.0.extend(value));
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-    }
-
-    fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
-        self.attribute(kind | NLA_F_NESTED, fill);
-    }
-
-    fn attribute(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
-        let start = self.0.len();
-        self.0.extend([0, 0]);
-        self.0.extend(kind.to_ne_bytes());
-        fill(self);
-        // No attribute is longer than PIECE and a header.
-        let length = u16::try_from(self.0.len() - start).unwrap_or(u16::MAX);
-        self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
-    }
-}
-
 fn message(kind: u16, command: u8, fill: impl FnOnce(&mut Attributes)) -> Message {
-    let mut attributes = Attributes(vec![command, WG_GENL_VERSION, 0, 0]);
-    fill(&mut attributes);
-    Message { kind, payload: attributes.0 }
+    let mut message = Message::new(kind, 0);
+    message.raw(&[command, WG_GENL_VERSION, 0, 0]);
+    fill(&mut message);
+    message
 }
 
 /// The changes as attributes, in pieces of at most [`PIECE`] bytes unless one change is longer.
 fn pieces(changes: &[PeerChange]) -> Vec<Vec<u8>> {
     let mut pieces: Vec<Vec<u8>> = Vec::new();
     for change in changes {
-        let mut attributes = Attributes::default();
-        attributes.nest(0, |attributes| encode(change, attributes));
+        let peer = Attributes::encode(|attributes| {
+            attributes.nest(0, |attributes| encode(change, attributes));
+        });
         match pieces.last_mut() {
-            Some(last) if last.len() + attributes.0.len() <= PIECE => last.extend(attributes.0),
-            _ => pieces.push(attributes.0),
+            Some(last) if last.len() + peer.len() <= PIECE => last.extend(peer),
+            _ => pieces.push(peer),
         }
     }
     pieces
@@ -279,22 +255,22 @@ fn pieces(changes: &[PeerChange]) -> Vec<Vec<u8>> {
 fn encode(change: &PeerChange, attributes: &mut Attributes) {
     match change {
         PeerChange::Remove(key) => {
-            attributes.put(WGPEER_A_PUBLIC_KEY, &key.0);
-            attributes.put(WGPEER_A_FLAGS, &WGPEER_F_REMOVE_ME.to_ne_bytes());
+            attributes.attr(WGPEER_A_PUBLIC_KEY, &key.0);
+            attributes.u32(WGPEER_A_FLAGS, WGPEER_F_REMOVE_ME);
         }
         PeerChange::Set { key, endpoint, allowed } => {
-            attributes.put(WGPEER_A_PUBLIC_KEY, &key.0);
+            attributes.attr(WGPEER_A_PUBLIC_KEY, &key.0);
             if allowed.is_some() {
-                attributes.put(WGPEER_A_FLAGS, &WGPEER_F_REPLACE_ALLOWEDIPS.to_ne_bytes());
+                attributes.u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS);
             }
             if let Some(endpoint) = endpoint {
-                attributes.put(WGPEER_A_ENDPOINT, &socket_address(*endpoint));
+                attributes.attr(WGPEER_A_ENDPOINT, &socket_address(*endpoint));
             }
             if let Some(allowed) = allowed {
                 attributes.nest(WGPEER_A_ALLOWEDIPS, |attributes| {
-                    allowed
-                        .iter()
-                        .for_each(|net| attributes.nest(0, |attributes| encode_net(net, attributes)));
+                    for net in allowed {
+                        attributes.nest(0, |attributes| encode_net(net, attributes));
+                    }
                 });
             }
         }
@@ -303,13 +279,10 @@ fn encode(change: &PeerChange, attributes: &mut Attributes) {
 
 fn encode_net(net: &IpNet, attributes: &mut Attributes) {
     let net = net.trunc();
-    let (family, address) = match net.addr() {
-        IpAddr::V4(address) => (AF_INET, address.octets().to_vec()),
-        IpAddr::V6(address) => (AF_INET6, address.octets().to_vec()),
-    };
-    attributes.put(WGALLOWEDIP_A_FAMILY, &family.to_ne_bytes());
-    attributes.put(WGALLOWEDIP_A_IPADDR, &address);
-    attributes.put(WGALLOWEDIP_A_CIDR_MASK, &[net.prefix_len()]);
+    let family = if net.addr().is_ipv4() { AF_INET } else { AF_INET6 };
+    attributes.attr(WGALLOWEDIP_A_FAMILY, &family.to_ne_bytes());
+    attributes.attr(WGALLOWEDIP_A_IPADDR, &wire::octets(net.addr()));
+    attributes.attr(WGALLOWEDIP_A_CIDR_MASK, &[net.prefix_len()]);
 }
 
 /// `struct sockaddr_in` or `struct sockaddr_in6`.
@@ -334,7 +307,7 @@ fn socket_address(address: SocketAddr) -> Vec<u8> {
 
 fn decode_socket_address(bytes: &[u8]) -> Option<SocketAddr> {
     let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
-    let ip = match wire::u16_of(bytes) {
+    let ip = match message::u16_of(bytes) {
         AF_INET => Ipv4Addr::from(*bytes.get(4..)?.first_chunk::<4>()?).into(),
         AF_INET6 => Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?).into(),
         _ => return None,
@@ -346,13 +319,13 @@ fn decode_socket_address(bytes: &[u8]) -> Option<SocketAddr> {
 fn decode(payload: &[u8]) -> Result<WireGuardDevice, ReplyError> {
     let attributes = payload.get(GENLMSGHDR..).ok_or(ReplyError::NoHeader("a WireGuard link"))?;
     let mut device = WireGuardDevice::default();
-    for (kind, value) in wire::attributes(attributes) {
+    for (kind, value) in message::attributes(attributes) {
         match kind {
             WGDEVICE_A_PRIVATE_KEY => device.private_key = value.try_into().ok().map(PrivateKey),
             WGDEVICE_A_PUBLIC_KEY => device.public_key = value.try_into().ok().map(PublicKey),
-            WGDEVICE_A_LISTEN_PORT => device.port = wire::u16_of(value),
+            WGDEVICE_A_LISTEN_PORT => device.port = message::u16_of(value),
             WGDEVICE_A_PEERS => {
-                device.peers.extend(wire::attributes(value).filter_map(|(_, peer)| decode_peer(peer)));
+                device.peers.extend(message::attributes(value).filter_map(|(_, peer)| decode_peer(peer)));
             }
             _ => {}
         }
@@ -363,13 +336,13 @@ fn decode(payload: &[u8]) -> Result<WireGuardDevice, ReplyError> {
 fn decode_peer(attributes: &[u8]) -> Option<Peer> {
     let mut key = None;
     let (mut endpoint, mut allowed, mut last_handshake) = (None, Vec::new(), Duration::ZERO);
-    for (kind, value) in wire::attributes(attributes) {
+    for (kind, value) in message::attributes(attributes) {
         match kind {
             WGPEER_A_PUBLIC_KEY => key = value.try_into().ok().map(PublicKey),
             WGPEER_A_ENDPOINT => endpoint = decode_socket_address(value),
             WGPEER_A_LAST_HANDSHAKE_TIME => last_handshake = decode_time(value).unwrap_or_default(),
             WGPEER_A_ALLOWEDIPS => {
-                allowed.extend(wire::attributes(value).filter_map(|(_, net)| decode_net(net)));
+                allowed.extend(message::attributes(value).filter_map(|(_, net)| decode_net(net)));
             }
             _ => {}
         }
@@ -386,10 +359,10 @@ fn decode_time(value: &[u8]) -> Option<Duration> {
 
 fn decode_net(attributes: &[u8]) -> Option<IpNet> {
     let (mut address, mut length) = (None, None);
-    for (kind, value) in wire::attributes(attributes) {
+    for (kind, value) in message::attributes(attributes) {
         match kind {
             WGALLOWEDIP_A_IPADDR => address = wire::address(value),
-            WGALLOWEDIP_A_CIDR_MASK => length = Some(wire::u8_of(value)),
+            WGALLOWEDIP_A_CIDR_MASK => length = Some(message::u8_of(value)),
             _ => {}
         }
     }
@@ -436,10 +409,13 @@ mod tests {
     /// The bytes of a message of the list with these pieces.
     fn reply(pieces: &[u8]) -> Vec<u8> {
         message(0, WG_CMD_GET_DEVICE, |attributes| {
-            attributes.put(WGDEVICE_A_LISTEN_PORT, &51820_u16.to_ne_bytes());
-            attributes.nest(WGDEVICE_A_PEERS, |attributes| attributes.0.extend(pieces));
+            attributes.attr(WGDEVICE_A_LISTEN_PORT, &51820_u16.to_ne_bytes());
+            attributes.nest(WGDEVICE_A_PEERS, |attributes| {
+                attributes.raw(pieces);
+            });
         })
-        .payload
+        .payload()
+        .to_vec()
     }
 
     #[test]
@@ -488,8 +464,8 @@ mod tests {
         let moved =
             PeerChange::Set { key: key(1), endpoint: Some("192.0.2.9:1".parse().unwrap()), allowed: None };
         let [piece] = &pieces(&[moved, PeerChange::Remove(key(2))])[..] else { panic!("one piece") };
-        let kinds: Vec<Vec<u16>> = wire::attributes(piece)
-            .map(|(_, peer)| wire::attributes(peer).map(|(kind, _)| kind).collect())
+        let kinds: Vec<Vec<u16>> = message::attributes(piece)
+            .map(|(_, peer)| message::attributes(peer).map(|(kind, _)| kind).collect())
             .collect();
         let expected = [[WGPEER_A_PUBLIC_KEY, WGPEER_A_ENDPOINT], [WGPEER_A_PUBLIC_KEY, WGPEER_A_FLAGS]];
         assert_eq!(kinds, expected);

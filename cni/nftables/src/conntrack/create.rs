@@ -5,6 +5,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use cni_netlink::message::flag;
+use cni_netlink::{Attributes, Message};
 use nix::errno::Errno;
 
 use super::{
@@ -15,7 +17,7 @@ use super::{
     V6_DESTINATION, V6_SOURCE,
 };
 use crate::error::Error;
-use crate::wire::{self, Message};
+use crate::nfnetlink;
 
 // enum cntl_msg_types
 const NEW: u16 = 0;
@@ -92,8 +94,12 @@ impl Conntrack {
             Err(errno) => return Err(failed(errno)),
         }
         for tuple in [flow.original, flow.translated.reversed()] {
-            let mut message =
-                Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, FlowFamily::of(tuple.source).number(), 0);
+            let mut message = nfnetlink::request(
+                SUBSYSTEM << 8 | DELETE,
+                flag::ACK,
+                FlowFamily::of(tuple.source).number(),
+                0,
+            );
             put_tuple(&mut message, TUPLE_ORIGINAL, &tuple);
             match self.channel.request(message, |_, _| {}) {
                 Ok(_) | Err(Errno::ENOENT) => {}
@@ -122,8 +128,8 @@ impl NewFlow {
     fn request(&self) -> Message {
         let Self { original, translated, .. } = self;
         let family = FlowFamily::of(original.source).number();
-        let flags = wire::ACK | wire::CREATE | wire::EXCLUSIVE;
-        let mut message = Message::new(SUBSYSTEM << 8 | NEW, flags, family, 0);
+        let flags = flag::ACK | flag::CREATE | flag::EXCLUSIVE;
+        let mut message = nfnetlink::request(SUBSYSTEM << 8 | NEW, flags, family, 0);
         put_tuple(&mut message, TUPLE_ORIGINAL, original);
         put_tuple(&mut message, TUPLE_REPLY, &original.reversed());
         let seconds = u32::try_from(self.timeout.as_secs()).unwrap_or(u32::MAX).max(1);
@@ -150,7 +156,7 @@ impl NewFlow {
     }
 }
 
-fn put_nat(nat: &mut Message, address: IpAddr, port: Option<u16>) {
+fn put_nat(nat: &mut Attributes, address: IpAddr, port: Option<u16>) {
     match address {
         IpAddr::V4(address) => nat.attr(NAT_V4, &address.octets()),
         IpAddr::V6(address) => nat.attr(NAT_V6, &address.octets()),
@@ -163,7 +169,7 @@ fn put_nat(nat: &mut Message, address: IpAddr, port: Option<u16>) {
     }
 }
 
-fn put_tuple(message: &mut Message, kind: u16, tuple: &Tuple) {
+fn put_tuple(message: &mut Attributes, kind: u16, tuple: &Tuple) {
     message.nest(kind, |nest| {
         nest.nest(TUPLE_IP, |ip| match (tuple.source, tuple.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -179,7 +185,7 @@ fn put_tuple(message: &mut Message, kind: u16, tuple: &Tuple) {
     });
 }
 
-fn put_protocol(proto: &mut Message, tuple: &Tuple) {
+fn put_protocol(proto: &mut Attributes, tuple: &Tuple) {
     let Tuple { source_port, destination_port, .. } = *tuple;
     proto.attr(PROTO_NUMBER, &[tuple.protocol]);
     let is_request = destination_port == 0;
