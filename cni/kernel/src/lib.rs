@@ -5,6 +5,8 @@
 //! All calls block. The crate knows nothing of CNI and keeps nothing between calls but open descriptors: the
 //! state is in the kernel.
 
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
 pub mod activation;
 pub mod boot;
 pub mod bpf_elements;

@@ -13,9 +13,6 @@
 //!
 //! Nothing here knows about commands for operators or about netavark: the binary `slipway` adds both.
 
-// Nobody publishes this crate: a comment is there if it says something.
-#![allow(missing_docs, clippy::missing_errors_doc)]
-
 pub mod interface;
 pub mod ipam;
 pub mod keys;

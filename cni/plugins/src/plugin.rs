@@ -56,9 +56,6 @@ pub trait Plugin: Sync {
 
     /// The attachment's objects on the node that another program may delete while the container lives, and
     /// that can be made again without disturbing it. The request is that of a CHECK.
-    ///
-    /// # Errors
-    /// A configuration that cannot be used, or a state that cannot be read.
     fn restorable(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         Ok(Vec::new())
     }

@@ -8,7 +8,6 @@ use cni_kernel::dir::{DirError, DurableDir};
 
 /// The directory of CNI's configuration; networks are in `net.d` below it.
 pub(crate) const DIRECTORY: &str = "/etc/cni";
-/// The file in it.
 pub(crate) const FILE: &str = "slipway.json";
 /// The largest file that is read, in bytes.
 const LIMIT: usize = 64 << 10;

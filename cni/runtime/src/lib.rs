@@ -8,6 +8,8 @@
 //!
 //! Knows nothing of single plugins and of the dataplane.
 
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
 pub mod asynchronous;
 pub mod cache;
 pub mod config;

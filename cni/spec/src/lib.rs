@@ -2,6 +2,8 @@
 
 //! The CNI specification as plain data: configurations, results, errors, arguments. Does no input or output.
 
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
 pub mod address;
 mod args;
 mod attachment;

@@ -14,9 +14,7 @@ use ipnet::IpNet;
 pub struct Range {
     /// The subnet; allocated addresses get its prefix length.
     pub subnet: IpNet,
-    /// The first address.
     pub first: IpAddr,
-    /// The last address.
     pub last: IpAddr,
     /// Never allocated. It may be outside the subnet, as in the reference.
     pub gateway: IpAddr,
@@ -38,7 +36,6 @@ pub struct RawRange {
 /// The reason why a range cannot be used. The texts are the reference's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// There is no subnet.
     #[error("missing subnet")]
     NoSubnet,
     /// The subnet has fewer than four addresses.
@@ -57,7 +54,6 @@ pub enum RangeError {
     HostBits {
         /// The prefix length.
         length: u8,
-        /// The address of the network.
         network: IpAddr,
     },
     /// The first address is outside the subnet, or after the last one.
@@ -74,9 +70,6 @@ pub enum RangeError {
 impl RawRange {
     /// Checks the range and fills in defaults: `.1` as gateway and first address; as the last address the one
     /// before the broadcast address (IPv4) or the last one of the subnet (IPv6).
-    ///
-    /// # Errors
-    /// [`RangeError`] for a range that the plugin refuses.
     pub fn resolve(&self) -> Result<Range, RangeError> {
         let subnet = self.subnet.ok_or(RangeError::NoSubnet)?;
         let bits = subnet.max_prefix_len();
@@ -135,7 +128,6 @@ impl Range {
         Ok(self)
     }
 
-    /// True if the address is in the range.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         same_family(self.first, address)

@@ -9,8 +9,6 @@
 //!
 //! Configurations and results of the specification belong to `cni_spec`, libcni's cache to `cni_runtime`.
 
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "the crate is not published")]
-
 pub mod host_local;
 pub mod report;
 pub mod subnet_env;

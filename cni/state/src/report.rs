@@ -53,7 +53,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All verbs.
     pub const ALL: [Self; 5] = [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status];
 
     /// The text of `CNI_COMMAND`.
@@ -80,7 +79,6 @@ impl Verb {
 pub struct Report {
     /// The plugin's `type`.
     pub plugin: String,
-    /// The verb.
     pub verb: Verb,
     /// The network's name; empty if the configuration could not be read.
     pub network: String,

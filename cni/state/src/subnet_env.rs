@@ -49,7 +49,6 @@ pub enum EnvError {
     /// A value cannot be parsed.
     #[error("{key}: {message}: {value}")]
     Value {
-        /// The key.
         key: String,
         /// The reason.
         message: &'static str,
@@ -61,7 +60,6 @@ pub enum EnvError {
     Missing {
         /// The file.
         path: String,
-        /// The keys.
         keys: String,
     },
     /// The form has one subnet of each family; nothing was written.
@@ -69,7 +67,6 @@ pub enum EnvError {
     Several {
         /// The file.
         path: String,
-        /// The family.
         family: AddressFamily,
         /// The number of its subnets.
         subnets: usize,

@@ -76,13 +76,11 @@ pub struct SubnetFile {
 /// A file that cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SubnetFileError {
-    /// There is no such file.
     #[error("open {0:?}: no such file")]
     Missing(PathBuf),
     /// The content cannot be used: the file is torn, or another program wrote it.
     #[error("read {path:?}: {error}")]
     Content {
-        /// The file.
         path: PathBuf,
         /// The reason.
         error: InvalidSubnets,
@@ -90,7 +88,6 @@ pub enum SubnetFileError {
     /// The subnets cannot be used, and were not written.
     #[error("write {path:?}: {error}")]
     Refused {
-        /// The file.
         path: PathBuf,
         /// The reason.
         error: InvalidSubnets,
@@ -120,7 +117,6 @@ pub enum InvalidSubnets {
         /// The text.
         value: String,
     },
-    /// There are no subnets.
     #[error("subnets: empty")]
     NoSubnets,
     /// The address of a network has bits of a host.
@@ -136,7 +132,6 @@ pub enum InvalidSubnets {
     TooSmall {
         /// The key, with the place in the list.
         key: String,
-        /// The subnet.
         net: IpNet,
     },
     /// No container can have some of the addresses.
@@ -191,19 +186,12 @@ impl SubnetFile {
 
     /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers, and the disk after
     /// a crash, have the old content or the new one.
-    ///
-    /// # Errors
-    /// [`SubnetFileError::Refused`] if [`SubnetFile::check`] fails; [`SubnetFileError::File`] if the system refuses.
-    /// The old content stays.
     pub fn write(&self, path: &Path) -> Result<(), SubnetFileError> {
         self.check().map_err(|error| SubnetFileError::Refused { path: path.to_owned(), error })?;
         Ok(replace(path, &self.to_json())?)
     }
 
     /// Parses a file's content, and checks it.
-    ///
-    /// # Errors
-    /// [`InvalidSubnets`], also for a part of a file.
     pub fn parse(content: &[u8]) -> Result<Self, InvalidSubnets> {
         if content.trim_ascii().is_empty() {
             return Err(InvalidSubnets::Empty);

@@ -30,7 +30,6 @@ pub struct Key {
 pub enum Kind {
     /// True or false.
     Bool,
-    /// A number.
     Number,
     /// An IP address or network.
     Address,
@@ -140,7 +139,6 @@ fn named<'a>(object: &'a Map<String, Value>, default: &'a str) -> &'a str {
     fold::get(object, "type").and_then(Value::as_str).unwrap_or(default)
 }
 
-/// An unknown key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unknown {
     path: String,

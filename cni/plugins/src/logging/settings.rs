@@ -43,9 +43,6 @@ const MAX_SIZE: u64 = 8 << 20;
 
 impl LogKeys {
     /// Checks the keys; none if they name no output.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
     pub(crate) fn check(self) -> Result<Option<LogSettings>, LogError> {
         let level = self.level.as_deref().unwrap_or("info");
         let level: LevelFilter = level.parse().map_err(|_| LogError::Level(level.to_owned()))?;

@@ -27,9 +27,6 @@ pub(super) struct Layer3 {
 
 impl Layer3 {
     /// Reads the addresses and routes of a link.
-    ///
-    /// # Errors
-    /// [`RouteError`] if addresses or routes cannot be listed.
     pub(super) fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
         let addresses = route.addresses(link)?.into_iter();
         let lost = addresses.filter(|one| one.global && one.net.addr().is_ipv6()).map(|one| one.net);

@@ -56,25 +56,16 @@ fn checked(config: &NetConf, output: &[u8]) -> Result<AddResult, CniError> {
 }
 
 /// Calls the IPAM plugin's DEL.
-///
-/// # Errors
-/// No such plugin, or the plugin's own error.
 pub fn ipam_del(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "DEL").map(drop)
 }
 
 /// Calls the IPAM plugin's CHECK.
-///
-/// # Errors
-/// No such plugin, or the plugin's own error.
 pub fn ipam_check(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "CHECK").map(drop)
 }
 
 /// Calls the IPAM plugin's GC.
-///
-/// # Errors
-/// No such plugin, or the plugin's own error.
 pub fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "GC").map(drop)
 }
@@ -88,17 +79,11 @@ pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
 }
 
 /// Calls a plugin with a configuration of its own, and returns its output.
-///
-/// # Errors
-/// No such plugin, or the plugin's own error.
 pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Vec<u8>, CniError> {
     delegate(plugin, &below(env, command), config, |_| Ok(()))
 }
 
 /// Checks that there is a plugin of that name.
-///
-/// # Errors
-/// No such plugin, or an invalid name.
 pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
     find(plugin, &env.path).map(drop)
 }

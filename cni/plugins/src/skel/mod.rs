@@ -54,9 +54,7 @@ impl std::fmt::Debug for Io<'_> {
 /// The plugin that a call is for.
 #[derive(Debug, Clone, Copy)]
 pub struct Callee<'a> {
-    /// The plugin.
     pub plugin: &'a dyn Plugin,
-    /// Its script, if it has one.
     pub script: Option<&'a dyn Script>,
     /// The plugins that it may call in process.
     pub plugins: Plugins,
@@ -71,9 +69,6 @@ pub trait Script: Sync + std::fmt::Debug {
 
     /// The output of a call whose environment and configuration are valid; none: the plugin's method is
     /// called.
-    ///
-    /// # Errors
-    /// A script that cannot be read, or that does not support the configuration's version.
     fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError>;
 }
 
@@ -110,9 +105,6 @@ fn is_own_netns(path: &Path) -> bool {
 }
 
 /// Calls a plugin of this binary in this process, and returns its output.
-///
-/// # Errors
-/// The plugin's own error.
 pub fn call(callee: &Callee<'_>, vars: Vars<'_>, config: &[u8]) -> Result<Vec<u8>, CniError> {
     let (mut stdin, mut stdout, mut stderr) = (config, Vec::new(), Vec::new());
     let io = Io { stdin: &mut stdin, stdout: &mut stdout, stderr: &mut stderr };

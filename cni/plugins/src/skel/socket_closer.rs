@@ -21,7 +21,6 @@ use cni_kernel::unix;
 
 /// The name of the process, by which the binary recognises its task.
 pub const NAME: &str = "slipway-close-sockets";
-/// Its socket.
 const SOCKET: &str = "/run/slipway/closing.sock";
 /// The process ends when no socket came for so long; the kernel frees what was deleted in less.
 const QUIET: Duration = Duration::from_millis(100);
@@ -59,9 +58,6 @@ fn start(sockets: &[OwnedFd]) -> io::Result<()> {
 }
 
 /// Receives sockets on standard input, until none comes any more. The kernel closes all with the process.
-///
-/// # Errors
-/// Standard input is no Unix socket.
 pub fn close_sockets() -> io::Result<()> {
     let inbox = UnixDatagram::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (begun, mut sockets) = (Instant::now(), Vec::new());

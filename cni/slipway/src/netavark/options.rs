@@ -61,15 +61,12 @@ impl Default for Options {
 /// An option that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OptionError {
-    /// There is no such option.
     #[error("option {0:?} is not known: there are {KEYS}")]
     Unknown(String),
     /// The value is none of those that the option has.
     #[error("option {key}={value:?} is not {expected}")]
     Value {
-        /// The option.
         key: String,
-        /// Its value.
         value: String,
         /// The values that it may have.
         expected: String,

@@ -13,9 +13,6 @@ use crate::interface::shared::{failed, masquerade};
 use crate::plugin::{Request, Restorable};
 
 /// All of the attachment's.
-///
-/// # Errors
-/// A configuration that cannot be used, or links that cannot be read.
 pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
     let settings = Settings::new(request.config, request.args)?;
     let previous = previous_result(request, "")?;
@@ -35,7 +32,6 @@ struct SpoofGuard {
     attachment: Attachment,
     /// The host's end of the pair.
     port: String,
-    /// Its index.
     index: u32,
     mac: Mac,
 }

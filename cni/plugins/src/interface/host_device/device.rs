@@ -95,9 +95,6 @@ impl Device {
     }
 
     /// True for a PCI device that a program in user space drives, such as one of DPDK.
-    ///
-    /// # Errors
-    /// No such device.
     pub(super) fn is_in_user_space(&self) -> Result<bool, CniError> {
         let Self::Pci(id) = self else { return Ok(false) };
         let device = Path::new(PCI).join(id);
@@ -125,9 +122,6 @@ impl Device {
     }
 
     /// Finds its link on the node.
-    ///
-    /// # Errors
-    /// No such link.
     pub(super) fn find(&self, route: &RouteSocket) -> Result<Link, CniError> {
         let missing = |why: String| CniError::internal(format!("failed to find host device: {why}"));
         let first_of = |folder: PathBuf| -> Result<Option<Link>, CniError> {

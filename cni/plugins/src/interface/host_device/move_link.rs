@@ -66,9 +66,6 @@ impl Places<'_> {
 
     /// Finds the attachment's link in the container; none if it is gone, or if the name belongs to another
     /// link. `previous` is the MAC address in `prevResult`.
-    ///
-    /// # Errors
-    /// A link without the alias that names it on the node.
     pub(super) fn find_in_container(
         &self,
         device: Option<&Device>,

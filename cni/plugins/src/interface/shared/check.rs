@@ -153,10 +153,6 @@ pub(crate) fn has_addresses(route: &RouteSocket, link: &Link, wanted: &[IpNet]) 
     }
 }
 
-/// The link of that name.
-///
-/// # Errors
-/// No such link.
 pub(crate) fn present(route: &RouteSocket, name: &str) -> Result<Link, CniError> {
     route.find_link(name).map_err(failed)?.ok_or_else(|| wrong(format!("Interface {name} not found")))
 }

@@ -23,7 +23,6 @@ const DETECTION_LIMIT: Duration = Duration::from_secs(10);
 /// The container's namespace.
 pub(crate) struct Container {
     netns: Netns,
-    /// Its socket.
     pub(crate) route: RouteSocket,
 }
 
@@ -42,9 +41,6 @@ impl Container {
     }
 
     /// Opens the namespace for a DEL; none if it is gone.
-    ///
-    /// # Errors
-    /// A path to something else, or the kernel's refusal.
     pub(crate) fn open_if_there(path: Option<&Path>) -> Result<Option<Self>, CniError> {
         let Some(path) = path else { return Ok(None) };
         match Netns::open(path) {
@@ -60,17 +56,11 @@ impl Container {
     }
 
     /// Runs `work` inside the namespace.
-    ///
-    /// # Errors
-    /// A namespace that cannot be entered.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CniError> {
         self.netns.run(work).map_err(failed)
     }
 
     /// Locks the namespace against other plugins that lock it.
-    ///
-    /// # Errors
-    /// Another process holds the lock for longer than `patience`.
     pub(crate) fn lock(&self, patience: Duration) -> Result<FileLock, LockError> {
         self.netns.lock(patience)
     }
@@ -103,9 +93,6 @@ impl Container {
 
     /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the
     /// kernel lacks.
-    ///
-    /// # Errors
-    /// A setting that cannot be written.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
         if !layer3.has(AddressFamily::V6) {
             return Ok(());

@@ -24,15 +24,11 @@ const MAX_MTU: u32 = 65_535;
 pub(crate) struct Host {
     /// The namespace itself.
     pub(crate) netns: Netns,
-    /// Its socket.
     pub(crate) route: RouteSocket,
 }
 
 impl Host {
     /// Opens the calling thread's namespace and a netlink socket in it.
-    ///
-    /// # Errors
-    /// The namespace or the socket cannot be opened.
     pub(crate) fn open() -> Result<Self, CniError> {
         let netns = Netns::current().map_err(failed)?;
         Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
@@ -40,9 +36,6 @@ impl Host {
 
     /// The MTU for a new pair: the configuration's, or that of the default route's link, or else the kernel's
     /// default. The reference always uses the kernel's default of 1,500 bytes, too much for a tunnel.
-    ///
-    /// # Errors
-    /// The default route or its link cannot be read.
     pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
         if wanted.is_some() {
             return Ok(wanted);
@@ -61,9 +54,6 @@ impl Host {
 
     /// Makes the veth pair and returns both ends, the container's first. After an error there is none, also
     /// if the kernel made it and its reply was lost.
-    ///
-    /// # Errors
-    /// A name that is taken in the container, or the kernel's refusal.
     pub(crate) fn create_pair(
         &self,
         pod: &RouteSocket,
@@ -122,17 +112,11 @@ impl Host {
     }
 
     /// Waits until a link is up, and returns its last state.
-    ///
-    /// # Errors
-    /// The link cannot be read.
     pub(crate) fn wait_until_up(&self, link: &Link) -> Result<Link, CniError> {
         self.route.wait_for_link(link, LINK_LIMIT, |link| link.state == OperState::Up).map_err(failed)
     }
 
     /// Enables forwarding on the node for the families of the addresses.
-    ///
-    /// # Errors
-    /// A setting that cannot be written.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
         for (family, name) in
             [(AddressFamily::V4, "net/ipv4/ip_forward"), (AddressFamily::V6, "net/ipv6/conf/all/forwarding")]

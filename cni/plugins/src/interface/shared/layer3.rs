@@ -48,16 +48,12 @@ impl Layer3 {
     }
 }
 
-/// True if one of the addresses is of the family.
 pub(crate) fn has(addresses: &[IpNet], family: AddressFamily) -> bool {
     addresses.iter().any(|net| AddressFamily::of(net.addr()) == family)
 }
 
 /// Turns IPAM's result into the plugin's, without interfaces: all addresses belong to the interface of index
 /// `interface`, and the configuration's resolver settings replace IPAM's.
-///
-/// # Errors
-/// A result without addresses.
 pub(crate) fn adopt(
     mut answer: AddResult,
     interface: usize,

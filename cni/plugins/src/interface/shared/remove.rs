@@ -232,9 +232,6 @@ impl Failures {
     }
 
     /// Joins all errors: the first one, with the others in its details.
-    ///
-    /// # Errors
-    /// The joined errors, if there are any.
     pub(crate) fn into_result(self) -> Result<(), CniError> {
         let mut errors = self.0.into_iter();
         let Some(first) = errors.next() else { return Ok(()) };

@@ -83,7 +83,6 @@ impl Flags {
         Ok(flags)
     }
 
-    /// A path of the host.
     pub(super) fn on_host(&self, path: &Path) -> PathBuf {
         on_host(&self.host_prefix, path)
     }

@@ -252,7 +252,6 @@ impl Lease {
         }
     }
 
-    /// The result of the ADD.
     pub(super) fn result(&self) -> AddResult {
         let net = Ipv4Net::new(self.address, self.prefix).unwrap_or_else(|_| Ipv4Net::from(self.address));
         let ip = IpConfig { interface: None, address: IpNet::V4(net), gateway: self.gateway.map(IpAddr::V4) };

@@ -34,7 +34,6 @@ const LARGEST: usize = 1 << 20;
 /// The time limit for another call of the same attachment to end.
 const BUSY_LIMIT: Duration = Duration::from_secs(20);
 
-/// All leases.
 pub(super) struct Leases {
     host_prefix: String,
     patience: Patience,
@@ -221,9 +220,6 @@ impl Leases {
     }
 
     /// Returns the attachment's lease, and has its keeper renew it in the background.
-    ///
-    /// # Errors
-    /// The attachment has no lease.
     pub(super) fn renew(&self, owner: &Owner) -> Result<AddResult, CniError> {
         match self.table().get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => {

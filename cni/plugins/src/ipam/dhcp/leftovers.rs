@@ -30,9 +30,6 @@ pub fn folder() -> &'static Path {
 }
 
 /// The reason why the folder cannot be removed: leases, or a daemon. Changes nothing.
-///
-/// # Errors
-/// A folder that cannot be read.
 pub fn in_the_way() -> Result<Option<String>, LeftoversError> {
     match open(folder())? {
         Some(dir) => others(&dir, folder()),
@@ -41,9 +38,6 @@ pub fn in_the_way() -> Result<Option<String>, LeftoversError> {
 }
 
 /// Removes the folder, or returns the reason why it cannot be removed.
-///
-/// # Errors
-/// A folder that cannot be read or removed.
 pub fn remove() -> Result<Option<String>, LeftoversError> {
     remove_folder(folder())
 }
@@ -64,9 +58,6 @@ fn remove_folder(path: &Path) -> Result<Option<String>, LeftoversError> {
 }
 
 /// True if the attachment has a lease on disk that a daemon would keep.
-///
-/// # Errors
-/// A folder or a file that cannot be read.
 pub(super) fn has_lease(state: &Path, owner: &Owner) -> Result<bool, DirError> {
     match DurableDir::open(state) {
         Ok(dir) => is_lease(&dir, owner.file_name().as_ref()),
@@ -75,10 +66,6 @@ pub(super) fn has_lease(state: &Path, owner: &Owner) -> Result<bool, DirError> {
     }
 }
 
-/// True if the network has such leases.
-///
-/// # Errors
-/// A folder or a file that cannot be read.
 pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> {
     let dir = match DurableDir::open(state) {
         Ok(dir) => dir,

@@ -98,9 +98,6 @@ pub(super) enum PeerError {
 
 /// Checks that the peer belongs to root: only plugins of root may request leases, and only a daemon of root
 /// may return addresses.
-///
-/// # Errors
-/// [`PeerError::NotRoot`] if it belongs to another user.
 pub(super) fn expect_root(stream: &UnixStream) -> Result<(), PeerError> {
     match getsockopt(stream, PeerCredentials).map_err(PeerError::Unknown)?.uid() {
         0 => Ok(()),
@@ -116,7 +113,6 @@ pub(super) fn write<T: Serialize>(stream: &mut dyn Write, value: &T) -> std::io:
     stream.flush()
 }
 
-/// Parses a line.
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Result<T, CniError> {
     serde_json::from_slice(line).map_err(|e| failed("read from", &e))
 }
@@ -126,7 +122,6 @@ pub(super) fn failed(operation: &str, error: &dyn std::fmt::Display) -> CniError
     CniError::new(ErrorCode::Io, format!("{operation} the DHCP socket: {error}"))
 }
 
-/// Reads one line.
 pub(super) fn read_line(stream: &mut dyn Read) -> std::io::Result<Vec<u8>> {
     let mut line = Vec::new();
     BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line)?;

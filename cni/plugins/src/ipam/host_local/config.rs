@@ -189,10 +189,6 @@ impl RawConfig {
 
 impl Config {
     /// Appends the range sets of the node's file: one of each family.
-    ///
-    /// # Errors
-    /// [`ConfigError::Set`], [`ConfigError::Overlap`] and [`ConfigError::TooManyForVersion`], as of the sets of the
-    /// configuration.
     pub(super) fn add_subnets(&mut self, file: &SubnetFile, version: Version) -> Result<(), ConfigError> {
         for (_, subnets) in file.families() {
             let set = self.sets.len();

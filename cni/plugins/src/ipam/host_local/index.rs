@@ -200,7 +200,6 @@ impl Index {
         self.write_block(block, &bits)
     }
 
-    /// Removes an address.
     pub(super) fn remove(&mut self, owner: OwnerKey, address: IpAddr) -> io::Result<()> {
         let mut at = None;
         self.walk::<OWNER_SLOT>(self.owners_at(), self.head.owners, owner_hash(owner), |place, slot| {

@@ -24,23 +24,16 @@ pub fn own(data_dir: &Path) -> PathBuf {
     data_dir.join(OURS)
 }
 
-/// True if a path is that of such a folder.
 pub fn is_own(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name == OURS)
 }
 
 /// True if there is a folder of our own files.
-///
-/// # Errors
-/// The folder exists and cannot be opened.
 pub fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
     Ok(open(&own(data_dir))?.is_some())
 }
 
 /// The networks that have reservation folders and that this plugin has served, sorted.
-///
-/// # Errors
-/// A folder that cannot be opened or listed.
 pub fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
     let Some(ours) = open(&own(data_dir))? else { return Ok(Vec::new()) };
     let mut names = ours.list()?;
@@ -55,9 +48,6 @@ pub fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
 }
 
 /// The reason why a network's folder cannot be removed: reservations, or foreign files. None if it can.
-///
-/// # Errors
-/// A folder or a file that cannot be read.
 pub fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
     match store(folder)? {
         Some(store) => others(&store),
@@ -67,9 +57,6 @@ pub fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
 
 /// Removes a network's folder under its lock, against a concurrent ADD. Returns the reason if it cannot be
 /// removed.
-///
-/// # Errors
-/// A file that cannot be locked, read or removed.
 pub fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
     let Some(store) = store(folder)? else { return Ok(None) };
     let lock = store.lock()?;
@@ -83,9 +70,6 @@ pub fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
 }
 
 /// Removes the folder of our own files, and the folders above it if they are the default ones and empty.
-///
-/// # Errors
-/// A file or folder that cannot be removed.
 pub fn remove_own(folder: &Path) -> Result<(), StoreError> {
     let Some(ours) = open(folder)? else { return Ok(()) };
     for name in ours.list()? {

@@ -50,7 +50,6 @@ impl RangeSet {
         self.0.first().map_or(AddressFamily::V4, |range| AddressFamily::of(range.first))
     }
 
-    /// The range that an address is in.
     pub(super) fn range_of(&self, address: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(address))
     }

@@ -57,9 +57,6 @@ fn is_of(link: &Link, attachment: &Attachment) -> bool {
 }
 
 /// The attachment's devices, usually one.
-///
-/// # Errors
-/// [`RouteError`] if links cannot be looked up.
 pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<Link>, RouteError> {
     let mut found = Vec::new();
     for name in names(attachment) {
@@ -69,9 +66,6 @@ pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<L
 }
 
 /// Makes the attachment's device, or uses the one of an earlier ADD.
-///
-/// # Errors
-/// The kernel's refusal, or foreign links with both names.
 pub(super) fn provide(
     route: &RouteSocket,
     attachment: &Attachment,

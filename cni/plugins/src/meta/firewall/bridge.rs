@@ -22,9 +22,6 @@ pub(super) struct Leaving {
 
 impl Leaving {
     /// The attachment of a DEL, or of an ADD that failed.
-    ///
-    /// # Errors
-    /// A container whose links cannot be read.
     pub(super) fn of(request: &Request<'_>) -> Result<Self, CniError> {
         let owner = Some(AttachmentHash::of(&request.attachment));
         let Some(container) = Container::open_if_there(request.netns.as_deref())? else {
@@ -42,9 +39,6 @@ impl Leaving {
 
 /// Returns [`BridgeUse::Unknown`] if there are containers without a record on a bridge, such as the
 /// reference's: they may need it isolated. For ptp, "the bridge" is the node's end of the container's link.
-///
-/// # Errors
-/// The links or the records that cannot be read.
 pub(super) fn use_of(bridge: &str, leaving: Leaving) -> Result<BridgeUse, CniError> {
     let host = RouteSocket::open().map_err(failed)?;
     let Some(link) = host.find_link(bridge).map_err(failed)? else { return Ok(BridgeUse::Unused) };

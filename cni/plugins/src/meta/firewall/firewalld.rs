@@ -20,9 +20,6 @@ const ZONE: Target = Target {
 const GONE: [&str; 4] = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
 
 /// True if firewalld runs: its name on the system bus has an owner. False without a bus.
-///
-/// # Errors
-/// A bus that does not reply.
 pub(super) fn is_running() -> Result<bool, CniError> {
     match has_owner() {
         Err(error @ BusError::Unreachable(_)) => {
@@ -53,7 +50,6 @@ fn has_owner() -> Result<bool, BusError> {
     Bus::system().and_then(|mut bus| bus.has_owner(NAME))
 }
 
-/// A zone of firewalld.
 pub(super) struct Zone<'a> {
     bus: Bus,
     name: &'a str,
@@ -65,9 +61,6 @@ impl<'a> Zone<'a> {
     }
 
     /// Adds addresses to the zone, all or none. One that is there already stays.
-    ///
-    /// # Errors
-    /// firewalld's error, for an unknown zone or an address of another zone.
     pub(super) fn add(&mut self, addresses: &[IpAddr]) -> Result<(), CniError> {
         let mut added = Vec::new();
         for address in addresses {
@@ -103,9 +96,6 @@ impl<'a> Zone<'a> {
     }
 
     /// True if one of the addresses is in the zone. Changes nothing.
-    ///
-    /// # Errors
-    /// firewalld's error, except those for an address that is not in the zone.
     pub(super) fn has_any(&mut self, addresses: &[IpAddr]) -> Result<bool, CniError> {
         for address in addresses {
             match self.call("querySource", *address) {
@@ -120,9 +110,6 @@ impl<'a> Zone<'a> {
     }
 
     /// The first of the addresses that is not in the zone.
-    ///
-    /// # Errors
-    /// firewalld does not reply, or refuses the query (an unknown zone).
     pub(super) fn missing(&mut self, addresses: &[IpAddr]) -> Result<Option<IpAddr>, CniError> {
         for address in addresses {
             if self.call("querySource", *address).map_err(failed)? != Reply::Bool(true) {

@@ -43,9 +43,6 @@ pub(super) fn delete(request: &NodeRequest<'_>) -> Result<(), CniError> {
 }
 
 /// Calls the delegate's GC.
-///
-/// # Errors
-/// No such plugin, or the error that the delegate printed.
 pub(super) fn collect(request: &NodeRequest<'_>, mut config: Map<String, Value>) -> Result<(), CniError> {
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
         if let Some(value) = request.config.raw.get(key) {

@@ -104,9 +104,6 @@ fn add(
 }
 
 /// Opens the way from the node's loopback to where these ports lead.
-///
-/// # Errors
-/// The link or the route that could not be changed.
 pub fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
     route_localnet::open_for(request, &route_localnet::open)
 }

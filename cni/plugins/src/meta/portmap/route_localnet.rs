@@ -18,9 +18,6 @@ use super::config::loopback_families;
 pub(super) type Open<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
 
 /// Opens the way from the node's loopback to where these ports lead.
-///
-/// # Errors
-/// The link or the route that could not be changed.
 pub(crate) fn open_for(request: &PortRequest, open: Open<'_>) -> Result<(), CniError> {
     addresses(request).into_iter().try_for_each(open)
 }
@@ -40,9 +37,6 @@ pub(super) fn addresses(request: &PortRequest) -> Vec<IpAddr> {
 ///
 /// The IPv6 route is one per link, shared by all its containers, and goes with the link; so does
 /// the IPv4 setting.
-///
-/// # Errors
-/// The link or the route that could not be changed.
 pub(crate) fn open(container: IpAddr) -> Result<(), CniError> {
     let socket = RouteSocket::open().map_err(failed)?;
     let Some(link) = link_towards(&socket, container)? else { return Ok(()) };
@@ -59,9 +53,6 @@ pub(crate) fn open(container: IpAddr) -> Result<(), CniError> {
 }
 
 /// True if [`open`] has nothing to change for the container. So also where no link leads to it.
-///
-/// # Errors
-/// The link or the routes that could not be read.
 pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
     let socket = RouteSocket::open().map_err(failed)?;
     let Some(link) = link_towards(&socket, container)? else { return Ok(true) };

@@ -110,9 +110,6 @@ pub(super) struct Backups {
 
 impl Backups {
     /// Opens the folder; makes it if missing.
-    ///
-    /// # Errors
-    /// A folder that cannot be opened or made.
     pub(super) fn create(path: &Path) -> Result<Self, CniError> {
         let create = || match DurableDir::open(path) {
             Err(error) if error.is_not_found() => match (path.parent(), path.file_name()) {
@@ -125,9 +122,6 @@ impl Backups {
     }
 
     /// Opens the folder; none if missing.
-    ///
-    /// # Errors
-    /// A folder that cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, CniError> {
         match DurableDir::open(path) {
             Ok(dir) => Ok(Some(Self { dir })),
@@ -137,9 +131,6 @@ impl Backups {
     }
 
     /// Checks that the folder exists or may be made, without making it.
-    ///
-    /// # Errors
-    /// A file in its place, or a folder that cannot be read.
     pub(super) fn try_out(path: &Path) -> Result<(), CniError> {
         for folder in path.ancestors() {
             match folder.metadata() {
@@ -155,17 +146,11 @@ impl Backups {
     }
 
     /// True if the attachment has a file, valid or not.
-    ///
-    /// # Errors
-    /// A folder that cannot be read.
     pub(super) fn has(&self, attachment: &Attachment) -> Result<bool, CniError> {
         self.dir.exists(file_name(attachment)).map_err(failed)
     }
 
     /// Reads the attachment's backup; none if missing or malformed.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub(super) fn read(&self, attachment: &Attachment) -> Result<Option<Backup>, CniError> {
         self.read_file(&file_name(attachment))
     }
@@ -187,9 +172,6 @@ impl Backups {
     }
 
     /// Writes the attachment's backup, in one step.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
     pub(super) fn write(&self, attachment: &Attachment, backup: &Backup) -> Result<(), CniError> {
         let content = serde_json::to_vec(backup).map_err(|e| CniError::internal(e.to_string()))?;
         // A new file needs no temporary one, which a killed process would leave.
@@ -202,9 +184,6 @@ impl Backups {
     }
 
     /// Removes the attachment's backup, if it exists.
-    ///
-    /// # Errors
-    /// A file that cannot be removed.
     pub(super) fn remove(&self, attachment: &Attachment) -> Result<(), CniError> {
         self.dir.remove(file_name(attachment)).map(drop).map_err(failed)
     }

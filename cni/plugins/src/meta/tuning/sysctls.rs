@@ -158,9 +158,6 @@ pub(super) struct Allowed {
 
 impl Allowed {
     /// Reads the list; none if missing.
-    ///
-    /// # Errors
-    /// A list that cannot be read, or a line that is not a pattern.
     pub(super) fn read() -> Result<Option<Self>, CniError> {
         let unreadable = |error| CniError::new(ErrorCode::Io, format!("open {ALLOWED}: {error}"));
         match read_followed(Path::new(ALLOWED)).map_err(unreadable)? {

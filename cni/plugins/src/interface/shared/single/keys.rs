@@ -73,9 +73,6 @@ impl Below {
     }
 
     /// Finds the master.
-    ///
-    /// # Errors
-    /// No such link, or no default route.
     pub(crate) fn find(&self, site: &Site) -> Result<Link, CniError> {
         match self.place {
             Place::Node => self.find_in(&site.host.route, RouteSocket::open),

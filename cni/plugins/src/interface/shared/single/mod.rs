@@ -101,9 +101,6 @@ pub(crate) type Remove<'a> = dyn Fn() -> Result<(), CniError> + 'a;
 impl Recipe<'_> {
     /// Carries out an ADD. `make` makes the link in the container's namespace, down, with the temporary name,
     /// and returns changes to make when it gets its own name.
-    ///
-    /// # Errors
-    /// The step that failed. Nothing is left.
     pub(crate) fn add(
         &self,
         make: impl FnOnce(&Site) -> Result<LinkChange, CniError>,
@@ -128,9 +125,6 @@ impl Recipe<'_> {
     }
 
     /// Refuses a second ADD of the attachment, before any change.
-    ///
-    /// # Errors
-    /// A link of the name in the container.
     pub(crate) fn refuse_if_taken(&self, container: &Container) -> Result<(), CniError> {
         match container.route.find_link(self.request.attachment.ifname()).map_err(failed)? {
             Some(_) => Err(self.taken()),

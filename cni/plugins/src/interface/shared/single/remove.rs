@@ -107,7 +107,6 @@ fn is_single(kind: &LinkKind) -> bool {
     )
 }
 
-/// The paths of all named namespaces.
 fn named_namespaces() -> Result<Vec<PathBuf>, CniError> {
     match std::fs::read_dir(NAMESPACES) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
