@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The interface between the BPF programs and user space: names, sizes, keys and values of the maps.
+//! What the BPF programs share with programs that run elsewhere: with user space the names, sizes, keys and values of
+//! the maps; with the unit tests of this crate also the [life of a flow](State), whose transitions are functions
+//! without a helper of the kernel.
 //!
 //! Numbers from a packet (addresses, ports) are in network byte order, so that the BPF programs copy them as they
 //! are; the types [`Addr4`], [`Addr6`] and [`Port`] distinguish them from other numbers, which are in host byte order.
@@ -24,5 +26,5 @@ pub use flow::{
     Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, HAS_ETHERNET, IPPROTO_TCP, IPPROTO_UDP, TICK_SHIFT,
     TO_PEER, Way,
 };
-pub use life::{Arrival, Count, State, Step};
+pub use life::{Arrival, Count, State, Step, first_candidate};
 pub use record::{Departure, Record, Record4, Record6, Stage};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The life of a flow. Each direction has a life of its own.
+//! The life of a flow, or rather of one direction: the two are learnt, carried and forgotten separately.
 //!
 //! The BPF programs read the packet and the maps, call these functions, and do what the returned [`Step`] says. The
 //! functions call no helper of the kernel, so the tests below try every arrow of the diagram without one.
 
-use crate::flow::{Entry, TO_PEER};
+use crate::flow::{Entry, IPPROTO_TCP, TO_PEER};
 
 /// The state in which a packet finds its direction of a flow.
 ///
@@ -54,17 +54,29 @@ pub enum State {
     Suspended,
 }
 
-/// What happens to a packet.
+/// What the program at ingress does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The kernel's stack gets it.
+    /// Leaves it to the kernel's stack.
     Pass,
-    /// The kernel's stack gets it, and the program at egress recognises it there.
+    /// Leaves it to the kernel's stack, and writes a record by which the program at egress recognises it.
     Note,
-    /// It is carried. A clone is noted, and goes through the kernel's stack.
+    /// Carries it, and has a clone noted and sent through the kernel's stack.
     Sample,
-    /// It is carried.
+    /// Sends it the entry's way, past the kernel's stack.
     Carry,
+}
+
+/// The number of the packet, without SYN, FIN and RST, with which a direction becomes a candidate. A connection of one
+/// request, or one datagram and its reply, gets no entry.
+const FIRST_TCP: u32 = 8;
+const FIRST_UDP: u32 = 2;
+
+/// [`FIRST_TCP`] or [`FIRST_UDP`].
+#[inline(always)]
+#[must_use]
+pub const fn first_candidate(protocol: u32) -> u32 {
+    if protocol == IPPROTO_TCP as u32 { FIRST_TCP } else { FIRST_UDP }
 }
 
 /// Ticks for which a direction is carried after a packet came out of the kernel's stack.
@@ -75,8 +87,8 @@ const NEAR: u64 = 66_000;
 /// The largest window (RFC 7323, section 2.3).
 const WINDOW: u64 = 1 << 30;
 
-/// The number of packets of a direction without an entry, in a slot that it shares with others: the upper 24 bits
-/// are from the hash of its key, the lower 8 are the number. Flows whose hashes share a slot restart each other's
+/// The number of packets of a direction without an entry, in a slot that it shares with other directions: the upper
+/// 24 bits are from the hash of its key, the lower 8 are the number. Directions with the same slot restart each other's
 /// number, each with every other packet on average.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +103,7 @@ impl Count {
     }
 
     /// The state before a packet is looked up: if the count is that of a young flow, there is no entry to look for.
-    /// `first` is the number of the packet with which the direction becomes a candidate.
+    /// `first` is [`first_candidate`].
     #[inline(always)]
     #[must_use]
     pub fn state(self, hash: u32, first: u32) -> State {
@@ -154,8 +166,8 @@ impl<A> Entry<A> {
         }
     }
 
-    /// A packet arrives. `is_decrypted`: it came in an IPsec tunnel. That is only asked for the first packet of a
-    /// tick, as netfilter never confirms the entry of such packets.
+    /// A packet arrives. `is_decrypted` returns whether it came in an IPsec tunnel. The first packet of a tick is enough:
+    /// such packets are never noted, so they cannot keep an entry from becoming stale.
     #[inline(always)]
     pub fn arrive(&mut self, packet: Arrival, epoch: u32, now: u32, is_decrypted: impl Fn() -> bool) -> Step {
         let is_first = self.begin_tick(now);
@@ -181,6 +193,7 @@ impl<A> Entry<A> {
                 self.queue();
                 Step::Note
             }
+            // `state` returns neither, as these have no entry.
             State::Young | State::Candidate => Step::Pass,
         }
     }
@@ -335,10 +348,10 @@ mod tests {
 
     #[test]
     fn a_young_direction_becomes_a_candidate_with_the_first_packet_that_may_be_noted() {
-        for first in [2, 8] {
+        for first in [FIRST_UDP, FIRST_TCP] {
             let mut count = Count::default();
             for number in 1..first {
-                // The last one before may not be looked up in vain, and the first one has to be.
+                // A slot without a number may be a forgotten one.
                 if number > 1 {
                     assert_eq!(count.state(HASH, first), State::Young, "packet {number} of {first}");
                 }
@@ -357,7 +370,7 @@ mod tests {
         let mut notes = 0;
         for number in 1..=512 {
             count = count.next(HASH, || true).unwrap();
-            if count.step(8) == Step::Note {
+            if count.step(FIRST_TCP) == Step::Note {
                 noted[notes] = number;
                 notes += 1;
             }
@@ -371,7 +384,7 @@ mod tests {
         let count = Count::default().next(HASH, || true).unwrap().next(HASH, || true).unwrap();
         assert_eq!((count.number(HASH), count.number(OTHER)), (Some(2), None));
         // It may have an entry, as its own count may be what this one has replaced.
-        assert_eq!(count.state(OTHER, 8), State::Candidate);
+        assert_eq!(count.state(OTHER, FIRST_TCP), State::Candidate);
         assert_eq!(count.next(OTHER, || true), None);
         assert_eq!(count.next(OTHER, || false).unwrap().number(OTHER), Some(1));
     }

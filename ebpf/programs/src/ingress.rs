@@ -5,7 +5,9 @@
 //! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the others
 //! are what happens in each.
 
-use slipway_ebpf_abi::{Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER};
+use slipway_ebpf_abi::{
+    Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER, first_candidate,
+};
 
 use crate::family::Addr;
 use crate::maps::{self, Maps, Slot, add};
@@ -14,11 +16,6 @@ use crate::packet::SYN;
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
 use crate::translation::translate;
-
-/// The packet of a direction, without SYN, FIN and RST, that is the first to be noted. A connection of one request, or
-/// one datagram and its reply, gets no entry.
-const FIRST_TCP: u32 = 8;
-const FIRST_UDP: u32 = 2;
 
 /// The program for one family. `l3`: offset of the IP header; `index`: of the record with which the
 /// packet arrived, or 0; `from_pod`: true at a pod's link.
@@ -36,7 +33,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         skb.set_record(index);
         return Act::NEXT;
     }
-    let first = if scratch.key.protocol == u32::from(IPPROTO_TCP) { FIRST_TCP } else { FIRST_UDP };
+    let first = first_candidate(scratch.key.protocol);
     let slot = Slot::of(hash(&raw const scratch.key));
     if slot.state(first) == State::Young {
         if !scratch.packet.is_control() {
@@ -46,7 +43,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     }
     let now = now();
     let Some(entry) = F::entries().get_ptr_mut(&scratch.key) else {
-        if !scratch.packet.is_control() && slot.count().is_some_and(|count| count.step(first) == Step::Note) {
+        if !scratch.packet.is_control() && candidate(slot, first) == Step::Note {
             note(skb, scratch, epoch, now, Stage::Original);
         }
         return Act::NEXT;
@@ -68,6 +65,12 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         Step::Carry => {}
     }
     carry(skb, scratch, entry)
+}
+
+/// Counts a packet of a direction without an entry.
+#[inline(always)]
+fn candidate(slot: Slot, first: u32) -> Step {
+    slot.count().map_or(Step::Pass, |count| count.step(first))
 }
 
 /// True if the packet is the clone that a record describes.
