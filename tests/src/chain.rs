@@ -59,6 +59,15 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The configuration of host-local with a range of each family, and default routes.
+pub fn host_local(v4: impl Into<String>, v6: impl Into<String>) -> Value {
+    json!({
+        "type": "host-local",
+        "ranges": [[{"subnet": v4.into()}], [{"subnet": v6.into()}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    })
+}
+
 impl Attach {
     /// The pod as container of the same name, attached as eth0.
     pub fn new(pod: &Pod) -> Self {

@@ -7,28 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::node::{Node, Pod};
 use crate::plugin::Output;
+use crate::random::Random;
 use crate::sample::{sample_by, stride};
 use crate::snapshot::Snapshot;
-
-/// SplitMix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-}
 
 fn nasty_values() -> Vec<Value> {
     let mut deep = json!(1);
@@ -145,7 +126,7 @@ fn mutate(config: &mut Value, random: &mut Random, nasty: &[Value]) {
 fn bytes_of(config: &Value, random: &mut Random) -> Vec<u8> {
     let mut bytes = config.to_string().into_bytes();
     if random.below(10) == 0 {
-        let at = random.below(bytes.len());
+        let at = usize::try_from(random.below(bytes.len() as u64)).expect("an index");
         match random.below(3) {
             0 => bytes[at] = random.next().to_le_bytes()[0],
             1 => bytes.truncate(at),
@@ -264,7 +245,7 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
     }
     let before = run.state();
     let (mut succeeded, mut refused) = (0, 0);
-    let (mut random, nasty) = (Random(seed), nasty_values());
+    let (mut random, nasty) = (Random::new(seed), nasty_values());
     let all = (0..number("SLIPWAY_GARBAGE", 150)).map(|_| input(config, &mut random, &nasty)).enumerate();
     // These calls are short: the sample is twice as dense as others.
     let tried = sample_by(all, stride().div_ceil(2));

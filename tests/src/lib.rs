@@ -84,7 +84,7 @@ mod tun;
 pub use binaries::{is_peer, newest_version, peer_fails, plugin_dir, plugin_names, slipway, slipwayd};
 pub use bpf::{PROGRAMS, has_programs};
 pub use bus::SYSTEM_BUS;
-pub use chain::{Attach, Failure, Network};
+pub use chain::{Attach, Failure, Network, host_local};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
 pub use container::{
     Container, capabilities, capability_bit, confined, daemon_set, first_process, pod_of, render,
@@ -112,7 +112,7 @@ pub use seen_ports::without_seen_ports;
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use sniffer::{Frame, Sniffer};
-pub use space::{CommandOutput, Space, quoted};
+pub use space::{CommandOutput, Space, in_namespace, quoted};
 pub use steady::{Deliveries, SteadyFlow, Stop};
 pub use traffic::{Answer, Flow, Proto, QUICK, Server, at};
 pub use tun::TunWire;

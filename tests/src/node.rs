@@ -128,6 +128,14 @@ impl Node {
         host
     }
 
+    /// A node that has one host outside, and no netfilter on its bridges.
+    pub fn with_client() -> (Self, Host) {
+        let node = Self::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        (node, client)
+    }
+
     /// Switches on forwarding in both families, as a router would have it. (bridge with isGateway
     /// does this too; it is here for tests that must not depend on it.)
     pub fn forward(&self) {

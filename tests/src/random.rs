@@ -22,11 +22,20 @@ impl Random {
         Self(seed)
     }
 
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % limit
+        mixed ^ mixed >> 31
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        let limit = from.len() as u64;
+        &from[usize::try_from(self.below(limit)).expect("an index")]
     }
 
     /// A time below `limit`, in whole microseconds.

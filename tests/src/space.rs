@@ -473,6 +473,18 @@ fn describe(command: &Command) -> String {
     words.join(" ")
 }
 
+/// Runs `work` in a new network namespace that nothing else uses, on a thread of its own.
+pub fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .expect("make a network namespace (the network tests need root)");
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// A word of a command line, for [`Space::cmd`] and for sh(1): in single quotes if it needs them.
 pub fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref().to_string_lossy();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Daemon, Frame, Host, Node, PROGRAMS, Proto, REFERENCE, Reference, Snapshot,
-    Sniffer, SteadyFlow, at, has_programs, needs, patience, quoted, skip, slipway,
+    Sniffer, SteadyFlow, at, has_programs, host_local, needs, patience, quoted, skip, slipway,
 };
 
 const CONFIG: &str = "/run/net.d/10-pods.conflist";
@@ -23,11 +23,7 @@ fn list(backend: &str) -> Value {
         {
             "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
             "ipMasqBackend": backend,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
-                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-            },
+            "ipam": host_local("10.22.0.0/24", "fd00:22::/64"),
         },
         {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
     ]})
@@ -39,9 +35,7 @@ fn node(list: &Value) -> Node {
 }
 
 fn node_and_client(list: &Value) -> (Node, Host) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     node.cmd(&format!("ip route add default via {}", client.v4));
     node.cmd(&format!("ip -6 route add default via {}", client.v6));
     node.write(CONFIG, list.to_string());

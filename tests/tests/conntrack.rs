@@ -9,19 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily, NewFlow, Tuple};
-use nix::sched::{CloneFlags, unshare};
-
-fn in_namespace(work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
-            work();
-        });
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
-}
+use slipway_tests::in_namespace;
 
 /// Inserts a flow with a translated destination into the conntrack table.
 fn insert(protocol: &str, source: &str, (host, port): (&str, u16), (pod, pod_port): (&str, u16)) {

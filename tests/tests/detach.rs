@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, is_peer, patience,
-    quoted, render, slipway,
+    Attach, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, is_peer, patience, quoted, render,
+    slipway,
 };
 
 const LIST: &str = "/run/net.d/10-pods.conflist";
@@ -37,9 +37,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.write(LIST, list().to_string());
         Self { node, client }
     }

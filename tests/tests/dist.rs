@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, quoted, skip, slipway};
+use slipway_tests::{Node, Proto, Snapshot, quoted, skip, slipway};
 
 /// The plugins' folder in the jail.
 const BIN: &str = "/opt/cni/bin";
@@ -62,9 +62,7 @@ fn the_binary_runs_in_an_empty_file_system() {
     if !is_static() {
         skip!("a static binary");
     }
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let pod = node.pod("pod");
     jail(&node, pod.path());
     let call = |verb: &str, config: &Value| {

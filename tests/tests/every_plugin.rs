@@ -8,9 +8,7 @@ use serde_json::{Value, json};
 #[expect(dead_code, reason = "the suite dhcp uses the rest")]
 mod stage;
 
-use slipway_tests::{
-    Attach, BridgeNetfilter, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, needs, skip,
-};
+use slipway_tests::{Attach, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, needs, skip};
 
 /// A test for each plugin, in a list, for an interface.
 macro_rules! every_plugin {
@@ -94,9 +92,7 @@ fn fixed() -> Value {
 /// nothing.
 #[track_caller]
 fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     // The device that host-device moves.
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     let pod = node.pod("pod");
@@ -135,9 +131,7 @@ fn the_bpf_programs_load_and_publish_a_port() {
     if !has_programs() {
         skip!(PROGRAMS);
     }
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let pod = node.pod("pod");
     let bridge = json!({
         "type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": "ebpf", "ipam": ipam(),

@@ -8,9 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
-use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, QUICK, Server, Space, at, golden,
-};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, QUICK, Server, Space, at, golden, host_local};
 
 struct World {
     node: Node,
@@ -19,9 +17,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         Self { node, client }
     }
 
@@ -33,11 +29,7 @@ impl World {
         self.node.network(json!({"name": "pods", "plugins": [
             {
                 "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.22.0.0/24", "fd00:22::/64"),
             },
             last,
         ]}))

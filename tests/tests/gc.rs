@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, REFERENCE, Reference, needs};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Network, Node, Pod, Proto, REFERENCE, Reference, host_local, needs,
+};
 
 /// Number of concurrent ADDs and DELs on the other network.
 const ROUNDS: u16 = 4;
@@ -18,14 +20,7 @@ fn network<'a>(node: &'a Node, number: u8, interface: &str, backend: &str) -> Ne
             {
                 "type": interface, "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true,
                 "ipMasqBackend": backend,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [
-                        [{"subnet": format!("10.88.{number}.0/24")}],
-                        [{"subnet": format!("fd00:88:{number}::/64")}],
-                    ],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
             },
             {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
         ],

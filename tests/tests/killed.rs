@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Disturbance, Network, Node, PluginCall, Pod, Point, Proto, Snapshot,
-    assert_killed, disturbed, is_peer, kill_points, points_to_try,
+    assert_killed, disturbed, host_local, is_peer, kill_points, points_to_try,
 };
 
 /// Number of points to try for each plugin call.
@@ -43,11 +43,7 @@ fn network<'a>(node: &'a Node, interface: &str) -> Network<'a> {
         "plugins": [
             {
                 "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.88.0.0/24", "fd00:88::/64"),
             },
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],

@@ -13,19 +13,7 @@ use cni_dataplane::macspoof;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_spec::Attachment;
-use nix::sched::{CloneFlags, unshare};
-
-fn in_namespace(work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
-            work();
-        });
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
-}
+use slipway_tests::in_namespace;
 
 fn sh(script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).stdin(Stdio::null()).output().expect("start sh");

@@ -18,20 +18,7 @@ use cni_nftables::{
     Transaction, Value, Verdict, deferred_close,
 };
 use nix::sched::{CloneFlags, unshare};
-use slipway_tests::within;
-
-/// Runs `work` in a new network namespace, on a thread of its own.
-fn in_namespace(work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
-            work();
-        });
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
-}
+use slipway_tests::{in_namespace, within};
 
 fn run_nft(args: &[&str], input: &str) -> Result<String, String> {
     let mut child = Command::new("nft")

@@ -3,7 +3,7 @@
 //! A failed ADD leaves nothing, whichever step failed; DEL removes what a killed ADD left.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, host_local, peer_fails};
 
 /// The plugins that make links.
 const INTERFACES: [&str; 4] = ["bridge", "macvlan", "ptp", "tap"];
@@ -17,11 +17,7 @@ fn list() -> Value {
 fn list_with(interface: &str) -> Value {
     let mut plugin = json!({
         "type": interface, "isGateway": true, "ipMasq": true, "master": "out0",
-        "ipam": {
-            "type": "host-local",
-            "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        },
+        "ipam": host_local("10.88.0.0/24", "fd00:88::/64"),
     });
     if interface == "bridge" {
         plugin["bridge"] = "br0".into();

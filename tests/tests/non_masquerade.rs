@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, has_programs, patience,
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, has_programs, host_local, patience,
 };
 
 const OUTSIDE: u16 = 9000;
@@ -41,11 +41,7 @@ impl World {
         self.node.network(json!({"name": "pods", "plugins": [{
             "type": interface, "bridge": "br1", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
             "nonMasqueradeCIDRs": list,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
-                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-            },
+            "ipam": host_local("10.22.0.0/24", "fd00:22::/64"),
         }]}))
     }
 

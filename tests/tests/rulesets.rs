@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Proto, Space, golden, golden_result, is_peer, newest_version,
+    Attach, BridgeNetfilter, Node, Proto, Space, golden, golden_result, host_local, is_peer, newest_version,
     without_seen_ports,
 };
 
@@ -21,11 +21,7 @@ fn list(portmap: &Value) -> Value {
         "plugins": [
             {
                 "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.88.0.0/24", "fd00:88::/64"),
             },
             portmap,
         ],

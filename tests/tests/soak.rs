@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Random, Snapshot};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Random, Snapshot, host_local};
 
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
@@ -20,11 +20,7 @@ fn list(interface: &str) -> Value {
         "plugins": [
             {
                 "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.0.0/26"}], [{"subnet": "fd00:88::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.88.0.0/26", "fd00:88::/64"),
             },
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at,
-    has_programs, needs, patience, slipway, within,
+    Attach, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at, has_programs,
+    host_local, needs, patience, slipway, within,
 };
 
 const LOG: &str = "/run/trace.log";
@@ -30,9 +30,7 @@ struct Web {
 
 impl World {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         Self { node, client }
     }
 
@@ -40,11 +38,7 @@ impl World {
         let network = self.node.network(json!({"name": "pods", "plugins": [
             {
                 "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.22.0.0/24", "fd00:22::/64"),
             },
             {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
         ]}));

@@ -7,22 +7,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, quoted, within};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, host_local, is_peer, quoted, within};
 
 const DIR: &str = "/run/cni-bin";
 
 /// Networks that leave everything a network can leave: tables, bridges, a gateway's link, reservations of
 /// several networks.
 fn lists() -> [Value; 2] {
-    let ipam = |number: u8| {
-        json!({
-            "type": "host-local",
-            "ranges": [
-                [{"subnet": format!("10.88.{number}.0/24")}], [{"subnet": format!("fd00:88:{number}::/64")}],
-            ],
-            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        })
-    };
+    let ipam = |number: u8| host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64"));
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "macspoofchk": true,

@@ -22,7 +22,7 @@ use std::time::Duration;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
 use slipway_ebpf_abi::{COUNTERS, Counter, Entry4, FlowKey4};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Space, patience};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Space, patience};
 
 /// The folder of the pins.
 const PINS: &str = "/sys/fs/bpf/slipway-flows";
@@ -45,9 +45,7 @@ struct Stage {
 
 impl Stage {
     fn new(engine: Engine) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip -6 route add default via {}", client.v6));
         node.own_etc();

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Snapshot, Space, is_peer, lacks};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Snapshot, Space, host_local, is_peer, lacks};
 
 /// The node's published port, and the container's port.
 pub(crate) const PORT: u16 = 8080;
@@ -139,10 +139,7 @@ fn portmap() -> Value {
 }
 
 fn ipam(v4: &str, v6: &str) -> Value {
-    json!({
-        "type": "host-local", "ranges": [[{"subnet": format!("{v4}.0/24")}], [{"subnet": format!("{v6}::/64")}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    })
+    host_local(format!("{v4}.0/24"), format!("{v6}::/64"))
 }
 
 /// A node with an outside host, prepared for a list.

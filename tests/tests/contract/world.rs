@@ -8,7 +8,7 @@ use std::thread;
 
 use cni_kernel::ethtool::Switch;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, host_local};
 
 /// The port on which every pod listens.
 pub(crate) const SERVED: u16 = 80;
@@ -166,14 +166,7 @@ fn list_without_portmap(number: u8) -> Value {
                 "isGateway": true,
                 "ipMasq": true,
                 "hairpinMode": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [
-                        [{"subnet": format!("10.88.{number}.0/24")}],
-                        [{"subnet": format!("fd00:88:{number}::/64")}],
-                    ],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
             },
         ],
     })

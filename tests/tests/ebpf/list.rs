@@ -3,6 +3,7 @@
 //! The network of the suites for BPF programs: both families, masquerade, published ports.
 
 use serde_json::{Value, json};
+use slipway_tests::host_local;
 
 pub(crate) fn list(backend: &str) -> Value {
     json!({
@@ -10,11 +11,7 @@ pub(crate) fn list(backend: &str) -> Value {
         "plugins": [
             {
                 "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.1.0/24"}], [{"subnet": "fd00:88:1::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.88.1.0/24", "fd00:88:1::/64"),
             },
             {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
         ],

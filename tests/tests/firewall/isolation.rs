@@ -68,9 +68,7 @@ impl<'a> Stage<'a> {
 #[test]
 fn bridges_with_a_policy_are_isolated() {
     for backend in backends() {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         let policies = ["same-bridge", "same-bridge"];
         let stage = Stage::new(&node, backend, policies);
         stage.reaches(0, 1, true);

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Proto, REFERENCE, Reference, Snapshot, golden_result, is_peer,
-    newest_version, peer_fails, skip,
+    Attach, Host, Network, Node, Pod, Proto, REFERENCE, Reference, Snapshot, golden_result, host_local,
+    is_peer, newest_version, peer_fails, skip,
 };
 
 /// A node with a device `dev0`, which is down; its veth peer `wire0` is on a host outside.
@@ -34,11 +34,7 @@ impl World {
 
     /// The network with `dev0` and host-local of both families; `keys` are added to the plugin.
     fn network(&self, keys: &Value) -> Network<'_> {
-        let mut plugin = json!({"type": "host-device", "device": "dev0", "ipam": {
-            "type": "host-local",
-            "ranges": [[{"subnet": "10.60.1.0/24"}], [{"subnet": "fd00:60:1::/64"}]],
-            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        }});
+        let mut plugin = json!({"type": "host-device", "device": "dev0", "ipam": host_local("10.60.1.0/24", "fd00:60:1::/64")});
         plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
         self.node.network(json!({"name": "net", "plugins": [plugin]}))
     }

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Reference, Server};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Reference, Server, host_local};
 
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
@@ -58,9 +58,7 @@ struct World {
 
 impl World {
     fn new(variant: &str) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -t mangle -N KUBE-IPTABLES-HINT"));
         }
@@ -83,14 +81,7 @@ impl World {
                 {
                     "type": interface, "bridge": format!("br{number}"), "isGateway": true, "hairpinMode": true,
                     "ipMasq": true, "ipMasqBackend": backend,
-                    "ipam": {
-                        "type": "host-local",
-                        "ranges": [
-                            [{"subnet": format!("10.88.{number}.0/24")}],
-                            [{"subnet": format!("fd00:88:{number}::/64")}],
-                        ],
-                        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                    },
+                    "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
                 },
                 portmap,
             ],

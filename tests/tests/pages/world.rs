@@ -7,8 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, QUICK, Server, at, pages, plugin_names,
-    slipway, slipwayd,
+    Attach, Host, Network, Node, Pod, Proto, QUICK, Server, at, pages, plugin_names, slipway, slipwayd,
 };
 
 /// Folders with the programs that pages call.
@@ -55,9 +54,7 @@ impl World {
 
     /// A node without plugins; `slipway` and `slipwayd` are in the search path.
     pub(crate) fn bare() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.own_etc();
         node.cmd("rm -rf /etc/cni");
         // All that an administrator writes to is the node's own.

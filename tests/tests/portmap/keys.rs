@@ -3,7 +3,7 @@
 //! portmap's own keys, tested with packets if they affect packets.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Proto};
+use slipway_tests::{Attach, Host, Network, Node, Proto, host_local};
 
 use crate::{Call, elements_of, listed, map, map_on, run_of};
 
@@ -13,11 +13,7 @@ fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     for (key, value) in keys.as_object().expect("an object") {
         portmap[key] = value.clone();
     }
-    let ipam = json!({
-        "type": "host-local",
-        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    });
+    let ipam = host_local("10.88.0.0/24", "fd00:88::/64");
     let bridge = json!({"type": "bridge", "isGateway": true, "hairpinMode": true, "ipam": ipam});
     node.network(json!({"name": "net", "plugins": [bridge, portmap]}))
 }

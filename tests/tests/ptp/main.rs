@@ -10,6 +10,7 @@ mod pair;
 mod remove;
 
 use serde_json::{Value, json};
+use slipway_tests::host_local;
 
 /// The index of the host's end in a result.
 const OUTER: usize = 0;
@@ -57,9 +58,5 @@ fn ipv4() -> Value {
 
 /// host-local of both families.
 fn dual_stack() -> Value {
-    json!({
-        "type": "host-local",
-        "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    })
+    host_local("10.1.2.0/24", "fd00:1::/64")
 }

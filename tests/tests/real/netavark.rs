@@ -11,9 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, ask_once, expect, expect_closed};
 use slipway_tests::system::System;
-use slipway_tests::{
-    BridgeNetfilter, Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer, patience,
-};
+use slipway_tests::{Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer, patience};
 
 /// Each test on podman and netavark of each Debian suite that has them.
 macro_rules! on {
@@ -52,9 +50,7 @@ impl World {
         if is_peer() {
             return None;
         }
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         let system = System::start(&node, packages);
         let world = Self { node, client, system };
         world.configure();

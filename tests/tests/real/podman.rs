@@ -128,9 +128,7 @@ fn inside(system: &System) -> Space {
 }
 
 fn from_run_to_removal(packages: &Path, backend: Backend) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let system = System::start(&node, packages);
     backend.choose(&system);
     configure(&system, &["/opt/cni/bin"]);
@@ -210,9 +208,7 @@ fn networks_of_podmans_own_making_with_iptables() {
 }
 
 fn networks(packages: &Path, backend: Backend) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let system = System::start(&node, packages);
     backend.choose(&system);
     configure(&system, &["/opt/cni/bin", REFERENCE]);
@@ -307,9 +303,7 @@ fn one_port_on_two_addresses() {
 #[test]
 fn a_reboot() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let mut system = System::start(&node, &packages);
     configure(&system, &["/opt/cni/bin"]);
     default_network(&system);

@@ -6,15 +6,11 @@
 use std::cell::RefCell;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot, host_local};
 
 /// `interface` is the plugin that makes, or moves, the links of pod `number`.
 pub(crate) fn list(interface: &str, number: u16) -> Value {
-    let ipam = json!({
-        "type": "host-local",
-        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    });
+    let ipam = host_local("10.88.0.0/24", "fd00:88::/64");
     if interface == "flannel" {
         let delegate = json!({"bridge": "br0", "hairpinMode": true});
         return json!({"name": "net", "plugins": [{"type": "flannel", "delegate": delegate}]});

@@ -16,8 +16,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, quoted,
-    slipway,
+    Attach, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, host_local, quoted, slipway,
 };
 
 const SERVED: u16 = 80;
@@ -33,9 +32,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         Self { node, client }
     }
 
@@ -47,14 +44,7 @@ impl World {
     fn network(&self, number: u8, interface: &str, keys: [Value; 2]) -> Network<'_> {
         let mut plugins = [
             json!({
-                "type": interface, "ipMasq": true, "ipam": {
-                    "type": "host-local",
-                    "ranges": [
-                        [{"subnet": format!("10.88.{number}.0/24")}],
-                        [{"subnet": format!("fd00:88:{number}::/64")}],
-                    ],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "type": interface, "ipMasq": true, "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
             }),
             json!({"type": "portmap", "capabilities": {"portMappings": true}}),
         ];

@@ -11,7 +11,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, Space, at};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Server, Space, at, host_local};
 
 mod guard;
 mod ipvs;
@@ -84,9 +84,7 @@ impl Stage {
 
     /// On a node whose kubelet uses this variant of iptables, as its chain shows.
     fn on_node_of(backend: Backend, variant: &str) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip route add default via {}", client.v6));
         for tool in ["iptables", "ip6tables"] {
@@ -105,14 +103,7 @@ impl Stage {
                 {
                     "type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true,
                     "ipMasqBackend": self.backend.name(), "hairpinMode": true,
-                    "ipam": {
-                        "type": "host-local",
-                        "ranges": [
-                            [{"subnet": format!("10.88.{number}.0/24")}],
-                            [{"subnet": format!("fd00:88:{number}::/64")}],
-                        ],
-                        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                    },
+                    "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
                 },
                 {"type": "portmap", "backend": self.backend.name(), "capabilities": {"portMappings": true}},
             ],

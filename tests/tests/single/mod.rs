@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Snapshot, Space, golden_result, is_peer, lacks, newest_version,
-    peer_fails, skip,
+    Attach, Host, Network, Node, Pod, Snapshot, Space, golden_result, host_local, is_peer, lacks,
+    newest_version, peer_fails, skip,
 };
 
 use crate::{NEEDS, PLUGIN};
@@ -58,14 +58,7 @@ impl World {
 
 /// host-local of both families: 10.60.`number`.0/24 and fd00:60:`number`::/64.
 pub(crate) fn dual_stack(number: u16) -> Value {
-    json!({
-        "type": "host-local",
-        "ranges": [
-            [{"subnet": format!("10.60.{number}.0/24")}],
-            [{"subnet": format!("fd00:60:{number}::/64")}],
-        ],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    })
+    host_local(format!("10.60.{number}.0/24"), format!("fd00:60:{number}::/64"))
 }
 
 /// Attaches the pod and returns the result.

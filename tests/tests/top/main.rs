@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{
-    Attach, BridgeNetfilter, Daemon, Host, Network, Node, Pod, Proto, at, quoted, slipwayd, within,
-};
+use slipway_tests::{Attach, Daemon, Host, Network, Node, Pod, Proto, at, quoted, slipwayd, within};
 
 /// The socket of tmux.
 const SOCKET: &str = "/run/tmux.sock";
@@ -40,9 +38,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.write(&format!("{CONFIGURATIONS}/net.conflist"), list().to_string());
         Self { node, client }
     }

@@ -13,7 +13,7 @@ use slipway_tests::measure::{
     BATCHES, ECHO, Path, SINK, TOGETHER, Work, compare_by, on_one_processor, own, serve,
 };
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Node, PROGRAMS, Pod, Proto, UDP_GRO, has_programs, has_udp_gro, needs,
+    Attach, Host, Node, PROGRAMS, Pod, Proto, UDP_GRO, has_programs, has_udp_gro, host_local, needs,
 };
 
 /// The difference of a host port and the container's.
@@ -39,16 +39,11 @@ struct Stage {
 
 impl Stage {
     fn new(backend: &str, uplink: Uplink) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip route add default via {}", client.v6));
         let list = json!({"name": "net", "plugins": [
-            {"type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend, "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.88.1.0/24"}], [{"subnet": "fd00:88:1::/64"}]],
-                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+            {"type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend, "ipam": host_local("10.88.1.0/24", "fd00:88:1::/64")},
             {"type": "portmap", "capabilities": {"portMappings": true}, "backend": backend},
         ]});
         let pod = node.pod("pod");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slipway_tests::system::System;
-use slipway_tests::{Attach, BridgeNetfilter, Flow, Host, Node, Pod, Proto, Server, Space, Stop, within};
+use slipway_tests::{Attach, Flow, Host, Node, Pod, Proto, Server, Space, Stop, host_local, within};
 
 use super::{Chain, GUEST_PORT, Guest};
 
@@ -70,9 +70,7 @@ fn family(ip: IpAddr) -> &'static str {
 
 impl World {
     pub(super) fn new(packages: &Path, backend: Backend) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip -6 route add default via {}", client.v6));
         let system = System::start(&node, packages);
@@ -93,11 +91,7 @@ impl World {
         let mut plugins = vec![
             json!({
                 "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.1.0/24"}], [{"subnet": "fd00:88:1::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
+                "ipam": host_local("10.88.1.0/24", "fd00:88:1::/64"),
             }),
             json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}}),
         ];
