@@ -2,6 +2,7 @@
 
 //! The contract of a backend, and the requests that it takes.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use cni_spec::Attachment;
@@ -122,6 +123,61 @@ impl MasqueradeRequest {
         networks.retain(|network| !is_own(network));
         networks.sort_unstable();
         networks
+    }
+}
+
+/// What one attachment should have: its published ports, or its masqueraded addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Published ports.
+    Ports(PortRequest),
+    /// Masqueraded addresses.
+    Masquerade(MasqueradeRequest),
+}
+
+impl Request {
+    /// The owner.
+    #[must_use]
+    pub fn attachment(&self) -> &Attachment {
+        match self {
+            Self::Ports(request) => &request.attachment,
+            Self::Masquerade(request) => &request.attachment,
+        }
+    }
+
+    /// The container's namespace.
+    #[must_use]
+    pub fn netns(&self) -> &ContainerNetns {
+        match self {
+            Self::Ports(request) => &request.netns,
+            Self::Masquerade(request) => &request.netns,
+        }
+    }
+
+    /// The container's addresses with the prefixes of their networks.
+    #[must_use]
+    pub fn addresses(&self) -> &[IpNet] {
+        match self {
+            Self::Ports(request) => &request.networks,
+            Self::Masquerade(request) => &request.addresses,
+        }
+    }
+}
+
+/// Names the first four ports or addresses, and the number of the others.
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (object, all): (_, Vec<String>) = match self {
+            Self::Ports(request) => {
+                ("published ports", request.ports.iter().map(ToString::to_string).collect())
+            }
+            Self::Masquerade(request) => {
+                ("masquerade of", request.addresses.iter().map(|net| net.addr().to_string()).collect())
+            }
+        };
+        let shown: Vec<&str> = all.iter().take(4).map(String::as_str).collect();
+        write!(f, "{object} {}", shown.join(", "))?;
+        if all.len() > 4 { write!(f, " and {} more", all.len() - 4) } else { Ok(()) }
     }
 }
 

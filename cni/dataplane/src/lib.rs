@@ -44,7 +44,8 @@ pub mod teardown;
 pub mod trace;
 
 pub use backend::{
-    Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
+    Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Request, Snat, Traffic,
+    Withdrawal,
 };
 pub use chain_name::ChainName;
 pub use cni_nftables::deferred_close;

@@ -13,7 +13,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 use sha2::{Digest, Sha512};
 
-use crate::iptables::read_back::{Masquerade, Ports, What};
+use crate::iptables::chain_reader::{Content, MasqueradeContent, PortContent};
 use crate::nftables::plan::as_address;
 use crate::owned_table::transact;
 use crate::owner::{COMMENT_MAX, hex};
@@ -246,18 +246,18 @@ pub(crate) enum Unreadable {
 
 /// The reference's rules of one kind for one address of a container.
 #[derive(Debug, Clone)]
-pub(crate) struct Piece {
+pub(crate) struct ReferenceRules {
     /// The rules' comment.
     pub(crate) comment: String,
     /// The container's address.
     pub(crate) address: IpAddr,
     /// Their content.
-    pub(crate) what: Result<What, Unreadable>,
+    pub(crate) content: Result<Content, Unreadable>,
     /// True for masquerade, false for published ports.
     pub(crate) masquerade: bool,
 }
 
-impl Piece {
+impl ReferenceRules {
     /// True if the rules can be that attachment's: the comment of a published port is only the container's
     /// ID.
     pub(crate) fn may_be_of(&self, attachment: &Attachment) -> bool {
@@ -287,9 +287,9 @@ pub(crate) enum Part {
 }
 
 impl Reference {
-    /// Reads all rules. A container's ports on one address are one piece.
-    pub(crate) fn survey(&self) -> Result<Vec<Piece>, Error> {
-        let mut pieces: Vec<Piece> = Vec::new();
+    /// Reads all rules. A container's ports on one address are one rules.
+    pub(crate) fn survey(&self) -> Result<Vec<ReferenceRules>, Error> {
+        let mut all_rules: Vec<ReferenceRules> = Vec::new();
         for (family, table) in &self.ports {
             let has_conditions = self.has_conditions(table)?;
             let masquerading = self.rules(table, PORT_CHAINS[2])?;
@@ -299,7 +299,7 @@ impl Reference {
                         continue;
                     };
                     let port = port_of(&rule, *family).filter(|_| !has_conditions);
-                    let at = pieces
+                    let at = all_rules
                         .iter_mut()
                         .find(|one| !one.masquerade && one.comment == *comment && one.address == address);
                     let why = || match has_conditions {
@@ -307,57 +307,60 @@ impl Reference {
                         false => Unreadable::Rule { table: table.clone(), chain },
                     };
                     match (at, port) {
-                        (Some(Piece { what: Ok(What::Ports(all)), .. }), Some(port)) => {
+                        (Some(ReferenceRules { content: Ok(Content::Ports(all)), .. }), Some(port)) => {
                             all.mapped.push((port.host.protocol, port.host.first));
                             all.ports.push(port);
                         }
-                        (Some(piece), None) => piece.what = Err(why()),
+                        (Some(rules), None) => rules.content = Err(why()),
                         (Some(_), Some(_)) => {}
                         (None, port) => {
-                            let what = port.map(|port| {
-                                What::Ports(Ports {
+                            let content = port.map(|port| {
+                                Content::Ports(PortContent {
                                     ports: vec![port],
                                     mapped: vec![(port.host.protocol, port.host.first)],
                                     networks: vec![address.into()],
                                     snat: snat(&masquerading, comment, address),
                                     bit: crate::nftables::schema::DEFAULT_MARK_BIT,
-                                    ..Ports::default()
+                                    ..PortContent::default()
                                 })
                             });
-                            let (comment, what) = (comment.clone(), what.ok_or_else(why));
-                            pieces.push(Piece { comment, address, what, masquerade: false });
+                            let (comment, content) = (comment.clone(), content.ok_or_else(why));
+                            all_rules.push(ReferenceRules { comment, address, content, masquerade: false });
                         }
                     }
                 }
             }
         }
-        self.survey_rest(&mut pieces)?;
+        self.survey_rest(&mut all_rules)?;
         if let Some(table) = &self.masquerade {
             for rule in self.rules(table, MASQUERADE_CHAIN)? {
                 let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
                     continue;
                 };
-                let what = network_of(&rule, address)
-                    .map(|net| What::Masquerade(Masquerade { addresses: vec![net], exempt: Vec::new() }));
-                let what =
-                    what.ok_or_else(|| Unreadable::Rule { table: table.clone(), chain: MASQUERADE_CHAIN });
-                pieces.push(Piece { comment, address, what, masquerade: true });
+                let content = network_of(&rule, address).map(|net| {
+                    Content::Masquerade(MasqueradeContent { addresses: vec![net], exempt: Vec::new() })
+                });
+                let content =
+                    content.ok_or_else(|| Unreadable::Rule { table: table.clone(), chain: MASQUERADE_CHAIN });
+                all_rules.push(ReferenceRules { comment, address, content, masquerade: true });
             }
         }
-        Ok(pieces)
+        Ok(all_rules)
     }
 
     /// Adds rules for packets to ports whose translation is removed already.
-    fn survey_rest(&self, pieces: &mut Vec<Piece>) -> Result<(), Error> {
+    fn survey_rest(&self, all_rules: &mut Vec<ReferenceRules>) -> Result<(), Error> {
         for (_, table) in &self.ports {
             for rule in self.rules(table, PORT_CHAINS[2])? {
                 let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
                     continue;
                 };
-                let same = |one: &Piece| !one.masquerade && one.comment == comment && one.address == address;
-                if !pieces.iter().any(same) {
-                    let what = Ok(What::Ports(Ports::default()));
-                    pieces.push(Piece { comment, address, what, masquerade: false });
+                let same = |one: &ReferenceRules| {
+                    !one.masquerade && one.comment == comment && one.address == address
+                };
+                if !all_rules.iter().any(same) {
+                    let content = Ok(Content::Ports(PortContent::default()));
+                    all_rules.push(ReferenceRules { comment, address, content, masquerade: false });
                 }
             }
         }
@@ -373,16 +376,16 @@ impl Reference {
         Ok(self.rules(table, "prerouting")?.iter().any(|rule| !plain(rule)))
     }
 
-    /// Removes the rules of these pieces, and leaves conntrack alone.
-    pub(crate) fn take_away(&self, pieces: &[&Piece], part: Part) -> Result<(), Error> {
+    /// Removes these rules, and leaves conntrack alone.
+    pub(crate) fn take_away(&self, migrated: &[&ReferenceRules], part: Part) -> Result<(), Error> {
         self.remove("remove the reference plugins' rules that were migrated", Kinds::All, |rule| {
             let of_ports = rule.table.name == PORT_TABLE;
             let meant = part == Part::All || (of_ports && rule.chain != PORT_CHAINS[2]);
             meant
-                && pieces.iter().any(|piece| {
-                    piece.masquerade != of_ports
-                        && rule.comment.as_deref() == Some(piece.comment.as_str())
-                        && container_address(rule) == Some(piece.address)
+                && migrated.iter().any(|rules| {
+                    rules.masquerade != of_ports
+                        && rule.comment.as_deref() == Some(rules.comment.as_str())
+                        && container_address(rule) == Some(rules.address)
                 })
         })
     }

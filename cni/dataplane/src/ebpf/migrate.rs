@@ -6,73 +6,33 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
-use cni_spec::Attachment;
 
 use super::setup::{self, Settings};
 use super::store::Store;
 use super::{links, object};
-use crate::{ContainerNetns, Error, MasqueradeRequest, PortRequest};
+use crate::{Error, Request};
 
-/// The reason why nftables serves a container although the eBPF backend was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
-    /// The container's interface is no veth.
+/// The reason why a container's link does not get the programs.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("its interface is no veth")]
     NoVeth,
-    /// Its network namespace is unknown, and its link cannot be found by its addresses.
-    Nowhere,
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoVeth => "its interface is no veth",
-            Self::Nowhere => "its interface cannot be found",
-        })
-    }
-}
-
-/// Ports or masquerade of an attachment.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Thing<'a> {
-    /// Published ports.
-    Ports(&'a PortRequest),
-    /// Masquerade.
-    Masquerade(&'a MasqueradeRequest),
-}
-
-impl Thing<'_> {
-    fn attachment(&self) -> &Attachment {
-        match self {
-            Self::Ports(request) => &request.attachment,
-            Self::Masquerade(request) => &request.attachment,
-        }
-    }
-
-    fn netns(&self) -> &ContainerNetns {
-        match self {
-            Self::Ports(request) => &request.netns,
-            Self::Masquerade(request) => &request.netns,
-        }
-    }
-
-    pub(crate) fn addresses(&self) -> Vec<ipnet::IpNet> {
-        match self {
-            Self::Ports(request) => request.networks.clone(),
-            Self::Masquerade(request) => request.addresses.clone(),
-        }
-    }
+    /// Its network namespace is unknown, and its addresses lead to no link or to several.
+    #[error("its interface cannot be found")]
+    NotFound,
+    #[error(transparent)]
+    Dataplane(#[from] Error),
 }
 
 /// The programs of this node.
 #[derive(Debug)]
 pub(crate) struct Programs {
     store: Store,
-    finder: Finder,
+    finder: LinkFinder,
 }
 
 impl Programs {
@@ -90,23 +50,21 @@ impl Programs {
     }
 
     fn new(store: Store) -> Self {
-        Self { store, finder: Finder::default() }
+        Self { store, finder: LinkFinder::default() }
     }
 
-    /// Finds the link of a container, as [`Finder::link`].
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if links cannot be read.
-    pub(crate) fn link(&self, things: &[Thing<'_>]) -> Result<Result<Link, Left>, Error> {
-        self.finder.link(things)
+    /// Finds the link of a container, as [`LinkFinder::link`].
+    pub(crate) fn link(&self, requests: &[&Request]) -> Result<Link, LinkError> {
+        self.finder.link(requests)
     }
 
     /// True if the container's link has the programs.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if links cannot be read.
-    pub(crate) fn serve(&self, thing: Thing<'_>) -> Result<bool, Error> {
-        self.link(&[thing])?.map_or(Ok(false), |link| setup::has_programs(&link))
+    pub(crate) fn serve(&self, request: &Request) -> Result<bool, Error> {
+        match self.link(&[request]) {
+            Ok(link) => setup::has_programs(&link),
+            Err(LinkError::NoVeth | LinkError::NotFound) => Ok(false),
+            Err(LinkError::Dataplane(error)) => Err(error),
+        }
     }
 
     /// Has the programs serve a container.
@@ -126,10 +84,12 @@ impl Programs {
     ///
     /// # Errors
     /// [`Error::Kernel`] if a link cannot be read; another call continues.
-    pub(crate) fn withdraw(&self, things: &[Thing<'_>]) -> Result<(), Error> {
-        for thing in things {
-            if let Ok(link) = self.link(&[*thing])? {
-                links::detach(&link.name);
+    pub(crate) fn withdraw(&self, requests: &[&Request]) -> Result<(), Error> {
+        for request in requests {
+            match self.link(&[*request]) {
+                Ok(link) => links::detach(&link.name),
+                Err(LinkError::NoVeth | LinkError::NotFound) => {}
+                Err(LinkError::Dataplane(error)) => return Err(error),
             }
         }
         Ok(())
@@ -138,34 +98,31 @@ impl Programs {
 
 /// Finds the links of containers by their namespace, or by their addresses if it is unknown.
 #[derive(Debug, Default)]
-pub(crate) struct Finder {
+pub(crate) struct LinkFinder {
     /// The host ends of veths, by the addresses of the other ends.
     by_address: OnceCell<BTreeMap<IpAddr, Vec<Link>>>,
 }
 
-impl Finder {
-    /// Finds the link of a container, or the reason why the programs cannot serve it.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if links cannot be read.
-    pub(crate) fn link(&self, things: &[Thing<'_>]) -> Result<Result<Link, Left>, Error> {
-        let Some(first) = things.first() else { return Ok(Err(Left::Nowhere)) };
-        let (attachment, netns) = (first.attachment(), first.netns());
+impl LinkFinder {
+    /// Finds the link of the container that these requests are for.
+    pub(crate) fn link(&self, requests: &[&Request]) -> Result<Link, LinkError> {
+        let first = requests.first().ok_or(LinkError::NotFound)?;
+        let netns = first.netns();
         if Netns::open(&netns.path).is_ok() {
-            return Ok(links::host_end(netns, attachment.ifname())?.ok_or(Left::NoVeth));
+            return links::host_end(netns, first.attachment().ifname())?.ok_or(LinkError::NoVeth);
         }
-        Ok(self.by_addresses(things)?.ok_or(Left::Nowhere))
+        self.by_addresses(requests)?.ok_or(LinkError::NotFound)
     }
 
     /// The only veth whose other end has one of the addresses.
-    fn by_addresses(&self, things: &[Thing<'_>]) -> Result<Option<Link>, Error> {
+    fn by_addresses(&self, requests: &[&Request]) -> Result<Option<Link>, Error> {
         if self.by_address.get().is_none() {
             let read = Self::read().map_err(|e| Error::kernel("look for the links of containers", e))?;
             // It is not set: this is the only thread.
             let _ = self.by_address.set(read);
         }
         let Some(by_address) = self.by_address.get() else { return Ok(None) };
-        let networks = things.iter().flat_map(Thing::addresses);
+        let networks = requests.iter().flat_map(|request| request.addresses());
         let mut links: BTreeMap<u32, &Link> = BTreeMap::new();
         for link in networks.filter_map(|network| by_address.get(&network.addr())).flatten() {
             links.insert(link.index, link);

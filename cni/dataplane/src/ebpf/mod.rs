@@ -35,7 +35,6 @@ pub use earlier::EarlierFilter;
 pub use fill::Fill;
 pub use links::PREFERENCE;
 pub use load::try_object;
-pub use migrate::Left;
 pub use names::{about_counter, of_counter};
 pub use object::object;
 pub use port_packets::CarriedPackets;
@@ -88,7 +87,7 @@ impl Ebpf {
             setup::ready(&self.settings).and_then(|store| setup::attach(&store, netns, attachment.ifname()));
         match attached {
             Ok(true) => {}
-            Ok(false) => log::info!("{attachment} is left to nftables: {}", Left::NoVeth),
+            Ok(false) => log::info!("{attachment} is left to nftables: {}", migrate::LinkError::NoVeth),
             Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
         }
     }

@@ -9,9 +9,10 @@
 //!
 //! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
 //! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
-//! `withdraw`, `filter`, `forward`, `shared_chains`, `read_back` (the operations).
+//! `withdraw`, `filter`, `forward`, `shared_chains`, `chain_reader` (the operations).
 
 mod batch;
+pub(crate) mod chain_reader;
 mod check;
 mod conditions;
 mod detect;
@@ -23,7 +24,6 @@ mod names;
 mod plan;
 mod publish;
 mod quote;
-pub(crate) mod read_back;
 mod rule;
 mod shared_chains;
 #[cfg(test)]

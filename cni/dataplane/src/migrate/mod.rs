@@ -3,7 +3,7 @@
 //! Moves the ports and masquerades of running containers from one backend to another, without a moment in
 //! which a port is not served or a connection is cut.
 //!
-//! Each thing (the ports or the masquerade of one attachment) is first made in the new place. Then both
+//! Each request (the ports or the masquerade of one attachment) is first served in the new place. Then both
 //! places serve: the one that sees a packet first translates it, to the same container, and the other one
 //! finds the connection already translated. The mark's bit is the same in both, and our chains at postrouting
 //! precede those at the usual priority: a packet that either of them translated is masqueraded. When every
@@ -12,17 +12,17 @@
 //! conntrack, which is not touched.
 //!
 //! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the
-//! entry and a DEL removes it; both thereby end the migration of the thing. A later call continues where a
+//! entry and a DEL removes it; both thereby end the migration of the request. A later call continues where a
 //! killed one ended.
 //!
-//! The BPF programs serve what is in our table, so things are made there first (`to_programs`).
+//! The BPF programs serve what is in our table, so requests are moved there first (`to_programs`).
 
-mod read_table;
 mod survey;
+mod table_reader;
 mod to_chains;
 mod to_programs;
 mod to_table;
-mod work;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,17 +32,17 @@ use ipnet::IpNet;
 
 use crate::ebpf::Settings;
 use crate::ebpf::migrate::{self as ebpf, Programs};
-use crate::iptables::read_back;
+use crate::iptables::chain_reader;
 use crate::iptables::{Purpose, SharedChains};
 use crate::nftables::migration::{self, Key, Transit};
 use crate::nftables::owner_entry;
 use crate::nftables::session::Session;
 use crate::owner::AttachmentHash;
-use crate::reference::{self, Piece, Reference};
+use crate::reference::{self, Reference, ReferenceRules};
 use crate::{AddressFamily, BackendName, ContainerNetns, Error, Owner, PortRequest};
-use work::{Source, Work};
+use transfer::{OldObjects, Transfer};
 
-/// The number of things that are moved together, so that they share the waits.
+/// The number of requests that are moved together, so that they share the waits.
 const GROUP: usize = 64;
 
 /// The reason to leave rules without ports alone.
@@ -52,7 +52,7 @@ const REMOVED: &str = "it was removed concurrently";
 /// The reason to leave alone what an ADD or DEL has changed.
 const CHANGED: &str = "it was changed or removed concurrently; the next call looks at it again";
 
-/// A place of ports and masquerades.
+/// A place that serves published ports and masquerades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Our own table.
@@ -78,19 +78,20 @@ impl Place {
     }
 }
 
-/// Knowledge about an attachment from outside the ruleset. Chains and rules of the reference plugins do not
-/// name the interface, and some do not name the network.
+/// An attachment that objects in a ruleset may belong to. Chains and rules of the reference plugins do not name
+/// the interface, and some do not name the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Clue {
+pub struct KnownAttachment {
     /// The attachment.
     pub attachment: Attachment,
-    /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown.
+    /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
+    /// the addresses are unknown.
     pub addresses: Vec<IpNet>,
     /// The container's namespace.
     pub netns: Option<ContainerNetns>,
 }
 
-/// The things to move.
+/// The requests to move.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The places to move from. The destination is ignored.
@@ -99,13 +100,13 @@ pub struct Order {
     pub to: BackendName,
     /// The networks to move; all if empty.
     pub networks: Vec<String>,
-    /// Knowledge from outside the ruleset.
-    pub clues: Vec<Clue>,
+    /// The attachments that are known from outside the ruleset.
+    pub known: Vec<KnownAttachment>,
     /// The settings for the BPF programs.
     pub settings: Settings,
 }
 
-/// The outcome for one thing.
+/// The outcome for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It would be moved.
@@ -124,54 +125,50 @@ pub enum State {
     Recorded,
 }
 
-/// One thing and its outcome.
+/// One request and its outcome.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// The owner, if known.
     pub owner: Option<Attachment>,
-    /// A description of the thing.
-    pub what: String,
-    /// Its place before the move.
+    /// The published ports, the masquerade or the objects, in words.
+    pub item: String,
+    /// The place before the move.
     pub from: Place,
     /// The outcome.
     pub state: State,
     /// The reason, or empty.
-    pub why: String,
+    pub reason: String,
     /// The mappings of published ports that were moved.
     pub ports: Option<PortRequest>,
 }
 
-/// Moves the things that an order names, or lists what it would move. Calls `progress` with the number of
-/// things done and of all things.
+/// Moves the requests that an order names, or lists what it would move. Calls `progress` with the number of
+/// requests done and of all requests.
 ///
 /// # Errors
-/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one thing is in its
+/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one request is in its
 /// row.
-pub fn migrate(
-    order: &Order,
-    plan_only: Plan,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<Row>, Error> {
+pub fn migrate(order: &Order, mode: Mode, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Row>, Error> {
     let mover = Mover { order, session: Session::open()? };
     // Refuses a table of a later version, or of another program.
     mover.session.state()?;
-    let (works, mut rows) = mover.survey()?;
-    if plan_only == Plan::Only {
-        if order.to == BackendName::Ebpf && !works.is_empty() {
+    let (transfers, mut rows) = mover.survey()?;
+    if mode == Mode::DryRun {
+        if order.to == BackendName::Ebpf && !transfers.is_empty() {
             ebpf::possible()?;
         }
-        rows.extend(works.iter().map(|work| work.row(State::Planned, "")));
+        rows.extend(transfers.iter().map(|transfer| transfer.row(State::Planned, "")));
         return Ok(rows);
     }
-    let total = works.len();
+    let total = transfers.len();
     let programs = match order.to {
         // Fails before anything is moved if the node cannot run the programs.
         BackendName::Ebpf if total > 0 => Some(Programs::set_up(&order.settings)?),
         _ => Programs::find(),
     };
-    mover.finish_interrupted(&works)?;
+    mover.finish_interrupted(&transfers)?;
     let mut done = 0;
-    for group in groups(works) {
+    for group in groups(transfers) {
         progress(done, total);
         done += group.len();
         rows.extend(mover.move_group(group, programs.as_ref())?);
@@ -186,10 +183,10 @@ pub fn migrate(
     Ok(rows)
 }
 
-/// Groups the things that are moved together. Both kinds of an attachment are in one group.
-fn groups(works: Vec<Work>) -> Vec<Vec<Work>> {
-    let mut groups: Vec<Vec<Work>> = Vec::new();
-    for of_one in by_attachment(works).into_values() {
+/// Groups the requests that are moved together. Both kinds of an attachment are in one group.
+fn groups(transfers: Vec<Transfer>) -> Vec<Vec<Transfer>> {
+    let mut groups: Vec<Vec<Transfer>> = Vec::new();
+    for of_one in by_attachment(transfers).into_values() {
         match groups.last_mut() {
             Some(group) if group.len() + of_one.len() <= GROUP => group.extend(of_one),
             _ => groups.push(of_one),
@@ -198,21 +195,21 @@ fn groups(works: Vec<Work>) -> Vec<Vec<Work>> {
     groups
 }
 
-fn by_attachment(works: Vec<Work>) -> BTreeMap<AttachmentHash, Vec<Work>> {
-    let mut all: BTreeMap<AttachmentHash, Vec<Work>> = BTreeMap::new();
-    for work in works {
-        all.entry(work.key().hash).or_default().push(work);
+fn by_attachment(transfers: Vec<Transfer>) -> BTreeMap<AttachmentHash, Vec<Transfer>> {
+    let mut all: BTreeMap<AttachmentHash, Vec<Transfer>> = BTreeMap::new();
+    for transfer in transfers {
+        all.entry(transfer.key().hash).or_default().push(transfer);
     }
     all
 }
 
 /// The mode of [`migrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plan {
+pub enum Mode {
     /// Lists what would be moved, and changes nothing.
-    Only,
+    DryRun,
     /// Moves what it lists.
-    AndDo,
+    Migrate,
 }
 
 struct Mover<'a> {
@@ -221,7 +218,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// True if things are moved from the place.
+    /// True if requests are moved from the place.
     fn moves_from(&self, place: Place) -> bool {
         let destination = match self.order.to {
             BackendName::Nftables => Place::Nftables,
@@ -235,22 +232,23 @@ impl Mover<'_> {
         self.order.networks.is_empty() || self.order.networks.iter().any(|wanted| wanted == network)
     }
 
-    fn move_group(&self, group: Vec<Work>, programs: Option<&Programs>) -> Result<Vec<Row>, Error> {
+    fn move_group(&self, group: Vec<Transfer>, programs: Option<&Programs>) -> Result<Vec<Row>, Error> {
         match (self.order.to, programs) {
             (BackendName::Ebpf, Some(programs)) => self.to_programs(programs, group),
             (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
             (BackendName::Nftables, Some(programs)) => {
-                let (of_programs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
+                let (of_programs, others) =
+                    group.into_iter().partition(|transfer| transfer.place == Place::Ebpf);
                 let mut rows = Vec::new();
                 let moved = Self::leave_programs(programs, of_programs, &mut rows);
-                rows.extend(moved.iter().map(|work| work.row(State::Moved, "")));
+                rows.extend(moved.iter().map(|transfer| transfer.row(State::Moved, "")));
                 rows.extend(self.only_to_table(others)?);
                 Ok(rows)
             }
             (BackendName::Iptables, None) => self.to_chains(group),
             (BackendName::Iptables, Some(programs)) => {
-                let (of_programs, mut others): (Vec<Work>, Vec<Work>) =
-                    group.into_iter().partition(|work| work.place == Place::Ebpf);
+                let (of_programs, mut others): (Vec<Transfer>, Vec<Transfer>) =
+                    group.into_iter().partition(|transfer| transfer.place == Place::Ebpf);
                 let mut rows = Vec::new();
                 others.extend(Self::leave_programs(programs, of_programs, &mut rows));
                 rows.extend(self.to_chains(others)?);
@@ -259,16 +257,16 @@ impl Mover<'_> {
         }
     }
 
-    /// Finishes what a killed call has left: things in migration whose old place is empty.
-    fn finish_interrupted(&self, works: &[Work]) -> Result<(), Error> {
+    /// Finishes what a killed call has left: requests in migration whose old place is empty.
+    fn finish_interrupted(&self, transfers: &[Transfer]) -> Result<(), Error> {
         let to_table = self.order.to != BackendName::Iptables;
-        let still_there = works.iter().filter(|work| !to_table || !work.is_in_table());
+        let still_there = transfers.iter().filter(|transfer| !to_table || !transfer.is_in_table());
         let at_work: BTreeSet<Key> =
-            still_there.map(|work| if to_table { work.key() } else { work.record() }).collect();
+            still_there.map(|transfer| if to_table { transfer.key() } else { transfer.record() }).collect();
         let mut begun: Vec<(Key, Owner, Transit)> = Vec::new();
         if to_table {
-            let all = read_table::all(&self.session)?;
-            begun.extend(all.into_iter().map(|(key, found)| (key, found.owner, found.transit)));
+            let all = table_reader::all(&self.session)?;
+            begun.extend(all.into_iter().map(|(key, elements)| (key, elements.owner, elements.transit)));
         } else {
             for one in owner_entry::list(&self.session, |_| true)? {
                 let key = Key { hash: one.owner.attachment_hash, kind: one.kind };
@@ -278,7 +276,7 @@ impl Mover<'_> {
         begun.retain(|(key, owner, transit)| {
             *transit != Transit::Settled && !at_work.contains(key) && self.moves_network(&owner.network)
         });
-        // The old place of a thing may not have been read, or may be unreadable.
+        // The old place of a request may not have been read, or may be unreadable.
         let old_places = OldPlaces::read(self)?;
         for (key, owner, transit) in begun {
             if old_places.have(&owner) {
@@ -303,18 +301,18 @@ impl Mover<'_> {
     /// others.
     fn verify(
         &self,
-        made: Vec<Work>,
+        made: Vec<Transfer>,
         rows: &mut Vec<Row>,
-        unmake: impl Fn(&[Work]) -> Result<(), Error>,
-    ) -> Result<Vec<Work>, Error> {
+        unmake: impl Fn(&[Transfer]) -> Result<(), Error>,
+    ) -> Result<Vec<Transfer>, Error> {
         if made.is_empty() {
             return Ok(made);
         }
         let (now, _) = self.everything()?;
-        let is_there = |work: &Work| now.iter().any(|other| other.same(work));
-        let (verified, changed): (Vec<Work>, Vec<Work>) = made.into_iter().partition(is_there);
+        let is_there = |transfer: &Transfer| now.iter().any(|other| other.same(transfer));
+        let (verified, changed): (Vec<Transfer>, Vec<Transfer>) = made.into_iter().partition(is_there);
         unmake(&changed)?;
-        rows.extend(changed.iter().map(|work| work.row(State::LeftAlone, CHANGED)));
+        rows.extend(changed.iter().map(|transfer| transfer.row(State::LeftAlone, CHANGED)));
         Ok(verified)
     }
 
@@ -325,30 +323,30 @@ impl Mover<'_> {
     }
 
     /// Empties the old places outside our table. Returns true if no ADD can have lost chains.
-    fn empty_old_places(&self, works: &[Work]) -> Result<bool, Error> {
-        let chains: Vec<(&read_back::Found, Key)> = works
+    fn empty_old_places(&self, transfers: &[Transfer]) -> Result<bool, Error> {
+        let chains: Vec<(&chain_reader::ContainerChains, Key)> = transfers
             .iter()
-            .filter_map(|work| match &work.source {
-                Source::Chains(found) => Some((found, work.record())),
+            .filter_map(|transfer| match &transfer.old {
+                OldObjects::Chains(chains) => Some((chains, transfer.record())),
                 _ => None,
             })
             .collect();
         // Chains are named after the container, so those of a later ADD have the same names.
-        let locked = read_back::remove_found(&chains, |record| !self.is_added_again(record))?;
-        let pieces: Vec<&Piece> = works
+        let locked = chain_reader::remove_chains_of(&chains, |record| !self.is_added_again(record))?;
+        let rules: Vec<&ReferenceRules> = transfers
             .iter()
-            .filter_map(|work| match &work.source {
-                Source::Rules(pieces) => Some(pieces),
+            .filter_map(|transfer| match &transfer.old {
+                OldObjects::Rules(rules) => Some(rules),
                 _ => None,
             })
             .flatten()
             .collect();
-        if !pieces.is_empty()
+        if !rules.is_empty()
             && let Some(reference) = Reference::find()?
         {
-            reference.take_away(&pieces, reference::Part::Translation)?;
+            reference.take_away(&rules, reference::Part::Translation)?;
             wait_for_packets();
-            reference.take_away(&pieces, reference::Part::All)?;
+            reference.take_away(&rules, reference::Part::All)?;
         }
         Ok(locked)
     }
@@ -367,8 +365,8 @@ impl Mover<'_> {
                 AddressFamily::V4 => "iptables",
                 AddressFamily::V6 => "ip6tables",
             };
-            let what = format!("the chains that containers shared in {family}-{}", chains.place.variant);
-            rows.push(removed(what, Place::Iptables));
+            let item = format!("the chains that containers shared in {family}-{}", chains.place.variant);
+            rows.push(removed(item, Place::Iptables));
         }
         Ok(rows)
     }
@@ -380,35 +378,35 @@ impl Mover<'_> {
     }
 }
 
-fn removed(what: String, from: Place) -> Row {
-    Row { owner: None, what, from, state: State::Removed, why: String::new(), ports: None }
+fn removed(item: String, from: Place) -> Row {
+    Row { owner: None, item, from, state: State::Removed, reason: String::new(), ports: None }
 }
 
 /// The content of all old places.
 struct OldPlaces {
-    chains: Vec<read_back::Found>,
+    chains: Vec<chain_reader::ContainerChains>,
     table: BTreeSet<AttachmentHash>,
-    rules: Vec<Piece>,
+    rules: Vec<ReferenceRules>,
     to: BackendName,
 }
 
 impl OldPlaces {
     fn read(mover: &Mover<'_>) -> Result<Self, Error> {
         let rules = Reference::find()?.map(|reference| reference.survey()).transpose()?.unwrap_or_default();
-        let table = read_table::all(&mover.session)?.into_keys().map(|key| key.hash).collect();
-        Ok(Self { chains: read_back::all()?, table, rules, to: mover.order.to })
+        let table = table_reader::all(&mover.session)?.into_keys().map(|key| key.hash).collect();
+        Ok(Self { chains: chain_reader::all()?, table, rules, to: mover.order.to })
     }
 
     /// True if an old place may have something of the owner.
     fn have(&self, owner: &Owner) -> bool {
-        let in_rules = self.rules.iter().any(|piece| {
-            piece.comment == owner.container_id
-                || piece.comment.contains(&format!("id: {}", owner.container_id))
+        let in_rules = self.rules.iter().any(|rules| {
+            rules.comment == owner.container_id
+                || rules.comment.contains(&format!("id: {}", owner.container_id))
         });
         in_rules
             || match self.to {
                 BackendName::Nftables | BackendName::Ebpf => {
-                    self.chains.iter().any(|found| found.owner.may_be(owner))
+                    self.chains.iter().any(|chains| chains.owner.may_be(owner))
                 }
                 BackendName::Iptables => self.table.contains(&owner.attachment_hash),
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds the things to move, and their owners.
+//! Finds the requests to move, and their owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,34 +8,38 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use super::work::{Source, Wanted, Work};
-use super::{Clue, Mover, Place, Row, State, read_table};
+use super::transfer::{OldObjects, Transfer, request_to};
+use super::{KnownAttachment, Mover, Place, Row, State, table_reader};
 use crate::ebpf::migrate::Programs;
-use crate::iptables::read_back::{self, What};
+use crate::iptables::chain_reader::{self, Content};
 use crate::nftables::migration::Key;
 use crate::nftables::owner_entry::{self, Recorded};
 use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;
-use crate::reference::{Piece, Reference};
-use crate::{BackendName, ContainerNetns, Error};
+use crate::reference::{Reference, ReferenceRules};
+use crate::{BackendName, ContainerNetns, Error, Request};
 
-/// The things found, and rows about those that cannot be moved.
+/// The requests found, and rows about objects that cannot be moved.
 #[derive(Default)]
 struct Findings {
-    works: Vec<Work>,
+    transfers: Vec<Transfer>,
     rows: Vec<Row>,
 }
 
-impl Findings {
-    fn leave(&mut self, from: Place, what: String, owner: Option<Attachment>, why: &impl ToString) {
-        let (state, why) = (State::LeftAlone, why.to_string());
-        self.rows.push(Row { owner, what, from, state, why, ports: None });
-    }
+/// Objects of one place, as they were read.
+struct Finding {
+    place: Place,
+    /// The objects' name for people.
+    item: String,
+    owner: Result<KnownAttachment, OwnerError>,
+    /// The content, or the reason why no request stands for it.
+    content: Result<Content, String>,
+    objects: OldObjects,
 }
 
-/// A reason why the owner of a thing is unknown.
+/// A reason why the owner of objects is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum Unowned {
+enum OwnerError {
     #[error(
         "its names are cut in the table, and neither the runtime's cache nor a reservation has the full names"
     )]
@@ -47,19 +51,19 @@ enum Unowned {
 }
 
 impl Mover<'_> {
-    /// The things to move, and rows about those that cannot be moved.
-    pub(super) fn survey(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
-        let (mut works, mut rows) = self.everything()?;
+    /// The requests to move, and rows about objects that cannot be moved.
+    pub(super) fn survey(&self) -> Result<(Vec<Transfer>, Vec<Row>), Error> {
+        let (mut transfers, mut rows) = self.everything()?;
         if self.order.to == BackendName::Ebpf {
-            works = self.for_programs(works, &mut rows)?;
+            transfers = self.for_programs(transfers, &mut rows)?;
         }
-        works.retain(|work| self.moves_from(work.place));
+        transfers.retain(|transfer| self.moves_from(transfer.place));
         rows.retain(|row| self.moves_from(row.from));
-        Ok((works, rows))
+        Ok((transfers, rows))
     }
 
-    /// The things in all places that the move is from or to.
-    pub(super) fn everything(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
+    /// The requests that are served in all places that the move is from or to.
+    pub(super) fn everything(&self) -> Result<(Vec<Transfer>, Vec<Row>), Error> {
         let mut findings = Findings::default();
         let programs = Programs::find();
         let to = self.order.to;
@@ -74,154 +78,138 @@ impl Mover<'_> {
         {
             self.survey_rules(reference.survey()?, &mut findings);
         }
-        Ok((findings.works, findings.rows))
+        Ok((findings.transfers, findings.rows))
     }
 
-    /// The place that serves a thing in our table.
-    fn place(programs: Option<&Programs>, wanted: &Wanted) -> Result<Place, Error> {
-        let serve = programs.map_or(Ok(false), |programs| programs.serve(wanted.thing()))?;
+    /// The transfer of what was found; none, and a row with the reason, if its owner or its content is unknown.
+    fn resolve(&self, finding: Finding, rows: &mut Vec<Row>) -> Option<Transfer> {
+        let Finding { place, item, owner, content, objects } = finding;
+        let (owner, reason) = match (owner, content) {
+            (Ok(owner), Ok(content)) => {
+                let content = with_prefixes(content, &owner.addresses);
+                let netns = self.netns(&owner.attachment, owner.netns);
+                let request = request_to(self.order.to, &owner.attachment, netns, content);
+                return Some(Transfer { request, old: objects, place });
+            }
+            (Err(error), Ok(_)) => (None, error.to_string()),
+            (owner, Err(reason)) => (owner.ok().map(|owner| owner.attachment), reason),
+        };
+        rows.push(Row { owner, item, from: place, state: State::LeftAlone, reason, ports: None });
+        None
+    }
+
+    /// The place that serves a request which is in our table.
+    fn place(programs: Option<&Programs>, request: &Request) -> Result<Place, Error> {
+        let serve = programs.map_or(Ok(false), |programs| programs.serve(request))?;
         Ok(if serve { Place::Ebpf } else { Place::Nftables })
     }
 
     fn survey_table(&self, programs: Option<&Programs>, findings: &mut Findings) -> Result<(), Error> {
-        for (key, found) in read_table::all(&self.session)? {
-            if !self.moves_network(&found.owner.network) {
+        for (key, elements) in table_reader::all(&self.session)? {
+            let owner = &elements.owner;
+            if !self.moves_network(&owner.network) {
                 continue;
             }
-            let named =
-                Attachment::new(&found.owner.network, &found.owner.container_id, &found.owner.ifname).ok();
-            let clues = self.order.clues.iter().map(|clue| clue.attachment.clone());
-            let mut candidates = named.iter().cloned().chain(clues);
+            let named = Attachment::new(&owner.network, &owner.container_id, &owner.ifname).ok();
+            let known = self.order.known.iter().map(|known| known.attachment.clone());
+            let mut candidates = named.iter().cloned().chain(known);
             let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.hash);
-            let place = match (attachment.as_ref().or(named.as_ref()), &found.what) {
-                (Some(name), Ok(what)) => {
-                    Self::place(programs, &self.wanted(name, found.netns.clone(), what.clone()))?
+            let place = match (attachment.as_ref().or(named.as_ref()), &elements.content) {
+                (Some(name), Ok(content)) => {
+                    let netns = elements.netns.clone();
+                    Self::place(programs, &request_to(self.order.to, name, netns, content.clone()))?
                 }
                 _ => Place::Nftables,
             };
             let kind = if key.kind == KIND_PORTS { "published ports" } else { "masquerade" };
-            let description = format!("{kind} of {}", found.owner);
-            match (attachment, found.what) {
-                (Some(attachment), Ok(what)) => {
-                    let netns = self.netns(&attachment, Some(found.netns));
-                    let wanted = self.wanted(&attachment, netns, what);
-                    findings.works.push(Work { attachment, wanted, source: Source::Table, place });
-                }
-                (owner @ Some(_), Err(why)) => findings.leave(place, description, owner, &why),
-                (None, _) => findings.leave(place, description, None, &Unowned::Cut),
-            }
+            let netns = Some(elements.netns);
+            let finding = Finding {
+                place,
+                item: format!("{kind} of {owner}"),
+                owner: attachment
+                    .map(|attachment| KnownAttachment { attachment, addresses: Vec::new(), netns })
+                    .ok_or(OwnerError::Cut),
+                content: elements.content.map_err(|error| error.to_string()),
+                objects: OldObjects::Elements,
+            };
+            findings.transfers.extend(self.resolve(finding, &mut findings.rows));
         }
         Ok(())
     }
 
-    /// The request for the destination.
-    fn wanted(&self, attachment: &Attachment, netns: ContainerNetns, what: What) -> Wanted {
-        Wanted::new(self.order.to, attachment, netns, what)
-    }
-
     /// The recorded namespace, else the one in the runtime's cache.
     fn netns(&self, attachment: &Attachment, recorded: Option<ContainerNetns>) -> ContainerNetns {
-        let cached = || self.order.clues.iter().find(|clue| clue.attachment == *attachment)?.netns.clone();
+        let cached = || self.order.known.iter().find(|known| known.attachment == *attachment)?.netns.clone();
         let recorded = recorded.filter(|netns| *netns != ContainerNetns::unknown());
         recorded.or_else(cached).unwrap_or_else(ContainerNetns::unknown)
     }
 
     fn survey_chains(&self, findings: &mut Findings) -> Result<(), Error> {
         let recorded = owner_entry::list(&self.session, |_| true)?;
-        for found in read_back::all()? {
-            let owner = &found.owner;
+        for chains in chain_reader::all()? {
+            let owner = &chains.owner;
             if !self.moves_network(&owner.network) {
                 continue;
             }
-            let names: Vec<&str> = found.chains.iter().map(String::as_str).collect();
+            let names: Vec<&str> = chains.chains.iter().map(String::as_str).collect();
             let (names, network, id) = (names.join(" "), &owner.network, &owner.container_id);
-            let description = format!("chains {names} of network {network}, container {id}");
             let of_records = recorded.iter().filter(|record| owner.may_be(&record.owner));
-            let of_clues = self.order.clues.iter().map(Candidate::of_clue);
-            let candidates: Vec<Candidate> = of_records
-                .filter_map(Candidate::of_record)
-                .chain(of_clues)
-                .filter(|one| owner.is(&one.attachment))
+            let candidates: Vec<KnownAttachment> = of_records
+                .filter_map(KnownAttachment::of_record)
+                .chain(self.order.known.iter().cloned())
+                .filter(|known| owner.is(&known.attachment))
                 .collect();
-            let what = match &found.what {
-                Ok(what) => what.clone(),
-                Err(why) => {
-                    let owner = candidates.first().map(|one| one.attachment.clone());
-                    findings.leave(Place::Iptables, description, owner, why);
-                    continue;
-                }
+            let finding = Finding {
+                place: Place::Iptables,
+                item: format!("chains {names} of network {network}, container {id}"),
+                owner: match &chains.content {
+                    Ok(content) => choose(&candidates, &addresses(content)).cloned(),
+                    Err(_) => candidates.first().cloned().ok_or(OwnerError::Unknown),
+                },
+                content: chains.content.clone().map_err(|error| error.to_string()),
+                objects: OldObjects::Chains(chains),
             };
-            match choose(&candidates, &addresses(&what)) {
-                Ok(one) => {
-                    let netns = self.netns(&one.attachment, one.netns.clone());
-                    let wanted = self.wanted(&one.attachment, netns, with_prefixes(what, &one.addresses));
-                    findings.works.push(Work {
-                        attachment: one.attachment.clone(),
-                        wanted,
-                        source: Source::Chains(found),
-                        place: Place::Iptables,
-                    });
-                }
-                Err(why) => findings.leave(Place::Iptables, description, None, &why),
-            }
+            findings.transfers.extend(self.resolve(finding, &mut findings.rows));
         }
         Ok(())
     }
 
-    fn survey_rules(&self, pieces: Vec<Piece>, findings: &mut Findings) {
-        let named: Vec<Candidate> = pieces.iter().filter_map(Candidate::of_masquerade).collect();
-        let mut works: BTreeMap<Key, Work> = BTreeMap::new();
-        for piece in pieces {
-            let clues = self.order.clues.iter().map(Candidate::of_clue);
-            let candidates: Vec<Candidate> =
-                named.iter().cloned().chain(clues).filter(|one| piece.may_be_of(&one.attachment)).collect();
-            let description =
-                format!("rules of the reference about {} of container {}", piece.address, piece.comment);
-            let one = match choose(&candidates, &[piece.address]) {
-                Ok(one) if self.moves_network(one.attachment.network()) => one,
-                Ok(_) => continue,
-                Err(_) if !self.order.networks.is_empty() => continue,
-                Err(why) => {
-                    findings.leave(Place::Reference, description, None, &why);
-                    continue;
-                }
+    fn survey_rules(&self, all: Vec<ReferenceRules>, findings: &mut Findings) {
+        let named: Vec<KnownAttachment> = all.iter().filter_map(KnownAttachment::of_masquerade).collect();
+        let mut transfers: BTreeMap<Key, Transfer> = BTreeMap::new();
+        for rules in all {
+            let known = named.iter().chain(&self.order.known);
+            let candidates: Vec<KnownAttachment> =
+                known.filter(|known| rules.may_be_of(&known.attachment)).cloned().collect();
+            let owner = choose(&candidates, &[rules.address]).cloned();
+            let is_meant = match &owner {
+                Ok(owner) => self.moves_network(owner.attachment.network()),
+                Err(_) => self.order.networks.is_empty(),
             };
-            let attachment = one.attachment.clone();
-            let what = match piece.what.clone() {
-                Ok(what) => with_prefixes(what, &one.addresses),
-                Err(why) => {
-                    findings.leave(Place::Reference, description, Some(attachment), &why);
-                    continue;
-                }
+            if !is_meant {
+                continue;
+            }
+            let finding = Finding {
+                place: Place::Reference,
+                item: format!(
+                    "rules of the reference about {} of container {}",
+                    rules.address, rules.comment
+                ),
+                owner,
+                content: rules.content.clone().map_err(|error| error.to_string()),
+                objects: OldObjects::Rules(vec![rules]),
             };
-            let netns = self.netns(&attachment, one.netns.clone());
-            let wanted = self.wanted(&attachment, netns, what);
-            let (source, place) = (Source::Rules(vec![piece]), Place::Reference);
-            let work = Work { attachment, wanted, source, place };
-            match works.get_mut(&work.key()) {
-                Some(before) => before.join(work),
-                None => drop(works.insert(work.key(), work)),
+            let Some(transfer) = self.resolve(finding, &mut findings.rows) else { continue };
+            match transfers.get_mut(&transfer.key()) {
+                Some(before) => before.join(transfer),
+                None => drop(transfers.insert(transfer.key(), transfer)),
             }
         }
-        findings.works.extend(works.into_values());
+        findings.transfers.extend(transfers.into_values());
     }
 }
 
-/// An attachment that a thing may belong to.
-#[derive(Debug, Clone)]
-struct Candidate {
-    attachment: Attachment,
-    /// Empty if they are unknown.
-    addresses: Vec<IpNet>,
-    netns: Option<ContainerNetns>,
-}
-
-impl Candidate {
-    fn of_clue(clue: &Clue) -> Self {
-        let Clue { attachment, addresses, netns } = clue.clone();
-        Self { attachment, addresses, netns }
-    }
-
+impl KnownAttachment {
     /// The owner in a record, if its names are not cut.
     fn of_record(record: &Recorded) -> Option<Self> {
         let owner = &record.owner;
@@ -231,28 +219,30 @@ impl Candidate {
     }
 
     /// The attachment that the comment of a masquerade names.
-    fn of_masquerade(piece: &Piece) -> Option<Self> {
-        let Ok(What::Masquerade(found)) = &piece.what else { return None };
+    fn of_masquerade(rules: &ReferenceRules) -> Option<Self> {
+        let Ok(Content::Masquerade(found)) = &rules.content else { return None };
         let addresses = vec![found.addresses.first().copied()?];
-        Some(Self { attachment: piece.named()?, addresses, netns: None })
+        Some(Self { attachment: rules.named()?, addresses, netns: None })
     }
 }
 
-fn addresses(what: &What) -> Vec<IpAddr> {
-    match what {
-        What::Masquerade(found) => found.addresses.iter().map(IpNet::addr).collect(),
-        What::Ports(ports) => ports.ports.iter().map(|port| port.container).collect(),
+fn addresses(content: &Content) -> Vec<IpAddr> {
+    match content {
+        Content::Masquerade(found) => found.addresses.iter().map(IpNet::addr).collect(),
+        Content::Ports(ports) => ports.ports.iter().map(|port| port.container).collect(),
     }
 }
 
 /// The only candidate with one of the addresses, else the only one whose addresses are unknown.
-fn choose<'a>(all: &'a [Candidate], addresses: &[IpAddr]) -> Result<&'a Candidate, Unowned> {
-    let has = |one: &Candidate| addresses.iter().any(|a| one.addresses.iter().any(|net| net.addr() == *a));
-    let attachments =
-        |some: &[&Candidate]| some.iter().map(|one| one.attachment.clone()).collect::<BTreeSet<_>>().len();
-    let with: Vec<&Candidate> = all.iter().filter(|one| has(one)).collect();
+fn choose<'a>(all: &'a [KnownAttachment], addresses: &[IpAddr]) -> Result<&'a KnownAttachment, OwnerError> {
+    let has =
+        |one: &KnownAttachment| addresses.iter().any(|a| one.addresses.iter().any(|net| net.addr() == *a));
+    let attachments = |some: &[&KnownAttachment]| {
+        some.iter().map(|one| one.attachment.clone()).collect::<BTreeSet<_>>().len()
+    };
+    let with: Vec<&KnownAttachment> = all.iter().filter(|one| has(one)).collect();
     // Candidates with the networks' prefixes are preferred.
-    let best = |some: &[&'a Candidate]| {
+    let best = |some: &[&'a KnownAttachment]| {
         some.iter()
             .copied()
             .max_by_key(|one| one.addresses.iter().any(|n| n.prefix_len() < n.max_prefix_len()))
@@ -260,25 +250,25 @@ fn choose<'a>(all: &'a [Candidate], addresses: &[IpAddr]) -> Result<&'a Candidat
     if let (1, Some(one)) = (attachments(&with), best(&with)) {
         return Ok(one);
     }
-    let without: Vec<&Candidate> = all.iter().filter(|one| one.addresses.is_empty()).collect();
+    let without: Vec<&KnownAttachment> = all.iter().filter(|one| one.addresses.is_empty()).collect();
     match (attachments(&with), attachments(&without), best(&without)) {
         (0, 1, Some(one)) => Ok(one),
-        (0, 0, _) => Err(Unowned::Unknown),
-        _ => Err(Unowned::Ambiguous),
+        (0, 0, _) => Err(OwnerError::Unknown),
+        _ => Err(OwnerError::Ambiguous),
     }
 }
 
 /// Replaces networks that are single addresses by the known ones of the same address.
-fn with_prefixes(what: What, known: &[IpNet]) -> What {
+fn with_prefixes(content: Content, known: &[IpNet]) -> Content {
     let better = |net: IpNet| {
         let is_single = net.prefix_len() == net.max_prefix_len();
         let other = known.iter().find(|other| other.addr() == net.addr());
         other.copied().filter(|_| is_single).unwrap_or(net)
     };
-    match what {
-        What::Ports(mut ports) => {
+    match content {
+        Content::Ports(mut ports) => {
             ports.networks = ports.networks.into_iter().map(better).collect();
-            What::Ports(ports)
+            Content::Ports(ports)
         }
         other => other,
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Makes things in chains of iptables.
+//! Serves requests by chains of iptables.
 
 use cni_kernel::grace::wait_for_packets;
 use cni_nftables::Value;
 use cni_spec::Attachment;
 
-use super::work::{Source, Wanted, Work, record_kind};
+use super::transfer::{OldObjects, Transfer, record_kind};
 use super::{Mover, NOTHING, REMOVED, Row, State};
 use crate::iptables::Iptables;
 use crate::nftables::migration::{self, Key, Part, Removal, Transit};
 use crate::nftables::owner_entry::{self, NewEntry};
 use crate::nftables::session::Held;
-use crate::{Error, Owner};
+use crate::{Error, Owner, Request};
 
 impl Mover<'_> {
     /// Removes the chains of an owner, with the entry.
@@ -23,35 +23,37 @@ impl Mover<'_> {
         owner_entry::remove(&self.session, owner.attachment_hash, &[kind])
     }
 
-    pub(super) fn to_chains(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+    pub(super) fn to_chains(&self, group: Vec<Transfer>) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::new();
         let mut made = Vec::new();
-        for work in group {
-            match self.make_in_chains(&work) {
-                Ok(None) => made.push(work),
-                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
+        for transfer in group {
+            match self.make_in_chains(&transfer) {
+                Ok(None) => made.push(transfer),
+                Ok(Some(why)) => rows.push(transfer.row(State::LeftAlone, why)),
                 Err(error) => {
-                    self.unmake_in_chains(&work)?;
-                    rows.push(work.row(State::Failed, error.to_string()));
+                    self.unmake_in_chains(&transfer)?;
+                    rows.push(transfer.row(State::Failed, error.to_string()));
                 }
             }
         }
         wait_for_packets();
-        let unmake = |works: &[Work]| works.iter().try_for_each(|work| self.unmake_in_chains(work));
+        let unmake = |transfers: &[Transfer]| {
+            transfers.iter().try_for_each(|transfer| self.unmake_in_chains(transfer))
+        };
         let verified = self.verify(made, &mut rows, unmake)?;
-        let (from_table, from_rules): (Vec<Work>, Vec<Work>) =
-            verified.into_iter().partition(|work| matches!(work.source, Source::Table));
-        let records: Vec<Key> = from_rules.iter().map(Work::record).collect();
+        let (from_table, from_rules): (Vec<Transfer>, Vec<Transfer>) =
+            verified.into_iter().partition(|transfer| matches!(transfer.old, OldObjects::Elements));
+        let records: Vec<Key> = from_rules.iter().map(Transfer::record).collect();
         self.mark(&records, &[Transit::Made], Transit::Verified)?;
         self.empty_old_places(&from_rules)?;
         self.mark(&records, &[Transit::Verified], Transit::Settled)?;
-        rows.extend(from_rules.iter().map(|work| work.row(State::Moved, "")));
+        rows.extend(from_rules.iter().map(|transfer| transfer.row(State::Moved, "")));
         rows.extend(self.leave_table(&from_table)?);
         Ok(rows)
     }
 
-    /// Empties the table of things that are in chains now.
-    fn leave_table(&self, works: &[Work]) -> Result<Vec<Row>, Error> {
+    /// Empties the table of requests that chains serve now.
+    fn leave_table(&self, transfers: &[Transfer]) -> Result<Vec<Row>, Error> {
         // An ADD or DEL of the same attachment has changed the entry, or will find it.
         let is_in_transit = |entry: &Held| match (&entry.owner, entry.key.as_slice()) {
             (Some(owner), [_, Value::Mark(kind)]) => {
@@ -60,31 +62,31 @@ impl Mover<'_> {
             }
             _ => Ok(false),
         };
-        let records: Vec<Key> = works.iter().map(Work::record).collect();
+        let records: Vec<Key> = transfers.iter().map(Transfer::record).collect();
         self.mark(&records, &[Transit::Made], Transit::Verified)?;
-        let keys: Vec<Key> = works.iter().map(Work::key).collect();
+        let keys: Vec<Key> = transfers.iter().map(Transfer::key).collect();
         let settle = |kind| Some(record_kind(kind));
         let removal = |part| Removal { part, still: &is_in_transit, settle: &settle };
         migration::take_away(&self.session, &keys, &removal(Part::Translation))?;
         wait_for_packets();
         let gone = migration::take_away(&self.session, &keys, &removal(Part::All))?;
         let mut rows = Vec::new();
-        for work in works {
-            if gone.contains(&work.key()) {
-                rows.push(work.row(State::Moved, ""));
+        for transfer in transfers {
+            if gone.contains(&transfer.key()) {
+                rows.push(transfer.row(State::Moved, ""));
             } else {
-                self.unmake_in_chains(work)?;
-                rows.push(work.row(State::LeftAlone, REMOVED));
+                self.unmake_in_chains(transfer)?;
+                rows.push(transfer.row(State::LeftAlone, REMOVED));
             }
         }
         Ok(rows)
     }
 
-    /// Makes the thing in chains. Returns the reason to leave it alone, if there is one.
-    fn make_in_chains(&self, work: &Work) -> Result<Option<&'static str>, Error> {
-        let Key { hash, kind } = work.record();
-        let is_of_table = matches!(work.source, Source::Table);
-        if Iptables::shares_chains(&self.session, &work.attachment, kind)? {
+    /// Serves a request by chains. Returns the reason to leave it alone, if there is one.
+    fn make_in_chains(&self, transfer: &Transfer) -> Result<Option<&'static str>, Error> {
+        let Key { hash, kind } = transfer.record();
+        let is_of_table = matches!(transfer.old, OldObjects::Elements);
+        if Iptables::shares_chains(&self.session, transfer.attachment(), kind)? {
             return Ok(Some("another interface of the container has things in the same chains"));
         }
         let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());
@@ -92,37 +94,37 @@ impl Mover<'_> {
         if before == Some(Transit::Verified) {
             return Ok(None);
         }
-        if work.is_empty() {
+        if transfer.is_empty() {
             return Ok(Some(NOTHING));
         }
         if before == Some(Transit::Settled) && !is_of_table {
             return Ok(Some("iptables has something of the same attachment"));
         }
-        let here = work.key();
+        let here = transfer.key();
         let is_there = || Ok(!is_of_table || self.session.entry(here.hash, here.kind)?.is_some());
         let new = NewEntry {
-            attachment: &work.attachment,
-            netns: work.wanted.netns(),
+            attachment: transfer.attachment(),
+            netns: transfer.request.netns(),
             kind,
             transit: Transit::Made,
         };
         if !owner_entry::put_if(&self.session, &new, &is_there)? {
             return Ok(Some(REMOVED));
         }
-        match &work.wanted {
-            Wanted::Ports(request) => Iptables::make_ports(request)?,
-            Wanted::Masquerade(request) => Iptables::make_masquerade(request)?,
+        match &transfer.request {
+            Request::Ports(request) => Iptables::make_ports(request)?,
+            Request::Masquerade(request) => Iptables::make_masquerade(request)?,
         }
         Ok(None)
     }
 
     /// Removes the chains again, unless an ADD has made them its own.
-    fn unmake_in_chains(&self, work: &Work) -> Result<(), Error> {
-        let Key { hash, kind } = work.record();
+    fn unmake_in_chains(&self, transfer: &Transfer) -> Result<(), Error> {
+        let Key { hash, kind } = transfer.record();
         if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {
             return Ok(());
         }
-        Iptables::unmake(&work.attachment, kind)?;
+        Iptables::unmake(transfer.attachment(), kind)?;
         owner_entry::remove(&self.session, hash, &[kind])
     }
 }

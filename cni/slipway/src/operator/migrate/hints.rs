@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::ContainerNetns;
-use cni_dataplane::migrate::Clue;
+use cni_dataplane::migrate::KnownAttachment;
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_runtime::{Cache, Cached};
 use cni_spec::Attachment;
@@ -18,9 +18,9 @@ use crate::operator::caches;
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
 /// Reads both. A missing directory has no hints.
-pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<Clue>, DirError> {
+pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<KnownAttachment>, DirError> {
     let mut hints = Vec::new();
-    hints.extend(cached(cache_dirs)?.into_iter().map(|cached| Clue {
+    hints.extend(cached(cache_dirs)?.into_iter().map(|cached| KnownAttachment {
         addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),
         netns: cached.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
         attachment: cached.attachment,
@@ -49,7 +49,7 @@ pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, DirError> {
 
 /// Reads a directory for each network, with a file for each address: the container ID, and the interface on
 /// the next line.
-fn reservations(directory: &Path) -> Result<Vec<Clue>, DirError> {
+fn reservations(directory: &Path) -> Result<Vec<KnownAttachment>, DirError> {
     let mut hints = Vec::new();
     let Some(networks) = list(directory)? else { return Ok(hints) };
     for network in networks {
@@ -62,7 +62,11 @@ fn reservations(directory: &Path) -> Result<Vec<Clue>, DirError> {
             let mut lines = text.lines().map(str::trim);
             let (Some(id), Some(ifname)) = (lines.next(), lines.next()) else { continue };
             if let Ok(attachment) = Attachment::new(&network, id, ifname) {
-                hints.push(Clue { attachment, addresses: vec![IpNet::from(address)], netns: None });
+                hints.push(KnownAttachment {
+                    attachment,
+                    addresses: vec![IpNet::from(address)],
+                    netns: None,
+                });
             }
         }
     }

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cni_dataplane::migrate::{Order, Place, Plan, Row, State, migrate};
+use cni_dataplane::migrate::{Mode, Order, Place, Row, State, migrate};
 use cni_dataplane::{BackendName, Error as DataplaneError};
 use cni_kernel::dir::DirError;
 use cni_spec::CniError;
@@ -36,7 +36,7 @@ struct Options {
     to: BackendName,
     from: Vec<Place>,
     networks: Vec<String>,
-    plan: Plan,
+    mode: Mode,
     cache_dirs: Vec<PathBuf>,
     data_dirs: Vec<PathBuf>,
 }
@@ -91,7 +91,7 @@ impl Options {
             to,
             from,
             networks: given.values("--network").map(str::to_owned).collect(),
-            plan: if given.has("--dry-run") { Plan::Only } else { Plan::AndDo },
+            mode: if given.has("--dry-run") { Mode::DryRun } else { Mode::Migrate },
             cache_dirs: paths("--cache-dir"),
             data_dirs: paths("--data-dir"),
         })
@@ -99,21 +99,21 @@ impl Options {
 }
 
 fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateError> {
-    let Options { to, from, networks, plan, .. } = options.clone();
-    let _lock = match plan {
-        Plan::Only => None,
-        Plan::AndDo => Some(migration_lock::acquire(PATIENCE)?),
+    let Options { to, from, networks, mode, .. } = options.clone();
+    let _lock = match mode {
+        Mode::DryRun => None,
+        Mode::Migrate => Some(migration_lock::acquire(PATIENCE)?),
     };
-    let clues = hints::read(&options.cache_dirs, &options.data_dirs)?;
+    let known = hints::read(&options.cache_dirs, &options.data_dirs)?;
     let settings = NodeDefaults::read()?.ebpf;
-    let order = Order { to, from, networks, clues, settings };
+    let order = Order { to, from, networks, known, settings };
     let mut progress = |done: usize, total: usize| {
         if done > 0 && done < total {
             // A closed standard error is no reason to stop.
             let _ = writeln!(err, "{done} of {total} checked");
         }
     };
-    let mut rows = migrate(&order, plan, &mut progress)?;
+    let mut rows = migrate(&order, mode, &mut progress)?;
     if to != BackendName::Iptables {
         open_loopbacks(&mut rows);
         if options.from.contains(&Place::Iptables) {
@@ -128,7 +128,7 @@ fn open_loopbacks(rows: &mut [Row]) {
     for row in rows.iter_mut().filter(|row| row.state == State::Moved && row.from != Place::Ebpf) {
         let Some(request) = &row.ports else { continue };
         if let Err(error) = portmap::open_loopback_for(request) {
-            row.why = format!("not reachable from the node's loopback: {error}");
+            row.reason = format!("not reachable from the node's loopback: {error}");
         }
     }
 }
@@ -148,11 +148,11 @@ mod tests {
     #[test]
     fn options() {
         let plain = parsed("--to nftables").unwrap();
-        assert_eq!((plain.to, plain.from.len(), plain.plan), (BackendName::Nftables, 4, Plan::AndDo));
+        assert_eq!((plain.to, plain.from.len(), plain.mode), (BackendName::Nftables, 4, Mode::Migrate));
         let all = parsed("--to=iptables --from nftables --from=reference --network a --network=b --dry-run");
         let all = all.unwrap();
         assert_eq!(all.from, [Place::Nftables, Place::Reference]);
-        assert_eq!((all.networks, all.plan), (vec!["a".into(), "b".into()], Plan::Only));
+        assert_eq!((all.networks, all.mode), (vec!["a".into(), "b".into()], Mode::DryRun));
         let Err(Failure::Usage(text)) = parsed("--from nftables --to nftables") else { panic!("accepted") };
         assert_eq!(text, "--from and --to are both nftables");
     }

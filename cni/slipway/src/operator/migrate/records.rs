@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use cni_dataplane::firewall::{self, FirewallLock, FirewallRequest};
-use cni_dataplane::migrate::{Place, Plan, Row, State};
+use cni_dataplane::migrate::{Mode, Place, Row, State};
 use cni_runtime::Cached;
 use cni_spec::CniError;
 
@@ -27,7 +27,7 @@ pub(super) fn write(options: &Options) -> Result<Vec<Row>, MigrateError> {
         if node.liveness(&cached)? != Liveness::Attached {
             continue;
         }
-        rows.extend(wanted(&cached).map(|wanted| record(&wanted, options.plan)));
+        rows.extend(wanted(&cached).map(|wanted| record(&wanted, options.mode)));
     }
     Ok(rows)
 }
@@ -40,16 +40,18 @@ fn wanted(cached: &Cached) -> Option<FirewallRequest> {
     unrecorded(&request(cached, config, &Env::default())).inspect_err(warn).ok()?
 }
 
-fn record(wanted: &FirewallRequest, plan: Plan) -> Row {
-    let (state, why) = match plan {
-        Plan::Only => (State::ToRecord, String::new()),
-        Plan::AndDo => match FirewallLock::for_add(wanted).and_then(|turn| firewall::adopt(wanted, &turn)) {
-            Ok(()) => (State::Recorded, String::new()),
-            Err(error) => (State::Failed, error.to_string()),
-        },
+fn record(wanted: &FirewallRequest, mode: Mode) -> Row {
+    let (state, reason) = match mode {
+        Mode::DryRun => (State::ToRecord, String::new()),
+        Mode::Migrate => {
+            match FirewallLock::for_add(wanted).and_then(|turn| firewall::adopt(wanted, &turn)) {
+                Ok(()) => (State::Recorded, String::new()),
+                Err(error) => (State::Failed, error.to_string()),
+            }
+        }
     };
     let addresses: Vec<String> = wanted.addresses.iter().map(IpAddr::to_string).collect();
-    let what = format!("firewall rules of {}", addresses.join(", "));
+    let item = format!("firewall rules of {}", addresses.join(", "));
     let owner = Some(wanted.attachment.clone());
-    Row { owner, what, from: Place::Iptables, state, why, ports: None }
+    Row { owner, item, from: Place::Iptables, state, reason, ports: None }
 }

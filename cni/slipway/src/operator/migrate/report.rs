@@ -33,9 +33,9 @@ pub(super) fn print(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::R
             State::Moved | State::Planned => format!(" ({} -> {})", row.from.as_str(), to.as_str()),
             _ => format!(" ({})", row.from.as_str()),
         };
-        writeln!(out, "{:9}  {}{}{way}", word(row.state), owner.unwrap_or_default(), row.what)?;
-        if !row.why.is_empty() {
-            writeln!(out, "{:9}    {}", "", row.why)?;
+        writeln!(out, "{:9}  {}{}{way}", word(row.state), owner.unwrap_or_default(), row.item)?;
+        if !row.reason.is_empty() {
+            writeln!(out, "{:9}    {}", "", row.reason)?;
         }
     }
     let count = |state: &State| rows.iter().filter(|row| row.state == *state).count();
@@ -61,11 +61,11 @@ fn object(row: &Row, to: BackendName) -> Value {
         "network": owner.map(Attachment::network),
         "container": owner.map(Attachment::container_id),
         "interface": owner.map(Attachment::ifname),
-        "item": row.what,
+        "item": row.item,
         "from": moves.then(|| row.from.as_str()),
         "to": moves.then(|| to.as_str()),
         "state": word(row.state).replace(' ', "_"),
-        "reason": row.why,
+        "reason": row.reason,
     })
 }
 
@@ -79,12 +79,12 @@ mod tests {
 
     #[test]
     fn rows_are_printed_with_their_reasons() {
-        let row = |what: &str, state, why: &str| Row {
+        let row = |item: &str, state, reason: &str| Row {
             owner: Attachment::new("pods", "web", "eth0").ok(),
-            what: what.to_owned(),
+            item: item.to_owned(),
             from: Place::Iptables,
             state,
-            why: why.to_owned(),
+            reason: reason.to_owned(),
             ports: None,
         };
         let rows = [

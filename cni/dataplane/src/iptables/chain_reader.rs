@@ -19,25 +19,25 @@ use crate::{AddressFamily, Error, Loopback, Protocol, PublishedPort, Snat};
 
 /// The chains of one container of one kind, both families together.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct ContainerChains {
     pub(crate) variant: Variant,
     pub(crate) owner: CommentOwner,
     pub(crate) chains: BTreeSet<String>,
     pub(crate) families: BTreeSet<AddressFamily>,
     /// The content, or the reason why no request stands for it.
-    pub(crate) what: Result<What, Unreadable>,
+    pub(crate) content: Result<Content, Unreadable>,
 }
 
 /// The content of chains of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum What {
-    Ports(Ports),
-    Masquerade(Masquerade),
+pub(crate) enum Content {
+    Ports(PortContent),
+    Masquerade(MasqueradeContent),
 }
 
 /// Masqueraded addresses: a request without its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Masquerade {
+pub(crate) struct MasqueradeContent {
     /// Addresses with the prefixes of their networks.
     pub(crate) addresses: Vec<IpNet>,
     /// More networks to which packets keep their source.
@@ -46,7 +46,7 @@ pub(crate) struct Masquerade {
 
 /// Published ports: a request without its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Ports {
+pub(crate) struct PortContent {
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) networks: Vec<IpNet>,
     pub(crate) snat: Snat,
@@ -77,7 +77,7 @@ pub(crate) enum Unreadable {
     NoNetwork { chain: String, address: IpAddr },
 }
 
-impl What {
+impl Content {
     /// Adds the content of the other family's chains, which are of the same kind.
     fn merge(&mut self, other: Self) -> Result<(), Unreadable> {
         match (self, other) {
@@ -107,8 +107,8 @@ impl What {
 }
 
 /// Reads everything that containers have in chains, in a stable order.
-pub(crate) fn all() -> Result<Vec<Found>, Error> {
-    let mut all: BTreeMap<(Variant, CommentOwner, bool), Found> = BTreeMap::new();
+pub(crate) fn all() -> Result<Vec<ContainerChains>, Error> {
+    let mut all: BTreeMap<(Variant, CommentOwner, bool), ContainerChains> = BTreeMap::new();
     for place in detect::containers_places()? {
         let Place { variant, family } = place;
         let tools = Tools::nat(place);
@@ -125,16 +125,17 @@ pub(crate) fn all() -> Result<Vec<Found>, Error> {
             };
             let families = BTreeSet::from([family]);
             let Some(before) = all.get_mut(&(variant, owner.clone(), ports)) else {
-                let found = Found { variant, owner: owner.clone(), chains, families, what: read };
-                all.insert((variant, owner, ports), found);
+                let first =
+                    ContainerChains { variant, owner: owner.clone(), chains, families, content: read };
+                all.insert((variant, owner, ports), first);
                 continue;
             };
             before.chains.extend(chains);
             before.families.extend(families);
-            if let Ok(what) = &mut before.what
-                && let Err(why) = read.and_then(|read| what.merge(read))
+            if let Ok(content) = &mut before.content
+                && let Err(why) = read.and_then(|read| content.merge(read))
             {
-                before.what = Err(why);
+                before.content = Err(why);
             }
         }
     }
@@ -145,8 +146,8 @@ fn read_ports(
     listing: &Listing,
     family: AddressFamily,
     chains: &BTreeSet<String>,
-) -> Result<What, Unreadable> {
-    let mut all = Ports { bit: mark_bit(listing), ..Ports::default() };
+) -> Result<Content, Unreadable> {
+    let mut all = PortContent { bit: mark_bit(listing), ..PortContent::default() };
     let mut marked: Vec<Option<IpNet>> = Vec::new();
     for chain in chains.iter().filter(|chain| chain.starts_with(names::DNAT_PREFIX)) {
         for rule in listing.rules(chain) {
@@ -186,7 +187,7 @@ fn read_ports(
         let network = network.and_then(|net| IpNet::new(address, net.prefix_len()).ok());
         all.networks.push(network.unwrap_or_else(|| IpNet::from(address)));
     }
-    Ok(What::Ports(all))
+    Ok(Content::Ports(all))
 }
 
 /// The bit that the shared chain sets. If it sets several, each for all containers, the default one is
@@ -231,8 +232,8 @@ fn without_ports(rule: &Rule) -> Vec<String> {
     left
 }
 
-fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What, Unreadable> {
-    let mut all = Masquerade::default();
+fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<Content, Unreadable> {
+    let mut all = MasqueradeContent::default();
     for chain in chains {
         let (kept, rest): (Vec<&Rule>, Vec<&Rule>) =
             listing.rules(chain).iter().partition(|rule| rule.target() == Some("ACCEPT"));
@@ -259,14 +260,18 @@ fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What,
         nets.sort_unstable();
         nets.dedup();
     }
-    Ok(What::Masquerade(all))
+    Ok(Content::Masquerade(all))
 }
 
 /// Removes the chains of containers for which `is_over` holds under the lock, by one input of the tool for
 /// each family. Conntrack is not touched. Returns true if the lock was held.
-pub(crate) fn remove_found<T>(found: &[(&Found, T)], is_over: impl Fn(&T) -> bool) -> Result<bool, Error> {
+pub(crate) fn remove_chains_of<T>(
+    containers: &[(&ContainerChains, T)],
+    is_over: impl Fn(&T) -> bool,
+) -> Result<bool, Error> {
     let lock = lock_for_emptying();
-    let over: Vec<&Found> = found.iter().filter(|(_, whose)| is_over(whose)).map(|(one, _)| *one).collect();
+    let over: Vec<&ContainerChains> =
+        containers.iter().filter(|(_, whose)| is_over(whose)).map(|(one, _)| *one).collect();
     for place in Place::all() {
         let here =
             over.iter().filter(|one| one.variant == place.variant && one.families.contains(&place.family));

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use cni_nftables::{Cmp, Field, Stmt, Value};
 use ipnet::IpNet;
 
-use crate::iptables::read_back::{Masquerade, Ports, What};
+use crate::iptables::chain_reader::{Content, MasqueradeContent, PortContent};
 use crate::iptables::{self, Untranslatable};
 use crate::nftables::exempt;
 use crate::nftables::liveness::Record;
@@ -19,14 +19,14 @@ use crate::nftables::session::{Held, Session};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 
-/// The things of one attachment of one kind.
+/// The elements of one attachment of one kind.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct AttachmentElements {
     pub(crate) owner: Owner,
     pub(crate) netns: ContainerNetns,
     pub(crate) transit: Transit,
     /// The content, or the reason why no request stands for it.
-    pub(crate) what: Result<What, Unreadable>,
+    pub(crate) content: Result<Content, Unreadable>,
 }
 
 /// A reason why no request stands for an attachment's elements.
@@ -44,8 +44,8 @@ pub(crate) enum Unreadable {
     NoAddress,
 }
 
-/// Reads the things of all attachments.
-pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
+/// Reads the elements of all attachments.
+pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>, Error> {
     let mut elements: BTreeMap<Key, Vec<Held>> = BTreeMap::new();
     let mut entries = Vec::new();
     for held in session.dump(Map::all(), |held| held.owner.is_some())? {
@@ -66,13 +66,13 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
         let Some(owner) = entry.owner.clone() else { continue };
         let mut of_it = elements.remove(&key).unwrap_or_default();
         of_it.sort_by(|a, b| format!("{:?}", a.key).cmp(&format!("{:?}", b.key)));
-        let what = match key.kind {
+        let content = match key.kind {
             KIND_PORTS => read_ports(session, key.hash, &of_it)?,
             _ => read_masquerade(session, &of_it)?,
         };
         let netns = entry.record.as_ref().and_then(Record::here);
         let netns = netns.unwrap_or_else(ContainerNetns::unknown);
-        all.insert(key, Found { owner, netns, transit: entry.transit(), what });
+        all.insert(key, AttachmentElements { owner, netns, transit: entry.transit(), content });
     }
     Ok(all)
 }
@@ -81,8 +81,8 @@ fn read_ports(
     session: &Session,
     hash: AttachmentHash,
     held: &[Held],
-) -> Result<Result<What, Unreadable>, Error> {
-    let mut all = Ports { bit: schema::DEFAULT_MARK_BIT, ..Ports::default() };
+) -> Result<Result<Content, Unreadable>, Error> {
+    let mut all = PortContent { bit: schema::DEFAULT_MARK_BIT, ..PortContent::default() };
     all.ports = held.iter().filter_map(crate::nftables::published).collect();
     all.ports.sort_unstable();
     all.mapped = Vec::new();
@@ -133,7 +133,7 @@ fn read_ports(
             Err(why) => return Ok(Err(why)),
         }
     }
-    Ok(Ok(What::Ports(all)))
+    Ok(Ok(Content::Ports(all)))
 }
 
 /// Reads the conditions, in the words of iptables. The last rule that translates is the one for all
@@ -163,8 +163,8 @@ fn read_own_chain(
     Ok((words, loopback))
 }
 
-fn read_masquerade(session: &Session, held: &[Held]) -> Result<Result<What, Unreadable>, Error> {
-    let mut all = Masquerade::default();
+fn read_masquerade(session: &Session, held: &[Held]) -> Result<Result<Content, Unreadable>, Error> {
+    let mut all = MasqueradeContent::default();
     for one in held {
         let Some(address) = one.key.first().and_then(as_address) else {
             return Ok(Err(Unreadable::NoAddress));
@@ -181,19 +181,19 @@ fn read_masquerade(session: &Session, held: &[Held]) -> Result<Result<What, Unre
         nets.sort_unstable();
         nets.dedup();
     }
-    Ok(Ok(What::Masquerade(all)))
+    Ok(Ok(Content::Masquerade(all)))
 }
 
 /// True if the table has everything that a container has in another place.
-pub(crate) fn covers(here: &What, there: &What) -> bool {
+pub(crate) fn covers(here: &Content, there: &Content) -> bool {
     match (here, there) {
-        (What::Masquerade(here), What::Masquerade(there)) => {
+        (Content::Masquerade(here), Content::Masquerade(there)) => {
             let has_all = |all: &[IpNet], some: &[IpNet]| some.iter().all(|net| all.contains(net));
             has_all(&here.addresses, &there.addresses)
                 && has_all(&here.exempt, &there.exempt)
                 && has_all(&there.exempt, &here.exempt)
         }
-        (What::Ports(here), What::Ports(there)) => {
+        (Content::Ports(here), Content::Ports(there)) => {
             let (here, there) = (plan::collapse(&here.ports), plan::collapse(&there.ports));
             there.iter().all(|port| here.contains(port))
         }
