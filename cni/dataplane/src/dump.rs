@@ -48,7 +48,7 @@ pub fn own_tables() -> Result<String, Error> {
             let _written = writeln!(text, "  map {}: {} elements", set.name, elements.len());
             // A port scan fills the set of seen ports; its mark has a comment.
             let is_port =
-                |element: &&ElementInfo| set.name == schema::udp_seen::SET && element.comment.is_none();
+                |element: &&ElementInfo| set.name == schema::udp_flows::SET && element.comment.is_none();
             for element in elements.iter().filter(|element| !is_port(element)) {
                 let _written = writeln!(text, "    {}", of_element(element));
             }

@@ -8,7 +8,7 @@ use cni_nftables::{Cmp, ElementData, Field, Operand, Stmt, Value, Verdict};
 use ipnet::IpNet;
 
 use crate::nftables::schema::{Map, SharedChain};
-use crate::nftables::session::{Held, Session};
+use crate::nftables::session::{OwnedElement, Session};
 use crate::nftables::{conditions as grammar, exempt, plan};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 
@@ -123,7 +123,7 @@ fn first_of(maps: &[Map], protocol: Protocol, to: SocketAddr) -> Result<Option<H
     Ok(None)
 }
 
-fn hit(session: &Session, held: Held, port: u16) -> Result<Option<Hit>, Error> {
+fn hit(session: &Session, held: OwnedElement, port: u16) -> Result<Option<Hit>, Error> {
     let dead = match &held.owner {
         Some(owner) => session.is_dead(owner)?,
         None => false,

@@ -24,7 +24,7 @@ pub enum OwnTable {
 
 /// The content of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holding {
+pub enum TableContent {
     /// The table does not exist.
     NoTable,
     /// The table exists, and nothing in it has an owner.
@@ -37,9 +37,9 @@ pub enum Holding {
 
 /// The treatment of a table that attachments or an administrator use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InUse {
+pub enum UsedTable {
     /// The table stays.
-    Spare,
+    Keep,
     /// The table is removed with its content.
     Remove,
 }
@@ -73,37 +73,36 @@ impl OwnTable {
     /// # Errors
     /// [`Error::ForeignTable`] or [`Error::NewerSchema`] if this version of Slipway did not make the table;
     /// [`Error::Kernel`] if it cannot be read.
-    pub fn holding(self) -> Result<Holding, Error> {
+    pub fn holding(self) -> Result<TableContent, Error> {
         let owners = match self {
             Self::Ports => unless_no_nf_tables(nftables::owners())?,
             Self::Spoofing => macspoof::owners()?,
             Self::Firewall => firewall::table::owners()?,
             Self::Duplicates => duplicates::is_present()?.then(Vec::new),
         };
-        let Some(owners) = owners else { return Ok(Holding::NoTable) };
+        let Some(owners) = owners else { return Ok(TableContent::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();
         if unique.is_empty() {
             let rules = self == Self::Firewall && firewall::table::has_rules_of_others()?;
-            return Ok(if rules { Holding::Rules } else { Holding::Nothing });
+            return Ok(if rules { TableContent::Rules } else { TableContent::Nothing });
         }
         let mut owners: Vec<Owner> = unique.into_values().collect();
         owners.sort_by_key(ToString::to_string);
-        Ok(Holding::Owners(owners))
+        Ok(TableContent::Owners(owners))
     }
 
-    /// Removes the table, and returns its content. With [`InUse::Spare`] a table with owners or an
+    /// Removes the table, and returns its content. With [`UsedTable::Keep`] a table with owners or an
     /// administrator's rules stays, including those that were added a moment ago.
     ///
     /// # Errors
     /// As for [`Self::holding`]; [`Error::Busy`] if other processes changed the ruleset at every attempt.
-    pub fn remove(self, in_use: InUse) -> Result<Holding, Error> {
-        let Some(socket) = nftables::socket()? else { return Ok(Holding::NoTable) };
+    pub fn remove(self, in_use: UsedTable) -> Result<TableContent, Error> {
+        let Some(socket) = nftables::socket()? else { return Ok(TableContent::NoTable) };
         transact(&socket, &format!("remove table {}", self.name()), |_| {
             let holding = self.holding()?;
             match (&holding, in_use) {
-                (Holding::NoTable, _) | (Holding::Owners(_) | Holding::Rules, InUse::Spare) => {
-                    unchanged(holding)
-                }
+                (TableContent::NoTable, _)
+                | (TableContent::Owners(_) | TableContent::Rules, UsedTable::Keep) => unchanged(holding),
                 _ => {
                     let mut batch = Transaction::new();
                     batch.delete_table(&self.id());

@@ -71,7 +71,7 @@ pub struct Step {
     /// The event.
     pub event: Event,
     /// The packet as it is here; only of the first event in a base chain.
-    pub seen: Option<Seen>,
+    pub seen: Option<TracedPacket>,
 }
 
 /// The event of a step.
@@ -96,7 +96,7 @@ pub enum Event {
 
 /// A packet at one point of its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct TracedPacket {
     /// The source.
     pub from: SocketAddr,
     /// The destination.
@@ -299,7 +299,7 @@ fn seen(
     protocol: Protocol,
     link_in: Option<u32>,
     link_out: Option<u32>,
-) -> Option<Seen> {
+) -> Option<TracedPacket> {
     let TraceHeaders { network, transport } = headers;
     let v4 = |at: usize| Some(IpAddr::from(Ipv4Addr::from(*network.get(at..)?.first_chunk::<4>()?)));
     let v6 = |at: usize| Some(IpAddr::from(Ipv6Addr::from(*network.get(at..)?.first_chunk::<16>()?)));
@@ -310,7 +310,7 @@ fn seen(
     };
     let port = |at: usize| Some(u16::from_be_bytes(*transport.get(at..)?.first_chunk::<2>()?));
     let flags = if protocol == Protocol::Tcp { transport.get(13).copied() } else { None };
-    Some(Seen {
+    Some(TracedPacket {
         from: SocketAddr::new(from, port(0)?),
         to: SocketAddr::new(to, port(2)?),
         flags,

@@ -10,10 +10,10 @@
 //! epoch when rules may have changed. A link without the programs loses nothing but speed.
 
 mod conntrack;
-mod earlier;
 mod error;
 mod file_system;
 mod fill;
+mod foreign_filter;
 mod links;
 mod load;
 pub(crate) mod migrate;
@@ -31,8 +31,8 @@ use cni_spec::Attachment;
 
 use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
-pub use earlier::EarlierFilter;
 pub use fill::Fill;
+pub use foreign_filter::ForeignFilter;
 pub use links::PREFERENCE;
 pub use load::try_object;
 pub use names::{about_counter, of_counter};
@@ -40,7 +40,7 @@ pub use object::object;
 pub use port_packets::CarriedPackets;
 pub(crate) use setup::rules_changed;
 pub use setup::{
-    Settings, Status, Without, is_there, limit_link, served_in_other_namespace, setup_node, status,
+    Settings, Status, UnservedLink, is_there, limit_link, served_in_other_namespace, setup_node, status,
     teardown_node, try_out,
 };
 pub use slipway_ebpf_abi::Counter;

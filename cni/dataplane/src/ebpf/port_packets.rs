@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::setup;
-use super::store::Carriage;
+use super::store::CarriedFlow;
 use crate::{Error, Protocol};
 
 /// Packets of the directions of flows, by the addresses that they come with.
@@ -58,7 +58,7 @@ fn read(protocol: Protocol, to: SocketAddr) -> Result<Option<Packets>, Error> {
     let Some(store) = setup::find() else { return Ok(None) };
     // The reverse direction becomes one that comes from where the first one goes to.
     let is_of =
-        |one: &Carriage| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to);
+        |one: &CarriedFlow| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to);
     let all = store.directions()?.into_iter().filter(is_of);
     Ok(Some(all.map(|one| (one.before, one.packets)).collect()))
 }

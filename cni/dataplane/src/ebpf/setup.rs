@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::{Counter, maps};
 
-use super::earlier::{self, EarlierFilter};
 use super::fill::Fill;
+use super::foreign_filter::{self, ForeignFilter};
 use super::links::{self, Kind};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
@@ -34,7 +34,7 @@ impl Default for Settings {
 
 /// An uplink without programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Without {
+pub struct UnservedLink {
     /// Its name.
     pub name: String,
     /// The reason, if known.
@@ -51,13 +51,13 @@ pub struct Status {
     /// Names of the uplinks with the programs.
     pub uplinks: Vec<String>,
     /// The uplinks without.
-    pub uplinks_without: Vec<Without>,
+    pub uplinks_without: Vec<UnservedLink>,
     /// The filters of other programs that come before these.
-    pub earlier: Vec<EarlierFilter>,
+    pub foreign_filters: Vec<ForeignFilter>,
     /// Number of other links with the programs: those of containers.
     pub containers: usize,
     /// Containers' links that lost them, as they do not take those of this version. Known to the set-up alone.
-    pub containers_without: Vec<Without>,
+    pub containers_without: Vec<UnservedLink>,
     /// The counters that are not zero.
     pub counters: Vec<(Counter, u64)>,
     /// The elements of the maps of flows.
@@ -90,12 +90,12 @@ pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
 
 /// Links without programs.
 #[derive(Debug, Default)]
-pub(super) struct Left {
-    uplinks: Vec<Without>,
-    containers: Vec<Without>,
+pub(super) struct UnservedLinks {
+    uplinks: Vec<UnservedLink>,
+    containers: Vec<UnservedLink>,
 }
 
-impl Without {
+impl UnservedLink {
     /// A failure to attach the programs, which is logged.
     fn new(name: &str, error: &Error) -> Self {
         log::warn!("{name} is left to nftables: {error}");
@@ -119,7 +119,7 @@ fn are_whole(store: &Store) -> Result<bool, Error> {
 ///
 /// # Errors
 /// As [`setup_node`].
-pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
+pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
     let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
@@ -127,7 +127,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
     if !store.is_whole() {
         store.load(object, settings.flows)?;
     }
-    let mut left = Left::default();
+    let mut left = UnservedLinks::default();
     for (index, Uplink { name, is_ethernet }) in &uplinks {
         let kind = if *is_ethernet { Kind::Uplink } else { Kind::UplinkL3 };
         match links::attach(&store, name, kind) {
@@ -135,7 +135,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
             Err(error) => {
                 // Each ADD would try again.
                 store.list_uplink(*index, false)?;
-                left.uplinks.push(Without::new(name, &error));
+                left.uplinks.push(UnservedLink::new(name, &error));
             }
         }
     }
@@ -151,7 +151,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, Left), Error> {
             if let Err(error) = attached {
                 // The link may be gone, or another filter have our preference.
                 links::detach(&link.name);
-                left.containers.push(Without::new(&link.name, &error));
+                left.containers.push(UnservedLink::new(&link.name, &error));
             }
         }
     }
@@ -279,10 +279,10 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
             }
             _ => "there is no such interface",
         };
-        found.uplinks_without.push(Without { name: name.clone(), why: why.to_owned() });
+        found.uplinks_without.push(UnservedLink { name: name.clone(), why: why.to_owned() });
     }
     for link in links::with_programs(&socket)? {
-        found.earlier.extend(earlier::at(&socket, &link)?);
+        found.foreign_filters.extend(foreign_filter::at(&socket, &link)?);
         match uplinks.remove(&link.index) {
             Some(uplink) => found.uplinks.push(uplink.name),
             None => found.containers += 1,
@@ -290,7 +290,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     }
     found.uplinks.sort();
     for Uplink { name, .. } in uplinks.into_values() {
-        found.uplinks_without.push(Without { name, why: format!("it has no BPF programs: {FIX}") });
+        found.uplinks_without.push(UnservedLink { name, why: format!("it has no BPF programs: {FIX}") });
     }
     if found.is_current {
         found.counters = store.counters()?;

@@ -26,7 +26,7 @@ const LAST: &str = programs::EGRESS_L3;
 
 /// A direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Carriage {
+pub(super) struct CarriedFlow {
     /// IP protocol number.
     pub(super) protocol: u8,
     /// Source and destination of its packets as they arrive.
@@ -39,7 +39,7 @@ pub(super) struct Carriage {
     pub(super) bytes: u64,
 }
 
-impl Carriage {
+impl CarriedFlow {
     fn new<A: Copy + Into<IpAddr>>(key: &FlowKey<A>, entry: &Entry<A>) -> Self {
         let at = |address: A, port: Port| SocketAddr::new(address.into(), port.number());
         let way = &entry.way;
@@ -204,7 +204,7 @@ impl Store {
     }
 
     /// The carried directions of flows of one family.
-    fn directions_of<A: Copy + Into<IpAddr>>(&self, name: &str) -> Result<Vec<Carriage>, Error>
+    fn directions_of<A: Copy + Into<IpAddr>>(&self, name: &str) -> Result<Vec<CarriedFlow>, Error>
     where
         FlowKey<A>: Plain,
         Entry<A>: Plain,
@@ -212,14 +212,14 @@ impl Store {
         let failed = |e: MapError| error::failed(format!("read the BPF map {name}"), e);
         let map = HashMap::<_, FlowKey<A>, Entry<A>>::try_from(self.map(name)?).map_err(failed)?;
         // An element that is evicted while the map is read is no failure.
-        Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| Carriage::new(&key, &entry)).collect())
+        Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| CarriedFlow::new(&key, &entry)).collect())
     }
 
     /// The carried directions of flows.
     ///
     /// # Errors
     /// [`Error::Kernel`] if a map cannot be read.
-    pub(super) fn directions(&self) -> Result<Vec<Carriage>, Error> {
+    pub(super) fn directions(&self) -> Result<Vec<CarriedFlow>, Error> {
         let mut all = self.directions_of::<Addr4>(maps::CARRIED4)?;
         all.extend(self.directions_of::<Addr6>(maps::CARRIED6)?);
         Ok(all)

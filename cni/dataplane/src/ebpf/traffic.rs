@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use cni_kernel::route::RouteSocket;
 
-use super::store::Carriage;
+use super::store::CarriedFlow;
 use super::{links, setup};
 use crate::{BackendName, Error, Flows, HostAddress, Listed, Owner};
 
@@ -53,14 +53,14 @@ pub(crate) fn add_traffic(listed: &[Listed], all: &mut Flows) -> Result<(), Erro
     Ok(())
 }
 
-fn add_carried(listed: &[Listed], directions: &[Carriage], all: &mut Flows) {
+fn add_carried(listed: &[Listed], directions: &[CarriedFlow], all: &mut Flows) {
     let mut by_container = HashMap::<IpAddr, Vec<usize>>::new();
     for (index, one) in listed.iter().enumerate() {
         by_container.entry(one.port.container).or_default().push(index);
     }
     let by_ends = all.index();
     for direction in directions {
-        let Carriage { protocol, before: asked, after: reached, packets, bytes } = *direction;
+        let CarriedFlow { protocol, before: asked, after: reached, packets, bytes } = *direction;
         // Destination, translated destination, client. The reverse direction goes from where the first one goes to.
         for (asked, reached, client) in [(asked.1, reached.1, asked.0), (reached.0, asked.0, reached.1)] {
             let at = by_container.get(&reached.ip()).into_iter().flatten();

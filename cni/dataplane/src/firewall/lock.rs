@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cni_kernel::lock::{FileLock, LockError};
 
-use super::{FirewallRequest, Held, IngressPolicy, Means, held};
+use super::{FirewallRecord, FirewallRequest, IngressPolicy, Means, held};
 use crate::Error;
 use crate::lock::{self, Mode};
 
@@ -64,7 +64,7 @@ impl FirewallLock {
     }
 }
 
-impl Held {
+impl FirewallRecord {
     /// True if rules outside our own table may change with it.
     #[must_use]
     pub fn needs_lock(&self) -> bool {

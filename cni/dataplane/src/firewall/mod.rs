@@ -55,7 +55,7 @@ pub struct FirewallRequest {
 
 /// The record of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct FirewallRecord {
     /// The owner.
     pub owner: Owner,
     /// The means.
@@ -70,7 +70,7 @@ pub struct Held {
     pub addresses: Vec<IpAddr>,
 }
 
-impl Held {
+impl FirewallRecord {
     /// True if this is the record that the request leads to. The owner's name in the record may be cut.
     fn is_for(&self, request: &FirewallRequest) -> bool {
         *self == Self { owner: self.owner.clone(), ..request.held() }
@@ -81,10 +81,10 @@ impl Held {
 const LONGEST_ZONE: usize = 64;
 
 impl FirewallRequest {
-    fn held(&self) -> Held {
+    fn held(&self) -> FirewallRecord {
         let in_zone = self.means == Means::Firewalld && self.zone.len() <= LONGEST_ZONE;
         let zone = in_zone.then_some(&self.zone);
-        Held {
+        FirewallRecord {
             owner: Owner::of(&self.attachment),
             means: self.means,
             zone: zone.cloned().unwrap_or_default(),
@@ -185,7 +185,7 @@ pub fn dismiss(
     let table = FirewallTable::open()?;
     let hash = AttachmentHash::of(attachment);
     let held = table.as_ref().map_or(Ok(None), |table| table.held(hash))?;
-    let mut held = held.unwrap_or_else(|| Held {
+    let mut held = held.unwrap_or_else(|| FirewallRecord {
         owner: Owner::of(attachment),
         means: Means::Iptables,
         zone: String::new(),
@@ -225,7 +225,7 @@ fn own_among(
 ///
 /// # Errors
 /// [`Error::Kernel`] if the record cannot be read.
-pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
+pub fn held(attachment: &Attachment) -> Result<Option<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(None), |table| table.held(AttachmentHash::of(attachment)))
 }
 
@@ -259,7 +259,7 @@ pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
 /// as other attachments ask for; not at all only if there are none.
 fn withdraw(
     table: Option<&FirewallTable>,
-    held: &Held,
+    held: &FirewallRecord,
     bridge_use: BridgeUse,
     _lock: &FirewallLock,
 ) -> Result<(), Error> {
@@ -331,7 +331,7 @@ fn check_iptables(table: Option<&FirewallTable>, request: &FirewallRequest) -> R
 ///
 /// # Errors
 /// [`Error::Kernel`] if the record cannot be read.
-pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
+pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(Vec::new()), |table| table.dead(network, valid))
 }
 
@@ -339,7 +339,7 @@ pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
 ///
 /// # Errors
 /// As for [`dismiss`].
-pub fn forget(held: &Held, bridge_use: BridgeUse, lock: &FirewallLock) -> Result<(), Error> {
+pub fn forget(held: &FirewallRecord, bridge_use: BridgeUse, lock: &FirewallLock) -> Result<(), Error> {
     withdraw(FirewallTable::open()?.as_ref(), held, bridge_use, lock)
 }
 

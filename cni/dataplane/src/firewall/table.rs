@@ -27,7 +27,7 @@ use cni_nftables::{
 };
 use cni_spec::Attachment;
 
-use super::{Held, IngressPolicy, Means};
+use super::{FirewallRecord, IngressPolicy, Means};
 use crate::nftables::liveness::TLV_KIND;
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
@@ -237,7 +237,7 @@ impl FirewallTable {
     }
 
     /// The record of an attachment.
-    pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<Held>, Error> {
+    pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<FirewallRecord>, Error> {
         let Some(found) = self.element(&attachment_id(hash))? else { return Ok(None) };
         let Some(Entry { owner, bridge, choice: Some((means, policy)) }) = entry_of(&found) else {
             return Ok(None);
@@ -249,7 +249,7 @@ impl FirewallTable {
         // The zone is lost if the ruleset was loaded from a file of nft.
         let zone = found.tlv(TLV_KIND).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let zone = zone.unwrap_or_default().to_owned();
-        Ok(Some(Held { owner, means, zone, policy, bridge, addresses }))
+        Ok(Some(FirewallRecord { owner, means, zone, policy, bridge, addresses }))
     }
 
     /// The elements with an attachment's addresses.
@@ -296,7 +296,7 @@ impl FirewallTable {
     }
 
     /// Replaces the record of an attachment. With nftables as means its rules are in force from then on.
-    pub(super) fn put(&self, attachment: &Attachment, wanted: &Held) -> Result<(), Error> {
+    pub(super) fn put(&self, attachment: &Attachment, wanted: &FirewallRecord) -> Result<(), Error> {
         self.0.transact(&format!("write the firewall's entry of {attachment}"), |_| {
             let mut batch = self.missing(wanted.means)?;
             let replaced = self.replaced(wanted)?;
@@ -308,7 +308,12 @@ impl FirewallTable {
         })
     }
 
-    fn add(&self, batch: &mut Transaction, wanted: &Held, deleted: &[ElementId]) -> Result<(), Error> {
+    fn add(
+        &self,
+        batch: &mut Transaction,
+        wanted: &FirewallRecord,
+        deleted: &[ElementId],
+    ) -> Result<(), Error> {
         let (hash, comment) = (wanted.owner.attachment_hash, wanted.owner.to_comment());
         for set in ADDRESSES {
             let of_set = wanted.addresses.iter().filter(|address| of_family(**address, &ADDRESSES) == set);
@@ -338,7 +343,7 @@ impl FirewallTable {
 
     /// The elements that a record replaces: the attachment's own, and those of its addresses that name
     /// another attachment. That one is gone: otherwise IPAM would not have given out its addresses again.
-    fn replaced(&self, wanted: &Held) -> Result<Vec<ElementId>, Error> {
+    fn replaced(&self, wanted: &FirewallRecord) -> Result<Vec<ElementId>, Error> {
         let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {
             let id = pod_id(*address);
@@ -393,7 +398,7 @@ impl FirewallTable {
     }
 
     /// Compares the table with the record that should be there.
-    pub(super) fn check(&self, wanted: &Held) -> Result<(), Error> {
+    pub(super) fn check(&self, wanted: &FirewallRecord) -> Result<(), Error> {
         let missing = |what: String| Err(Error::Missing(what));
         if !self.missing(wanted.means)?.is_empty() {
             return missing(format!("table {TABLE} is not complete"));
@@ -421,7 +426,7 @@ impl FirewallTable {
     }
 
     /// The records of attachments of the network that are not valid.
-    pub(super) fn dead(&self, network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
+    pub(super) fn dead(&self, network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
         let network = NetworkHash::of(network);
         let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
         let is_dead =

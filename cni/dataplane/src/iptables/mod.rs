@@ -35,9 +35,11 @@ use std::net::IpAddr;
 
 use cni_spec::Attachment;
 
-use crate::nftables::conntrack::{self, Which};
+use crate::nftables::conntrack::{self, Selection};
 use crate::nftables::migration::Transit;
-use crate::nftables::owner_entry::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS, NewEntry, Recorded};
+use crate::nftables::owner_entry::{
+    self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS, NewEntry, OwnerRecord,
+};
 use crate::nftables::session::Session;
 use crate::owner::{AttachmentHash, Life, NetworkHash};
 use crate::{
@@ -164,7 +166,7 @@ impl Owners {
         self.0.as_ref().map_or(Ok(()), |session| owner_entry::remove(session, hash, kinds))
     }
 
-    fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Recorded>, Error> {
+    fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<OwnerRecord>, Error> {
         self.0.as_ref().map_or(Ok(Vec::new()), |session| owner_entry::list(session, pass))
     }
 
@@ -201,7 +203,7 @@ fn kinds_of(records: &[u32]) -> Kinds {
 }
 
 /// Ends UDP flows. A failure is only logged: the flows end by their timeouts.
-fn flush(ports: &[PublishedPort], which: fn(IpAddr) -> Which) {
+fn flush(ports: &[PublishedPort], which: fn(IpAddr) -> Selection) {
     let ports: Vec<_> = ports.iter().map(|port| (port.host, which(port.container))).collect();
     if let Err(e) = conntrack::flush(&ports) {
         log::warn!("{e}");
@@ -281,7 +283,7 @@ impl Publisher<'_> {
         }
         let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
         for family in AddressFamily::BOTH {
-            flush(&withdraw::remove_chains(&tools.with_family(family), &chains)?, Which::To);
+            flush(&withdraw::remove_chains(&tools.with_family(family), &chains)?, Selection::To);
         }
         let kinds = record_kinds(Kinds::All);
         records.iter().try_for_each(|record| self.owners.remove(record.owner.attachment_hash, &kinds))
@@ -339,7 +341,7 @@ impl Backend for Iptables {
             log::warn!("remove the ports of {attachment} after a failed ADD: {left}");
         }
         published?;
-        flush(&request.ports, Which::NotTo);
+        flush(&request.ports, Selection::NotTo);
         Ok(())
     }
 
@@ -379,7 +381,7 @@ impl Backend for Iptables {
                 unpublished.extend(in_each_place(attachment, &[kind], withdraw::remove_chains)?);
             }
         }
-        flush(&unpublished, Which::To);
+        flush(&unpublished, Selection::To);
         Ok(())
     }
 
@@ -415,7 +417,7 @@ impl Backend for Iptables {
         for recorded in owners.list(is_dead)?.iter().filter(|recorded| kinds.contains(&recorded.kind)) {
             owners.remove(recorded.owner.attachment_hash, &[recorded.kind])?;
         }
-        flush(&unpublished, Which::To);
+        flush(&unpublished, Selection::To);
         Ok(())
     }
 
@@ -442,7 +444,7 @@ impl Backend for Iptables {
 }
 
 /// The recorded owner, else the one in the comment, which names no interface.
-fn owner_of(named: &CommentOwner, recorded: &[Recorded]) -> Owner {
+fn owner_of(named: &CommentOwner, recorded: &[OwnerRecord]) -> Owner {
     let found = recorded.iter().find(|recorded| named.may_be(&recorded.owner));
     found.map(|recorded| recorded.owner.clone()).unwrap_or_else(|| Owner {
         network_hash: NetworkHash::of(&named.network),

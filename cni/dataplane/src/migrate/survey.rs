@@ -13,7 +13,7 @@ use super::{KnownAttachment, Mover, Place, Row, State, table_reader};
 use crate::ebpf::migrate::Programs;
 use crate::iptables::chain_reader::{self, Content};
 use crate::nftables::migration::Key;
-use crate::nftables::owner_entry::{self, Recorded};
+use crate::nftables::owner_entry::{self, OwnerRecord};
 use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;
 use crate::reference::{Reference, ReferenceRules};
@@ -211,7 +211,7 @@ impl Mover<'_> {
 
 impl KnownAttachment {
     /// The owner in a record, if its names are not cut.
-    fn of_record(record: &Recorded) -> Option<Self> {
+    fn of_record(record: &OwnerRecord) -> Option<Self> {
         let owner = &record.owner;
         let attachment = Attachment::new(&owner.network, &owner.container_id, &owner.ifname).ok()?;
         let is_whole = AttachmentHash::of(&attachment) == owner.attachment_hash;

@@ -15,7 +15,7 @@ use crate::nftables::liveness::Record;
 use crate::nftables::migration::{Key, Transit};
 use crate::nftables::plan::{self, as_address};
 use crate::nftables::schema::{self, KIND_MASQUERADE, KIND_PORTS, Map, SharedChain};
-use crate::nftables::session::{Held, Session};
+use crate::nftables::session::{OwnedElement, Session};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 
@@ -46,7 +46,7 @@ pub(crate) enum Unreadable {
 
 /// Reads the elements of all attachments.
 pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>, Error> {
-    let mut elements: BTreeMap<Key, Vec<Held>> = BTreeMap::new();
+    let mut elements: BTreeMap<Key, Vec<OwnedElement>> = BTreeMap::new();
     let mut entries = Vec::new();
     for held in session.dump(Map::all(), |held| held.owner.is_some())? {
         let Some(owner) = &held.owner else { continue };
@@ -80,7 +80,7 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>
 fn read_ports(
     session: &Session,
     hash: AttachmentHash,
-    held: &[Held],
+    held: &[OwnedElement],
 ) -> Result<Result<Content, Unreadable>, Error> {
     let mut all = PortContent { bit: schema::DEFAULT_MARK_BIT, ..PortContent::default() };
     all.ports = held.iter().filter_map(crate::nftables::published).collect();
@@ -163,7 +163,7 @@ fn read_own_chain(
     Ok((words, loopback))
 }
 
-fn read_masquerade(session: &Session, held: &[Held]) -> Result<Result<Content, Unreadable>, Error> {
+fn read_masquerade(session: &Session, held: &[OwnedElement]) -> Result<Result<Content, Unreadable>, Error> {
     let mut all = MasqueradeContent::default();
     for one in held {
         let Some(address) = one.key.first().and_then(as_address) else {

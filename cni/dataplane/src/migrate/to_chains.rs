@@ -11,7 +11,7 @@ use super::{Mover, NOTHING, REMOVED, Row, State};
 use crate::iptables::Iptables;
 use crate::nftables::migration::{self, Key, Part, Removal, Transit};
 use crate::nftables::owner_entry::{self, NewEntry};
-use crate::nftables::session::Held;
+use crate::nftables::session::OwnedElement;
 use crate::{Error, Owner, Request};
 
 impl Mover<'_> {
@@ -55,7 +55,7 @@ impl Mover<'_> {
     /// Empties the table of requests that chains serve now.
     fn leave_table(&self, transfers: &[Transfer]) -> Result<Vec<Row>, Error> {
         // An ADD or DEL of the same attachment has changed the entry, or will find it.
-        let is_in_transit = |entry: &Held| match (&entry.owner, entry.key.as_slice()) {
+        let is_in_transit = |entry: &OwnedElement| match (&entry.owner, entry.key.as_slice()) {
             (Some(owner), [_, Value::Mark(kind)]) => {
                 let record = self.session.entry(owner.attachment_hash, record_kind(*kind))?;
                 Ok(record.is_some_and(|record| record.transit() != Transit::Settled))

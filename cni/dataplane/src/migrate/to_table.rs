@@ -10,7 +10,7 @@ use super::transfer::{OldObjects, Transfer, record_kind};
 use super::{Mover, NOTHING, REMOVED, Row, State, table_reader};
 use crate::iptables::chain_reader::Content;
 use crate::nftables::migration::{self, Key, Part, Removal, Transit};
-use crate::nftables::session::Held;
+use crate::nftables::session::OwnedElement;
 use crate::nftables::{end_flows_of_the_dead, masquerade_job, ports_job};
 use crate::{Error, Request};
 
@@ -26,7 +26,7 @@ impl Mover<'_> {
 
     /// Removes copies from the table whose old place has become empty.
     pub(super) fn unmake_in_table(&self, keys: &[Key]) -> Result<(), Error> {
-        let is_made = |entry: &Held| Ok(entry.transit() == Transit::Made);
+        let is_made = |entry: &OwnedElement| Ok(entry.transit() == Transit::Made);
         let removal = Removal { part: Part::All, still: &is_made, settle: &|_| None };
         migration::take_away(&self.session, keys, &removal).map(drop)
     }

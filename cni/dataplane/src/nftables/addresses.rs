@@ -127,7 +127,7 @@ pub fn links_of_services() -> Result<Vec<String>, Error> {
 
 /// The node's addresses at which published ports respond.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answering {
+pub enum AnsweringAddresses {
     /// Every local one: the node has no link that holds the addresses of Services.
     Everywhere,
     /// The loopback, and so many addresses of the table.
@@ -140,7 +140,7 @@ pub enum Answering {
 ///
 /// # Errors
 /// [`Error::Kernel`] if either cannot be read.
-pub fn answering() -> Result<Answering, Error> {
+pub fn answering() -> Result<AnsweringAddresses, Error> {
     let wanted = own()?;
     let found = unless_no_nf_tables(Session::open().and_then(|session| {
         let there = matches!(session.state()?, State::Ready);
@@ -148,10 +148,10 @@ pub fn answering() -> Result<Answering, Error> {
     }))?;
     Ok(match (wanted, found) {
         // A missing table will be made with the right addresses.
-        (None, None | Some(None)) => Answering::Everywhere,
-        (Some(wanted), None) => Answering::At(wanted.len()),
-        (Some(wanted), Some(Some(found))) if wanted == found => Answering::At(wanted.len()),
-        _ => Answering::Outdated,
+        (None, None | Some(None)) => AnsweringAddresses::Everywhere,
+        (Some(wanted), None) => AnsweringAddresses::At(wanted.len()),
+        (Some(wanted), Some(Some(found))) if wanted == found => AnsweringAddresses::At(wanted.len()),
+        _ => AnsweringAddresses::Outdated,
     })
 }
 

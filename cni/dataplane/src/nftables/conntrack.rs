@@ -23,14 +23,14 @@ fn flow_family(family: AddressFamily) -> FlowFamily {
 
 /// The flows to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum Selection {
     /// Flows that do not lead to this container.
     NotTo(IpAddr),
     /// Flows that lead to this container.
     To(IpAddr),
 }
 
-impl Which {
+impl Selection {
     fn includes(self, flow: &Flow) -> bool {
         match self {
             Self::NotTo(container) => flow.reply.source != container,
@@ -40,7 +40,7 @@ impl Which {
 }
 
 /// The UDP ports among what was published or withdrawn.
-pub(crate) fn udp(ports: &[(HostPorts, Which)]) -> impl Iterator<Item = &(HostPorts, Which)> {
+pub(crate) fn udp(ports: &[(HostPorts, Selection)]) -> impl Iterator<Item = &(HostPorts, Selection)> {
     ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp)
 }
 
@@ -55,7 +55,7 @@ const FEW: usize = 10_000;
 ///
 /// # Errors
 /// [`Error::Kernel`] if conntrack cannot be read, or refuses.
-pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
+pub(crate) fn flush(ports: &[(HostPorts, Selection)]) -> Result<usize, Error> {
     let targets = Targets::new(ports);
     if targets.is_empty() {
         return Ok(0);
@@ -70,7 +70,10 @@ pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
 ///
 /// # Errors
 /// As of [`flush`].
-pub(crate) fn flush_and_list(ports: &[(HostPorts, Which)], seen: &mut BTreeSet<u16>) -> Result<usize, Error> {
+pub(crate) fn flush_and_list(
+    ports: &[(HostPorts, Selection)],
+    seen: &mut BTreeSet<u16>,
+) -> Result<usize, Error> {
     let targets = Targets::new(ports);
     let families = match Size::read() {
         Size::Empty => return Ok(0),
@@ -127,15 +130,15 @@ impl Size {
 
 /// The UDP ports among what was published or withdrawn.
 struct Targets {
-    singles: BTreeMap<u16, Vec<(HostPorts, Which)>>,
-    runs: Vec<(HostPorts, Which)>,
+    singles: BTreeMap<u16, Vec<(HostPorts, Selection)>>,
+    runs: Vec<(HostPorts, Selection)>,
     /// The node's own addresses. Listing them costs as much as the node has interfaces, one per container, so
     /// they are read only if there is a flow to a published port, which is rare.
     local: OnceCell<BTreeSet<IpAddr>>,
 }
 
 impl Targets {
-    fn new(ports: &[(HostPorts, Which)]) -> Self {
+    fn new(ports: &[(HostPorts, Selection)]) -> Self {
         let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: OnceCell::new() };
         for one in udp(ports) {
             match one.0.len() {
@@ -150,7 +153,7 @@ impl Targets {
         self.singles.is_empty() && self.runs.is_empty()
     }
 
-    fn all(&self) -> impl Iterator<Item = &(HostPorts, Which)> {
+    fn all(&self) -> impl Iterator<Item = &(HostPorts, Selection)> {
         self.singles.values().flatten().chain(&self.runs)
     }
 
@@ -175,7 +178,7 @@ impl Targets {
 
     fn include(&self, flow: &Flow) -> bool {
         let to = flow.original;
-        let meant = |(host, which): &(HostPorts, Which)| {
+        let meant = |(host, which): &(HostPorts, Selection)| {
             (host.first..=host.last).contains(&to.destination_port)
                 && which.includes(flow)
                 && self.is_at(host.address, to.destination)

@@ -12,7 +12,7 @@ use cni_nftables::{Element, ElementId, Transaction, Value};
 use super::liveness::{Record, TLV_KIND};
 pub(crate) use super::migration_state::Transit;
 use super::schema::{self, Map};
-use super::session::{Held, Session};
+use super::session::{OwnedElement, Session};
 use super::withdraw;
 use crate::owner::AttachmentHash;
 use crate::{Error, Owner};
@@ -25,7 +25,7 @@ pub(crate) struct Key {
 }
 
 /// The entry with another migration state.
-fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
+fn rewritten(entry: &OwnedElement, to: Transit) -> Option<Element> {
     let count = u32::try_from(entry.count()).ok()?;
     let comment = entry.owner.as_ref()?.to_comment();
     let id: ElementId = entry.id();
@@ -81,7 +81,7 @@ pub(crate) enum Part {
 pub(crate) struct Removal<'a> {
     pub(crate) part: Part,
     /// True if an entry is as expected; others stay.
-    pub(crate) still: &'a dyn Fn(&Held) -> Result<bool, Error>,
+    pub(crate) still: &'a dyn Fn(&OwnedElement) -> Result<bool, Error>,
     /// The kind of the same attachment's entry whose migration ends with the removal of one of this kind; for
     /// [`Part::All`].
     pub(crate) settle: &'a dyn Fn(u32) -> Option<u32>,
@@ -116,7 +116,7 @@ pub(crate) fn take_away(
             Part::All => map != Map::Owners,
             Part::Translation => map.translates(),
         };
-        let is_going = |held: &Held| {
+        let is_going = |held: &OwnedElement| {
             let key = |owner: &Owner| Key { hash: owner.attachment_hash, kind: held.map.kind() };
             held.owner.as_ref().is_some_and(|owner| going.contains(&key(owner)))
         };

@@ -19,7 +19,7 @@ pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;
-pub(crate) mod udp_seen;
+pub(crate) mod udp_flows;
 mod withdraw;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,12 +35,12 @@ use crate::{
     Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedFlow,
     PublishedPort, Withdrawal,
 };
-use conntrack::Which;
+use conntrack::Selection;
 use offload::Offload;
 use publish::Job;
 use schema::{Layout, Map, Protocols};
-use session::{Held, Session, State};
-pub use udp_seen::FlowSearch;
+use session::{OwnedElement, Session, State};
+pub use udp_flows::FlowSearch;
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
@@ -166,7 +166,7 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
 }
 
 /// As [`end_flows`], for the elements of dead owners that an ADD has removed.
-pub(crate) fn end_flows_of_the_dead(gone: &[Held]) {
+pub(crate) fn end_flows_of_the_dead(gone: &[OwnedElement]) {
     if gone.is_empty() {
         return;
     }
@@ -178,12 +178,12 @@ pub(crate) fn end_flows_of_the_dead(gone: &[Held]) {
 
 /// Removes the flows that these elements were for, after their removal: UDP flows and offloaded ones would last as long as a
 /// client sends, and lead to the container that gets the address next. A failure is logged.
-fn end_flows(session: Session, gone: &[Held]) {
+fn end_flows(session: Session, gone: &[OwnedElement]) {
     if gone.is_empty() {
         return;
     }
     let ports = gone.iter().filter_map(published);
-    let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+    let ports: Vec<_> = ports.map(|port| (port.host, Selection::To(port.container))).collect();
     let offloaded = match session.layout() {
         Ok(Layout { offloading: Some(Protocols::TcpAndUdp), .. }) => {
             gone.iter().filter_map(container).collect()
@@ -194,7 +194,7 @@ fn end_flows(session: Session, gone: &[Held]) {
             BTreeSet::new()
         }
     };
-    let may_flow = udp_seen::may_be_there(&session, &ports);
+    let may_flow = udp_flows::may_be_there(&session, &ports);
     drop(session);
     if may_flow {
         or_warn(conntrack::flush(&ports));
@@ -217,8 +217,8 @@ impl Backend for Nftables {
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
         let ports = plan::collapse(&request.ports);
-        let ports: Vec<_> = ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect();
-        or_warn(udp_seen::flush(&session, self.search, &ports));
+        let ports: Vec<_> = ports.iter().map(|port| (port.host, Selection::NotTo(port.container))).collect();
+        or_warn(udp_flows::flush(&session, self.search, &ports));
         Ok(())
     }
 
@@ -305,7 +305,7 @@ pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
 }
 
 /// The container's address that is an element's key.
-fn container(held: &Held) -> Option<IpAddr> {
+fn container(held: &OwnedElement) -> Option<IpAddr> {
     match held.map {
         Map::Hairpin(_) | Map::Masquerade(_) => plan::as_address(held.key.first()?),
         _ => None,
@@ -313,7 +313,7 @@ fn container(held: &Held) -> Option<IpAddr> {
 }
 
 /// The mapping of an element, if it is one.
-pub(crate) fn published(held: &Held) -> Option<PublishedPort> {
+pub(crate) fn published(held: &OwnedElement) -> Option<PublishedPort> {
     match &held.data {
         ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),
         _ => None,

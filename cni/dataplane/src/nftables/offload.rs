@@ -169,7 +169,7 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
 
 /// The flowtable on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum FlowtableState {
     /// No flowtable: established flows go through the chains.
     None,
     /// A flowtable for flows that come in by these links; `veth*` stands for all names with that prefix.
@@ -180,10 +180,10 @@ pub enum Standing {
 ///
 /// # Errors
 /// [`Error::Kernel`] if nf_tables cannot be read.
-pub fn standing() -> Result<Standing, Error> {
+pub fn state() -> Result<FlowtableState, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| session.flowtable())).map(|found| {
-        found.map_or(Standing::None, |found| {
-            Standing::At(found.devices.iter().map(Links::to_string).collect())
+        found.map_or(FlowtableState::None, |found| {
+            FlowtableState::At(found.devices.iter().map(Links::to_string).collect())
         })
     })
 }

@@ -13,7 +13,7 @@ use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
 use super::plan;
 use super::schema::{self, Map};
-use super::session::{Held, Session, State, element_id};
+use super::session::{OwnedElement, Session, State, element_id};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, Life};
 use crate::{ContainerNetns, Error, HostPorts, Owner};
@@ -25,7 +25,7 @@ pub(crate) const KIND_IPTABLES_MASQUERADE: u32 = 4;
 
 /// An entry for what another backend has made.
 #[derive(Debug, Clone)]
-pub(crate) struct Recorded {
+pub(crate) struct OwnerRecord {
     pub(crate) owner: Owner,
     pub(crate) kind: u32,
     pub(crate) life: Life,
@@ -111,19 +111,19 @@ pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> 
 }
 
 /// Lists the entries of other backends that pass.
-pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Recorded>, Error> {
-    let kind = |held: &Held| match held.key.as_slice() {
+pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<OwnerRecord>, Error> {
+    let kind = |held: &OwnedElement| match held.key.as_slice() {
         [_, Value::Mark(kind)] => *kind,
         _ => 0,
     };
-    let of_others = |held: &Held| {
+    let of_others = |held: &OwnedElement| {
         matches!(kind(held), KIND_IPTABLES_PORTS | KIND_IPTABLES_MASQUERADE)
             && held.owner.as_ref().is_some_and(&pass)
     };
-    let recorded = |held: Held| {
+    let recorded = |held: OwnedElement| {
         let life = held.record.as_ref().map_or(Life::NotProvenDead, Record::life);
         let netns = held.record.as_ref().and_then(Record::here);
-        Some(Recorded { kind: kind(&held), life, netns, transit: held.transit(), owner: held.owner? })
+        Some(OwnerRecord { kind: kind(&held), life, netns, transit: held.transit(), owner: held.owner? })
     };
     Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
 }

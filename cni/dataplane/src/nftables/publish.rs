@@ -16,7 +16,7 @@ use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{Held, Session, State, describe, element_id};
+use super::session::{OwnedElement, Session, State, describe, element_id};
 use super::{addresses, exempt};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
@@ -45,15 +45,15 @@ pub(crate) struct Job {
 
 /// Elements of other attachments that a plan needs.
 #[derive(Debug, Default)]
-struct Others {
+struct OtherOwners {
     /// Attachments that are provably dead.
     dead: BTreeSet<AttachmentHash>,
     /// Elements of the same container's other attachments, which serve this one, too.
-    shared: Vec<Held>,
+    shared: Vec<OwnedElement>,
 }
 
 /// The outcome of the usual case.
-enum Fast {
+enum FastPath {
     Done,
     /// Nothing was made: [`Job::careful`] makes it.
     NotUsual,
@@ -90,30 +90,30 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Conflict`], [`Error::ConflictUnowned`], [`Error::Kernel`], or [`Error::Busy`].
-    pub(crate) fn run(&self, session: &Session) -> Result<Vec<Held>, Error> {
+    pub(crate) fn run(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
         match self.fast(session)? {
-            Fast::Done => Ok(Vec::new()),
-            Fast::NotUsual => self.careful(session),
+            FastPath::Done => Ok(Vec::new()),
+            FastPath::NotUsual => self.careful(session),
         }
     }
 
-    fn fast(&self, session: &Session) -> Result<Fast, Error> {
+    fn fast(&self, session: &Session) -> Result<FastPath, Error> {
         // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
         // would make another one.
         let mut base = match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => addresses::bootstrap()?,
-            State::Damaged(_) => return Ok(Fast::NotUsual),
+            State::Damaged(_) => return Ok(FastPath::NotUsual),
         };
         let ranges = self.plan.items.iter().any(is_run);
         if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
-            return Ok(Fast::NotUsual);
+            return Ok(FastPath::NotUsual);
         }
         self.add_shared_chains(session, &mut base)?;
         if !base.is_empty() {
             match session.socket.commit(&base, None) {
                 Ok(()) => {}
-                Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
+                Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(FastPath::NotUsual),
                 Err(e) => return Err(Error::kernel(&self.operation, e)),
             }
         }
@@ -126,7 +126,7 @@ impl Job {
         batch.append(self.creations());
         match session.socket.commit(&batch, None) {
             Ok(()) => {}
-            Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
+            Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(FastPath::NotUsual),
             // The kernel refused the batch, or committed it and its reply was lost.
             Err(e) => return Err(self.take_back(session, Error::kernel(&self.operation, e))),
         }
@@ -135,9 +135,9 @@ impl Job {
         // single port looks for runs after its commit. One of the two always notices.
         if self.overlaps_a_run(session).map_err(|error| self.take_back(session, error))? {
             super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
-            return Ok(Fast::NotUsual);
+            return Ok(FastPath::NotUsual);
         }
-        Ok(Fast::Done)
+        Ok(FastPath::Done)
     }
 
     /// Removes what the failed batch may have made: the attachment had nothing of this kind before. Returns
@@ -217,12 +217,12 @@ impl Job {
 
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation. Returns the elements of dead owners that it removed.
-    fn careful(&self, session: &Session) -> Result<Vec<Held>, Error> {
+    fn careful(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
         session.transact(&self.operation, |_| Ok((self.base(session)?, ())))?;
         session.transact(&self.operation, |_| self.difference(session))
     }
 
-    fn difference(&self, session: &Session) -> Result<(Transaction, Vec<Held>), Error> {
+    fn difference(&self, session: &Session) -> Result<(Transaction, Vec<OwnedElement>), Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -231,14 +231,14 @@ impl Job {
             }
             None => Vec::new(),
         };
-        let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
+        let own: Vec<OwnedElement> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
         let others = self.others(session)?;
         let (removal, gone) = super::withdraw::removal(session, &others.dead)?;
         batch.append(removal);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
-        let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
+        let wanted = |held: &OwnedElement| items.iter().any(|item| matches(held, item));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }
@@ -246,8 +246,9 @@ impl Job {
         for item in items.iter().filter(|item| !kept(item)) {
             batch.add_element(self.element(item));
         }
-        let same =
-            |e: &Held| e.count() == items.len() && e.record == self.record && e.transit() == self.transit;
+        let same = |e: &OwnedElement| {
+            e.count() == items.len() && e.record == self.record && e.transit() == self.transit
+        };
         if !entry.as_ref().is_some_and(same) {
             if let Some(entry) = &entry {
                 batch.delete_element(entry.id());
@@ -288,8 +289,8 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Conflict`] if an owner is neither provably dead nor of the same container.
-    fn others(&self, session: &Session) -> Result<Others, Error> {
-        let mut others = Others::default();
+    fn others(&self, session: &Session) -> Result<OtherOwners, Error> {
+        let mut others = OtherOwners::default();
         for held in self.holders(session)? {
             let Some(owner) = &held.owner else {
                 return Err(Error::ConflictUnowned {
@@ -326,7 +327,7 @@ impl Job {
     }
 
     /// Elements of other attachments at the plan's keys, or that overlap with them.
-    fn holders(&self, session: &Session) -> Result<Vec<Held>, Error> {
+    fn holders(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
         let mut holders = Vec::new();
         for item in self.plan.items.iter().filter(|item| !is_run(item)) {
             for map in [Some(item.map), item.map.counterpart()].into_iter().flatten() {
@@ -335,7 +336,7 @@ impl Job {
         }
         for item in self.plan.items.iter().filter(|item| is_run(item)) {
             let Some(run) = plan::host_ports(item.map, &item.key, item.end.as_deref()) else { continue };
-            let overlaps = |held: &Held| {
+            let overlaps = |held: &OwnedElement| {
                 plan::host_ports(held.map, &held.key, held.end.as_deref())
                     .is_some_and(|has| has.overlaps(&run))
             };
@@ -405,7 +406,7 @@ impl Job {
     fn exempt_difference(
         &self,
         session: &Session,
-        held: &Held,
+        held: &OwnedElement,
         item: &Item,
     ) -> Result<Option<exempt::Difference>, Error> {
         let chains = held.shared_chain().zip(item.shared_chain());
@@ -452,7 +453,7 @@ fn datum(item: &Item) -> ElementData {
 
 /// True if an element of another attachment of the container replaces the item: it publishes the same host
 /// ports to the same container ports, on another address of the container.
-fn serves(held: &Held, item: &Item) -> bool {
+fn serves(held: &OwnedElement, item: &Item) -> bool {
     let there = held.map == item.map && held.key == item.key && held.end == item.end;
     there
         && match (&held.data, &item.data) {
@@ -464,6 +465,6 @@ fn serves(held: &Held, item: &Item) -> bool {
         }
 }
 
-fn matches(held: &Held, item: &Item) -> bool {
+fn matches(held: &OwnedElement, item: &Item) -> bool {
     held.map == item.map && held.key == item.key && held.end == item.end && held.data == datum(item)
 }

@@ -11,7 +11,7 @@ use cni_nftables::{
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
 use super::plan;
-use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, udp_seen};
+use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, udp_flows};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
@@ -44,7 +44,7 @@ pub(crate) enum State {
 
 /// An element of our maps, also one that was made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct OwnedElement {
     /// The map that it is in.
     pub(crate) map: Map,
     /// Its key.
@@ -59,7 +59,7 @@ pub(crate) struct Held {
     pub(crate) record: Option<Record>,
 }
 
-impl Held {
+impl OwnedElement {
     fn new(map: Map, info: ElementInfo) -> Self {
         let owner = info.comment.as_deref().and_then(Owner::from_comment);
         let record = info.tlv(TLV_KIND).and_then(Record::decode);
@@ -204,8 +204,8 @@ impl Session {
         }
         batch.append(schema::repair(&shared, layout));
         // The rules of a dormant table have recorded nothing, and stay as they are.
-        if self.element(&udp_seen::element(0))?.is_some() {
-            batch.delete_element(udp_seen::element(0));
+        if self.element(&udp_flows::element(0))?.is_some() {
+            batch.delete_element(udp_flows::element(0));
         }
         log::warn!("table {}: another program changed chains: repairing them", schema::TABLE);
         Ok(batch)
@@ -237,14 +237,14 @@ impl Session {
     }
 
     /// Reads the element at a key, or around it in a map of intervals.
-    pub(crate) fn get(&self, map: Map, key: &[Value]) -> Result<Option<Held>, Error> {
+    pub(crate) fn get(&self, map: Map, key: &[Value]) -> Result<Option<OwnedElement>, Error> {
         let read = self.socket.element(&element_id(map, key, None));
         let info = read.map_err(|e| Error::kernel(format!("read {}", describe(map, key, None)), e))?;
-        Ok(info.map(|info| Held::new(map, info)))
+        Ok(info.map(|info| OwnedElement::new(map, info)))
     }
 
     /// Reads an attachment's entry of one kind in the map of owners.
-    pub(crate) fn entry(&self, hash: AttachmentHash, kind: u32) -> Result<Option<Held>, Error> {
+    pub(crate) fn entry(&self, hash: AttachmentHash, kind: u32) -> Result<Option<OwnedElement>, Error> {
         self.get(Map::Owners, &plan::owner_key(hash, kind))
     }
 
@@ -252,12 +252,12 @@ impl Session {
     pub(crate) fn dump(
         &self,
         maps: impl IntoIterator<Item = Map>,
-        pass: impl Fn(&Held) -> bool,
-    ) -> Result<Vec<Held>, Error> {
+        pass: impl Fn(&OwnedElement) -> bool,
+    ) -> Result<Vec<OwnedElement>, Error> {
         let mut all = Vec::new();
         for map in maps {
-            let keep = |out: &mut Vec<Held>, info: ElementInfo| {
-                let held = Held::new(map, info);
+            let keep = |out: &mut Vec<OwnedElement>, info: ElementInfo| {
+                let held = OwnedElement::new(map, info);
                 if pass(&held) {
                     out.push(held);
                 }

@@ -11,7 +11,7 @@ use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{Held, Session};
+use super::session::{OwnedElement, Session};
 use super::{exempt, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
@@ -30,7 +30,7 @@ pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
 }
 
 /// Removes what the withdrawal names, and returns it.
-pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
+pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<OwnedElement>, Error> {
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
     let kinds = kinds(withdrawal.kinds);
@@ -41,7 +41,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
             return unchanged(Vec::new());
         }
         session.schema()?;
-        let expected: usize = entries.iter().map(Held::count).sum();
+        let expected: usize = entries.iter().map(OwnedElement::count).sum();
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
         if held.len() != expected {
@@ -79,13 +79,14 @@ pub(crate) fn everything_of(
 pub(crate) fn removal(
     session: &Session,
     hashes: &BTreeSet<AttachmentHash>,
-) -> Result<(Transaction, Vec<Held>), Error> {
+) -> Result<(Transaction, Vec<OwnedElement>), Error> {
     let mut batch = Transaction::new();
     if hashes.is_empty() {
         return Ok((batch, Vec::new()));
     }
-    let of_them =
-        |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
+    let of_them = |held: &OwnedElement| {
+        held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash))
+    };
     let held = session.dump(Map::all(), of_them)?;
     delete(&mut batch, &held);
     for hash in hashes {
@@ -98,7 +99,7 @@ fn elements() -> impl Iterator<Item = Map> {
     Map::all().filter(|map| *map != Map::Owners)
 }
 
-fn entries(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<Vec<Held>, Error> {
+fn entries(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<Vec<OwnedElement>, Error> {
     let mut entries = Vec::new();
     for kind in kinds {
         entries.extend(session.entry(hash, *kind)?);
@@ -106,7 +107,7 @@ fn entries(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<Vec
     Ok(entries)
 }
 
-fn delete<'a>(batch: &mut Transaction, held: impl IntoIterator<Item = &'a Held>) {
+fn delete<'a>(batch: &mut Transaction, held: impl IntoIterator<Item = &'a OwnedElement>) {
     for held in held {
         batch.delete_element(held.id());
     }
@@ -127,8 +128,12 @@ pub(crate) fn delete_own_chains(
 }
 
 /// The elements that the hints lead to. The caller checks that these are all.
-fn hinted(session: &Session, hash: AttachmentHash, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
-    let mut found = Found { session, hash, held: Vec::new() };
+fn hinted(
+    session: &Session,
+    hash: AttachmentHash,
+    withdrawal: &Withdrawal<'_>,
+) -> Result<Vec<OwnedElement>, Error> {
+    let mut found = HintedElements { session, hash, held: Vec::new() };
     if withdrawal.ports.iter().map(crate::HostPorts::len).sum::<usize>() > MANY {
         return Ok(found.held);
     }
@@ -161,20 +166,20 @@ fn hinted(session: &Session, hash: AttachmentHash, withdrawal: &Withdrawal<'_>) 
 }
 
 /// The container's address in a mapping.
-pub(crate) fn container_address(held: &Held) -> Option<std::net::IpAddr> {
+pub(crate) fn container_address(held: &OwnedElement) -> Option<std::net::IpAddr> {
     match &held.data {
         cni_nftables::ElementData::Values(values) => plan::as_address(values.first()?),
         _ => None,
     }
 }
 
-struct Found<'a> {
+struct HintedElements<'a> {
     session: &'a Session,
     hash: AttachmentHash,
-    held: Vec<Held>,
+    held: Vec<OwnedElement>,
 }
 
-impl Found<'_> {
+impl HintedElements<'_> {
     fn add(&mut self, map: Map, key: &[cni_nftables::Value]) -> Result<bool, Error> {
         // The hints may name a mapping twice.
         if self.held.iter().any(|held| held.map == map && held.key == key) {
@@ -189,7 +194,7 @@ impl Found<'_> {
     /// Adds the interval around a key, unless it is known already.
     fn add_around(&mut self, map: Option<Map>, key: &[cni_nftables::Value], port: u16) -> Result<(), Error> {
         let Some(map) = map else { return Ok(()) };
-        let around = |held: &Held| {
+        let around = |held: &OwnedElement| {
             let has = plan::host_ports(held.map, &held.key, held.end.as_deref());
             let wanted = plan::host_ports(map, key, None);
             held.map == map
@@ -211,12 +216,12 @@ pub(crate) fn retain(
     session: &Session,
     (network, valid): (&str, &[Attachment]),
     kinds: &[u32],
-    gone: &mut Vec<Held>,
+    gone: &mut Vec<OwnedElement>,
 ) -> Result<(), Error> {
     let network_hash = NetworkHash::of(network);
     let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
     let operation = format!("collect garbage of network {network}");
-    let condemned = |held: &Held| {
+    let condemned = |held: &OwnedElement| {
         let kind = if held.map == Map::Owners { entry_kind(held) } else { held.map.kind() };
         kinds.contains(&kind)
             && held.owner.as_ref().is_some_and(|owner| {
@@ -263,7 +268,7 @@ pub(crate) fn retain(
     }
 }
 
-fn entry_kind(held: &Held) -> u32 {
+fn entry_kind(held: &OwnedElement) -> u32 {
     match held.key.as_slice() {
         [_, cni_nftables::Value::Mark(kind)] => *kind,
         _ => 0,

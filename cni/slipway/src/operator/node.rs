@@ -84,7 +84,7 @@ fn print_text(State { status, merging, is_asked }: &State, out: &mut dyn Write) 
         for left in &status.uplinks_without {
             writeln!(out, "without     {}: {}", left.name, left.why)?;
         }
-        for filter in &status.earlier {
+        for filter in &status.foreign_filters {
             writeln!(out, "before      {filter}: a final verdict leaves packets to netfilter")?;
         }
         writeln!(out, "containers  {}", status.containers)?;
@@ -119,7 +119,7 @@ fn document(State { status, merging, .. }: &State) -> Value {
         links.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect()
     };
     let earlier: Vec<Value> = status
-        .earlier
+        .foreign_filters
         .iter()
         .map(|one| {
             json!({ "interface": one.link, "hook": one.hook, "kind": one.kind, "preference": one.preference })
@@ -159,7 +159,7 @@ fn document(State { status, merging, .. }: &State) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::ebpf::{Counter, EarlierFilter};
+    use cni_dataplane::ebpf::{Counter, ForeignFilter};
 
     use super::*;
 
@@ -170,14 +170,14 @@ mod tests {
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
             uplinks_without: vec![Without { name: "eth2".to_owned(), why: "no such interface".to_owned() }],
-            earlier: vec![
-                EarlierFilter {
+            foreign_filters: vec![
+                ForeignFilter {
                     link: "eth0".to_owned(),
                     hook: "ingress",
                     kind: "u32".to_owned(),
                     preference: Some(1),
                 },
-                EarlierFilter {
+                ForeignFilter {
                     link: "eth1".to_owned(),
                     hook: "egress",
                     kind: "tcx".to_owned(),

@@ -33,7 +33,7 @@ pub(crate) mod exempt;
 pub(crate) mod flowtable;
 mod guard;
 mod layout;
-pub(crate) mod udp_seen;
+pub(crate) mod udp_flows;
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Policy, Rule, Set, Stmt,

@@ -9,7 +9,9 @@ mod firewalld;
 
 use std::net::IpAddr;
 
-use cni_dataplane::firewall::{self, BridgeUse, FirewallLock, FirewallRequest, Held, IngressPolicy, Means};
+use cni_dataplane::firewall::{
+    self, BridgeUse, FirewallLock, FirewallRecord, FirewallRequest, IngressPolicy, Means,
+};
 use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
@@ -206,7 +208,7 @@ fn make(wanted: &FirewallRequest, lock: &FirewallLock) -> Result<(), CniError> {
             wanted.means == Means::Firewalld && known && wanted.addresses.contains(address)
         };
         let stale: Vec<IpAddr> = held.addresses.iter().filter(|one| !stays(one)).copied().collect();
-        leave_zone(&Held { addresses: stale, ..held }, &wanted.zone)?;
+        leave_zone(&FirewallRecord { addresses: stale, ..held }, &wanted.zone)?;
     }
     firewall::admit(wanted, lock)?;
     match wanted.means {
@@ -275,7 +277,7 @@ fn take_away(
 
 /// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld
 /// there are no zones. An address that another attachment has now is left to it.
-fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
+fn leave_zone(held: &FirewallRecord, configured: &str) -> Result<(), CniError> {
     if held.means != Means::Firewalld || held.addresses.is_empty() || !firewalld::is_running()? {
         return Ok(());
     }
@@ -283,7 +285,7 @@ fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
     Zone::open(zone)?.remove(&firewall::own_addresses(held.owner.attachment_hash, &held.addresses)?)
 }
 
-fn forget(held: &Held, zone: &str) -> Result<(), CniError> {
+fn forget(held: &FirewallRecord, zone: &str) -> Result<(), CniError> {
     let lock = if held.needs_lock() { FirewallLock::for_del() } else { FirewallLock::not_needed() };
     leave_zone(held, zone)?;
     let bridge_use = match held.policy {

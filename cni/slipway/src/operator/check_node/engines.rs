@@ -5,7 +5,7 @@
 use std::fs;
 
 use cni_dataplane::ebpf::Merging;
-use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::{ebpf, node};
 use cni_kernel::ethtool::Switch;
 
@@ -42,9 +42,9 @@ fn services() -> Option<Finding> {
     let what = format!("link {}", links.join(", "));
     match addresses::answering() {
         Err(error) => Some(Finding::new(what, State::Warning, error.to_string())),
-        Ok(Answering::Outdated) => Some(outdated()),
-        Ok(Answering::Everywhere) => None,
-        Ok(Answering::At(count)) => Some(
+        Ok(AnsweringAddresses::Outdated) => Some(outdated()),
+        Ok(AnsweringAddresses::Everywhere) => None,
+        Ok(AnsweringAddresses::At(count)) => Some(
             Finding::new(what, State::Note, "exists, with the addresses of Services (kube-proxy's IPVS, kube-router)")
                 .reason(format!(
                     "published ports answer at {count} other addresses and the loopback only; an address that the \
@@ -81,7 +81,7 @@ fn is_strict(settings: &str) -> bool {
 /// Filters that may take packets from the BPF programs.
 fn earlier_filters() -> Option<Finding> {
     let settings = NodeDefaults::read().unwrap_or_default().ebpf;
-    let filters = ebpf::status(&settings).ok()?.earlier;
+    let filters = ebpf::status(&settings).ok()?.foreign_filters;
     let found: Vec<String> =
         filters.iter().filter(|one| !one.is_rate_limit()).map(ToString::to_string).collect();
     (!found.is_empty()).then(|| {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use cni_dataplane::iptables::{self, Iptables, Variant};
 use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::exempt;
-use cni_dataplane::nftables::offload::{self, Standing};
+use cni_dataplane::nftables::offload::{self, FlowtableState};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError};
 use cni_kernel::sysctl;
@@ -124,20 +124,20 @@ fn flowtable() -> Option<Finding> {
             return Some(finding.reason("no container can be added").fix("see the error"));
         }
     };
-    let present = match offload::standing() {
+    let present = match offload::state() {
         Ok(present) => present,
         Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
     };
     match (wanted, present) {
-        (false, Standing::None) => None,
-        (false, Standing::At(_)) => Some(
+        (false, FlowtableState::None) => None,
+        (false, FlowtableState::At(_)) => Some(
             Finding::new(WHAT, State::Note, "exists, but slipway.json no longer asks for it")
                 .reason("the next container that is added removes it"),
         ),
-        (true, Standing::At(links)) => {
+        (true, FlowtableState::At(links)) => {
             Some(Finding::ok(WHAT, format!("for {}, at {}", offload::protocols(), links.join(", "))))
         }
-        (true, Standing::None) => Some(match offload::try_out().err() {
+        (true, FlowtableState::None) => Some(match offload::try_out().err() {
             None => {
                 Finding::ok(WHAT, "does not exist yet").reason("the next container that is added creates it")
             }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
-use cni_dataplane::teardown::InUse;
+use cni_dataplane::teardown::UsedTable;
 
 use cni_plugins::registry;
 use slipway_cli::{Failure, Given, SharePlan};
@@ -239,8 +239,8 @@ pub(crate) fn uninstall_command(
             uninstall_plugins(&options, out)?;
             return Ok(0);
         }
-        State::Remove => InUse::Spare,
-        State::Force => InUse::Remove,
+        State::Remove => UsedTable::Keep,
+        State::Force => UsedTable::Remove,
     };
     // Refuses before the plugins are removed: running containers need them for their DELs.
     let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::FileLock;
@@ -200,7 +200,7 @@ impl Restoration {
             Some(Row::new(None, format!("table {}", node::own_table_name().0), state, reason))
         };
         let reason = match node::own_table() {
-            Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(Answering::Outdated)) => {
+            Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(AnsweringAddresses::Outdated)) => {
                 "its list of the node's addresses was out of date"
             }
             Ok(OwnTable::Ready) => return Ok(row(State::Present, String::new())),

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use cni_dataplane::trace::{Event, Place, Policy, Seen, Step, Verdict};
+use cni_dataplane::trace::{Event, Place, Policy, Step, TracedPacket, Verdict};
 
 /// The time after which a packet without further events has left netfilter: all its hooks are passed in one go,
 /// unless a program holds it in a queue.
@@ -16,7 +16,7 @@ const MOST_OPEN: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Journey {
     /// The packet as it came to netfilter.
-    pub(super) first: Seen,
+    pub(super) first: TracedPacket,
     /// The base chains that it has passed, in order.
     pub(super) runs: Vec<Run>,
     /// The place where netfilter had it last.
@@ -29,9 +29,9 @@ pub(super) enum Exit {
     /// The last run has dropped it.
     Dropped,
     /// It has passed all chains for packets to the node itself.
-    Input(Seen),
+    Input(TracedPacket),
     /// It has passed all chains, and leaves by a link.
-    Postrouting(Seen),
+    Postrouting(TracedPacket),
     /// It was not seen again.
     Lost,
 }
@@ -42,7 +42,7 @@ pub(super) struct Run {
     /// The base chain.
     pub(super) place: Place,
     /// The packet as it came.
-    pub(super) seen: Seen,
+    pub(super) seen: TracedPacket,
     /// The chains that rules led to.
     pub(super) path: Vec<String>,
     /// The end.
@@ -128,7 +128,7 @@ impl Journeys {
 }
 
 impl Journey {
-    fn add(&mut self, place: Place, event: Event, seen: Option<Seen>) {
+    fn add(&mut self, place: Place, event: Event, seen: Option<TracedPacket>) {
         let chain = place.chain.clone();
         if let Some(seen) = seen {
             self.runs.push(Run { place, seen, path: Vec::new(), end: End::Open });

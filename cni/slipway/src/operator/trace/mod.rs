@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use cni_dataplane::ebpf::{CarriedPackets, Counter};
 use cni_dataplane::explain::{self, Packet};
-use cni_dataplane::trace::{Report, Seen, Tracer};
+use cni_dataplane::trace::{Report, TracedPacket, Tracer};
 use cni_dataplane::{Error, Protocol, ebpf};
 use cni_kernel::route::RouteSocket;
 use serde_json::{Value, json};
@@ -259,7 +259,7 @@ impl Facts for OfNode {
         explanation::listener_at(self.protocol, self.to).to_owned()
     }
 
-    fn reason(&self, seen: &Seen) -> Option<String> {
+    fn reason(&self, seen: &TracedPacket) -> Option<String> {
         let link = seen.link_in.map_or_else(|| "lo".to_owned(), |index| self.link(index));
         let from = Some(seen.from.ip());
         let origin = explanation::origin(from, Some(&link), self.to.ip()).ok()?;

@@ -20,7 +20,7 @@ impl Facts for Known {
         ", where nothing listens on the port".to_owned()
     }
 
-    fn reason(&self, _seen: &Seen) -> Option<String> {
+    fn reason(&self, _seen: &TracedPacket) -> Option<String> {
         Some("It is dropped: the node does not forward.".to_owned())
     }
 }
@@ -29,9 +29,9 @@ fn place(table: &str, chain: &str, hook: Option<&'static str>) -> Place {
     Place { table: table.to_owned(), chain: chain.to_owned(), hook }
 }
 
-fn seen(from: &str, to: &str) -> Option<Seen> {
+fn seen(from: &str, to: &str) -> Option<TracedPacket> {
     let flags = Some(2);
-    Some(Seen {
+    Some(TracedPacket {
         from: from.parse().unwrap(),
         to: to.parse().unwrap(),
         flags,
@@ -40,7 +40,7 @@ fn seen(from: &str, to: &str) -> Option<Seen> {
     })
 }
 
-fn step(place: Place, event: Event, seen: Option<Seen>) -> Step {
+fn step(place: Place, event: Event, seen: Option<TracedPacket>) -> Step {
     Step { packet: 7, place, event, seen }
 }
 
@@ -137,7 +137,8 @@ fn traces_of_other_programs_are_left_alone() {
 fn json_has_each_packet() {
     let mut journeys = began();
     let journey = journeys.quiet(Instant::now() + Duration::from_secs(1)).remove(0);
-    let of_node = Journey { first: Seen { link_in: None, ..journey.first.clone() }, ..journey.clone() };
+    let of_node =
+        Journey { first: TracedPacket { link_in: None, ..journey.first.clone() }, ..journey.clone() };
     let packets: Vec<Value> =
         [journey, of_node].iter().map(|one| Description::of(one, Protocol::Tcp, &Known).document()).collect();
     let wanted =

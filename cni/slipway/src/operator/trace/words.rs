@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use cni_dataplane::Protocol;
-use cni_dataplane::trace::{Policy, Seen};
+use cni_dataplane::trace::{Policy, TracedPacket};
 use serde_json::{Value, json};
 
 use super::journey::{ByRule, End, Exit, Journey, Run};
@@ -19,14 +19,14 @@ pub(super) trait Facts {
     /// `, where something listens on the port`, or nothing.
     fn listener(&self) -> String;
     /// The reason why the packet is not seen again, as far as the node's settings show it.
-    fn reason(&self, seen: &Seen) -> Option<String>;
+    fn reason(&self, seen: &TracedPacket) -> Option<String>;
 }
 
 /// A packet's way in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Description {
     headline: String,
-    seen: Seen,
+    seen: TracedPacket,
     link: Option<String>,
     pub(super) steps: Vec<(&'static str, String)>,
     pub(super) outcome: String,
@@ -91,7 +91,7 @@ impl Description {
     }
 
     /// The translations between two points of the way.
-    fn changes(&mut self, before: &Seen, after: &Seen) {
+    fn changes(&mut self, before: &TracedPacket, after: &TracedPacket) {
         if before.to != after.to {
             self.translated("lookup", &format!("the destination becomes {}", after.to));
         }
@@ -193,7 +193,7 @@ fn stage(run: &Run) -> &'static str {
     run.place.hook.unwrap_or("netfilter")
 }
 
-fn headline(seen: &Seen, link: Option<&str>) -> String {
+fn headline(seen: &TracedPacket, link: Option<&str>) -> String {
     let flags = seen.flags.map(|flags| format!(", {}", flag_names(flags))).unwrap_or_default();
     match link {
         Some(link) => format!("from {}, arriving on {link}{flags}", seen.from),

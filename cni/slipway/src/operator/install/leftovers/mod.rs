@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use cni_dataplane::iptables::{Purpose, SharedChains};
-use cni_dataplane::teardown::{Holding, InUse, OwnTable};
+use cni_dataplane::teardown::{OwnTable, TableContent, UsedTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 use cni_kernel::dir::DirError;
 use cni_kernel::ethtool::Switch;
@@ -136,17 +136,17 @@ fn changed(removed: &[OwnTable]) -> String {
 /// Finds the leftovers. Changes nothing.
 ///
 /// # Errors
-/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; tables, links or
+/// [`LeftoverError::InUse`] if containers have elements in a table, with [`UsedTable::Keep`]; tables, links or
 /// files cannot be read.
-pub(super) fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
+pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
     let mut leftovers = Vec::new();
     for table in OwnTable::ALL {
         match table.holding() {
-            Ok(Holding::NoTable) => {}
-            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+            Ok(TableContent::NoTable) => {}
+            Ok(TableContent::Owners(owners)) if in_use == UsedTable::Keep => {
                 return Err(LeftoverError::InUse { table, owners, removed: Vec::new() });
             }
-            Ok(Holding::Rules) if in_use == InUse::Spare => leftovers.push(administered(table)),
+            Ok(TableContent::Rules) if in_use == UsedTable::Keep => leftovers.push(administered(table)),
             Ok(_) => leftovers.push(Leftover::Table(table)),
             // Not ours, or a later version's, which can remove it.
             Err(error @ (DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. })) => {
@@ -188,18 +188,18 @@ fn merging() -> Result<Option<Leftover>, DataplaneError> {
 /// Removes the tables of a plan. Stops at one that containers have begun to use.
 ///
 /// # Errors
-/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; a table cannot be
+/// [`LeftoverError::InUse`] if containers have elements in a table, with [`UsedTable::Keep`]; a table cannot be
 /// removed.
-pub(super) fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result<(), LeftoverError> {
+pub(super) fn remove_tables(leftovers: &mut [Leftover], in_use: UsedTable) -> Result<(), LeftoverError> {
     let mut removed = Vec::new();
     for leftover in leftovers {
         if let Leftover::Table(table) = *leftover {
             match table.remove(in_use)? {
-                Holding::Owners(owners) if in_use == InUse::Spare => {
+                TableContent::Owners(owners) if in_use == UsedTable::Keep => {
                     return Err(LeftoverError::InUse { table, owners, removed });
                 }
-                Holding::Rules if in_use == InUse::Spare => *leftover = administered(table),
-                Holding::NoTable => {}
+                TableContent::Rules if in_use == UsedTable::Keep => *leftover = administered(table),
+                TableContent::NoTable => {}
                 _ => removed.push(table),
             }
         }
@@ -208,18 +208,18 @@ pub(super) fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result
 }
 
 /// Removes the rest of a plan, in its order, and tables that an ADD created again while the plugins were
-/// removed. Returns [`LeftoverError::AddedLate`] for each table that containers use, with [`InUse::Spare`].
+/// removed. Returns [`LeftoverError::AddedLate`] for each table that containers use, with [`UsedTable::Keep`].
 ///
 /// # Errors
 /// The first object that cannot be removed.
 pub(super) fn remove_rest(
     leftovers: &mut [Leftover],
-    in_use: InUse,
+    in_use: UsedTable,
 ) -> Result<Vec<LeftoverError>, LeftoverError> {
     let mut late = Vec::new();
     for table in OwnTable::ALL {
         match table.remove(in_use) {
-            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+            Ok(TableContent::Owners(owners)) if in_use == UsedTable::Keep => {
                 late.push(LeftoverError::AddedLate { table, owners });
             }
             Ok(_) | Err(DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. }) => {}

@@ -15,7 +15,7 @@
 //! (`nf_nat_inet_fn`): these have the lowest priority that it permits, so that they see the flows of other
 //! engines, too. The counter counts the flows that could not be recorded.
 //!
-//! Element 0 is the [mark](super::super::udp_seen) of a complete set: no packet adds it, as no port is 0.
+//! Element 0 is the [mark](super::super::udp_flows) of a complete set: no packet adds it, as no port is 0.
 //!
 //! The chains and the set are optional and in no layout, because nothing but a search through conntrack depends
 //! on them.

@@ -3,12 +3,12 @@
 //! Decides whether conntrack can have flows to UDP ports, without a pass through its table.
 //!
 //! Rules of the table record the destination port of each UDP flow at its first packet: see
-//! [`super::schema::udp_seen`]. So conntrack has no flow to a port that is missing in the set, if the set is complete:
+//! [`super::schema::udp_flows`]. So conntrack has no flow to a port that is missing in the set, if the set is complete:
 //!
-//! 1. The [first batch](super::schema::udp_seen::begin) empties the set, makes the rules, and marks the set as begun.
+//! 1. The [first batch](super::schema::udp_flows::begin) empties the set, makes the rules, and marks the set as begun.
 //! 2. Packets that passed the hooks before are waited for. Their flows are in conntrack now.
 //! 3. A pass through conntrack lists the ports of all flows.
-//! 4. The [second batch](super::schema::udp_seen::complete) adds them, and marks the set as complete, if the mark is
+//! 4. The [second batch](super::schema::udp_flows::complete) adds them, and marks the set as complete, if the mark is
 //!    still that of step 1. Else another process has begun again, or another program has emptied the set.
 //!
 //! A process that is killed between these leaves a set that is not complete. The mark holds the handles of the
@@ -23,8 +23,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use cni_kernel::grace;
 use nix::time::{ClockId, clock_gettime};
 
-use super::conntrack::{self, Size, Which};
-use super::schema::udp_seen::{CHAINS, RULES, TLV_KIND, begin, complete, element};
+use super::conntrack::{self, Selection, Size};
+use super::schema::udp_flows::{CHAINS, RULES, TLV_KIND, begin, complete, element};
 use super::session::Session;
 use crate::owned_table::unchanged;
 use crate::{Error, HostPorts};
@@ -51,7 +51,7 @@ pub enum FlowSearch {
 
 /// The table's knowledge of the flows to some ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum FlowKnowledge {
     /// There are none.
     NoFlows,
     /// There may be flows.
@@ -128,17 +128,17 @@ struct Reading {
 }
 
 impl Reading {
-    fn known(&self, now: u64) -> Known {
+    fn known(&self, now: u64) -> FlowKnowledge {
         let same = self.after.as_ref().filter(|after| self.before.as_ref() == Some(*after));
         let is_complete =
             |mark: &&Mark| !mark.rules.is_empty() && mark.rules == self.rules.handles && !self.rules.is_lossy;
         match same.filter(is_complete) {
-            Some(_) if !self.is_seen => Known::NoFlows,
-            Some(mark) if mark.age(now) < OLD => Known::Flows,
-            Some(_) => Known::Old,
+            Some(_) if !self.is_seen => FlowKnowledge::NoFlows,
+            Some(mark) if mark.age(now) < OLD => FlowKnowledge::Flows,
+            Some(_) => FlowKnowledge::Old,
             None => match &self.after {
-                Some(mark) if mark.rules.is_empty() && mark.age(now) < ABANDONED => Known::Flows,
-                _ => Known::Incomplete,
+                Some(mark) if mark.rules.is_empty() && mark.age(now) < ABANDONED => FlowKnowledge::Flows,
+                _ => FlowKnowledge::Incomplete,
             },
         }
     }
@@ -161,13 +161,13 @@ fn read_rules(session: &Session) -> Result<Recording, Error> {
     Ok(recording)
 }
 
-fn look(session: &Session, ports: &BTreeSet<u16>) -> Result<Known, Error> {
+fn look(session: &Session, ports: &BTreeSet<u16>) -> Result<FlowKnowledge, Error> {
     if session.info()?.is_none_or(|table| table.flags & DORMANT != 0) {
-        return Ok(Known::Flows);
+        return Ok(FlowKnowledge::Flows);
     }
     let before = read_mark(session)?;
     if before.is_none() {
-        return Ok(Known::Incomplete);
+        return Ok(FlowKnowledge::Incomplete);
     }
     let mut is_seen = ports.len() > MANY;
     for port in ports.iter().take(MANY) {
@@ -178,7 +178,7 @@ fn look(session: &Session, ports: &BTreeSet<u16>) -> Result<Known, Error> {
 }
 
 /// The UDP ports to look for, or none if there are no flows at all.
-fn ports(targets: &[(HostPorts, Which)]) -> BTreeSet<u16> {
+fn ports(targets: &[(HostPorts, Selection)]) -> BTreeSet<u16> {
     let ports = conntrack::udp(targets).flat_map(|(host, _)| host.ports()).collect::<BTreeSet<_>>();
     if ports.is_empty() || conntrack::flow_count() == Some(0) { BTreeSet::new() } else { ports }
 }
@@ -190,7 +190,7 @@ fn ports(targets: &[(HostPorts, Which)]) -> BTreeSet<u16> {
 pub(super) fn flush(
     session: &Session,
     search: FlowSearch,
-    targets: &[(HostPorts, Which)],
+    targets: &[(HostPorts, Selection)],
 ) -> Result<(), Error> {
     let ports = ports(targets);
     if ports.is_empty() {
@@ -199,14 +199,14 @@ pub(super) fn flush(
     let known = match search {
         FlowSearch::Seen => look(session, &ports),
         // For DEL, which does not read the settings.
-        FlowSearch::Always => distrust(session).map(|()| Known::Flows),
+        FlowSearch::Always => distrust(session).map(|()| FlowKnowledge::Flows),
     };
     let started = match known {
-        Ok(Known::NoFlows) => return Ok(()),
+        Ok(FlowKnowledge::NoFlows) => return Ok(()),
         // Listing many flows would cost much more than to search them for a port.
-        Ok(Known::Old) if Size::read() == Size::Large => Ok(None),
-        Ok(Known::Old | Known::Incomplete) => start(session),
-        Ok(Known::Flows) => Ok(None),
+        Ok(FlowKnowledge::Old) if Size::read() == Size::Large => Ok(None),
+        Ok(FlowKnowledge::Old | FlowKnowledge::Incomplete) => start(session),
+        Ok(FlowKnowledge::Flows) => Ok(None),
         Err(error) => Err(error),
     };
     match started {
@@ -218,24 +218,24 @@ pub(super) fn flush(
 }
 
 /// True if conntrack may have flows of the ports that were withdrawn.
-pub(super) fn may_be_there(session: &Session, targets: &[(HostPorts, Which)]) -> bool {
+pub(super) fn may_be_there(session: &Session, targets: &[(HostPorts, Selection)]) -> bool {
     let ports = ports(targets);
     if ports.is_empty() {
         return false;
     }
     let known = look(session, &ports).inspect_err(|error| log::debug!("look for UDP flows: {error}"));
-    known.unwrap_or(Known::Flows) != Known::NoFlows
+    known.unwrap_or(FlowKnowledge::Flows) != FlowKnowledge::NoFlows
 }
 
 /// A set that was begun.
-struct Started {
+struct NewSet {
     mark: Mark,
     rules: Recording,
 }
 
 /// Begins the set, and waits until the flows that it will not see are in conntrack. None if another program
 /// changed the rules at once.
-fn start(session: &Session) -> Result<Option<Started>, Error> {
+fn start(session: &Session) -> Result<Option<NewSet>, Error> {
     let mark = Mark::new();
     let begun = session.socket.commit(&begin(mark.encode()), None);
     begun.map_err(|e| Error::kernel("begin to record the ports of UDP flows", e))?;
@@ -245,11 +245,11 @@ fn start(session: &Session) -> Result<Option<Started>, Error> {
         return Ok(None);
     }
     grace::wait_for_packets();
-    Ok(Some(Started { mark, rules }))
+    Ok(Some(NewSet { mark, rules }))
 }
 
 /// Makes the pass, and completes the set with the ports of the flows that it saw.
-fn fill(session: &Session, started: &Started, targets: &[(HostPorts, Which)]) -> Result<(), Error> {
+fn fill(session: &Session, started: &NewSet, targets: &[(HostPorts, Selection)]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     conntrack::flush_and_list(targets, &mut seen)?;
     let complete = session.transact("record the ports of UDP flows", |_| {
@@ -299,28 +299,36 @@ mod tests {
     #[test]
     fn only_a_complete_set_without_the_port_proves_that_there_are_no_flows() {
         let complete = mark(1, &[4, 5, 6]);
-        assert_eq!(reading(&complete).known(NOW), Known::NoFlows);
-        assert_eq!(Reading { is_seen: true, ..reading(&complete) }.known(NOW), Known::Flows);
+        assert_eq!(reading(&complete).known(NOW), FlowKnowledge::NoFlows);
+        assert_eq!(Reading { is_seen: true, ..reading(&complete) }.known(NOW), FlowKnowledge::Flows);
         let others = |handles: &[u64]| Recording { handles: handles.to_vec(), is_lossy: false };
         for rules in [others(&[]), others(&[4, 5]), others(&[7, 4, 5, 6]), others(&[7, 8, 9])] {
-            assert_eq!(Reading { rules, ..reading(&complete) }.known(NOW), Known::Incomplete, "other rules");
+            assert_eq!(
+                Reading { rules, ..reading(&complete) }.known(NOW),
+                FlowKnowledge::Incomplete,
+                "other rules"
+            );
         }
         let lossy = Recording { is_lossy: true, ..reading(&complete).rules };
         assert_eq!(
             Reading { rules: lossy, ..reading(&complete) }.known(NOW),
-            Known::Incomplete,
+            FlowKnowledge::Incomplete,
             "a flow was lost"
         );
-        assert_eq!(Reading { after: None, ..reading(&complete) }.known(NOW), Known::Incomplete, "emptied");
+        assert_eq!(
+            Reading { after: None, ..reading(&complete) }.known(NOW),
+            FlowKnowledge::Incomplete,
+            "emptied"
+        );
         let again = mark(2, &[4, 5, 6]);
         assert_eq!(
             Reading { after: Some(again), ..reading(&complete) }.known(NOW),
-            Known::Incomplete,
+            FlowKnowledge::Incomplete,
             "refilled"
         );
         assert_eq!(
             Reading { before: None, ..reading(&complete) }.known(NOW),
-            Known::Incomplete,
+            FlowKnowledge::Incomplete,
             "filled just now"
         );
     }
@@ -328,23 +336,23 @@ mod tests {
     #[test]
     fn a_set_that_another_process_fills_is_left_to_it_for_a_while() {
         let begun = mark(1, &[]);
-        assert_eq!(reading(&begun).known(NOW), Known::Flows);
-        assert_eq!(Reading { before: None, ..reading(&begun) }.known(NOW), Known::Flows);
+        assert_eq!(reading(&begun).known(NOW), FlowKnowledge::Flows);
+        assert_eq!(Reading { before: None, ..reading(&begun) }.known(NOW), FlowKnowledge::Flows);
         let nothing = Recording { handles: Vec::new(), is_lossy: false };
         assert_eq!(
             Reading { rules: nothing, ..reading(&begun) }.known(NOW),
-            Known::Flows,
+            FlowKnowledge::Flows,
             "no rules prove nothing"
         );
         let abandoned = Mark { since: NOW - ABANDONED, ..begun };
-        assert_eq!(reading(&abandoned).known(NOW), Known::Incomplete);
+        assert_eq!(reading(&abandoned).known(NOW), FlowKnowledge::Incomplete);
     }
 
     #[test]
     fn an_old_set_is_begun_again_only_where_there_may_be_flows() {
         let old = Mark { since: NOW - OLD, ..mark(1, &[4, 5, 6]) };
-        assert_eq!(reading(&old).known(NOW), Known::NoFlows);
-        assert_eq!(Reading { is_seen: true, ..reading(&old) }.known(NOW), Known::Old);
+        assert_eq!(reading(&old).known(NOW), FlowKnowledge::NoFlows);
+        assert_eq!(Reading { is_seen: true, ..reading(&old) }.known(NOW), FlowKnowledge::Old);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::Error;
 
 /// A filter of another program that comes before ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EarlierFilter {
+pub struct ForeignFilter {
     /// The interface.
     pub link: String,
     /// The hook of tc(8): `ingress` or `egress`.
@@ -24,7 +24,7 @@ pub struct EarlierFilter {
     pub preference: Option<u16>,
 }
 
-impl EarlierFilter {
+impl ForeignFilter {
     /// True for a filter as the bandwidth plugin has it, ours or the reference's, which redirects what a container sends to
     /// the queue that limits it.
     #[must_use]
@@ -34,7 +34,7 @@ impl EarlierFilter {
     }
 }
 
-impl fmt::Display for EarlierFilter {
+impl fmt::Display for ForeignFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { link, hook, kind, preference } = self;
         match preference {
@@ -48,13 +48,13 @@ impl fmt::Display for EarlierFilter {
 ///
 /// # Errors
 /// [`Error::Kernel`] if they cannot be listed.
-pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<EarlierFilter>, Error> {
+pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<ForeignFilter>, Error> {
     let mut found = Vec::new();
     for (hook, name, side) in
         [(Hook::Ingress, "ingress", TcAttachType::Ingress), (Hook::Egress, "egress", TcAttachType::Egress)]
     {
         let filter =
-            |kind, preference| EarlierFilter { link: link.name.clone(), hook: name, kind, preference };
+            |kind, preference| ForeignFilter { link: link.name.clone(), hook: name, kind, preference };
         // Kernels before Linux 6.6 have no tcx.
         let (_, programs) = SchedClassifier::query_tcx(&link.name, side).unwrap_or_default();
         found.extend(programs.iter().map(|_| filter("tcx".to_owned(), None)));
