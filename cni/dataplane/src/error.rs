@@ -2,9 +2,17 @@
 
 //! Errors of the dataplane.
 
-use cni_spec::{CniError, ErrorCode};
+use std::io;
 
-use crate::Owner;
+use cni_kernel::netns::NetnsError;
+use cni_kernel::route::RouteError;
+use cni_kernel::sysctl::SysctlError;
+use cni_kernel::xtables::XtablesError;
+use cni_spec::{AttachmentError, CniError, ErrorCode};
+use nix::errno::Errno;
+
+use crate::difference::Difference;
+use crate::{Owner, PublishedPort};
 
 /// An error of a [`crate::Backend`].
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +105,7 @@ pub enum Error {
         /// The configuration's key.
         key: &'static str,
         /// The cause, with the offending word.
-        reason: String,
+        reason: ConditionError,
     },
     /// Another process traces packets.
     #[error("table {table} exists: another `slipway trace` runs; wait for its end")]
@@ -106,33 +114,183 @@ pub enum Error {
         table: &'static str,
     },
     /// CHECK found a difference.
-    #[error("{0}")]
-    Missing(String),
+    #[error(transparent)]
+    Missing(#[from] Difference),
     /// A request that no backend can carry out.
-    #[error("{0}")]
-    Request(String),
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// This kernel has no nf_tables, and so no table of ours.
-    #[error("{0}")]
-    NoNfTables(String),
+    #[error(transparent)]
+    NoNfTables(#[from] NfTablesLack),
     /// The binary has no BPF programs, or this node cannot run them.
-    #[error("{0}")]
-    NoEbpf(String),
+    #[error(transparent)]
+    NoEbpf(#[from] EbpfLack),
     /// An operation of the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
         /// The operation and its object.
         operation: String,
         /// The cause.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Cause,
     },
 }
 
+/// A text that is not a condition.
+#[derive(Debug, thiserror::Error)]
+pub enum ConditionError {
+    /// The words end too early.
+    #[error("ends where {0} should follow")]
+    End(&'static str),
+    /// A mask without a comparison.
+    #[error("a mask is followed by == or !=")]
+    Mask,
+    /// The grammar has no such field.
+    #[error("unknown field \"{0}\"")]
+    UnknownField(String),
+    /// A field of IPv6 in a condition of IPv4, or the other way round.
+    #[error("field \"{0}\" is of the other family")]
+    FieldOfOtherFamily(String),
+    /// conntrack has no such state, or the grammar does not.
+    #[error("unknown state \"{0}\"")]
+    UnknownState(String),
+    /// The set of states is not closed.
+    #[error("a set of states that does not end in }}")]
+    OpenStates,
+    /// A set with an interface prefix, which the kernel cannot look up.
+    #[error("\"{0}\": a prefix of a name cannot be in a set")]
+    PrefixInSet(String),
+    /// The set is not closed.
+    #[error("a set's elements are separated by commas, its end is }}")]
+    OpenSet,
+    /// A word in the place of a network.
+    #[error("\"{0}\" is not a network")]
+    Network(String),
+    /// A word in the place of an address.
+    #[error("\"{0}\" is not an address")]
+    Address(String),
+    /// An address or network of the other family.
+    #[error("\"{0}\" is of the other family")]
+    OtherFamily(String),
+    /// The first value of a range is larger than the last one.
+    #[error("range \"{0}\" is backwards")]
+    Backwards(String),
+    /// The field has no such value.
+    #[error("\"{0}\" is no value for this field")]
+    Value(String),
+    /// A number that is none, or too large for the field.
+    #[error("\"{0}\" is not a number that fits here")]
+    Number(String),
+    /// The kernel refuses such a name.
+    #[error(transparent)]
+    Ifname(#[from] AttachmentError),
+    /// A name that nft could not read again.
+    #[error("\"{0}\" is no interface name")]
+    Quotes(String),
+    /// A word that cannot be part of a rule of iptables.
+    #[error("{0:?} is no word of a rule")]
+    Word(String),
+    /// An option of iptables that is not a match.
+    #[error("{0:?} is no condition")]
+    Option(String),
+}
+
+/// The reason why no backend can carry out a request.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The nftables backend does not read the grammar of iptables.
+    #[error("conditions of iptables in a request to nftables")]
+    IptablesConditions,
+    /// The iptables backend does not read the grammar of nft.
+    #[error("conditions of nftables in a request to iptables")]
+    NftablesConditions,
+    /// A mapping leads from an address of one family to one of the other.
+    #[error("{0}: the host's and the container's address differ in family")]
+    Families(Box<PublishedPort>),
+    /// Two mappings have a host port in common.
+    #[error("{} and {} are published for the same container", .0[0], .0[1])]
+    Contradiction(Box<[PublishedPort; 2]>),
+}
+
+/// The reason why there is no nf_tables.
+#[derive(Debug, thiserror::Error)]
+pub enum NfTablesLack {
+    /// The kernel refused netfilter's socket or a request as one that it does not support.
+    #[error(transparent)]
+    Refusal(cni_nftables::Error),
+    /// A request needs nf_tables.
+    #[error("this kernel has no nf_tables")]
+    Kernel,
+    /// The configuration can name another backend.
+    #[error("this kernel has no nf_tables: use backend \"iptables\"")]
+    UseIptables,
+}
+
+/// The reason why this node cannot have the BPF programs.
+#[derive(Debug, thiserror::Error)]
+pub enum EbpfLack {
+    /// The binary does not carry them.
+    #[error("this binary was built without the BPF programs")]
+    NotBuilt,
+    /// A real-time kernel preempts them.
+    #[error("the BPF programs do not work on a real-time kernel (PREEMPT_RT)")]
+    RealTimeKernel,
+    /// The object in the binary lacks a program.
+    #[error("no BPF program {0}")]
+    Program(&'static str),
+    /// They serve another network namespace.
+    #[error(
+        "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
+         gone, `rm -r {folder}` removes them)"
+    )]
+    OtherNamespace {
+        /// The folder of the pins.
+        folder: &'static str,
+    },
+}
+
+/// The cause of a failed operation of the kernel, or of a program that reads the kernel's tables.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// Netfilter's sockets.
+    #[error(transparent)]
+    Nftables(#[from] cni_nftables::Error),
+    /// rtnetlink.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// A network namespace.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// A file or a process.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A system call.
+    #[error(transparent)]
+    Errno(#[from] Errno),
+    /// A file of /proc/sys.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+    /// The tables of `iptables-legacy`.
+    #[error(transparent)]
+    Xtables(#[from] XtablesError),
+    /// A tool of iptables failed: what it wrote to standard error.
+    #[error("{0}")]
+    Tool(String),
+    /// A test of a caller made [`crate::fake::Fake`] fail.
+    #[error("made to fail")]
+    Injected,
+    /// bpf(2).
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
+}
+
+/// An error of bpf(2): the texts of aya's error and of its sources, with a hint or the verifier's last lines.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BpfError(pub(crate) String);
+
 impl Error {
     /// Wraps an error of a lower layer with the operation.
-    pub fn kernel(
-        operation: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub fn kernel(operation: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Kernel { operation: operation.into(), source: source.into() }
     }
 

@@ -7,7 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cni_spec::Attachment;
 
-use crate::{Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest, Withdrawal};
+use crate::{
+    Backend, BackendName, Cause, Difference, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest,
+    Withdrawal,
+};
 
 /// A backend in memory.
 #[derive(Debug, Default)]
@@ -60,7 +63,7 @@ impl Fake {
         let mut state = self.state();
         state.calls.push(format!("{method} {object}"));
         if state.failing == Some(method) {
-            return Err(Error::kernel(format!("{method} {object}"), "made to fail"));
+            return Err(Error::kernel(format!("{method} {object}"), Cause::Injected));
         }
         Ok(state)
     }
@@ -118,7 +121,7 @@ impl Backend for Fake {
         let state = self.enter("check_ports", &request.attachment)?;
         match state.ports.get(&request.attachment) {
             Some(has) if has == request => Ok(()),
-            _ => Err(Error::Missing(format!("the published ports of {} differ", request.attachment))),
+            _ => Err(Difference::Ports(request.attachment.clone()).into()),
         }
     }
 
@@ -126,7 +129,7 @@ impl Backend for Fake {
         let state = self.enter("check_masquerade", &request.attachment)?;
         match state.masquerades.get(&request.attachment) {
             Some(has) if has == request => Ok(()),
-            _ => Err(Error::Missing(format!("the masqueraded addresses of {} differ", request.attachment))),
+            _ => Err(Difference::Masquerade(request.attachment.clone()).into()),
         }
     }
 

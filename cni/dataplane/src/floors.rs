@@ -17,6 +17,7 @@ const FLOORS: &[&[&str]] = &[
         "run_dir",
         "chain_name",
         "options",
+        "difference",
         "error",
         "backend",
         "flow",

@@ -14,6 +14,7 @@
 
 mod backend;
 mod chain_name;
+mod difference;
 mod dispatch;
 pub mod dump;
 pub mod duplicates;
@@ -49,8 +50,9 @@ pub use backend::{
 };
 pub use chain_name::ChainName;
 pub use cni_nftables::deferred_close;
+pub use difference::{Difference, ExemptDifference};
 pub use dispatch::Dataplane;
-pub use error::Error;
+pub use error::{BpfError, Cause, ConditionError, EbpfLack, Error, NfTablesLack, RequestError};
 pub use flow::{Flows, PublishedFlow};
 pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};
 pub use owner::{ContainerNetns, Owner};

@@ -24,7 +24,7 @@ use cni_spec::Attachment;
 
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
-use crate::{Error, Owner};
+use crate::{Difference, Error, Owner};
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "bridge slipway";
@@ -285,7 +285,7 @@ pub fn release(attachment: &Attachment) -> Result<(), Error> {
 pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
     let guards = Guards::open()?;
     if !guards.is_ready()? {
-        return Err(Error::Missing(format!("table {TABLE} does not guard against spoofing")));
+        return Err(Difference::NoSpoofingTable(TABLE).into());
     }
     let wanted = Guard { ifname: host_ifname.to_owned(), mac };
     let hash = AttachmentHash::of(attachment);
@@ -296,7 +296,7 @@ pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(),
     if complete {
         return Ok(());
     }
-    Err(Error::Missing(format!("no spoofing guard for {host_ifname} with address {mac} in table {TABLE}")))
+    Err(Difference::NoSpoofingGuard { link: host_ifname.to_owned(), mac, table: TABLE }.into())
 }
 
 /// Removes the guards of this network's attachments that are not in `valid`; returns how many.

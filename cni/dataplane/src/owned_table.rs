@@ -10,8 +10,8 @@ use cni_nftables::{
     ChainInfo, ElementId, ElementInfo, Error as NftError, Family, Socket, TableId, TableInfo, Transaction,
 };
 
-use crate::Error;
 use crate::lock::{self, Mode};
+use crate::{Error, NfTablesLack};
 
 /// The lock of the process whose commit was stale and that repeats it.
 const QUEUE: &str = "commits.lock";
@@ -190,7 +190,7 @@ fn generation(socket: &Socket) -> Result<u32, Error> {
 /// Distinguishes a kernel without nf_tables from one that refuses.
 fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
     match error.unsupported() {
-        Some(_) => Error::NoNfTables(error.to_string()),
+        Some(_) => NfTablesLack::Refusal(error).into(),
         None => Error::kernel(operation, error),
     }
 }

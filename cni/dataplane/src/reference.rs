@@ -18,7 +18,8 @@ use crate::nftables::plan::as_address;
 use crate::owned_table::transact;
 use crate::owner::{COMMENT_MAX, hex};
 use crate::{
-    AddressFamily, Error, HostAddress, HostPorts, Kinds, PortRequest, Protocol, PublishedPort, Snat,
+    AddressFamily, Difference, Error, HostAddress, HostPorts, Kinds, PortRequest, Protocol, PublishedPort,
+    Snat,
 };
 
 /// The tables of published ports, by family; a rule's comment is the container's ID.
@@ -155,15 +156,13 @@ impl Reference {
     pub(crate) fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         for (family, table) in &self.ports {
             let of_family = request.ports.iter().filter(|port| port.host.address.family() == *family);
-            let wanted: usize = of_family.map(|port| port.host.len()).sum();
+            let expected: usize = of_family.map(|port| port.host.len()).sum();
             let rules = self.rules(table, HOSTPORTS)?;
             let found = rules.iter().filter(|rule| is_of(rule, &request.attachment)).count();
-            if found < wanted {
-                let text = format!(
-                    "chain {table} {HOSTPORTS} has {found} rules of container {} instead of {wanted}",
-                    request.attachment.container_id()
-                );
-                return Err(Error::Missing(text));
+            if found < expected {
+                let chain = format!("{table} {HOSTPORTS}");
+                let container_id = request.attachment.container_id().to_owned();
+                return Err(Difference::ReferenceRules { chain, container_id, found, expected }.into());
             }
         }
         Ok(())

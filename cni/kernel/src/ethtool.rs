@@ -33,7 +33,7 @@ pub enum Switch {
 }
 
 /// Why a feature cannot be read or set.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FeatureError {
     /// The kernel has no feature of the name.
     #[error("the kernel has no feature {0}")]

@@ -6,14 +6,14 @@ use std::io;
 
 use nix::errno::Errno;
 
-use crate::Error;
+use crate::{BpfError, Error};
 
 /// The failure of an operation.
 pub(super) fn failed(
     operation: impl Into<String>,
     error: impl std::error::Error + Send + Sync + 'static,
 ) -> Error {
-    Error::kernel(operation, text(&error))
+    Error::kernel(operation, BpfError(text(&error)))
 }
 
 /// The text of an error and its sources, with a hint.

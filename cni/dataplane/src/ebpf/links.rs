@@ -16,7 +16,7 @@ use slipway_ebpf_abi::maps::programs;
 
 use super::error;
 use super::store::Store;
-use crate::{ContainerNetns, Error};
+use crate::{Cause, ContainerNetns, Error};
 
 /// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000
 /// for filters that ask for none, and the redirection that limits the rate at which a container sends has that one.
@@ -89,7 +89,7 @@ pub(super) fn add_clsact(interface: &str) -> Result<(), Error> {
     match tc::qdisc_add_clsact(interface) {
         Ok(()) => Ok(()),
         Err(TcError::NetlinkError(e)) if e.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
-        Err(e) => Err(Error::kernel(format!("add clsact to {interface}"), e)),
+        Err(e) => Err(error::failed(format!("add clsact to {interface}"), e)),
     }
 }
 
@@ -166,9 +166,8 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
 /// # Errors
 /// [`Error::Kernel`] if the namespace cannot be opened, or has no such interface.
 pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
-    let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
-        Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
-    };
+    let failed =
+        |e: Cause| Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e);
     let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
     let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
     let own = socket.link(ifname).map_err(|e| failed(e.into()))?;

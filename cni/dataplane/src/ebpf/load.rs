@@ -12,7 +12,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use slipway_ebpf_abi::maps;
 
 use super::error;
-use crate::Error;
+use crate::{BpfError, Error};
 
 /// Attempts to load a program.
 const ATTEMPTS: usize = 8;
@@ -78,25 +78,25 @@ pub(super) fn pin_exists(error: &PinError) -> bool {
     matches!(error, PinError::SyscallError(e) if e.io_error.kind() == ErrorKind::AlreadyExists)
 }
 
-/// An error as text for people.
-pub(super) fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
+/// The reason why an object was not loaded.
+pub(super) fn refused(error: &EbpfError) -> BpfError {
     match error {
-        EbpfError::ProgramError(e) => explain(e).into(),
-        _ => error::text(error).into(),
+        EbpfError::ProgramError(e) => explain(e),
+        _ => BpfError(error::text(error)),
     }
 }
 
 /// The kernel's error, with the verifier's last lines.
-pub(super) fn explain(error: &ProgramError) -> String {
+pub(super) fn explain(error: &ProgramError) -> BpfError {
     let ProgramError::LoadError { io_error, verifier_log } = error else {
-        return error::text(error);
+        return BpfError(error::text(error));
     };
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
         // The kernel refused before the verifier ran.
-        return error::text(io_error);
+        return BpfError(error::text(io_error));
     }
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");
-    format!("{io_error}; the verifier's last lines:\n  {last}")
+    BpfError(format!("{io_error}; the verifier's last lines:\n  {last}"))
 }

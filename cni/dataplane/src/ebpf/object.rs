@@ -4,7 +4,7 @@
 
 use nix::sys::utsname::uname;
 
-use crate::Error;
+use crate::{EbpfLack, Error};
 
 /// Aligned for the loader.
 #[cfg(ebpf_object)]
@@ -29,10 +29,9 @@ pub fn object() -> Option<&'static [u8]> {
 /// [`Error::NoEbpf`] if it was built without, or on a real-time kernel.
 pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     if uname().is_ok_and(|kernel| is_real_time(&kernel.version().to_string_lossy())) {
-        let why = "the BPF programs do not work on a real-time kernel (PREEMPT_RT)";
-        return Err(Error::NoEbpf(why.to_owned()));
+        return Err(EbpfLack::RealTimeKernel.into());
     }
-    object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
+    object().ok_or_else(|| EbpfLack::NotBuilt.into())
 }
 
 /// True if a kernel's version, as `uname -v` has it, is that of one with PREEMPT_RT. There, one softirq may preempt another

@@ -16,7 +16,7 @@ use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
 use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Counter, Entry, FlowKey, Port};
 
 use super::{error, file_system, load, netns_cookie, object};
-use crate::Error;
+use crate::{EbpfLack, Error};
 
 const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
 /// Attempts to load: concurrent first ADDs pin the same maps.
@@ -112,14 +112,13 @@ impl Store {
         };
         self.write_home()?;
         for name in programs::ALL {
-            let program =
-                ebpf.program_mut(name).ok_or_else(|| Error::NoEbpf(format!("no BPF program {name}")))?;
+            let program = ebpf.program_mut(name).ok_or(EbpfLack::Program(name))?;
             load::load_one(program)
                 .map_err(|e| Error::kernel(format!("load the BPF program {name}"), load::explain(&e)))?;
             match program.pin(self.path(name)) {
                 Ok(()) => {}
                 Err(e) if load::pin_exists(&e) => {}
-                Err(e) => return Err(Error::kernel(format!("pin the BPF program {name}"), e)),
+                Err(e) => return Err(error::failed(format!("pin the BPF program {name}"), e)),
             }
         }
         Ok(())
@@ -152,10 +151,7 @@ impl Store {
         if here == 0 || home == 0 || here == home {
             return Ok(());
         }
-        Err(Error::NoEbpf(format!(
-            "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
-             gone, `rm -r {FOLDER}` removes them)"
-        )))
+        Err(EbpfLack::OtherNamespace { folder: FOLDER }.into())
     }
 
     /// The indices of the uplinks with programs.

@@ -15,7 +15,7 @@ pub struct Merging {
     /// The device's name.
     pub link: String,
     /// The feature's state; without one the reason.
-    pub state: Result<Switch, String>,
+    pub state: Result<Switch, FeatureError>,
 }
 
 /// Reads the state of each device of the uplinks, which are found as for [`super::Settings::uplinks`].
@@ -43,7 +43,7 @@ fn each(named: &[String], act: impl Fn(&str) -> Result<Switch, FeatureError>) ->
         Ok(names)
     };
     let names = names().map_err(|e| Error::kernel("look for the devices of uplinks", e))?;
-    let state = |link: String| Merging { state: act(&link).map_err(|error| error.to_string()), link };
+    let state = |link: String| Merging { state: act(&link), link };
     Ok(names.into_iter().map(state).collect())
 }
 

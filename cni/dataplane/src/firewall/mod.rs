@@ -20,7 +20,7 @@ use crate::iptables::filter::{self, FilterPlan, Isolation};
 use crate::iptables::tools::Tools;
 use crate::owner::AttachmentHash;
 pub use crate::policy::IngressPolicy;
-use crate::{AddressFamily, Error, Owner};
+use crate::{AddressFamily, Error, NfTablesLack, Owner};
 use table::{FirewallTable, Isolator};
 
 /// The means by which packets are accepted.
@@ -144,8 +144,7 @@ pub fn admit(request: &FirewallRequest, lock: &FirewallLock) -> Result<(), Error
     let table = FirewallTable::open()?;
     if table.is_none() {
         if request.means == Means::Nftables {
-            let why = "this kernel has no nf_tables: use backend \"iptables\"";
-            return Err(Error::NoNfTables(why.to_owned()));
+            return Err(NfTablesLack::UseIptables.into());
         }
         log::warn!("this kernel has no nf_tables: the owners of rules are not recorded");
     }
@@ -383,7 +382,7 @@ pub fn status(means: Means, policy: IngressPolicy) -> Result<(), Error> {
         // Rules are recorded whatever their means.
         Some(table) => table.try_out(means)?,
         None if means == Means::Nftables => {
-            return Err(Error::NoNfTables("this kernel has no nf_tables".to_owned()));
+            return Err(NfTablesLack::Kernel.into());
         }
         None => {}
     }

@@ -31,7 +31,7 @@ use super::{FirewallRecord, IngressPolicy, Means};
 use crate::nftables::liveness::TLV_KIND;
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
-use crate::{Error, Owner};
+use crate::{Difference, Error, Owner};
 
 const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway-firewall", label: TABLE, schema: 1 };
@@ -390,8 +390,7 @@ impl FirewallTable {
     pub(super) fn check_free(&self, addresses: &[IpAddr], owner: AttachmentHash) -> Result<(), Error> {
         for address in addresses {
             if self.holder(*address)?.is_some_and(|holder| holder != owner) {
-                let msg = format!("address {address} belongs to another attachment in table {TABLE}");
-                return Err(Error::Missing(msg));
+                return Err(Difference::OtherAttachment { address: *address, table: TABLE }.into());
             }
         }
         Ok(())
@@ -399,26 +398,26 @@ impl FirewallTable {
 
     /// Compares the table with the record that should be there.
     pub(super) fn check(&self, wanted: &FirewallRecord) -> Result<(), Error> {
-        let missing = |what: String| Err(Error::Missing(what));
         if !self.missing(wanted.means)?.is_empty() {
-            return missing(format!("table {TABLE} is not complete"));
+            return Err(Difference::IncompleteTable(TABLE).into());
         }
         let hash = wanted.owner.attachment_hash;
         for address in &wanted.addresses {
             if self.holder(*address)? != Some(hash) {
                 let set = of_family(*address, &PODS);
-                return missing(format!("address {address} is missing from set {set} of table {TABLE}"));
+                return Err(Difference::NoAddress { address: *address, set, table: TABLE }.into());
             }
         }
         let held = self.held(hash)?;
         if held.is_none_or(|held| (held.means, held.policy) != (wanted.means, wanted.policy)) {
-            return missing(format!("{} is missing from map {ATTACHMENTS} of table {TABLE}", wanted.owner));
+            let owner = Box::new(wanted.owner.clone());
+            return Err(Difference::NoRecord { owner, map: ATTACHMENTS, table: TABLE }.into());
         }
         if wanted.means == Means::Nftables {
             for id in isolation(&wanted.bridge, &[wanted.policy]) {
                 if self.element(&id)?.is_none() {
-                    let (bridge, set) = (&wanted.bridge, &id.set);
-                    return missing(format!("bridge {bridge} is missing from set {set} of table {TABLE}"));
+                    let (bridge, set) = (wanted.bridge.clone(), id.set);
+                    return Err(Difference::NoBridge { bridge, set, table: TABLE }.into());
                 }
             }
         }

@@ -13,12 +13,15 @@ use super::names::{HOSTPORT_DNAT, POSTROUTING, TableName};
 use super::plan::{MasqueradePlan, PortPlan};
 use super::rule::Rule;
 use super::tools::{Refusal, Tools, nat_table};
-use crate::nftables::exempt::Difference;
+use crate::difference::{Difference, ExemptDifference};
 use crate::{AddressFamily, Error};
 
 fn require(family: AddressFamily, chain: &str, rule: &Rule, is_there: bool) -> Result<(), Error> {
-    let missing = || Error::Missing(format!("table {} has no rule -A {chain} {rule}", nat_table(family)));
-    is_there.then_some(()).ok_or_else(missing)
+    if is_there {
+        return Ok(());
+    }
+    let (table, chain) = (nat_table(family).to_string(), chain.to_owned());
+    Err(Difference::NoRule { table, chain, rule: rule.to_string() }.into())
 }
 
 /// Compares the rules of published ports.
@@ -73,8 +76,10 @@ pub(crate) fn masquerade(listing: &Listing, plan: &MasqueradePlan) -> Result<(),
     let require = |chain, rule| require(plan.family, chain, rule, listing.contains(chain, rule));
     plan.rules.iter().try_for_each(|rule| require(plan.chain.as_str(), rule))?;
     plan.jumps.iter().try_for_each(|rule| require(POSTROUTING, rule))?;
-    no_longer_exempt(listing, plan)
-        .map_or(Ok(()), |network| Err(Error::Missing(Difference::More(network).to_string())))
+    match no_longer_exempt(listing, plan) {
+        Some(network) => Err(Difference::ExemptNetwork(ExemptDifference::More(network)).into()),
+        None => Ok(()),
+    }
 }
 
 /// A network to which packets keep their source, and which the plan does not have. In a chain that another interface

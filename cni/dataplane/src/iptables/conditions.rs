@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use cni_nftables::{Cmp, Field, Operand, Stmt, Value};
 use ipnet::IpNet;
 
-use crate::{AddressFamily, Error, PortRequest};
+use crate::{AddressFamily, ConditionError, Error, PortRequest, RequestError};
 
 /// The options of one letter that are matches: address, protocol, link, fragment, module, family.
 const SHORT: &str = "sdpiofm46";
@@ -36,10 +36,10 @@ pub(crate) enum Untranslatable {
 /// # Errors
 /// [`Error::Condition`] with the key and the first word that is no part of a condition.
 pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
-    let refused = |reason: String| Err(Error::Condition { key, reason });
+    let refused = |reason| Err(Error::Condition { key, reason });
     for word in words {
         if word.is_empty() || word.chars().any(char::is_control) {
-            return refused(format!("{word:?} is no word of a rule"));
+            return refused(ConditionError::Word(word.clone()));
         }
         let is_condition = match (word.strip_prefix("--"), word.strip_prefix('-')) {
             (Some(long), _) => {
@@ -51,7 +51,7 @@ pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
             (None, None) => true,
         };
         if !is_condition {
-            return refused(format!("{word:?} is no condition"));
+            return refused(ConditionError::Option(word.clone()));
         }
     }
     Ok(())
@@ -60,7 +60,7 @@ pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
 /// Checks both families' conditions.
 pub(crate) fn check_request(request: &PortRequest) -> Result<(), Error> {
     if !request.nftables.conditions.is_empty() {
-        return Err(Error::Request("conditions of nftables in a request to iptables".to_owned()));
+        return Err(RequestError::NftablesConditions.into());
     }
     check("conditionsV4", &request.iptables.conditions.v4)?;
     check("conditionsV6", &request.iptables.conditions.v6)

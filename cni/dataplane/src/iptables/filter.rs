@@ -26,7 +26,7 @@ use super::names::{ChainName, TableName};
 use super::rule::Rule;
 use super::tools::{self, Place, Tools, table_id};
 use crate::policy::IngressPolicy;
-use crate::{AddressFamily, Error};
+use crate::{AddressFamily, Difference, Error};
 
 pub(super) const FORWARD: &str = "FORWARD";
 pub(super) const CONTAINERS: &str = "CNI-FORWARD";
@@ -340,8 +340,9 @@ pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
     let Some((chain, rule)) = expected.iter().find(|(chain, rule)| !has(&listing, chain, rule)) else {
         return Ok(());
     };
-    let table = table_id(plan.family, TableName::Filter);
-    Err(Error::Missing(format!("expected {chain} rule [{rule}] not found in table {table}")))
+    let table = table_id(plan.family, TableName::Filter).to_string();
+    let (chain, rule) = ((*chain).to_owned(), rule.to_string());
+    Err(Difference::NoFirewallRule { chain, rule, table }.into())
 }
 
 #[cfg(test)]

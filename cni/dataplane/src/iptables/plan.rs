@@ -11,7 +11,7 @@ use super::names::{self, ChainName, OUTPUT, POSTROUTING, PREROUTING};
 use super::rule::{PortKey, Rule};
 use crate::{
     AddressFamily, Error, HostAddress, Loopback, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
-    Snat,
+    RequestError, Snat,
 };
 
 /// Most ports that one multiport match takes (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
@@ -64,7 +64,7 @@ pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> 
     for (i, port) in request.ports.iter().enumerate() {
         let mut others = request.ports.iter().skip(i + 1);
         if let Some(other) = others.find(|other| other.host.overlaps(&port.host) && *other != port) {
-            return Err(Error::Request(format!("{port} and {other} are published for the same container")));
+            return Err(RequestError::Contradiction(Box::new([*port, *other])).into());
         }
     }
     Ok(())

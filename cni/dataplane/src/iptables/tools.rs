@@ -18,7 +18,7 @@ use super::batch::Batch;
 use super::legacy;
 use super::listing::Listing;
 use super::names::TableName;
-use crate::{AddressFamily, Error};
+use crate::{AddressFamily, Cause, Error};
 
 /// Time that an operation waits for the lock of the legacy tools, both families together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -171,7 +171,7 @@ impl Tools {
         let run = run(&program, &["-t", self.table.as_str()], "")?;
         if !run.status.success() {
             let operation = format!("run {} -t {}", program.display(), self.table.as_str());
-            return Err(Error::kernel(operation, complaint(&run)));
+            return Err(Error::kernel(operation, Cause::Tool(complaint(&run))));
         }
         Ok(text(&run))
     }
@@ -250,7 +250,7 @@ impl Tools {
             let now = self.read(chains)?;
             // Refused twice with the same rules: other processes are not the cause.
             if now == listing && attempts > 1 {
-                return Err(Error::kernel(operation, complaint));
+                return Err(Error::kernel(operation, Cause::Tool(complaint)));
             }
             if Instant::now() >= self.deadline {
                 let (operation, millis) = (operation.to_owned(), PATIENCE.as_millis());

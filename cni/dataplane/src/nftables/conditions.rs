@@ -29,7 +29,7 @@ use std::net::IpAddr;
 use cni_nftables::{Cmp, DataType, Field, Operand, Stmt, Value};
 use ipnet::IpNet;
 
-use crate::{AddressFamily, Error};
+use crate::{AddressFamily, ConditionError, Error};
 
 /// Parses the conditions of one family.
 ///
@@ -77,9 +77,8 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    fn next(&mut self, wanted: &str) -> Result<&'a str, String> {
-        let (first, rest) =
-            self.words.split_first().ok_or_else(|| format!("ends where {wanted} should follow"))?;
+    fn next(&mut self, wanted: &'static str) -> Result<&'a str, ConditionError> {
+        let (first, rest) = self.words.split_first().ok_or(ConditionError::End(wanted))?;
         self.words = rest;
         Ok(first)
     }
@@ -94,14 +93,14 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn condition(&mut self) -> Result<Stmt, String> {
+    fn condition(&mut self) -> Result<Stmt, ConditionError> {
         let field = self.field()?;
         if field == Field::CtState {
             return self.states();
         }
         if matches!(field, Field::Mark | Field::CtMark) && self.accept("&") {
             let mask = Value::Mark(number(self.next("a mask")?)?);
-            let cmp = self.comparison().ok_or("a mask is followed by == or !=")?;
+            let cmp = self.comparison().ok_or(ConditionError::Mask)?;
             let value = Value::Mark(number(self.next("a number")?)?);
             return Ok(Stmt::Masked { field, mask, cmp, value });
         }
@@ -120,7 +119,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn field(&mut self) -> Result<Field, String> {
+    fn field(&mut self) -> Result<Field, ConditionError> {
         let first = self.next("a field")?;
         let meta = first == "meta";
         let word = if meta { self.next("a field of meta")? } else { first };
@@ -129,16 +128,16 @@ impl<'a> Parser<'a> {
             "oifname" => Field::Oifname,
             "l4proto" => Field::L4Proto,
             "mark" => Field::Mark,
-            _ if meta => return Err(format!("unknown field \"meta {word}\"")),
+            _ if meta => return Err(ConditionError::UnknownField(format!("meta {word}"))),
             _ => self.field_of(word)?,
         };
         Ok(field)
     }
 
-    fn field_of(&mut self, header: &str) -> Result<Field, String> {
+    fn field_of(&mut self, header: &str) -> Result<Field, ConditionError> {
         let known = ["ip", "ip6", "tcp", "udp", "sctp", "th", "ct", "fib"];
         if !known.contains(&header) {
-            return Err(format!("unknown field \"{header}\""));
+            return Err(ConditionError::UnknownField(header.to_owned()));
         }
         let name = self.next("a field's name")?;
         let field = match (header, name) {
@@ -163,20 +162,20 @@ impl<'a> Parser<'a> {
             ("ct", "mark") => Field::CtMark,
             ("fib", "saddr") if self.accept("type") => Field::FibSaddrType,
             ("fib", "daddr") if self.accept("type") => Field::FibDaddrType,
-            _ => return Err(format!("unknown field \"{header} {name}\"")),
+            _ => return Err(ConditionError::UnknownField(format!("{header} {name}"))),
         };
         let other = match self.family {
             AddressFamily::V4 => "ip6",
             AddressFamily::V6 => "ip",
         };
         if header == other {
-            Err(format!("field \"{header} {name}\" is of the other family"))
+            Err(ConditionError::FieldOfOtherFamily(format!("{header} {name}")))
         } else {
             Ok(field)
         }
     }
 
-    fn states(&mut self) -> Result<Stmt, String> {
+    fn states(&mut self) -> Result<Stmt, ConditionError> {
         self.accept("==");
         let braces = self.accept("{");
         let mut bits = 0;
@@ -186,25 +185,25 @@ impl<'a> Parser<'a> {
                 "established" => Value::CT_ESTABLISHED,
                 "related" => Value::CT_RELATED,
                 "invalid" => Value::CT_INVALID,
-                other => return Err(format!("unknown state \"{other}\"")),
+                other => return Err(ConditionError::UnknownState(other.to_owned())),
             };
             if !self.accept(",") {
                 break;
             }
         }
         if braces && !self.accept("}") {
-            return Err("a set of states that does not end in }".to_owned());
+            return Err(ConditionError::OpenStates);
         }
         Ok(Stmt::AnyBit { field: Field::CtState, bits: Value::CtState(bits) })
     }
 
-    fn set(&mut self, field: Field) -> Result<Operand, String> {
+    fn set(&mut self, field: Field) -> Result<Operand, ConditionError> {
         let mut elements = Vec::new();
         loop {
             let word = self.next("an element of a set")?;
             match operand(field, word)? {
                 Operand::Value(Value::IfnamePrefix(_)) => {
-                    return Err(format!("\"{word}\": a prefix of a name cannot be in a set"));
+                    return Err(ConditionError::PrefixInSet(word.to_owned()));
                 }
                 element => elements.push(element),
             }
@@ -212,19 +211,19 @@ impl<'a> Parser<'a> {
                 return Ok(Operand::OneOf(elements));
             }
             if !self.accept(",") {
-                return Err("a set's elements are separated by commas, its end is }".to_owned());
+                return Err(ConditionError::OpenSet);
             }
         }
     }
 }
 
-fn operand(field: Field, word: &str) -> Result<Operand, String> {
+fn operand(field: Field, word: &str) -> Result<Operand, ConditionError> {
     let kind = field.data_type();
     if kind == DataType::Ifname {
         return ifname(word).map(Operand::Value);
     }
     if matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr) && word.contains('/') {
-        let network: IpNet = word.parse().map_err(|_| format!("\"{word}\" is not a network"))?;
+        let network: IpNet = word.parse().map_err(|_| ConditionError::Network(word.to_owned()))?;
         let first = Value::address(network.network());
         let fits = first.data_type() == kind;
         return if fits { Ok(Operand::Prefix(first, network.prefix_len())) } else { Err(wrong_family(word)) };
@@ -235,7 +234,7 @@ fn operand(field: Field, word: &str) -> Result<Operand, String> {
             let (from, to) = (value(kind, from)?, value(kind, to)?);
             let backwards = from.encode() > to.encode();
             if backwards {
-                Err(format!("range \"{word}\" is backwards"))
+                Err(ConditionError::Backwards(word.to_owned()))
             } else {
                 Ok(Operand::Range(from, to))
             }
@@ -244,10 +243,10 @@ fn operand(field: Field, word: &str) -> Result<Operand, String> {
     }
 }
 
-fn value(kind: DataType, word: &str) -> Result<Value, String> {
+fn value(kind: DataType, word: &str) -> Result<Value, ConditionError> {
     Ok(match kind {
         DataType::Ipv4Addr | DataType::Ipv6Addr => {
-            let address: IpAddr = word.parse().map_err(|_| format!("\"{word}\" is not an address"))?;
+            let address: IpAddr = word.parse().map_err(|_| ConditionError::Address(word.to_owned()))?;
             let value = Value::address(address);
             if value.data_type() != kind {
                 return Err(wrong_family(word));
@@ -263,29 +262,29 @@ fn value(kind: DataType, word: &str) -> Result<Value, String> {
             None => Value::Proto(number(word)?),
         },
         DataType::FibAddrType if word == "local" => Value::AddrType(Value::RTN_LOCAL),
-        _ => return Err(format!("\"{word}\" is no value for this field")),
+        _ => return Err(ConditionError::Value(word.to_owned())),
     })
 }
 
-fn wrong_family(word: &str) -> String {
-    format!("\"{word}\" is of the other family")
+fn wrong_family(word: &str) -> ConditionError {
+    ConditionError::OtherFamily(word.to_owned())
 }
 
-fn ifname(word: &str) -> Result<Value, String> {
+fn ifname(word: &str) -> Result<Value, ConditionError> {
     let bare = word.strip_prefix('"').and_then(|w| w.strip_suffix('"')).unwrap_or(word);
     let (name, prefix) = match bare.strip_suffix('*') {
         Some(name) => (name, true),
         None => (bare, false),
     };
-    cni_spec::check_ifname(name).map_err(|e| e.to_string())?;
+    cni_spec::check_ifname(name)?;
     if name.contains(['"', '\\', '*']) {
-        return Err(format!("\"{name}\" is no interface name"));
+        return Err(ConditionError::Quotes(name.to_owned()));
     }
     Ok(if prefix { Value::IfnamePrefix(name.to_owned()) } else { Value::Ifname(name.to_owned()) })
 }
 
 /// Decimal, or hexadecimal with `0x`.
-fn number<N: TryFrom<u64>>(word: &str) -> Result<N, String> {
+fn number<N: TryFrom<u64>>(word: &str) -> Result<N, ConditionError> {
     let parsed = match word.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => word.parse(),
@@ -293,7 +292,7 @@ fn number<N: TryFrom<u64>>(word: &str) -> Result<N, String> {
     parsed
         .ok()
         .and_then(|n| N::try_from(n).ok())
-        .ok_or_else(|| format!("\"{word}\" is not a number that fits here"))
+        .ok_or_else(|| ConditionError::Number(word.to_owned()))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::plan::{Exempt, as_address};
 use super::schema::exempt::fill;
 use super::schema::{self, ExemptId, Map, SharedChain};
 use super::session::Session;
+use crate::difference::ExemptDifference;
 use crate::owned_table::unless_no_nf_tables;
 use crate::{AddressFamily, Error};
 
@@ -72,13 +73,14 @@ pub(crate) fn difference(
     session: &Session,
     id: Option<ExemptId>,
     wanted: &[IpNet],
-) -> Result<Option<Difference>, Error> {
+) -> Result<Option<ExemptDifference>, Error> {
     let found = match id {
         Some(id) => read(session, id)?.unwrap_or_default(),
         None => Vec::new(),
     };
-    let missing = wanted.iter().find(|network| !found.contains(network)).copied().map(Difference::Missing);
-    let more = || found.into_iter().find(|network| !wanted.contains(network)).map(Difference::More);
+    let missing =
+        wanted.iter().find(|network| !found.contains(network)).copied().map(ExemptDifference::Missing);
+    let more = || found.into_iter().find(|network| !wanted.contains(network)).map(ExemptDifference::More);
     Ok(missing.or_else(more))
 }
 
@@ -114,13 +116,4 @@ pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
 
 fn family_of(network: &IpNet) -> AddressFamily {
     AddressFamily::of(network.addr())
-}
-
-/// A difference between a container's networks and those of the configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Difference {
-    #[error("packets to {0} are masqueraded, but nonMasqueradeCIDRs has {0}")]
-    Missing(IpNet),
-    #[error("packets to {0} are not masqueraded, but nonMasqueradeCIDRs does not have {0}")]
-    More(IpNet),
 }

@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use super::schema::{self, ExemptId, Map, SharedChain};
 use crate::owner::AttachmentHash;
 use crate::{
-    AddressFamily, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, PublishedPort, Snat,
+    AddressFamily, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, PublishedPort,
+    RequestError, Snat,
 };
 
 /// Shortest run that is one interval. An exclusive hash element costs 12 µs; a map of intervals is copied as
@@ -127,7 +128,7 @@ fn singles(port: &PublishedPort) -> impl Iterator<Item = PublishedPort> + use<> 
 /// [`Error::Request`] for mappings that contradict each other or cross families.
 pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
     if !request.iptables.conditions.is_empty() {
-        return Err(Error::Request("conditions of iptables in a request to nftables".to_owned()));
+        return Err(RequestError::IptablesConditions.into());
     }
     let runs = collapse(&request.ports);
     check_overlaps(&runs)?;
@@ -136,9 +137,7 @@ pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
     for run in &runs {
         let family = run.host.address.family();
         if AddressFamily::of(run.container) != family {
-            return Err(Error::Request(format!(
-                "{run}: the host's and the container's address differ in family"
-            )));
+            return Err(RequestError::Families(Box::new(*run)).into());
         }
         plan.items.push(Item {
             map: Map::for_ports(&run.host),
@@ -172,7 +171,7 @@ pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
 fn check_overlaps(runs: &[PublishedPort]) -> Result<(), Error> {
     for (i, run) in runs.iter().enumerate() {
         if let Some(other) = runs.iter().skip(i + 1).find(|other| other.host.overlaps(&run.host)) {
-            return Err(Error::Request(format!("{run} and {other} are published for the same container")));
+            return Err(RequestError::Contradiction(Box::new([*run, *other])).into());
         }
     }
     Ok(())

@@ -18,6 +18,7 @@ use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, State, describe, element_id};
 use super::{addresses, exempt};
+use crate::difference::{Difference, ExemptDifference};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 
@@ -362,17 +363,17 @@ impl Job {
     pub(crate) fn check(&self, session: &Session) -> Result<(), Error> {
         match session.state()? {
             State::Ready => {}
-            State::Missing => return Err(Error::Missing(format!("table {} is missing", schema::TABLE))),
+            State::Missing => return Err(Difference::NoTable(schema::TABLE).into()),
             State::Damaged(_) => {
-                let text = format!("chains of table {} are emptied, changed or unhooked", schema::TABLE);
-                return Err(Error::Missing(text));
+                return Err(Difference::DamagedChains(schema::TABLE).into());
             }
         }
         for item in &self.plan.items {
-            let name = format!("{} of {}", describe(item.map, &item.key, item.end.as_deref()), self.owner);
+            let map = item.map.name();
+            let element = format!("{} of {}", describe(item.map, &item.key, item.end.as_deref()), self.owner);
             match session.get(item.map, &item.key)? {
                 None => {
-                    return Err(Error::Missing(format!("{name} is missing from map {}", item.map.name())));
+                    return Err(Difference::NoElement { element, map }.into());
                 }
                 Some(held) if !held.is_of(self.hash) => {
                     let sibling = match &held.owner {
@@ -382,19 +383,15 @@ impl Job {
                     if sibling {
                         continue;
                     }
-                    let owner = held.owner.map_or_else(|| "no owner".to_owned(), |owner| owner.to_string());
-                    return Err(Error::Missing(format!(
-                        "{name} belongs to {owner} in map {}",
-                        item.map.name()
-                    )));
+                    let owner = held.owner.map(Box::new);
+                    return Err(Difference::OtherOwner { element, owner, map }.into());
                 }
                 Some(held) => {
                     if let Some(difference) = self.exempt_difference(session, &held, item)? {
-                        return Err(Error::Missing(format!("{name}: {difference}")));
+                        return Err(Difference::Exemption { element, difference }.into());
                     }
                     if !matches(&held, item) {
-                        let text = format!("{name} leads elsewhere in map {}", item.map.name());
-                        return Err(Error::Missing(text));
+                        return Err(Difference::OtherTarget { element, map }.into());
                     }
                 }
             }
@@ -408,7 +405,7 @@ impl Job {
         session: &Session,
         held: &OwnedElement,
         item: &Item,
-    ) -> Result<Option<exempt::Difference>, Error> {
+    ) -> Result<Option<ExemptDifference>, Error> {
         let chains = held.shared_chain().zip(item.shared_chain());
         match chains {
             Some((held @ SharedChain::Masquerade { .. }, wanted @ SharedChain::Masquerade { .. })) => {
@@ -421,13 +418,11 @@ impl Job {
     fn check_chains(&self, session: &Session) -> Result<(), Error> {
         let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules(Layout::PLAIN).len()));
         let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
-        for (name, wanted) in shared.chain(own) {
-            let read = session.socket.rules(&session.table, &name);
-            let found = read.map_err(|e| Error::kernel(format!("list the rules of chain {name}"), e))?.len();
-            if found != wanted {
-                let text =
-                    format!("chain {name} of table {} has {found} rules instead of {wanted}", schema::TABLE);
-                return Err(Error::Missing(text));
+        for (chain, expected) in shared.chain(own) {
+            let read = session.socket.rules(&session.table, &chain);
+            let found = read.map_err(|e| Error::kernel(format!("list the rules of chain {chain}"), e))?.len();
+            if found != expected {
+                return Err(Difference::RuleCount { chain, table: schema::TABLE, found, expected }.into());
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Fill, Merging, Status, Without};
+use cni_dataplane::ebpf::{self, Fill, Merging, Status, UnservedLink};
 use cni_kernel::ethtool::Switch;
 use cni_spec::CniError;
 use serde_json::{Map, Value, json};
@@ -115,7 +115,7 @@ fn document(State { status, merging, .. }: &State) -> Value {
         let all = status.counters.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
         all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), json!(count))).collect()
     };
-    let left = |links: &[Without]| -> Vec<Value> {
+    let left = |links: &[UnservedLink]| -> Vec<Value> {
         links.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect()
     };
     let earlier: Vec<Value> = status
@@ -134,9 +134,9 @@ fn document(State { status, merging, .. }: &State) -> Value {
         .iter()
         .map(|one| {
             let (state, reason) = match &one.state {
-                Ok(Switch::On) => ("on", ""),
-                Ok(Switch::Off) => ("off", ""),
-                Err(reason) => ("unknown", reason.as_str()),
+                Ok(Switch::On) => ("on", "".to_owned()),
+                Ok(Switch::Off) => ("off", String::new()),
+                Err(error) => ("unknown", error.to_string()),
             };
             json!({ "interface": one.link, "state": state, "reason": reason })
         })
@@ -160,6 +160,7 @@ fn document(State { status, merging, .. }: &State) -> Value {
 #[cfg(test)]
 mod tests {
     use cni_dataplane::ebpf::{Counter, ForeignFilter};
+    use cni_kernel::ethtool::FeatureError;
 
     use super::*;
 
@@ -169,7 +170,10 @@ mod tests {
             is_set_up: true,
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
-            uplinks_without: vec![Without { name: "eth2".to_owned(), why: "no such interface".to_owned() }],
+            uplinks_without: vec![UnservedLink {
+                name: "eth2".to_owned(),
+                why: "no such interface".to_owned(),
+            }],
             foreign_filters: vec![
                 ForeignFilter {
                     link: "eth0".to_owned(),
@@ -185,13 +189,14 @@ mod tests {
                 },
             ],
             containers: 2,
-            containers_without: vec![Without { name: "veth0".to_owned(), why: "no".to_owned() }],
+            containers_without: vec![UnservedLink { name: "veth0".to_owned(), why: "no".to_owned() }],
             counters: vec![(Counter::Carried, 7), (Counter::DroppedWrite, 1)],
             maps: [("carried4", 2), ("carried6", 0)]
                 .map(|(map, elements)| Fill { map, elements, max_elements: 64 })
                 .into(),
         };
-        let merging = [("eth0", Ok(Switch::On)), ("eth1", Ok(Switch::Off)), ("eth2", Err("no".to_owned()))]
+        let unknown = || FeatureError::Unknown("gro".to_owned());
+        let merging = [("eth0", Ok(Switch::On)), ("eth1", Ok(Switch::Off)), ("eth2", Err(unknown()))]
             .map(|(link, state)| Merging { link: link.to_owned(), state });
         let state = State { status, merging: merging.into(), is_asked: true };
         let mut text = Vec::new();
@@ -204,7 +209,7 @@ mod tests {
                  before      eth1 egress: tcx: a final verdict leaves packets to netfilter\ncontainers  2\n\
                  map         carried4: 2 of 64 elements\n\
                  udp gro     eth0: on\nudp gro     eth1: off: `slipway node setup` switches it on\n\
-                 udp gro     eth2: no\n\
+                 udp gro     eth2: the kernel has no feature gro\n\
                  counter     carried_packets: 7\n\
                  dropped     write_failed: 1 (the kernel refused to change the packet)\n"
             ),
@@ -216,7 +221,8 @@ mod tests {
             (&document["containers"], &document["counters"]["carried_packets"]),
             (&json!(2), &json!(7))
         );
-        let unknown = json!({ "interface": "eth2", "state": "unknown", "reason": "no" });
+        let unknown =
+            json!({ "interface": "eth2", "state": "unknown", "reason": "the kernel has no feature gro" });
         assert_eq!(document["udp_gro_forwarding"][2], unknown);
     }
 }
