@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::time::Duration;
 
-use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily, NewFlow, Tuple};
+use cni_kernel::AddressFamily;
+use cni_nftables::conntrack::{Conntrack, Filter, Flow, NewFlow, Tuple};
 use slipway_tests::in_namespace;
 
 /// Inserts a flow with a translated destination into the conntrack table.
@@ -37,11 +38,11 @@ fn fill() {
     insert("udp", "2001:db8::1", ("fd00::2", 53), ("fd00:9::3", 5353));
 }
 
-fn all(family: FlowFamily) -> Filter {
+fn all(family: Option<AddressFamily>) -> Filter {
     Filter { family, protocol: None, destinations: vec![], port: None, reply_source: None, status: 0 }
 }
 
-fn udp(family: FlowFamily, destinations: &[&str], port: u16) -> Filter {
+fn udp(family: Option<AddressFamily>, destinations: &[&str], port: u16) -> Filter {
     let destinations: Vec<IpAddr> = destinations.iter().map(|text| text.parse().unwrap()).collect();
     Filter { protocol: Some(17), destinations, port: Some(port), ..all(family) }
 }
@@ -50,21 +51,25 @@ fn udp(family: FlowFamily, destinations: &[&str], port: u16) -> Filter {
 fn filters_select_flows() {
     in_namespace(|| {
         let conntrack = Conntrack::open().unwrap();
-        assert_eq!(conntrack.count(&all(FlowFamily::Ipv4)).unwrap(), 0);
+        assert_eq!(conntrack.count(&all(Some(AddressFamily::V4))).unwrap(), 0);
         fill();
         let count = |filter: &Filter| conntrack.count(filter).unwrap();
-        assert_eq!(count(&all(FlowFamily::Ipv4)), 8);
-        assert_eq!(count(&all(FlowFamily::Ipv6)), 2);
-        assert_eq!(count(&udp(FlowFamily::Ipv4, &[], 53)), 4);
-        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)), 2);
-        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.1", "10.0.0.2"], 53)), 4);
-        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.3"], 53)), 0);
-        let to =
-            |source: &str| Filter { reply_source: Some(source.parse().unwrap()), ..all(FlowFamily::Ipv4) };
+        assert_eq!(count(&all(Some(AddressFamily::V4))), 8);
+        assert_eq!(count(&all(Some(AddressFamily::V6))), 2);
+        assert_eq!(count(&udp(Some(AddressFamily::V4), &[], 53)), 4);
+        assert_eq!(count(&udp(Some(AddressFamily::V4), &["10.0.0.1"], 53)), 2);
+        assert_eq!(count(&udp(Some(AddressFamily::V4), &["10.0.0.1", "10.0.0.2"], 53)), 4);
+        assert_eq!(count(&udp(Some(AddressFamily::V4), &["10.0.0.3"], 53)), 0);
+        let to = |source: &str| Filter {
+            reply_source: Some(source.parse().unwrap()),
+            ..all(Some(AddressFamily::V4))
+        };
         assert_eq!(count(&to("10.9.0.2")), 6);
-        assert_eq!(count(&Filter { port: Some(54), ..all(FlowFamily::Ipv4) }), 2);
+        assert_eq!(count(&Filter { port: Some(54), ..all(Some(AddressFamily::V4)) }), 2);
         let mut flows = Vec::new();
-        conntrack.for_each(&udp(FlowFamily::Ipv6, &["fd00::1"], 53), |flow| flows.push(*flow)).unwrap();
+        conntrack
+            .for_each(&udp(Some(AddressFamily::V6), &["fd00::1"], 53), |flow| flows.push(*flow))
+            .unwrap();
         let [flow] = flows.as_slice() else { panic!("{flows:?}") };
         assert_eq!(flow.original.source, "2001:db8::1".parse::<IpAddr>().unwrap());
         assert_eq!((flow.original.source_port, flow.original.destination_port), (40000, 53));
@@ -79,15 +84,15 @@ fn only_flows_that_pass_the_filter_are_deleted() {
     in_namespace(|| {
         fill();
         let conntrack = Conntrack::open().unwrap();
-        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)).unwrap(), 2);
-        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)).unwrap(), 0);
-        assert_eq!(conntrack.count(&all(FlowFamily::Ipv4)).unwrap(), 6);
-        let tcp = Filter { protocol: Some(6), ..udp(FlowFamily::Ipv4, &["10.0.0.1"], 53) };
+        assert_eq!(conntrack.delete(&udp(Some(AddressFamily::V4), &["10.0.0.1"], 53)).unwrap(), 2);
+        assert_eq!(conntrack.delete(&udp(Some(AddressFamily::V4), &["10.0.0.1"], 53)).unwrap(), 0);
+        assert_eq!(conntrack.count(&all(Some(AddressFamily::V4))).unwrap(), 6);
+        let tcp = Filter { protocol: Some(6), ..udp(Some(AddressFamily::V4), &["10.0.0.1"], 53) };
         assert_eq!(conntrack.count(&tcp).unwrap(), 2);
-        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv6, &["fd00::1", "fd00::3"], 53)).unwrap(), 1);
-        assert_eq!(conntrack.count(&all(FlowFamily::Ipv6)).unwrap(), 1);
+        assert_eq!(conntrack.delete(&udp(Some(AddressFamily::V6), &["fd00::1", "fd00::3"], 53)).unwrap(), 1);
+        assert_eq!(conntrack.count(&all(Some(AddressFamily::V6))).unwrap(), 1);
         // A filter whose addresses are all of the other family matches no flow.
-        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["fd00::2"], 53)).unwrap(), 0);
+        assert_eq!(conntrack.delete(&udp(Some(AddressFamily::V4), &["fd00::2"], 53)).unwrap(), 0);
     });
 }
 
@@ -99,11 +104,11 @@ fn the_kernel_filters_its_dump() {
         fill();
         let conntrack = Conntrack::open().unwrap();
         let answered = |filter: &Filter| conntrack.for_each(filter, |_| {}).unwrap();
-        assert_eq!(answered(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)), 2);
-        assert_eq!(answered(&udp(FlowFamily::Ipv4, &[], 53)), 4);
-        assert_eq!(answered(&udp(FlowFamily::Ipv6, &["fd00::1"], 54)), 0);
+        assert_eq!(answered(&udp(Some(AddressFamily::V4), &["10.0.0.1"], 53)), 2);
+        assert_eq!(answered(&udp(Some(AddressFamily::V4), &[], 53)), 4);
+        assert_eq!(answered(&udp(Some(AddressFamily::V6), &["fd00::1"], 54)), 0);
         let source = Some("10.9.0.3".parse().unwrap());
-        assert_eq!(answered(&Filter { reply_source: source, ..udp(FlowFamily::Ipv4, &[], 53) }), 2);
+        assert_eq!(answered(&Filter { reply_source: source, ..udp(Some(AddressFamily::V4), &[], 53) }), 2);
     });
 }
 
@@ -150,7 +155,7 @@ fn inserted_flows_translate_both_ends() {
         }
         let listed = || {
             let mut flows = Vec::new();
-            conntrack.for_each(&all(FlowFamily::Both), |flow| flows.push(*flow)).unwrap();
+            conntrack.for_each(&all(None), |flow| flows.push(*flow)).unwrap();
             flows
         };
         let flows = listed();

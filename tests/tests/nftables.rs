@@ -11,11 +11,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use cni_kernel::AddressFamily;
 use cni_nftables::notify::{Generation, Notification, Notifications, TableChange};
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, DnatTarget, Element, ElementData, ElementId, Family, Field,
-    Hook, IpVersion, Keys, MapData, Operand, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId,
-    Transaction, Value, Verdict, deferred_close,
+    Hook, Keys, MapData, Operand, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction,
+    Value, Verdict, deferred_close,
 };
 use nix::sched::{CloneFlags, unshare};
 use slipway_tests::{in_namespace, within};
@@ -121,18 +122,18 @@ fn statements() -> Vec<Vec<Stmt>> {
         vec![Stmt::fib_daddr_local(), Stmt::goto("regular")],
         vec![
             Stmt::eq(Field::NfProto, Value::NfProto(Value::NFPROTO_IPV4)),
-            Stmt::dnat_map(IpVersion::V4, &ports, "ports4"),
+            Stmt::dnat_map(AddressFamily::V4, &ports, "ports4"),
         ],
         vec![
             Stmt::eq(Field::NfProto, Value::NfProto(Value::NFPROTO_IPV6)),
-            Stmt::dnat_map(IpVersion::V6, &ports, "ports6"),
+            Stmt::dnat_map(AddressFamily::V6, &ports, "ports6"),
         ],
-        vec![Stmt::dnat_map(IpVersion::V6, &[Field::Ip6Daddr, Field::L4Proto, Field::ThDport], "hosts6")],
+        vec![Stmt::dnat_map(AddressFamily::V6, &[Field::Ip6Daddr, Field::L4Proto, Field::ThDport], "hosts6")],
         vec![
             Stmt::eq(Field::NfProto, Value::NfProto(Value::NFPROTO_IPV4)),
-            Stmt::dnat_map_address(IpVersion::V4, &ports, "ranges4"),
+            Stmt::dnat_map_address(AddressFamily::V4, &ports, "ranges4"),
         ],
-        vec![Stmt::eq(Field::L4Proto, TCP), Stmt::Dnat { version: IpVersion::V4, target }],
+        vec![Stmt::eq(Field::L4Proto, TCP), Stmt::Dnat { version: AddressFamily::V4, target }],
         vec![Stmt::vmap(&[Field::IpDaddr], "masq4")],
         vec![Stmt::set_mark_bits(0x2000)],
         vec![Stmt::clear_mark_bits(0x2000)],

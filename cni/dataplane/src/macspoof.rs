@@ -351,7 +351,7 @@ mod tests {
         let mut batch = bootstrap();
         let guard = Guard { ifname: "veth01020304".into(), mac: Mac([2, 0, 0, 0, 0, 7]) };
         put(&mut batch, &Owner::of(&attachment), &guard);
-        let hash = crate::owner::hex(&AttachmentHash::of(&attachment).0);
+        let hash = cni_spec::text::hex(&AttachmentHash::of(&attachment).0);
         expect_test::expect![[r#"
             add table bridge slipway { comment "slipway: source addresses that containers may use" ; }
             add chain bridge slipway schema-1

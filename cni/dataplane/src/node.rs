@@ -3,10 +3,10 @@
 //! The dataplane's view of a node, for `slipway check-node`: the features of its kernel, and the chains and
 //! tables of other programs.
 
-use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter};
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Element, ElementId, Error as NftError, Family, Field, Hook,
-    IpVersion, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value,
+    Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value,
 };
 
 use cni_spec::Attachment;
@@ -14,7 +14,7 @@ use cni_spec::Attachment;
 use crate::nftables::session::{Session, State};
 use crate::nftables::{addresses, owner_entry as record, schema};
 use crate::owned_table::Patience;
-use crate::{ContainerNetns, Error};
+use crate::{AddressFamily, ContainerNetns, Error};
 
 /// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ fn dnat_map(table: &TableId, batch: &mut Transaction) {
     let target = vec![Value::Ipv4([10, 0, 0, 1].into()), Value::Port(80)];
     batch.add_set(set).add_element(Element::new(ElementId::new(table, "m", key)).values(target));
     hooked(table, batch, ChainKind::Nat, Hook::Prerouting);
-    batch.add_rule(Rule::new(table, "b", vec![Stmt::dnat_map(IpVersion::V4, &PORT_FIELDS, "m")]));
+    batch.add_rule(Rule::new(table, "b", vec![Stmt::dnat_map(AddressFamily::V4, &PORT_FIELDS, "m")]));
 }
 
 fn ranges(table: &TableId, batch: &mut Transaction) {
@@ -206,7 +206,7 @@ pub fn features() -> Result<Vec<Feature>, Error> {
 }
 
 fn list_no_flows() -> Result<usize, NftError> {
-    Conntrack::open()?.count(&Filter::all(FlowFamily::Ipv4))
+    Conntrack::open()?.count(&Filter::all(Some(AddressFamily::V4)))
 }
 
 /// A chain of another program at the forward hook.

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cni_spec::Attachment;
+use cni_spec::text::hex;
 use sha2::{Digest, Sha256};
 
 /// nft refuses longer comments when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
@@ -152,10 +153,6 @@ fn printable(name: &str, max: usize) -> String {
     let mut cut: String = all.chars().take(max.saturating_sub(1)).collect();
     cut.push(CUT);
     cut
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {

@@ -16,11 +16,12 @@ use sha2::{Digest, Sha512};
 use crate::iptables::chain_reader::{Content, MasqueradeContent, PortContent};
 use crate::nftables::plan::as_address;
 use crate::owned_table::transact;
-use crate::owner::{COMMENT_MAX, hex};
+use crate::owner::COMMENT_MAX;
 use crate::{
     AddressFamily, Difference, Error, HostAddress, HostPorts, Kinds, PortRequest, Protocol, PublishedPort,
     Snat,
 };
+use cni_spec::text::hex;
 
 /// The tables of published ports, by family; a rule's comment is the container's ID.
 const PORT_TABLES: [(AddressFamily, Family); 2] =

@@ -11,6 +11,8 @@ use cni_netlink::{Attributes, Message};
 pub use create::NewFlow;
 use nix::errno::Errno;
 
+use cni_kernel::AddressFamily;
+
 use crate::channel::Channel;
 use crate::error::Error;
 use crate::nfnetlink;
@@ -123,46 +125,21 @@ impl Flow {
     }
 }
 
-/// Address family of the flows in a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FlowFamily {
-    /// IPv4.
-    Ipv4,
-    /// IPv6.
-    Ipv6,
-    /// Both in one pass through the kernel's table, without filtering by the kernel. For tables with few
-    /// flows: a pass takes time for each bucket (262,144 here: several milliseconds).
-    Both,
-}
-
-impl FlowFamily {
-    /// `AF_INET`, `AF_INET6` or `AF_UNSPEC`.
-    const fn number(self) -> u8 {
-        match self {
-            Self::Ipv4 => 2,
-            Self::Ipv6 => 10,
-            Self::Both => 0,
-        }
-    }
-
-    const fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
-    }
-
-    const fn fits(self, address: IpAddr) -> bool {
-        match self {
-            Self::Ipv4 => address.is_ipv4(),
-            Self::Ipv6 => address.is_ipv6(),
-            Self::Both => true,
-        }
+/// `AF_INET`, `AF_INET6`, or `AF_UNSPEC` for both.
+const fn number(family: Option<AddressFamily>) -> u8 {
+    match family {
+        Some(AddressFamily::V4) => 2,
+        Some(AddressFamily::V6) => 10,
+        None => 0,
     }
 }
 
 /// Selection of flows. An empty filter selects all flows of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// Family.
-    pub family: FlowFamily,
+    /// The family; none for both in one pass through the kernel's table, without filtering by the kernel. For tables with
+    /// few flows: a pass takes time for each bucket (262,144 here: several milliseconds).
+    pub family: Option<AddressFamily>,
     /// IP protocol number.
     pub protocol: Option<u8>,
     /// Original destinations; empty for any.
@@ -176,15 +153,19 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Selects all flows of the family.
+    /// Selects all flows of the family, or of both.
     #[must_use]
-    pub fn all(family: FlowFamily) -> Self {
+    pub fn all(family: Option<AddressFamily>) -> Self {
         Self { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None, status: 0 }
+    }
+
+    fn fits(&self, address: IpAddr) -> bool {
+        self.family.is_none_or(|family| family == AddressFamily::of(address))
     }
 
     fn passes(&self, flow: &Flow) -> bool {
         let original = &flow.original;
-        self.family.fits(original.destination)
+        self.fits(original.destination)
             && self.protocol.is_none_or(|protocol| protocol == original.protocol)
             && self.port.is_none_or(|port| port == original.destination_port)
             && (self.destinations.is_empty() || self.destinations.contains(&original.destination))
@@ -198,22 +179,22 @@ impl Filter {
     /// IPv6 addresses are never sent: the kernel's comparison is inverted (seen on 6.18) and would leave out
     /// just the selected flows.
     fn request(&self) -> Message {
-        let mut message = nfnetlink::request(SUBSYSTEM << 8 | GET, flag::DUMP, self.family.number(), 0);
+        let mut message = nfnetlink::request(SUBSYSTEM << 8 | GET, flag::DUMP, number(self.family), 0);
         if self.status != 0 {
             // Since Linux 5.16; the masked bits must have this value.
             message.be32(STATUS, self.status).be32(STATUS_MASK, self.status);
         }
-        if self.family == FlowFamily::Both {
+        if self.family.is_none() {
             // `ctnetlink_parse_tuple_filter` accepts no tuple of an unspecified family.
             return message;
         }
         let destination = match self.destinations.as_slice() {
-            [single @ IpAddr::V4(_)] if self.family.fits(*single) => Some(*single),
+            [single @ IpAddr::V4(_)] if self.fits(*single) => Some(*single),
             _ => None,
         };
         // The kernel compares ports only with the protocol.
         let port = self.protocol.and(self.port);
-        let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.family.fits(*source));
+        let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.fits(*source));
         let mut original_flags = 0;
         if destination.is_some() || self.protocol.is_some() {
             message.nest(TUPLE_ORIGINAL, |tuple| {
@@ -320,7 +301,7 @@ impl Conntrack {
         let mut deletions = Vec::new();
         self.dump(filter, |flow, body| {
             if condition(flow) {
-                deletions.push(deletion(FlowFamily::of(flow.original.destination), body));
+                deletions.push(deletion(AddressFamily::of(flow.original.destination), body));
             }
         })?;
         let mut deleted = 0;
@@ -359,9 +340,9 @@ fn unsupported() -> Error {
 
 /// The message that deletes the flow of this reply, by its tuple, zone and id: a new flow with the same tuple
 /// is not deleted.
-fn deletion(family: FlowFamily, body: &[u8]) -> Option<Message> {
+fn deletion(family: AddressFamily, body: &[u8]) -> Option<Message> {
     const NESTED: u16 = 0x8000;
-    let mut message = nfnetlink::request(SUBSYSTEM << 8 | DELETE, flag::ACK, family.number(), 0);
+    let mut message = nfnetlink::request(SUBSYSTEM << 8 | DELETE, flag::ACK, number(Some(family)), 0);
     message.attr(TUPLE_ORIGINAL | NESTED, find(body, TUPLE_ORIGINAL)?);
     for kind in [ZONE, ID] {
         if let Some(value) = find(body, kind) {

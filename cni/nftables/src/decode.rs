@@ -8,11 +8,12 @@
 
 use std::collections::BTreeMap;
 
+use cni_kernel::AddressFamily;
 use cni_netlink::message::{attributes, be32, be64, find, text};
 
 use crate::lower::Expr;
 use crate::object::Family;
-use crate::stmt::{Cmp, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+use crate::stmt::{Cmp, DnatTarget, Field, Operand, PortChoice, Stmt, Verdict};
 use crate::uapi;
 use crate::value::{DataType, Value};
 
@@ -283,8 +284,8 @@ impl Decoder {
             return None;
         }
         let (version, kind) = match number(body, 2)? {
-            2 => (IpVersion::V4, DataType::Ipv4Addr),
-            10 => (IpVersion::V6, DataType::Ipv6Addr),
+            2 => (AddressFamily::V4, DataType::Ipv4Addr),
+            10 => (AddressFamily::V6, DataType::Ipv6Addr),
             _ => return None,
         };
         let to = match Value::decode(kind, &address)? {

@@ -49,7 +49,7 @@ pub use object::{
 };
 pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 pub use socket::Socket;
-pub use stmt::{Cmp, DnatData, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+pub use stmt::{Cmp, DnatData, DnatTarget, Field, Operand, PortChoice, Stmt, Verdict};
 pub use transaction::{Op, Transaction};
 pub use value::{
     DataType, IFNAMSIZ, REGISTER_SIZE, Value, concat_from_id, concat_id, concat_len, decode_concat,

@@ -5,10 +5,12 @@
 //! Expressions are plain values here; [`crate::expr`] builds libnftnl's objects from them. Numbers are those
 //! of `linux/netfilter/nf_tables.h`.
 
+use cni_kernel::AddressFamily;
+
 use crate::intervals::{Content, checked, content, interval, prefix_mask};
 use crate::invalid::Invalid;
 use crate::object::Family;
-use crate::stmt::{Cmp, DnatData, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+use crate::stmt::{Cmp, DnatData, DnatTarget, Field, Operand, PortChoice, Stmt, Verdict};
 use crate::value::{DataType, Value};
 
 /// `NFT_RULE_MAXEXPRS`.
@@ -289,16 +291,16 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn dnat(&mut self, version: IpVersion, target: &DnatTarget) -> Result<(), Invalid> {
+    fn dnat(&mut self, version: AddressFamily, target: &DnatTarget) -> Result<(), Invalid> {
         let (family, slots) = match version {
-            IpVersion::V4 => (Value::NFPROTO_IPV4, 1),
-            IpVersion::V6 => (Value::NFPROTO_IPV6, 4),
+            AddressFamily::V4 => (Value::NFPROTO_IPV4, 1),
+            AddressFamily::V6 => (Value::NFPROTO_IPV6, 4),
         };
         self.require_network(family)?;
         let address = register(0)?;
         let with_port = match target {
             DnatTarget::To(to, port) => {
-                if to.is_ipv4() != (version == IpVersion::V4) {
+                if AddressFamily::of(*to) != version {
                     return Err(Invalid::OtherFamily);
                 }
                 self.push(Expr::Load { register: address, data: Value::address(*to).encode() });
@@ -541,7 +543,7 @@ mod tests {
 
     #[test]
     fn an_ipv6_key_leaves_room_for_its_sixteen_bytes() {
-        let stmt = Stmt::dnat_map(IpVersion::V6, &[Field::Ip6Daddr, Field::L4Proto, Field::ThDport], "m");
+        let stmt = Stmt::dnat_map(AddressFamily::V6, &[Field::Ip6Daddr, Field::L4Proto, Field::ThDport], "m");
         let exprs = lowered(Family::Inet, &[stmt]).exprs;
         let registers: Vec<u32> = exprs[2..]
             .iter()
@@ -570,7 +572,10 @@ mod tests {
                 to: Operand::Range(Value::Mark(1), Value::Mark(2)),
             },
             Stmt::Match { fields: vec![Field::ThDport], cmp: Cmp::Eq, to: Operand::OneOf(vec![]) },
-            Stmt::Dnat { version: IpVersion::V4, target: DnatTarget::To("fd00::1".parse().unwrap(), None) },
+            Stmt::Dnat {
+                version: AddressFamily::V4,
+                target: DnatTarget::To("fd00::1".parse().unwrap(), None),
+            },
         ];
         for stmt in refused {
             assert!(lower(Family::Inet, std::slice::from_ref(&stmt), &mut 0).is_err(), "{stmt}");

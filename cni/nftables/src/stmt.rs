@@ -5,6 +5,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use cni_kernel::AddressFamily;
+
 use crate::value::{DataType, Value, join};
 
 /// A property of a packet that can be compared or looked up.
@@ -226,15 +228,6 @@ pub enum DnatData {
     AddressAndPort,
 }
 
-/// Network protocol of an address translation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum IpVersion {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
 /// Choice of the source port by `masquerade`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PortChoice {
@@ -306,7 +299,7 @@ pub enum Stmt {
     /// Translates the destination.
     Dnat {
         /// The network protocol.
-        version: IpVersion,
+        version: AddressFamily,
         /// The target.
         target: DnatTarget,
     },
@@ -422,7 +415,7 @@ impl Stmt {
 
     /// `dnat ip to fields map @map`, for a map with addresses and ports.
     #[must_use]
-    pub fn dnat_map(version: IpVersion, fields: &[Field], map: &str) -> Self {
+    pub fn dnat_map(version: AddressFamily, fields: &[Field], map: &str) -> Self {
         let target =
             DnatTarget::Map { fields: fields.to_vec(), map: map.to_owned(), data: DnatData::AddressAndPort };
         Self::Dnat { version, target }
@@ -430,7 +423,7 @@ impl Stmt {
 
     /// `dnat ip to fields map @map`, for a map with addresses only.
     #[must_use]
-    pub fn dnat_map_address(version: IpVersion, fields: &[Field], map: &str) -> Self {
+    pub fn dnat_map_address(version: AddressFamily, fields: &[Field], map: &str) -> Self {
         let target =
             DnatTarget::Map { fields: fields.to_vec(), map: map.to_owned(), data: DnatData::Address };
         Self::Dnat { version, target }
@@ -487,10 +480,10 @@ fn join_fields(fields: &[Field]) -> String {
     fields.iter().map(|field| field.name()).collect::<Vec<_>>().join(" . ")
 }
 
-fn fmt_dnat(f: &mut fmt::Formatter<'_>, version: IpVersion, target: &DnatTarget) -> fmt::Result {
+fn fmt_dnat(f: &mut fmt::Formatter<'_>, version: AddressFamily, target: &DnatTarget) -> fmt::Result {
     let family = match version {
-        IpVersion::V4 => "ip",
-        IpVersion::V6 => "ip6",
+        AddressFamily::V4 => "ip",
+        AddressFamily::V6 => "ip6",
     };
     match target {
         DnatTarget::To(IpAddr::V6(address), Some(port)) => write!(f, "dnat {family} to [{address}]:{port}"),

@@ -8,9 +8,37 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{AddResult, CniError};
+
+/// Networks that have no addresses for containers, with their names.
+pub const UNUSABLE_NETWORKS: [(IpNet, &str); 7] = [
+    (v4([0, 0, 0, 0], 8), "unspecified"),
+    (v4([127, 0, 0, 0], 8), "loopback"),
+    (v4([224, 0, 0, 0], 4), "multicast"),
+    // With `::` and `::1` (RFC 4291, section 2.5.5.1).
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 96), "IPv4-compatible"),
+    (v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96), "IPv4-mapped"),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), "link-local"),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), "multicast"),
+];
+
+const fn v4(address: [u8; 4], length: u8) -> IpNet {
+    let [a, b, c, d] = address;
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
+}
+
+const fn v6(address: [u16; 8], length: u8) -> IpNet {
+    let [a, b, c, d, e, f, g, h] = address;
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), length))
+}
+
+/// True if two networks have an address in common.
+#[must_use]
+pub fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(&other.network()) || other.contains(&one.network())
+}
 
 /// An address that no container or router can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -39,6 +39,12 @@ fn escape(json: &str) -> String {
     out
 }
 
+/// Two lower-case digits for each byte.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Parses an address with its prefix length. Refuses numbers with leading zeros: other programs read such an
 /// IPv4 address as octal.
 #[must_use]

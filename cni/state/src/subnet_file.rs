@@ -15,13 +15,13 @@
 //! Unknown keys are ignored, `clusterCIDRs` may be missing.
 
 use std::ffi::OsStr;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use cni_kernel::AddressFamily;
 use cni_kernel::dir::{DirError, DurableDir};
+use cni_spec::address::{UNUSABLE_NETWORKS, overlap};
 use cni_spec::text::parse_net;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -38,28 +38,6 @@ const SMALLEST_MTU: u32 = 68;
 const SMALLEST_MTU_V6: u32 = 1280;
 /// The largest MTU of the kernel's virtual links (`ETH_MAX_MTU`).
 const LARGEST_MTU: u32 = 65535;
-
-/// Networks that have no addresses for containers.
-const UNUSABLE: [(IpNet, &str); 7] = [
-    (v4([0, 0, 0, 0], 8), "unspecified"),
-    (v4([127, 0, 0, 0], 8), "loopback"),
-    (v4([224, 0, 0, 0], 4), "multicast"),
-    // With `::` and `::1` (RFC 4291, section 2.5.5.1).
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 96), "IPv4-compatible"),
-    (v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96), "IPv4-mapped"),
-    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), "link-local"),
-    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), "multicast"),
-];
-
-const fn v4(address: [u8; 4], length: u8) -> IpNet {
-    let [a, b, c, d] = address;
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
-}
-
-const fn v6(address: [u16; 8], length: u8) -> IpNet {
-    let [a, b, c, d, e, f, g, h] = address;
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), length))
-}
 
 /// The node's subnets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -292,15 +270,11 @@ fn check_all(key: &str, nets: &[IpNet]) -> Result<(), InvalidSubnets> {
         if *net != net.trunc() {
             return Err(InvalidSubnets::HostBits { key: key(), net: *net });
         }
-        if let Some((_, kind)) = UNUSABLE.iter().find(|(unusable, _)| overlap(unusable, net)) {
+        if let Some((_, kind)) = UNUSABLE_NETWORKS.iter().find(|(unusable, _)| overlap(unusable, net)) {
             return Err(InvalidSubnets::Unusable { key: key(), net: *net, kind });
         }
     }
     Ok(())
-}
-
-fn overlap(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(&other.network()) || other.contains(&one.network())
 }
 
 /// Replaces or creates a file that every process may read, and its directory.
@@ -320,6 +294,7 @@ fn split(path: &Path) -> (&Path, &OsStr) {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::net::{Ipv4Addr, Ipv6Addr};
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use proptest::prelude::*;

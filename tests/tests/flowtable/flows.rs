@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, QUICK, at, has_flowtable, needs, within};
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
@@ -19,7 +19,7 @@ const REQUESTS: usize = 200;
 /// Returns the flows that are offloaded to a flowtable.
 pub(crate) fn offloaded(world: &World) -> Vec<Flow> {
     let filter = Filter {
-        family: FlowFamily::Both,
+        family: None,
         protocol: None,
         destinations: Vec::new(),
         port: None,

@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use cni_nftables::Socket;
-use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter};
 use slipway_tests::{Attach, IPVS, Proto, Server, VirtualServers, at, has_ipvs, needs, patience};
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
@@ -231,7 +231,7 @@ fn flows_of_services_are_not_deleted() {
 
 /// The number of UDP flows to an address in conntrack.
 fn flows_to(address: IpAddr) -> usize {
-    let (family, protocol) = (FlowFamily::Both, Some(17));
+    let (family, protocol) = (None, Some(17));
     let (destinations, port, reply_source) = (Vec::new(), Some(PORT), None);
     let filter = Filter { family, protocol, destinations, port, reply_source, status: 0 };
     let mut count = 0;

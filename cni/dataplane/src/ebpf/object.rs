@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_version_is_the_digest_of_the_object() {
         if let Some(object) = object() {
-            let digest: String = Sha256::digest(object).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digest = cni_spec::text::hex(&Sha256::digest(object));
             assert!(version().len() == 16 && digest.starts_with(version()), "{digest} {}", version());
         }
     }

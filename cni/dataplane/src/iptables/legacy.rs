@@ -10,9 +10,9 @@ use cni_kernel::xtables::{self, XtablesError};
 use sha2::{Digest, Sha512};
 
 use super::names::{MASQUERADE_PREFIX, TableName};
-use crate::owner::hex;
 use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
+use cni_spec::text::hex;
 
 /// The number of rules from which on a file records that a table has no chains of containers.
 const LARGE: usize = 1000;

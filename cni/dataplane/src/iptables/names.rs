@@ -60,7 +60,7 @@ impl ChainName {
         let mut hasher = Sha512::new();
         hasher.update(network);
         hasher.update(container_id);
-        let hash = crate::owner::hex(&hasher.finalize());
+        let hash = cni_spec::text::hex(&hasher.finalize());
         Self::hashed(prefix, &hash)
     }
 

@@ -289,10 +289,7 @@ fn number<N: TryFrom<u64>>(word: &str) -> Result<N, ConditionError> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => word.parse(),
     };
-    parsed
-        .ok()
-        .and_then(|n| N::try_from(n).ok())
-        .ok_or_else(|| ConditionError::Number(word.to_owned()))
+    parsed.ok().and_then(|n| N::try_from(n).ok()).ok_or_else(|| ConditionError::Number(word.to_owned()))
 }
 
 #[cfg(test)]

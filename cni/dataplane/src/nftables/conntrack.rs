@@ -9,17 +9,9 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol, service_links};
-
-/// The family as conntrack names it.
-fn flow_family(family: AddressFamily) -> FlowFamily {
-    match family {
-        AddressFamily::V4 => FlowFamily::Ipv4,
-        AddressFamily::V6 => FlowFamily::Ipv6,
-    }
-}
 
 /// The flows to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +69,8 @@ pub(crate) fn flush_and_list(
     let targets = Targets::new(ports);
     let families = match Size::read() {
         Size::Empty => return Ok(0),
-        Size::Small => vec![FlowFamily::Both],
-        Size::Large => AddressFamily::BOTH.map(flow_family).to_vec(),
+        Size::Small => vec![None],
+        Size::Large => AddressFamily::BOTH.map(Some).to_vec(),
     };
     pass(families.into_iter().map(|family| udp_filter(family, None)).collect(), |flow| {
         seen.insert(flow.original.destination_port);
@@ -97,7 +89,7 @@ fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Resul
     Ok(flushed)
 }
 
-fn udp_filter(family: FlowFamily, port: Option<u16>) -> Filter {
+fn udp_filter(family: Option<AddressFamily>, port: Option<u16>) -> Filter {
     let protocol = Some(Protocol::Udp.number());
     Filter { protocol, port, ..Filter::all(family) }
 }
@@ -162,9 +154,9 @@ impl Targets {
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
         if size == Size::Small && families.len() > 1 {
-            return vec![filter(FlowFamily::Both)];
+            return vec![filter(None)];
         }
-        families.into_iter().map(|family| filter(flow_family(family))).collect()
+        families.into_iter().map(|family| filter(Some(family))).collect()
     }
 
     /// The only port, if there is one: the kernel filters by it.

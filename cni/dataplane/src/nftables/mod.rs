@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use cni_nftables::ElementData;
-use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
@@ -114,9 +114,7 @@ impl Nftables {
                 found.add(flow_to(*i, flow), most);
             }
         };
-        conntrack
-            .for_each(&Filter::all(FlowFamily::Both), count)
-            .map_err(|e| Error::kernel("list the flows", e))?;
+        conntrack.for_each(&Filter::all(None), count).map_err(|e| Error::kernel("list the flows", e))?;
         Ok(found)
     }
 }

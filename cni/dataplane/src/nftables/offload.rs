@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{LinkKind, RouteError, RouteSocket};
-use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 use cni_nftables::{Chain, Flowtable, FlowtableInfo, Links, Rule, Table, TableId, Transaction};
 
 use super::schema::flowtable::{CHAIN, FLOWTABLE, chain, flowtable};
@@ -157,7 +157,7 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     if containers.is_empty() {
         return;
     }
-    let all = Filter { status: Flow::OFFLOADED, ..Filter::all(FlowFamily::Both) };
+    let all = Filter { status: Flow::OFFLOADED, ..Filter::all(None) };
     let theirs =
         |flow: &Flow| containers.contains(&flow.original.source) || containers.contains(&flow.reply.source);
     let cut = Conntrack::open().and_then(|conntrack| conntrack.delete_if(&all, theirs));

@@ -158,7 +158,7 @@ fn conditions_give_a_container_its_own_chain() {
     };
     let plan = plan::ports(&request).unwrap();
     assert_eq!(plan.own_chains, [AddressFamily::V4]);
-    let hash = crate::owner::hex(&AttachmentHash::of(&request.attachment).0);
+    let hash = cni_spec::text::hex(&AttachmentHash::of(&request.attachment).0);
     let text = show(&plan).replace(&hash, "HASH");
     expect![[r"
         hostports4: tcp . 8080 : 10.88.0.2 . 80

@@ -9,12 +9,14 @@ use cni_netlink::message::flag;
 use cni_netlink::{Attributes, Message};
 use nix::errno::Errno;
 
+use cni_kernel::AddressFamily;
+
 use super::{
-    Conntrack, DELETE, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, FlowFamily, ICMP, ICMPV6, INFO_TCP,
-    INFO_TCP_STATE, PROTO_DESTINATION_PORT, PROTO_ICMP_CODE, PROTO_ICMP_ID, PROTO_ICMP_TYPE,
-    PROTO_ICMPV6_CODE, PROTO_ICMPV6_ID, PROTO_ICMPV6_TYPE, PROTO_NUMBER, PROTO_SOURCE_PORT, PROTOCOL_INFO,
-    STATUS, SUBSYSTEM, TUPLE_IP, TUPLE_ORIGINAL, TUPLE_PROTO, TUPLE_REPLY, Tuple, V4_DESTINATION, V4_SOURCE,
-    V6_DESTINATION, V6_SOURCE,
+    Conntrack, DELETE, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, ICMP, ICMPV6, INFO_TCP, INFO_TCP_STATE,
+    PROTO_DESTINATION_PORT, PROTO_ICMP_CODE, PROTO_ICMP_ID, PROTO_ICMP_TYPE, PROTO_ICMPV6_CODE,
+    PROTO_ICMPV6_ID, PROTO_ICMPV6_TYPE, PROTO_NUMBER, PROTO_SOURCE_PORT, PROTOCOL_INFO, STATUS, SUBSYSTEM,
+    TUPLE_IP, TUPLE_ORIGINAL, TUPLE_PROTO, TUPLE_REPLY, Tuple, V4_DESTINATION, V4_SOURCE, V6_DESTINATION,
+    V6_SOURCE, number,
 };
 use crate::error::Error;
 use crate::nfnetlink;
@@ -97,7 +99,7 @@ impl Conntrack {
             let mut message = nfnetlink::request(
                 SUBSYSTEM << 8 | DELETE,
                 flag::ACK,
-                FlowFamily::of(tuple.source).number(),
+                number(Some(AddressFamily::of(tuple.source))),
                 0,
             );
             put_tuple(&mut message, TUPLE_ORIGINAL, &tuple);
@@ -127,7 +129,7 @@ impl NewFlow {
     /// reply direction from the translation.
     fn request(&self) -> Message {
         let Self { original, translated, .. } = self;
-        let family = FlowFamily::of(original.source).number();
+        let family = number(Some(AddressFamily::of(original.source)));
         let flags = flag::ACK | flag::CREATE | flag::EXCLUSIVE;
         let mut message = nfnetlink::request(SUBSYSTEM << 8 | NEW, flags, family, 0);
         put_tuple(&mut message, TUPLE_ORIGINAL, original);

@@ -39,8 +39,9 @@ use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
 use super::node_name::NodeName;
-use super::nodes::{Node, Nodes, overlap};
+use super::nodes::{Node, Nodes};
 use super::problem::{Problem, ProblemKind};
+use cni_spec::address::overlap;
 pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 
 /// The kernel's view of this node's uplinks.

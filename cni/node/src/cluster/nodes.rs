@@ -10,6 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use cni_kernel::mac::Mac;
+use cni_spec::address::{UNUSABLE_NETWORKS, overlap};
+use cni_spec::text::parse_net;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::jiff::Timestamp;
 
@@ -25,26 +27,13 @@ const INTERNAL_IP: &str = "InternalIP";
 /// The shortest pod CIDRs, IPv4 and IPv6: a shorter one would draw most of the world's addresses into one node.
 const SHORTEST: [u8; 2] = [8, 32];
 
-/// Addresses that no host and no pod has: "this network", the loopback, link-local addresses and groups (RFC 6890); and
-/// with IPv6 all of `::/8`, where mapped and translated IPv4 addresses are (RFC 4291, RFC 6052).
-const RESERVED: [IpNet; 8] = [
-    v4([0, 0, 0, 0], 8),
-    v4([127, 0, 0, 0], 8),
-    v4([169, 254, 0, 0], 16),
-    v4([224, 0, 0, 0], 4),
-    v4([255, 255, 255, 255], 32),
-    v6(0, 8),
-    v6(0xfe80, 10),
-    v6(0xff00, 8),
+/// Networks in which no host and no pod has an address, besides [`UNUSABLE_NETWORKS`]: link-local addresses, the limited
+/// broadcast (RFC 6890), and all of `::/8`, where mapped and translated IPv4 addresses are (RFC 4291, RFC 6052).
+const RESERVED: [IpNet; 3] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 8)),
 ];
-
-const fn v4([a, b, c, d]: [u8; 4], length: u8) -> IpNet {
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
-}
-
-const fn v6(first: u16, length: u8) -> IpNet {
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), length))
-}
 
 /// All Nodes by name.
 pub type Nodes = BTreeMap<NodeName, Arc<Node>>;
@@ -155,7 +144,7 @@ fn pod_cidrs(spec: &Spec, unusable: &mut Vec<ProblemKind>) -> Vec<IpNet> {
     let mut prefixes: Vec<IpNet> = Vec::new();
     for text in texts {
         let Some(Text(text)) = value(text, "spec.podCIDRs", unusable) else { continue };
-        let Some(prefix) = parse_prefix(text).and_then(of_pods) else {
+        let Some(prefix) = parse_net(text).and_then(of_pods) else {
             unusable.push(ProblemKind::PodCidr { text: Excerpt::new(text) });
             continue;
         };
@@ -168,19 +157,11 @@ fn pod_cidrs(spec: &Spec, unusable: &mut Vec<ProblemKind>) -> Vec<IpNet> {
     prefixes
 }
 
-/// A prefix. `IpNet` itself reads parts with leading zeros as decimal numbers, where other programs read octal ones.
-fn parse_prefix(text: &str) -> Option<IpNet> {
-    let (address, length) = text.split_once('/')?;
-    let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
-    let length = length.parse().ok().filter(|_| is_number)?;
-    IpNet::new(address.parse().ok()?, length).ok()
-}
-
 /// The prefix without host bits, which the API server accepts; none if no pods can have it.
 fn of_pods(prefix: IpNet) -> Option<IpNet> {
     let prefix = prefix.trunc();
     let shortest = SHORTEST[usize::from(prefix.addr().is_ipv6())];
-    let is_free = RESERVED.iter().all(|reserved| !overlap(reserved, &prefix));
+    let is_free = reserved().all(|network| !overlap(network, &prefix));
     (prefix.prefix_len() >= shortest && is_free).then_some(prefix)
 }
 
@@ -204,10 +185,9 @@ fn addresses(object: &NodeObject, unusable: &mut Vec<ProblemKind>) -> Vec<IpAddr
 }
 
 fn is_of_host(address: &IpAddr) -> bool {
-    RESERVED.iter().all(|reserved| !reserved.contains(address))
+    reserved().all(|network| !network.contains(address))
 }
 
-/// True if two prefixes have an address in common.
-pub(super) fn overlap(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(&other.network()) || other.contains(&one.network())
+fn reserved() -> impl Iterator<Item = &'static IpNet> {
+    UNUSABLE_NETWORKS.iter().map(|(network, _)| network).chain(&RESERVED)
 }

@@ -8,7 +8,7 @@ use cni_dataplane::duplicates::Subnet;
 use cni_kernel::mac::Mac;
 use cni_runtime::Network;
 use cni_runtime::kubelet::HairpinMode;
-use cni_spec::{ListError, Version};
+use cni_spec::{ListError, Version, text};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ pub(super) struct CidrFault {
 pub(super) fn parse_subnets(cidrs: &str) -> Result<Vec<Subnet>, CidrFault> {
     let parsed = cidrs.split(',').enumerate().map(|(at, text)| {
         let fault = |error| CidrFault { text: text.to_owned(), at, error };
-        let net = parse_net(text).map_err(fault)?;
+        let net = parse_cidr(text).map_err(fault)?;
         match net.hosts().next() {
             Some(_) if net.max_prefix_len() - net.prefix_len() >= 2 => {
                 Ok(Subnet { net, gateway: first(net) })
@@ -59,9 +59,9 @@ pub(super) fn parse_subnets(cidrs: &str) -> Result<Vec<Subnet>, CidrFault> {
     parsed.collect()
 }
 
-/// Parses a CIDR and masks it.
-pub(super) fn parse_net(text: &str) -> Result<IpNet, CidrError> {
-    text.parse::<IpNet>().map(|net| net.trunc()).map_err(|_| CidrError::Syntax(text.to_owned()))
+/// Parses a CIDR, and removes its host bits.
+pub(super) fn parse_cidr(cidr: &str) -> Result<IpNet, CidrError> {
+    text::parse_net(cidr).map(|net| net.trunc()).ok_or_else(|| CidrError::Syntax(cidr.to_owned()))
 }
 
 /// The first address after that of the network.
@@ -99,11 +99,11 @@ pub(super) struct PodNetwork {
 /// The destinations of pods that keep their addresses. None, if that is all: one CIDR is 0.0.0.0/0 or ::/0. A family
 /// without a CIDR is not masqueraded, as kubelet has one rule for one CIDR.
 pub(super) fn masquerade(cidrs: &str) -> Result<Option<Vec<IpNet>>, CidrError> {
-    let mut nets = cidrs.split(',').map(parse_net).collect::<Result<Vec<_>, _>>()?;
+    let mut nets = cidrs.split(',').map(parse_cidr).collect::<Result<Vec<_>, _>>()?;
     if nets.iter().any(|net| net.prefix_len() == 0) {
         return Ok(None);
     }
-    for everything in ["0.0.0.0/0", "::/0"].map(parse_net) {
+    for everything in ["0.0.0.0/0", "::/0"].map(parse_cidr) {
         let everything = everything?;
         if !nets.iter().any(|net| net.addr().is_ipv4() == everything.addr().is_ipv4()) {
             nets.push(everything);

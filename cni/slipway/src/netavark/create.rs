@@ -2,6 +2,7 @@
 
 //! `create`: checks a new network and completes it. podman stores it, and chooses addresses from then on.
 
+use cni_spec::text::hex;
 use cni_spec::{check_ifname, check_network};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
@@ -80,12 +81,8 @@ fn bridge(network: &Network, options: &Options, used: &Used) -> Result<String, D
 
 fn name_of(network: &Network) -> String {
     let is_hex = network.id.len() >= DIGITS && network.id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let digits = if is_hex { network.id.clone() } else { hex(network.name.as_bytes()) };
+    let digits = if is_hex { network.id.clone() } else { hex(&Sha256::digest(&network.name)) };
     format!("{PREFIX}{}", digits.get(..DIGITS).unwrap_or_default())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The subnets that the network lacks: of IPv4 if it has none at all, and with `--ipv6` one of each family.
@@ -205,6 +202,9 @@ mod tests {
     fn a_network_without_an_id_has_a_bridge_of_its_name() {
         let network: Network = serde_json::from_value(json!({"name": "web"})).unwrap();
         let name = name_of(&network);
-        assert_eq!((name.len(), name), (PREFIX.len() + DIGITS, format!("sw{}", &hex(b"web")[..8])));
+        assert_eq!(
+            (name.len(), name),
+            (PREFIX.len() + DIGITS, format!("sw{}", &hex(&Sha256::digest("web"))[..8]))
+        );
     }
 }

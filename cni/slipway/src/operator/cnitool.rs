@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cni_runtime::config::{self, LoadError};
 use cni_runtime::{Container, GcScope, Network, NetworkError, Runtime};
+use cni_spec::text::hex;
 use cni_spec::{ResultError, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
@@ -162,8 +163,7 @@ fn container(given: &Given, vars: Vars<'_>) -> Result<Container, ToolError> {
 /// `cnitool-` and the first ten bytes of the path's SHA-512, in hexadecimal digits.
 fn container_id(netns: &str) -> String {
     let hash = Sha512::digest(netns.as_bytes());
-    let digits: Vec<String> = hash.iter().take(10).map(|byte| format!("{byte:02x}")).collect();
-    format!("cnitool-{}", digits.concat())
+    format!("cnitool-{}", hex(&hash[..10]))
 }
 
 fn pairs(text: &str) -> Result<Vec<(String, String)>, ToolError> {

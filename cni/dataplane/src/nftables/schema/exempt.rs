@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::base::{address_fields, table};
 use crate::AddressFamily;
-use crate::owner::hex;
+use cni_spec::text::hex;
 
 const PREFIX: &str = "exempt";
 /// Bytes of the hash in a name.

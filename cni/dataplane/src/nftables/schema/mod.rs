@@ -36,8 +36,8 @@ mod layout;
 pub(crate) mod udp_flows;
 
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Policy, Rule, Set, Stmt,
-    Table, Transaction, Value, Verdict,
+    BaseChain, Chain, ChainKind, DataType, Field, Hook, MapData, Operand, Policy, Rule, Set, Stmt, Table,
+    Transaction, Value, Verdict,
 };
 use ipnet::IpNet;
 
@@ -62,7 +62,7 @@ const OWN_CHAIN: &str = "container-";
 
 /// The name of an attachment's own chain.
 pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String {
-    format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), family.version())
+    format!("{OWN_CHAIN}{}-{}", cni_spec::text::hex(&hash.0), family.version())
 }
 
 /// One of the table's maps.
@@ -441,26 +441,19 @@ fn translate_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
     translate_host_ip(family).into_iter().chain(translate_wildcard(family)).collect()
 }
 
-fn ip_version(family: AddressFamily) -> IpVersion {
-    match family {
-        AddressFamily::V4 => IpVersion::V4,
-        AddressFamily::V6 => IpVersion::V6,
-    }
-}
-
 fn translate_host_ip(family: AddressFamily) -> [Vec<Stmt>; 2] {
-    let (version, fields) = (ip_version(family), host_port_fields(family));
+    let fields = host_port_fields(family);
     [
-        vec![Stmt::dnat_map(version, &fields, Map::HostIps(family).name())],
-        vec![Stmt::dnat_map_address(version, &fields, Map::HostIpRanges(family).name())],
+        vec![Stmt::dnat_map(family, &fields, Map::HostIps(family).name())],
+        vec![Stmt::dnat_map_address(family, &fields, Map::HostIpRanges(family).name())],
     ]
 }
 
 fn translate_wildcard(family: AddressFamily) -> [Vec<Stmt>; 2] {
-    let (version, fields) = (ip_version(family), port_fields());
+    let fields = port_fields();
     [
-        vec![nfproto(family), Stmt::dnat_map(version, &fields, Map::HostPorts(family).name())],
-        vec![nfproto(family), Stmt::dnat_map_address(version, &fields, Map::Ranges(family).name())],
+        vec![nfproto(family), Stmt::dnat_map(family, &fields, Map::HostPorts(family).name())],
+        vec![nfproto(family), Stmt::dnat_map_address(family, &fields, Map::Ranges(family).name())],
     ]
 }
 

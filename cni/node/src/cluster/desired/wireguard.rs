@@ -12,8 +12,8 @@ use ipnet::IpNet;
 
 use super::{Paths, Peer, PeerRoute, Plan, Via};
 use crate::cluster::node_name::NodeName;
-use crate::cluster::nodes::overlap;
 use crate::cluster::problem::ProblemKind;
+use cni_spec::address::overlap;
 
 /// The settings of encryption.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,9 +21,10 @@ use serde_json::{Value, json};
 use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
 use super::desired::{Desired, Encryption, LocalView, Settings, TunnelMode, Uplink, Via, desired};
 use super::node_name::NodeName;
-use super::nodes::{Node, Nodes, overlap};
+use super::nodes::{Node, Nodes};
 use super::object::NodeObject;
 use super::problem::ProblemKind;
+use cni_spec::address::overlap;
 
 /// The name of the node that the tests are on.
 const OWN: &str = "own";

@@ -25,7 +25,7 @@ pub(super) fn names(attachment: &Attachment) -> [String; 2] {
 fn hashed(parts: &[&str]) -> String {
     let mut hash = Sha512::new();
     parts.iter().for_each(|part| hash.update(part));
-    let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = cni_spec::text::hex(&hash.finalize());
     format!("{PREFIX}{}", &digits[..DIGITS])
 }
 

@@ -90,7 +90,7 @@ impl Bus {
         let io = |source| BusError::Io { operation: operation(), source };
         // A zero byte first; the user ID in decimal digits, each written as two hexadecimal digits.
         let user = nix::unistd::geteuid().to_string();
-        let digits: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let digits = cni_spec::text::hex(user.as_bytes());
         self.stream.write_all(format!("\0AUTH EXTERNAL {digits}\r\n").as_bytes()).map_err(io)?;
         let mut line = Vec::new();
         // Byte by byte, as the bytes after the line belong to the next message.

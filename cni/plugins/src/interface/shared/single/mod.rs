@@ -88,9 +88,7 @@ impl Site {
 /// The temporary name of an attachment's link: `slip` and eleven hexadecimal digits of the attachment's hash.
 pub(crate) fn temporary_name(attachment: &Attachment) -> String {
     const LENGTH: usize = 15;
-    let hash = AttachmentHash::of(attachment).0;
-    let mut name: String = "slip".to_owned();
-    name.extend(hash.iter().map(|byte| format!("{byte:02x}")));
+    let mut name = format!("slip{}", cni_spec::text::hex(&AttachmentHash::of(attachment).0));
     name.truncate(LENGTH);
     name
 }
