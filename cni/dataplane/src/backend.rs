@@ -306,15 +306,9 @@ pub trait Backend {
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error>;
 
     /// Compares the request with the kernel's state.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] with the first difference.
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error>;
 
     /// Compares the request with the kernel's state.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] with the first difference.
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
 
     /// Removes what belongs to attachments of `network` that are not in `valid`, and what no attachment uses
@@ -325,9 +319,6 @@ pub trait Backend {
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error>;
 
     /// Lists everything that is published on the node, in a stable order.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the kernel's tables cannot be read.
     fn list(&self) -> Result<Vec<Listed>, Error>;
 
     /// Checks that the next `publish` and `masquerade` can succeed.

@@ -71,17 +71,11 @@ impl Dataplane {
     }
 
     /// Reads the traffic through each of these mappings, in their order.
-    ///
-    /// # Errors
-    /// As [`Self::flows`].
     pub fn traffic(&self, listed: &[Listed]) -> Result<Vec<Traffic>, Error> {
         Ok(self.flows(listed, 0)?.traffic)
     }
 
     /// Reads the flows through these mappings, `most` of them at most, and the traffic of all.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if conntrack or the BPF maps cannot be read.
     pub fn flows(&self, listed: &[Listed], most: usize) -> Result<Flows, Error> {
         let mut all = self.nftables.flows(listed, most)?;
         ebpf::add_traffic(listed, &mut all)?;

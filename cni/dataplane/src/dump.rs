@@ -15,9 +15,6 @@ fn tables() -> [TableId; 2] {
 }
 
 /// Prints our tables with their chains and all elements, and the names of all other tables.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn own_tables() -> Result<String, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let mut text = String::new();

@@ -22,7 +22,6 @@ pub enum Error {
     Conflict {
         /// The port or address.
         what: String,
-        /// The owner.
         owner: Box<Owner>,
     },
     /// An element without an owner's comment has the port or address.
@@ -74,7 +73,6 @@ pub enum Error {
     /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy {
-        /// The operation.
         operation: String,
         /// Number of attempts.
         attempts: u32,
@@ -130,7 +128,6 @@ pub enum Error {
     Kernel {
         /// The operation and its object.
         operation: String,
-        /// The cause.
         source: Cause,
     },
 }
@@ -138,58 +135,42 @@ pub enum Error {
 /// A text that is not a condition.
 #[derive(Debug, thiserror::Error)]
 pub enum ConditionError {
-    /// The words end too early.
     #[error("ends where {0} should follow")]
     End(&'static str),
-    /// A mask without a comparison.
     #[error("a mask is followed by == or !=")]
     Mask,
-    /// The grammar has no such field.
     #[error("unknown field \"{0}\"")]
     UnknownField(String),
-    /// A field of IPv6 in a condition of IPv4, or the other way round.
     #[error("field \"{0}\" is of the other family")]
     FieldOfOtherFamily(String),
-    /// conntrack has no such state, or the grammar does not.
     #[error("unknown state \"{0}\"")]
     UnknownState(String),
-    /// The set of states is not closed.
     #[error("a set of states that does not end in }}")]
     OpenStates,
     /// A set with an interface prefix, which the kernel cannot look up.
     #[error("\"{0}\": a prefix of a name cannot be in a set")]
     PrefixInSet(String),
-    /// The set is not closed.
     #[error("a set's elements are separated by commas, its end is }}")]
     OpenSet,
-    /// A word in the place of a network.
     #[error("\"{0}\" is not a network")]
     Network(String),
-    /// A word in the place of an address.
     #[error("\"{0}\" is not an address")]
     Address(String),
-    /// An address or network of the other family.
     #[error("\"{0}\" is of the other family")]
     OtherFamily(String),
-    /// The first value of a range is larger than the last one.
     #[error("range \"{0}\" is backwards")]
     Backwards(String),
-    /// The field has no such value.
     #[error("\"{0}\" is no value for this field")]
     Value(String),
-    /// A number that is none, or too large for the field.
     #[error("\"{0}\" is not a number that fits here")]
     Number(String),
-    /// The kernel refuses such a name.
     #[error(transparent)]
     Ifname(#[from] AttachmentError),
     /// A name that nft could not read again.
     #[error("\"{0}\" is no interface name")]
     Quotes(String),
-    /// A word that cannot be part of a rule of iptables.
     #[error("{0:?} is no word of a rule")]
     Word(String),
-    /// An option of iptables that is not a match.
     #[error("{0:?} is no condition")]
     Option(String),
 }
@@ -203,10 +184,8 @@ pub enum RequestError {
     /// The iptables backend does not read the grammar of nft.
     #[error("conditions of nftables in a request to iptables")]
     NftablesConditions,
-    /// A mapping leads from an address of one family to one of the other.
     #[error("{0}: the host's and the container's address differ in family")]
     Families(Box<PublishedPort>),
-    /// Two mappings have a host port in common.
     #[error("{} and {} are published for the same container", .0[0], .0[1])]
     Contradiction(Box<[PublishedPort; 2]>),
 }
@@ -217,7 +196,6 @@ pub enum NfTablesLack {
     /// The kernel refused netfilter's socket or a request as one that it does not support.
     #[error(transparent)]
     Refusal(cni_nftables::Error),
-    /// A request needs nf_tables.
     #[error("this kernel has no nf_tables")]
     Kernel,
     /// The configuration can name another backend.
@@ -228,16 +206,13 @@ pub enum NfTablesLack {
 /// The reason why this node cannot have the BPF programs.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfLack {
-    /// The binary does not carry them.
     #[error("this binary was built without the BPF programs")]
     NotBuilt,
     /// A real-time kernel preempts them.
     #[error("the BPF programs do not work on a real-time kernel (PREEMPT_RT)")]
     RealTimeKernel,
-    /// The object in the binary lacks a program.
     #[error("no BPF program {0}")]
     Program(&'static str),
-    /// They serve another network namespace.
     #[error(
         "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
          gone, `rm -r {folder}` removes them)"
@@ -251,25 +226,18 @@ pub enum EbpfLack {
 /// The cause of a failed operation of the kernel, or of a program that reads the kernel's tables.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// Netfilter's sockets.
     #[error(transparent)]
     Nftables(#[from] cni_nftables::Error),
-    /// rtnetlink.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// A network namespace.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// A file or a process.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A system call.
     #[error(transparent)]
     Errno(#[from] Errno),
-    /// A file of /proc/sys.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// The tables of `iptables-legacy`.
     #[error(transparent)]
     Xtables(#[from] XtablesError),
     /// A tool of iptables failed: what it wrote to standard error.
@@ -278,7 +246,6 @@ pub enum Cause {
     /// A test of a caller made [`crate::fake::Fake`] fail.
     #[error("made to fail")]
     Injected,
-    /// bpf(2).
     #[error(transparent)]
     Bpf(#[from] BpfError),
 }

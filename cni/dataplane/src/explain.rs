@@ -37,7 +37,6 @@ pub enum Origin {
 /// An element that a lookup finds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
-    /// The map.
     pub map: &'static str,
     /// The owner of the element; none if its comment names none.
     pub owner: Option<Owner>,
@@ -65,7 +64,6 @@ pub enum Sources {
     Of(IpNet),
     /// All.
     All,
-    /// None.
     None,
 }
 
@@ -82,9 +80,6 @@ pub enum Truth {
 
 /// Finds the element that decides about a packet for an address of the node, in the order of the kernel's
 /// lookups.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [
@@ -99,9 +94,6 @@ pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Erro
 }
 
 /// Finds the element that translates a packet after a container's own chain has accepted it.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn translation(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [Map::HostIps(family), Map::HostIpRanges(family), Map::HostPorts(family), Map::Ranges(family)];
@@ -144,9 +136,6 @@ fn hit(session: &Session, held: OwnedElement, port: u16) -> Result<Option<Hit>, 
 
 /// Finds the sources that are masqueraded on the way to a published port of the container; none if it has no
 /// published port.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
     let map = Map::Hairpin(AddressFamily::of(container));
     let held = Session::open()?.get(map, &[Value::address(container)])?;
@@ -172,9 +161,6 @@ pub struct Masquerade {
 }
 
 /// Finds the masquerade of packets from one address to another.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn masqueraded_from(source: IpAddr, to: IpAddr) -> Result<Option<Masquerade>, Error> {
     let session = Session::open()?;
     let map = Map::Masquerade(AddressFamily::of(source));

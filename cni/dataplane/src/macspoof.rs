@@ -268,9 +268,6 @@ fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<V
 }
 
 /// Removes the attachment's guard, ours and the reference plugin's.
-///
-/// # Errors
-/// [`Error::Kernel`], or [`Error::Busy`] if the ruleset kept changing.
 pub fn release(attachment: &Attachment) -> Result<(), Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| {
         guards.remove(AttachmentHash::of(attachment))?;
@@ -279,9 +276,6 @@ pub fn release(attachment: &Attachment) -> Result<(), Error> {
 }
 
 /// Compares the guard with what [`protect`] makes.
-///
-/// # Errors
-/// [`Error::Missing`] with the difference.
 pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
     let guards = Guards::open()?;
     if !guards.is_ready()? {

@@ -28,11 +28,9 @@ pub enum Need {
 /// A feature that a kernel may lack.
 #[derive(Debug)]
 pub struct Feature {
-    /// Its name.
     pub name: &'static str,
     /// Its purpose.
     pub why: &'static str,
-    /// The need for it.
     pub need: Need,
     /// The kernel's options that provide it.
     pub options: &'static str,
@@ -161,9 +159,6 @@ const PROBES: &[Probe] = &[
 
 /// Probes the features that the dataplane uses. It creates real objects: call it on a thread in a network
 /// namespace of its own.
-///
-/// # Errors
-/// [`Error::Kernel`] if the permission for nf_tables is missing.
 pub fn features() -> Result<Vec<Feature>, Error> {
     let socket = match Socket::open() {
         Err(error) if error.unsupported().is_none() => return Err(Error::kernel("reach nf_tables", error)),
@@ -222,9 +217,6 @@ pub struct ForwardChain {
 
 /// Lists the base chains at the forward hook, without ours: those of `iptables-nft` too, but not those of
 /// `iptables-legacy`.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
@@ -242,9 +234,6 @@ pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
 }
 
 /// Lists all tables, by family and name.
-///
-/// # Errors
-/// nf_tables cannot be reached or read.
 pub fn foreign_tables() -> Result<Vec<String>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let tables = socket.tables().map_err(|e| Error::kernel("list tables", e))?;
@@ -309,9 +298,6 @@ pub fn repair_own_table() -> Result<(), Error> {
 
 /// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID
 /// in another namespace has its own record.
-///
-/// # Errors
-/// nf_tables cannot be read.
 pub fn is_recorded_with(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
     match Session::open().and_then(|session| record::is_with(&session, attachment, netns)) {
         Err(Error::NoNfTables(_)) => Ok(false),

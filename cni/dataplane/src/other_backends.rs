@@ -24,18 +24,12 @@ pub(crate) struct OtherBackends {
 
 impl OtherBackends {
     /// Reads the names of the tables.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if they cannot be read.
     pub(crate) fn look() -> Result<Self, Error> {
         Self::look_by(None)
     }
 
     /// Reads the names by a socket that is already open, if there is one: closing another one would wait for
     /// the ruleset's lock.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if they cannot be read.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false };

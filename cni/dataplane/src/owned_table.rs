@@ -59,26 +59,17 @@ pub(crate) struct OwnedTable {
 
 impl OwnedTable {
     /// Opens the socket. The table may be missing.
-    ///
-    /// # Errors
-    /// [`Error::NoNfTables`] if the kernel has no nf_tables.
     pub(crate) fn open(definition: Definition) -> Result<Self, Error> {
         let socket = Socket::open().map_err(|e| unreachable_nf_tables("reach nf_tables", e))?;
         Ok(Self { socket, table: definition.id(), definition })
     }
 
     /// Reads the ruleset's generation.
-    ///
-    /// # Errors
-    /// [`Error::NoNfTables`] if the kernel has no nf_tables.
     pub(crate) fn generation(&self) -> Result<u32, Error> {
         generation(&self.socket)
     }
 
     /// Reads the table itself.
-    ///
-    /// # Errors
-    /// [`Error::NoNfTables`] if the kernel has no nf_tables for its family.
     pub(crate) fn info(&self) -> Result<Option<TableInfo>, Error> {
         let read = self.socket.table(&self.table);
         read.map_err(|e| unreachable_nf_tables(&format!("read table {}", self.definition.label), e))
@@ -219,9 +210,6 @@ impl Patience {
 
     /// Waits before another attempt of a commit: after the first until no other process repeats one, later not at all.
     /// With pauses instead, luck would decide, and the unlucky would wait for seconds.
-    ///
-    /// # Errors
-    /// As [`Self::wait`].
     fn queue(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
         if !failure.is_stale_generation() {
             return self.wait(operation, failure);
@@ -252,9 +240,6 @@ impl Patience {
     }
 
     /// Sleeps before another attempt.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if the time is over.
     pub(crate) fn pause(&mut self, operation: &str) -> Result<(), Error> {
         self.count(operation)?;
         self.sleep();

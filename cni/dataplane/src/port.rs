@@ -10,11 +10,8 @@ pub use cni_kernel::AddressFamily;
 /// A transport protocol that ports can be published for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 
@@ -65,7 +62,6 @@ pub enum HostAddress {
 }
 
 impl HostAddress {
-    /// The address family.
     #[must_use]
     pub fn family(self) -> AddressFamily {
         match self {

@@ -251,7 +251,6 @@ pub(crate) struct ReferenceRules {
     pub(crate) comment: String,
     /// The container's address.
     pub(crate) address: IpAddr,
-    /// Their content.
     pub(crate) content: Result<Content, Unreadable>,
     /// True for masquerade, false for published ports.
     pub(crate) masquerade: bool,

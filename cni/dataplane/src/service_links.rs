@@ -17,9 +17,6 @@ use cni_kernel::route::{LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
 pub(crate) const NAMES: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 /// Finds these links on this node.
-///
-/// # Errors
-/// The kernel refused to list them.
 pub(crate) fn present(socket: &RouteSocket) -> Result<Vec<Link>, RouteError> {
     let found: Result<Vec<_>, _> = NAMES.iter().map(|name| socket.find_link(name)).collect();
     Ok(found?.into_iter().flatten().collect())
@@ -27,9 +24,6 @@ pub(crate) fn present(socket: &RouteSocket) -> Result<Vec<Link>, RouteError> {
 
 /// The node's addresses that are local by another link, without the loopback's; none on a node without such a
 /// link, where every local address counts.
-///
-/// # Errors
-/// The kernel refused to list links or routes.
 pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> {
     let socket = RouteSocket::open()?;
     let links = present(&socket)?;

@@ -22,7 +22,6 @@ pub enum OwnTable {
     Duplicates,
 }
 
-/// The content of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableContent {
     /// The table does not exist.

@@ -41,7 +41,6 @@ const OWNED: u32 = 2;
 pub struct Place {
     /// Family and name of the table.
     pub table: String,
-    /// The chain.
     pub chain: String,
     /// The hook of a base chain.
     pub hook: Option<&'static str>,
@@ -68,7 +67,6 @@ pub struct Step {
     pub packet: u32,
     /// The chain.
     pub place: Place,
-    /// The event.
     pub event: Event,
     /// The packet as it is here; only of the first event in a base chain.
     pub seen: Option<TracedPacket>,
@@ -156,9 +154,6 @@ impl Tracer {
     }
 
     /// The next event, waited for until `end`.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the socket fails.
     pub fn next(&mut self, end: Instant) -> Result<Option<Report>, Error> {
         let traced = self.traces.next(end).map_err(|e| Error::kernel("read the trace", e))?;
         Ok(traced.map(|traced| match traced {
@@ -248,9 +243,7 @@ fn remove_left(socket: &Socket) -> Result<(), Error> {
 /// The end of the table if the process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ownership {
-    /// With the socket.
     Socket,
-    /// By its name.
     Name,
 }
 

@@ -17,9 +17,6 @@ const ESTABLISHED: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
 
 /// Lets conntrack miss packets, before it misses any. Without connection tracking loaded there are no such settings:
 /// the first container's rules load it, and its ADD calls this, too.
-///
-/// # Errors
-/// [`Error::Kernel`] if a setting cannot be written.
 pub(super) fn prepare() -> Result<(), Error> {
     let set = |name: &str, value: &str| {
         sysctl::ensure(name, value).map_err(|e| Error::kernel("let conntrack miss packets", e))

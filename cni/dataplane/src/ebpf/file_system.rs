@@ -22,9 +22,6 @@ const LOCK: &str = "bpf-mount.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks that a BPF file system can be mounted.
-///
-/// # Errors
-/// [`Error::Kernel`] if the kernel has no such mount point.
 pub(super) fn mountable() -> Result<(), Error> {
     match fs::metadata(FILE_SYSTEM) {
         Ok(_) => Ok(()),
@@ -37,9 +34,6 @@ fn is_mounted() -> bool {
 }
 
 /// Mounts the BPF file system if it is not mounted, and makes a folder in it that only root can read.
-///
-/// # Errors
-/// [`Error::Kernel`] if the kernel has no BPF file system, or the folder cannot be made.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     if !is_mounted() {
         let lock = lock::take(LOCK, Mode::Exclusive, PATIENCE);

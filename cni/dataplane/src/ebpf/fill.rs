@@ -25,9 +25,6 @@ pub struct Fill {
 
 impl Fill {
     /// Counts the elements of a pinned map.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if it cannot be read.
     pub(super) fn of(pin: &Path, map: &'static str) -> Result<Self, Error> {
         let failed = |e| error::failed(format!("open the BPF map {}", pin.display()), e);
         let data = MapData::from_pin(pin).map_err(failed)?;

@@ -45,9 +45,6 @@ impl fmt::Display for ForeignFilter {
 }
 
 /// The filters before ours at a link.
-///
-/// # Errors
-/// [`Error::Kernel`] if they cannot be listed.
 pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<ForeignFilter>, Error> {
     let mut found = Vec::new();
     for (hook, name, side) in

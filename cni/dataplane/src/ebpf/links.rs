@@ -50,18 +50,12 @@ impl Kind {
     }
 
     /// The kind of a pod's link.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if its queueing disciplines cannot be listed.
     pub(super) fn of_pod(link: &Link) -> Result<Self, Error> {
         Ok(if is_limited(link)? { Self::LimitedPod } else { Self::Pod })
     }
 }
 
 /// Attaches both programs, or replaces those of another version.
-///
-/// # Errors
-/// [`Error::Kernel`] if the interface is gone, or has another discipline in clsact's place.
 pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), Error> {
     add_clsact(interface)?;
     let (ingress, egress) = kind.programs();
@@ -82,9 +76,6 @@ fn pinned(program: &Path) -> Result<SchedClassifier, ProgramError> {
 }
 
 /// Adds clsact to an interface, unless it has it.
-///
-/// # Errors
-/// [`Error::Kernel`] if the interface is gone, or has another discipline in its place.
 pub(super) fn add_clsact(interface: &str) -> Result<(), Error> {
     match tc::qdisc_add_clsact(interface) {
         Ok(()) => Ok(()),
@@ -128,10 +119,6 @@ pub(super) fn has_programs(socket: &RouteSocket, index: u32) -> Result<bool, Err
     }
 }
 
-/// The links with the programs.
-///
-/// # Errors
-/// [`Error::Kernel`] if links or their programs cannot be listed.
 pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
     let mut found = Vec::new();
     for link in socket.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
@@ -162,9 +149,6 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
 }
 
 /// Finds the host end of a container's veth; none if its interface is no veth.
-///
-/// # Errors
-/// [`Error::Kernel`] if the namespace cannot be opened, or has no such interface.
 pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
     let failed =
         |e: Cause| Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e);

@@ -33,9 +33,6 @@ pub(super) fn loader() -> EbpfLoader<'static> {
 }
 
 /// Checks that this kernel takes an object's programs, with small maps of their own. Nothing stays loaded.
-///
-/// # Errors
-/// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
 pub fn try_object(object: &[u8]) -> Result<(), Error> {
     const SMALL: u32 = 64;
     let mut loader = loader();

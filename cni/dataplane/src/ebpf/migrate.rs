@@ -42,9 +42,6 @@ impl Programs {
     }
 
     /// Sets up or updates the node's programs.
-    ///
-    /// # Errors
-    /// [`Error::NoEbpf`] or [`Error::Kernel`], as [`setup::setup_node`].
     pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
         setup::set_up(settings).map(|(store, _)| Self::new(store))
     }
@@ -68,9 +65,6 @@ impl Programs {
     }
 
     /// Has the programs serve a container.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if they cannot be attached.
     pub(crate) fn attach(&self, link: &Link) -> Result<(), Error> {
         setup::attach_link(&self.store, link)
     }
@@ -144,9 +138,6 @@ impl LinkFinder {
 }
 
 /// Checks that the programs are set up or can be.
-///
-/// # Errors
-/// [`Error::NoEbpf`] or [`Error::Kernel`] with the obstacle.
 pub(crate) fn possible() -> Result<(), Error> {
     match Programs::find() {
         Some(_) => object::of_this_binary().map(drop),

@@ -48,9 +48,6 @@ pub(crate) use traffic::{add_traffic, name_served};
 pub use udp_gro::{Merging, merging, switch_merging};
 
 /// The counters of the programs, if not zero; none without programs.
-///
-/// # Errors
-/// [`Error::Kernel`] if the map cannot be read.
 pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
     setup::find().map_or(Ok(Vec::new()), |store| store.counters())
 }

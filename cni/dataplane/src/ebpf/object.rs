@@ -24,9 +24,6 @@ pub fn object() -> Option<&'static [u8]> {
 }
 
 /// The BPF programs of this binary.
-///
-/// # Errors
-/// [`Error::NoEbpf`] if it was built without, or on a real-time kernel.
 pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     if uname().is_ok_and(|kernel| is_real_time(&kernel.version().to_string_lossy())) {
         return Err(EbpfLack::RealTimeKernel.into());

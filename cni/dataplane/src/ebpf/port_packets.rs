@@ -25,18 +25,12 @@ pub struct CarriedPackets {
 
 impl CarriedPackets {
     /// Begins to count; none on a node without the programs.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the maps cannot be read.
     pub fn start(protocol: Protocol, to: SocketAddr) -> Result<Option<Self>, Error> {
         let now = read(protocol, to)?;
         Ok(now.map(|last| Self { protocol, to, last, total: 0 }))
     }
 
     /// Reads the maps. Returns the packets since the start.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the maps cannot be read.
     pub fn look(&mut self) -> Result<u64, Error> {
         if let Some(now) = read(self.protocol, self.to)? {
             self.add(now);

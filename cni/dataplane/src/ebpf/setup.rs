@@ -35,7 +35,6 @@ impl Default for Settings {
 /// An uplink without programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnservedLink {
-    /// Its name.
     pub name: String,
     /// The reason, if known.
     pub why: String,
@@ -50,7 +49,6 @@ pub struct Status {
     pub is_current: bool,
     /// Names of the uplinks with the programs.
     pub uplinks: Vec<String>,
-    /// The uplinks without.
     pub uplinks_without: Vec<UnservedLink>,
     /// The filters of other programs that come before these.
     pub foreign_filters: Vec<ForeignFilter>,
@@ -74,9 +72,6 @@ fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
 
 /// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its own. If all
 /// are in place, this opens three pinned maps, and sends the kernel one request for each uplink.
-///
-/// # Errors
-/// As [`setup_node`].
 pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     let store = Store::own();
     if store.is_whole() {
@@ -116,9 +111,6 @@ fn are_whole(store: &Store) -> Result<bool, Error> {
 
 /// Loads the programs, and attaches them to the uplinks and to the links of containers that have another version.
 /// Returns the links that took none, too.
-///
-/// # Errors
-/// As [`setup_node`].
 pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
@@ -162,10 +154,6 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
 }
 
 /// Loads and attaches the programs, or updates them: new uplinks, another version of the programs.
-///
-/// # Errors
-/// [`Error::NoEbpf`] if this node cannot have the programs, [`Error::Kernel`] if one cannot be loaded, or links
-/// cannot be listed.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     let (_, left) = set_up(settings)?;
     let mut status = status(settings)?;
@@ -180,9 +168,6 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 }
 
 /// Attaches the programs to a container's link. Returns false if its interface is no veth.
-///
-/// # Errors
-/// [`Error::Kernel`] if the interface cannot be found, or the programs cannot be attached.
 pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
     let Some(link) = links::host_end(netns, ifname)? else { return Ok(false) };
     // An ADD attaches twice: for masquerade, and for ports.
@@ -190,9 +175,6 @@ pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Res
 }
 
 /// Attaches the programs to the host end of a container's link.
-///
-/// # Errors
-/// [`Error::Kernel`] if they cannot be attached.
 pub(super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
     conntrack::prepare()?;
     links::attach(store, &link.name, Kind::of_pod(link)?)?;
@@ -205,9 +187,6 @@ pub(super) fn find() -> Option<Store> {
 }
 
 /// True if a container's link has the programs.
-///
-/// # Errors
-/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn has_programs(link: &Link) -> Result<bool, Error> {
     links::has_programs(&socket()?, link.index)
 }
@@ -252,18 +231,12 @@ pub fn served_in_other_namespace() -> Option<Error> {
 
 /// Checks that this kernel takes the programs of this binary and can mount a BPF file system. Nothing stays
 /// loaded.
-///
-/// # Errors
-/// [`Error::NoEbpf`] without programs, [`Error::Kernel`] if the kernel refuses one.
 pub fn try_out() -> Result<(), Error> {
     file_system::mountable()?;
     load::try_object(object::of_this_binary()?)
 }
 
 /// Inspects the programs of this node.
-///
-/// # Errors
-/// [`Error::Kernel`] if links or maps cannot be read, [`Error::NoEbpf`] in another network namespace.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
     if !store::is_loaded() {
         return Ok(Status::default());
@@ -302,10 +275,6 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
 
 /// Detaches the programs from all links, and removes them; true if there were any. conntrack has every flow, so none
 /// ends; its settings stay.
-///
-/// # Errors
-/// [`Error::Kernel`] if the links cannot be listed, or a pin cannot be removed; [`Error::NoEbpf`] in another network
-/// namespace.
 pub fn teardown_node() -> Result<bool, Error> {
     if !is_there() {
         return Ok(false);

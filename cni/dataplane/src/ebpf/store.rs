@@ -83,9 +83,6 @@ impl Store {
     }
 
     /// Loads and pins what is missing. `flows` is the size of the maps of flows.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
     pub(super) fn load(&self, object: &[u8], flows: u32) -> Result<(), Error> {
         file_system::make(&self.folder)?;
         let mut loader = load::loader();
@@ -141,9 +138,6 @@ impl Store {
     }
 
     /// Refuses to work from another network namespace: the maps name links by index.
-    ///
-    /// # Errors
-    /// [`Error::NoEbpf`] with a remedy.
     pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
         let home = self.array::<u64>(maps::HOME)?.get(&0, 0);
         let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
@@ -155,9 +149,6 @@ impl Store {
     }
 
     /// The indices of the uplinks with programs.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be read.
     pub(super) fn uplinks(&self) -> Result<Vec<u32>, Error> {
         let failed = |e: MapError| error::failed("read the uplinks with BPF programs", e);
         self.uplink_map()?.keys().collect::<Result<_, _>>().map_err(failed)
@@ -169,9 +160,6 @@ impl Store {
     }
 
     /// Adds an uplink to the list, or removes it.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be written.
     pub(super) fn list_uplink(&self, index: u32, is_uplink: bool) -> Result<(), Error> {
         let mut map = self.uplink_map()?;
         let result = if is_uplink { map.insert(index, 1, 0) } else { map.remove(&index) };
@@ -184,9 +172,6 @@ impl Store {
     }
 
     /// The counters that are not zero.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be read.
     pub(super) fn counters(&self) -> Result<Vec<(Counter, u64)>, Error> {
         let failed = |e: MapError| error::failed("read the BPF programs' counters", e);
         let map = PerCpuArray::<_, [u64; COUNTERS]>::try_from(self.map(maps::COUNTS)?);
@@ -211,10 +196,6 @@ impl Store {
         Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| CarriedFlow::new(&key, &entry)).collect())
     }
 
-    /// The carried directions of flows.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if a map cannot be read.
     pub(super) fn directions(&self) -> Result<Vec<CarriedFlow>, Error> {
         let mut all = self.directions_of::<Addr4>(maps::CARRIED4)?;
         all.extend(self.directions_of::<Addr6>(maps::CARRIED6)?);
@@ -227,17 +208,11 @@ impl Store {
     }
 
     /// True if a set-up is complete. The BPF programs carry nothing before.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be read.
     pub(super) fn is_set_up(&self) -> Result<bool, Error> {
         Ok(self.epoch()? != 0)
     }
 
     /// Has the BPF programs begin to carry, or netfilter check each flow again.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be written.
     pub(super) fn start(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the epoch", e);
         // A random number: of the numbers that concurrent processes count to, the last written may be a former one.
@@ -272,26 +247,17 @@ pub(super) fn is_there() -> bool {
 }
 
 /// Refuses to work from another network namespace than the programs' own.
-///
-/// # Errors
-/// [`Error::NoEbpf`] with a remedy.
 pub(super) fn refuse_abroad() -> Result<(), Error> {
     // An incomplete version serves nothing.
     Store::all().iter().filter(|store| store.path(maps::HOME).exists()).try_for_each(Store::refuse_abroad)
 }
 
 /// Has netfilter check each flow again. Does nothing on a node without the programs.
-///
-/// # Errors
-/// [`Error::Kernel`] if a map cannot be written: flows are carried for two more ticks then.
 pub(super) fn next_epoch() -> Result<(), Error> {
     Store::all().iter().filter(|store| store.path(maps::EPOCH).exists()).try_for_each(Store::next_epoch)
 }
 
 /// Removes the pins of all versions.
-///
-/// # Errors
-/// [`Error::Kernel`] if one cannot be removed.
 pub(super) fn remove_all() -> Result<(), Error> {
     match fs::remove_dir_all(FOLDER) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::kernel(format!("remove {FOLDER}"), e)),

@@ -12,9 +12,6 @@ use super::{links, setup};
 use crate::{BackendName, Error, Flows, HostAddress, Listed, Owner};
 
 /// Sets the backend of listed ports to eBPF where a container's link has the programs.
-///
-/// # Errors
-/// [`Error::Kernel`] if links or their programs cannot be listed.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     if setup::find().is_none() {
         return Ok(());
@@ -41,9 +38,6 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
 }
 
 /// Adds the packets that the programs carried to flows that conntrack counts, if it counts.
-///
-/// # Errors
-/// [`Error::Kernel`] if the maps cannot be read.
 pub(crate) fn add_traffic(listed: &[Listed], all: &mut Flows) -> Result<(), Error> {
     if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
         return Ok(());

@@ -19,17 +19,11 @@ pub struct Merging {
 }
 
 /// Reads the state of each device of the uplinks, which are found as for [`super::Settings::uplinks`].
-///
-/// # Errors
-/// [`Error::Kernel`] if links cannot be listed.
 pub fn merging(uplinks: &[String]) -> Result<Vec<Merging>, Error> {
     each(uplinks, |link| ethtool::feature(link, UDP_GRO_FORWARDING))
 }
 
 /// Switches the feature at each device of the uplinks.
-///
-/// # Errors
-/// As [`merging`].
 pub fn switch_merging(uplinks: &[String], switch: Switch) -> Result<Vec<Merging>, Error> {
     each(uplinks, |link| ethtool::set_feature(link, UDP_GRO_FORWARDING, switch).map(|()| switch))
 }

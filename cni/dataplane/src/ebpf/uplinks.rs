@@ -9,10 +9,8 @@ use cni_kernel::route::{Address, Link, LinkKind, RouteError, RouteSocket};
 
 use crate::service_links;
 
-/// An uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Uplink {
-    /// Its name.
     pub(super) name: String,
     /// True if its packets begin with an Ethernet header.
     pub(super) is_ethernet: bool,
@@ -21,9 +19,6 @@ pub(super) struct Uplink {
 /// Finds the uplinks, by the index of their interfaces. `named` are the administrator's uplinks; if empty, the
 /// uplinks are found by addresses and routes. A tunnel in `external` mode is none: its remote comes from a packet's
 /// route, and carried packets have none.
-///
-/// # Errors
-/// The kernel refused to list links or addresses.
 pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError> {
     let socket = RouteSocket::open()?;
     let (links, addresses) = (socket.links()?, socket.all_addresses()?);

@@ -39,7 +39,6 @@ pub enum Means {
 pub struct FirewallRequest {
     /// The owner.
     pub attachment: Attachment,
-    /// The means.
     pub means: Means,
     /// With firewalld: the zone that the caller adds the addresses to.
     pub zone: String,
@@ -56,17 +55,13 @@ pub struct FirewallRequest {
 /// The record of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirewallRecord {
-    /// The owner.
     pub owner: Owner,
-    /// The means.
     pub means: Means,
     /// The zone of firewalld with its addresses; empty with other means, or if it is unknown.
     pub zone: String,
-    /// Its policy.
     pub policy: IngressPolicy,
     /// Its bridge; may be empty.
     pub bridge: String,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -198,9 +193,6 @@ pub fn dismiss(
 }
 
 /// The addresses that are not recorded as another attachment's: one that was released may have a new owner.
-///
-/// # Errors
-/// [`Error::Kernel`] if the record cannot be read.
 pub fn own_addresses(owner: AttachmentHash, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     own_among(FirewallTable::open()?.as_ref(), owner, addresses)
 }
@@ -221,34 +213,21 @@ fn own_among(
 }
 
 /// The record of an attachment.
-///
-/// # Errors
-/// [`Error::Kernel`] if the record cannot be read.
 pub fn held(attachment: &Attachment) -> Result<Option<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(None), |table| table.held(AttachmentHash::of(attachment)))
 }
 
 /// True if rules of iptables may accept packets of these addresses. Runs no program.
-///
-/// # Errors
-/// [`Error::Kernel`] if the chains cannot be read.
 pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
     filter::may_name_any(addresses)
 }
 
 /// True if rules of iptables may isolate a bridge that no recorded attachment needs isolated. Runs no
 /// program.
-///
-/// # Errors
-/// [`Error::Kernel`] if the chains or the record cannot be read.
 pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
     Ok(filter::may_isolate(bridge)? && !is_needed(FirewallTable::open()?.as_ref(), bridge)?)
 }
 
-/// The attachments with a record.
-///
-/// # Errors
-/// [`Error::Kernel`] if the record cannot be read.
 pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
     let Some(table) = FirewallTable::open()? else { return Ok(Vec::new()) };
     Ok(table.list(|_| true)?.into_iter().map(|entry| entry.owner.attachment_hash).collect())
@@ -280,9 +259,6 @@ fn withdraw(
 
 /// Compares the rules with the request, whichever plugin set made them: a container that the reference
 /// attached has no record. With nftables the record is the rules.
-///
-/// # Errors
-/// [`Error::Missing`] with the first difference.
 pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     let hash = AttachmentHash::of(&request.attachment);
     let Some(table) = FirewallTable::open()? else { return check_iptables(None, request) };
@@ -296,10 +272,6 @@ pub fn check(request: &FirewallRequest) -> Result<(), Error> {
 
 /// Records a container whose rules the reference made, so that DEL and GC find them. Writes nothing if the
 /// container has a record, or not all of its rules.
-///
-/// # Errors
-/// [`Error::Missing`] with the first rule that is missing; [`Error::Kernel`] or [`Error::Busy`] if the record
-/// cannot be written.
 pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Error> {
     check(request)?;
     let Some(table) = FirewallTable::open()? else { return Ok(()) };
@@ -313,9 +285,6 @@ pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Erro
 }
 
 /// Compares the record, and the rules as [`check`] does.
-///
-/// # Errors
-/// [`Error::Missing`] with the first difference.
 pub fn check_record(request: &FirewallRequest) -> Result<(), Error> {
     let table = FirewallTable::open()?;
     table.as_ref().map_or(Ok(()), |table| table.check(&request.held()))?;
@@ -327,9 +296,6 @@ fn check_iptables(table: Option<&FirewallTable>, request: &FirewallRequest) -> R
 }
 
 /// The records of attachments of the network that are not valid. [`forget`] removes them.
-///
-/// # Errors
-/// [`Error::Kernel`] if the record cannot be read.
 pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(Vec::new()), |table| table.dead(network, valid))
 }
@@ -343,9 +309,6 @@ pub fn forget(held: &FirewallRecord, bridge_use: BridgeUse, lock: &FirewallLock)
 }
 
 /// The bridges that rules of iptables isolate and that no recorded attachment needs isolated.
-///
-/// # Errors
-/// [`Error::Kernel`] or [`Error::NoIptables`] if the chains or the record cannot be read.
 pub fn needlessly_separated() -> Result<Vec<String>, Error> {
     let table = FirewallTable::open()?;
     let mut all = Vec::new();
@@ -374,9 +337,6 @@ pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
 }
 
 /// Checks that the next [`admit`] can succeed.
-///
-/// # Errors
-/// [`Error::NoNfTables`], [`Error::NoIptables`], or [`Error::Kernel`] if the kernel would refuse the table.
 pub fn status(means: Means, policy: IngressPolicy) -> Result<(), Error> {
     match FirewallTable::open()? {
         // Rules are recorded whatever their means.

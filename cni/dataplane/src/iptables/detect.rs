@@ -146,9 +146,6 @@ pub(crate) fn place_of(places: &[Place], family: AddressFamily) -> Result<Place,
 }
 
 /// The places that may have chains of containers.
-///
-/// # Errors
-/// [`Error::Kernel`] if a table cannot be read.
 pub fn containers_places() -> Result<Vec<Place>, Error> {
     Detector::open()?.places(Detector::has_containers)
 }
@@ -184,9 +181,6 @@ pub(super) fn has_rule(
 
 /// The variant that this node uses: the one with chains of the reference plugins or of Slipway, else the one
 /// with chains of Kubernetes or Docker, else that of the program `iptables`.
-///
-/// # Errors
-/// [`Error::NoIptables`] if there are no such chains and no program of that name.
 pub fn chosen_variant() -> Result<Variant, Error> {
     let detector = Detector::open()?;
     // Masquerade alone has no chain of a fixed name.

@@ -25,10 +25,6 @@ const COMMENT: &str = "made by slipway";
 
 /// Accepts the packets from and to a link in each chain FORWARD of these families that drops by default, and returns the
 /// places where rules were missing. The link may be missing.
-///
-/// # Errors
-/// [`Error::NoIptables`] without the programs of a variant that drops; [`Error::Kernel`] if nf_tables or a program
-/// fails; [`Error::Busy`], [`Error::XtablesLock`] while others change the same chain.
 pub fn accept(link: &str, families: &[AddressFamily]) -> Result<Vec<Place>, Error> {
     let mut changed = Vec::new();
     for place in Place::all().filter(|place| families.contains(&place.family)) {
@@ -41,9 +37,6 @@ pub fn accept(link: &str, families: &[AddressFamily]) -> Result<Vec<Place>, Erro
 }
 
 /// Deletes the rules of [`accept`] for a link, and returns the places where there were some.
-///
-/// # Errors
-/// As [`accept`].
 pub fn withdraw(link: &str) -> Result<Vec<Place>, Error> {
     let mut changed = Vec::new();
     for place in Place::all() {

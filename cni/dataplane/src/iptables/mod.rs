@@ -72,17 +72,11 @@ impl Iptables {
     }
 
     /// True if the attachment has a chain of these kinds. Runs no program.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if a table cannot be read.
     pub fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         Ok(!detect::places_of(attachment, kinds)?.is_empty())
     }
 
     /// Finds the programs that this variant needs.
-    ///
-    /// # Errors
-    /// [`Error::NoIptables`] with the first program that is not installed.
     pub fn programs(variant: Variant) -> Result<Vec<std::path::PathBuf>, Error> {
         tools::programs(variant)
     }

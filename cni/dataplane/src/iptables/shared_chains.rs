@@ -75,9 +75,6 @@ pub struct SharedChains {
 
 impl SharedChains {
     /// The shared chains of that purpose that exist.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the tables cannot be read.
     pub fn all(purpose: Purpose) -> Result<Vec<Self>, Error> {
         let places = match purpose {
             Purpose::Ports => {
@@ -90,9 +87,6 @@ impl SharedChains {
     }
 
     /// The reason to keep the chains; none if nothing needs them.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the chains cannot be read, [`Error::NoIptables`] without the tools.
     pub fn needed(&self) -> Result<Option<&'static str>, Error> {
         let Layout { table, shared, .. } = self.purpose.layout();
         Ok(self.purpose.needed(&Tools::new(self.place, table).read(shared)?))

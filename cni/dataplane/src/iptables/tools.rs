@@ -61,9 +61,7 @@ impl fmt::Display for Variant {
 /// One family's tables of one variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The variant.
     pub variant: Variant,
-    /// The address family.
     pub family: AddressFamily,
 }
 
@@ -262,9 +260,6 @@ impl Tools {
 }
 
 /// Finds the programs of both families.
-///
-/// # Errors
-/// [`Error::NoIptables`] with the first program that is not installed.
 pub(super) fn programs(variant: Variant) -> Result<Vec<PathBuf>, Error> {
     let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
     all.map(|(family, suffix)| Tools::nat(Place { variant, family }).program(suffix)).collect()

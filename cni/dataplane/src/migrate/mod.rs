@@ -82,7 +82,6 @@ impl Place {
 /// the interface, and some do not name the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownAttachment {
-    /// The attachment.
     pub attachment: Attachment,
     /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
     /// the addresses are unknown.

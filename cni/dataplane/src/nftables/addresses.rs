@@ -33,9 +33,6 @@ fn exchange<'a>(
 }
 
 /// Builds the whole table; with the node's own addresses, if other addresses are local, too.
-///
-/// # Errors
-/// [`Error::Kernel`] if the node's links or addresses cannot be listed.
 pub(crate) fn bootstrap() -> Result<Transaction, Error> {
     let own = own()?;
     let mut batch = schema::bootstrap(Layout { addresses: own.is_some(), ..Layout::PLAIN });
@@ -67,10 +64,6 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
 
 /// Updates the addresses in the table: the node's own if others are local, too; else every local one. A table
 /// that is missing or damaged is left as it is: the process that makes it calls this afterwards.
-///
-/// # Errors
-/// [`Error::Kernel`] if addresses or the table cannot be read, or the table cannot be changed;
-/// [`Error::Busy`] if other processes change the ruleset at every attempt.
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     session.transact("record the node's own addresses", |_| {
         let (wanted, found) = (own()?, recorded(session)?);
@@ -116,9 +109,6 @@ pub(crate) fn settle_or_warn(session: &Session) {
 }
 
 /// The names of this node's links that hold the addresses of Services.
-///
-/// # Errors
-/// [`Error::Kernel`] if links cannot be listed.
 pub fn links_of_services() -> Result<Vec<String>, Error> {
     let found = RouteSocket::open().and_then(|socket| service_links::present(&socket));
     let found = found.map_err(|e| Error::kernel("look for links that hold the addresses of Services", e))?;
@@ -137,9 +127,6 @@ pub enum AnsweringAddresses {
 }
 
 /// Compares the node's addresses with those in the table.
-///
-/// # Errors
-/// [`Error::Kernel`] if either cannot be read.
 pub fn answering() -> Result<AnsweringAddresses, Error> {
     let wanted = own()?;
     let found = unless_no_nf_tables(Session::open().and_then(|session| {
@@ -156,9 +143,6 @@ pub fn answering() -> Result<AnsweringAddresses, Error> {
 }
 
 /// True if a port that is published on all of the node's addresses responds at this local one.
-///
-/// # Errors
-/// [`Error::Kernel`] if the table cannot be read.
 pub fn answers_at(address: IpAddr) -> Result<bool, Error> {
     let recorded = unless_no_nf_tables(Session::open().and_then(|session| recorded(&session)))?;
     Ok(address.is_loopback() || recorded.is_none_or(|own| own.contains(&address)))

@@ -44,9 +44,6 @@ const FEW: usize = 10_000;
 ///
 /// A pass through the kernel's table costs milliseconds however few flows there are. So there is one for all
 /// ports, and none if there are no flows at all.
-///
-/// # Errors
-/// [`Error::Kernel`] if conntrack cannot be read, or refuses.
 pub(crate) fn flush(ports: &[(HostPorts, Selection)]) -> Result<usize, Error> {
     let targets = Targets::new(ports);
     if targets.is_empty() {
@@ -59,9 +56,6 @@ pub(crate) fn flush(ports: &[(HostPorts, Selection)]) -> Result<usize, Error> {
 }
 
 /// As [`flush`], and adds the destination ports of all UDP flows to `seen`.
-///
-/// # Errors
-/// As of [`flush`].
 pub(crate) fn flush_and_list(
     ports: &[(HostPorts, Selection)],
     seen: &mut BTreeSet<u16>,

@@ -86,9 +86,6 @@ pub(crate) fn difference(
 
 /// Counts the containers of the table that reach one of these networks with an address of the node: those
 /// that were added with another list.
-///
-/// # Errors
-/// [`Error::Kernel`] if the table cannot be read.
 pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| {
         let mut lists: BTreeMap<SharedChain, bool> = BTreeMap::new();

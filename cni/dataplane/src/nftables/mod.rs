@@ -80,9 +80,6 @@ impl Nftables {
     }
 
     /// Removes what the withdrawal names. Returns the socket if it did not write, for the caller's next read.
-    ///
-    /// # Errors
-    /// As [`Backend::withdraw`].
     pub(crate) fn take_away(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
         let withdrawn = Session::open().and_then(|session| {
             let gone = withdraw::withdraw(&session, withdrawal)?;
@@ -97,9 +94,6 @@ impl Nftables {
     }
 
     /// Reads the flows through these mappings from conntrack: each counts, and `most` of them are returned.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if conntrack cannot be read.
     pub(crate) fn flows(&self, ports: &[Listed], most: usize) -> Result<Flows, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
         let mut index = BTreeMap::<_, Vec<usize>>::new();

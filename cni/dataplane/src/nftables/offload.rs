@@ -177,9 +177,6 @@ pub enum FlowtableState {
 }
 
 /// Reads the flowtable.
-///
-/// # Errors
-/// [`Error::Kernel`] if nf_tables cannot be read.
 pub fn state() -> Result<FlowtableState, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| session.flowtable())).map(|found| {
         found.map_or(FlowtableState::None, |found| {
@@ -189,9 +186,6 @@ pub fn state() -> Result<FlowtableState, Error> {
 }
 
 /// Checks that this kernel can have a flowtable, without making one.
-///
-/// # Errors
-/// [`Error::Kernel`] with the part that the kernel refused.
 pub fn try_out() -> Result<(), Error> {
     let session = Session::open()?;
     let id = TableId::new(cni_nftables::Family::Inet, "probe");

@@ -21,13 +21,11 @@ pub(crate) const RANGE_MIN: usize = 16;
 /// A wanted element without its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Its map.
     pub(crate) map: Map,
     /// Its key; for an interval map the first key of the interval.
     pub(crate) key: Vec<Value>,
     /// The last key of the interval, for interval maps.
     pub(crate) end: Option<Vec<Value>>,
-    /// Its data.
     pub(crate) data: Datum,
 }
 

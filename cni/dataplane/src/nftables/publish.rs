@@ -357,9 +357,6 @@ impl Job {
     }
 
     /// Compares the plan with the table.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] with the first difference.
     pub(crate) fn check(&self, session: &Session) -> Result<(), Error> {
         match session.state()? {
             State::Ready => {}

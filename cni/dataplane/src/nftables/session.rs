@@ -45,13 +45,10 @@ pub(crate) enum State {
 /// An element of our maps, also one that was made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnedElement {
-    /// The map that it is in.
     pub(crate) map: Map,
-    /// Its key.
     pub(crate) key: Vec<Value>,
     /// The last key of its interval.
     pub(crate) end: Option<Vec<Value>>,
-    /// Its data.
     pub(crate) data: ElementData,
     /// Its owner; none without a comment of ours.
     pub(crate) owner: Option<Owner>,

@@ -184,9 +184,6 @@ fn ports(targets: &[(HostPorts, Selection)]) -> BTreeSet<u16> {
 }
 
 /// Removes UDP flows after a publishing. Where the set is not complete, the pass completes it.
-///
-/// # Errors
-/// [`Error::Kernel`] if conntrack cannot be read, or refuses.
 pub(super) fn flush(
     session: &Session,
     search: FlowSearch,

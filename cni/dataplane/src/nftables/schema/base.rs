@@ -64,9 +64,7 @@ pub(crate) type Rules = Vec<Vec<Stmt>>;
 /// A chain that every table of a layout has, with its rules.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
-    /// The chain.
     pub(crate) chain: Chain,
-    /// Its rules.
     pub(crate) rules: Vec<Vec<Stmt>>,
 }
 

@@ -172,7 +172,6 @@ impl Map {
         )
     }
 
-    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         use AddressFamily::{V4, V6};
         match self {

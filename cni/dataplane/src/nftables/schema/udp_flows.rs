@@ -47,7 +47,6 @@ pub(crate) fn element(port: u16) -> ElementId {
     ElementId::new(&table(), SET, vec![Value::Port(port)])
 }
 
-/// The mark's element.
 pub(crate) fn mark(bytes: Vec<u8>) -> Element {
     Element::new(element(0)).comment("no port: the state of this set").tlv(TLV_KIND, bytes)
 }

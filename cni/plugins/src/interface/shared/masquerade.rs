@@ -43,8 +43,8 @@ pub(crate) fn start<'a>(
     undo.on_failure("stop masquerading", || {
         Dataplane::default().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
     });
-    let wanted = request(common, &defaults, attachment, (container, addresses));
-    Ok(dataplane(common, &defaults).masquerade(&wanted)?)
+    let request = request(common, &defaults, attachment, (container, addresses));
+    Ok(dataplane(common, &defaults).masquerade(&request)?)
 }
 
 /// Checks the masquerade, if `ipMasq` is set.
@@ -61,8 +61,8 @@ pub(crate) fn check(
         return Ok(());
     }
     let defaults = NodeDefaults::read()?;
-    let wanted = request(common, &defaults, attachment, (container, addresses));
-    Ok(dataplane(common, &defaults).check_masquerade(&wanted)?)
+    let request = request(common, &defaults, attachment, (container, addresses));
+    Ok(dataplane(common, &defaults).check_masquerade(&request)?)
 }
 
 /// The masquerade of a container for `slipway restore`; none without `ipMasq`.
@@ -80,33 +80,34 @@ pub(crate) fn restorable(
     }
     addresses.iter().try_for_each(|net| check_container(*net))?;
     let defaults = NodeDefaults::read()?;
-    let wanted = request(common, &defaults, attachment, (container, addresses));
-    Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common, &defaults), wanted })))
+    let request = request(common, &defaults, attachment, (container, addresses));
+    Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common, &defaults), request })))
 }
 
 /// The masqueraded addresses of one attachment.
 struct Masqueraded {
     dataplane: Dataplane,
-    wanted: MasqueradeRequest,
+    request: MasqueradeRequest,
 }
 
 impl Restorable for Masqueraded {
     fn name(&self) -> String {
-        let addresses: Vec<String> = self.wanted.addresses.iter().map(|net| net.addr().to_string()).collect();
+        let addresses: Vec<String> =
+            self.request.addresses.iter().map(|net| net.addr().to_string()).collect();
         format!("masquerade of {}", addresses.join(", "))
     }
 
     fn check(&self) -> Result<(), CniError> {
-        Ok(self.dataplane.check_masquerade(&self.wanted)?)
+        Ok(self.dataplane.check_masquerade(&self.request)?)
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        Ok(self.dataplane.masquerade(&self.wanted)?)
+        Ok(self.dataplane.masquerade(&self.request)?)
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        if node::is_recorded_with(&self.wanted.attachment, &self.wanted.netns)? {
-            self.dataplane.withdraw(&Withdrawal::of(&self.wanted.attachment, Kinds::Masquerade))?;
+        if node::is_recorded_with(&self.request.attachment, &self.request.netns)? {
+            self.dataplane.withdraw(&Withdrawal::of(&self.request.attachment, Kinds::Masquerade))?;
         }
         Ok(())
     }

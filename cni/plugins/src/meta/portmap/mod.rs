@@ -61,7 +61,7 @@ impl Plugin for Portmap {
         let previous = request.config.prev_result.as_ref();
         let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
         let dataplane = config.dataplane()?;
-        let ports = wanted(request, config, previous)?.map(|wanted| Ports { dataplane, wanted });
+        let ports = wanted(request, config, previous)?.map(|request| Ports { dataplane, request });
         Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Restorable>).collect())
     }
 

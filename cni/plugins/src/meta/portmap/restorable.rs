@@ -14,12 +14,12 @@ const NAMED: usize = 4;
 /// The published ports of one attachment, and the way to them from the node's loopback.
 pub(super) struct Ports {
     pub(super) dataplane: Dataplane,
-    pub(super) wanted: PortRequest,
+    pub(super) request: PortRequest,
 }
 
 impl Restorable for Ports {
     fn name(&self) -> String {
-        let ports = &self.wanted.ports;
+        let ports = &self.request.ports;
         let mut names: Vec<String> = ports.iter().take(NAMED).map(ToString::to_string).collect();
         if ports.len() > NAMED {
             names.push(format!("{} more", ports.len() - NAMED));
@@ -28,8 +28,8 @@ impl Restorable for Ports {
     }
 
     fn check(&self) -> Result<(), CniError> {
-        self.dataplane.check_ports(&self.wanted)?;
-        for address in route_localnet::addresses(&self.wanted) {
+        self.dataplane.check_ports(&self.request)?;
+        for address in route_localnet::addresses(&self.request) {
             if !route_localnet::is_open(address)? {
                 return Err(CniError::internal(format!("the node's loopback does not lead to {address}")));
             }
@@ -38,14 +38,14 @@ impl Restorable for Ports {
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        self.dataplane.publish(&self.wanted)?;
+        self.dataplane.publish(&self.request)?;
         // Only now is the guard of the loopback in place.
-        route_localnet::open_for(&self.wanted, &route_localnet::open)
+        route_localnet::open_for(&self.request, &route_localnet::open)
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        if node::is_recorded_with(&self.wanted.attachment, &self.wanted.netns)? {
-            self.dataplane.withdraw(&Withdrawal::of(&self.wanted.attachment, Kinds::Ports))?;
+        if node::is_recorded_with(&self.request.attachment, &self.request.netns)? {
+            self.dataplane.withdraw(&Withdrawal::of(&self.request.attachment, Kinds::Ports))?;
         }
         Ok(())
     }
