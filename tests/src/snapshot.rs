@@ -15,7 +15,7 @@ use crate::space::Space;
 /// element and rule by itself), iptables rules of both variants, and all files under the node's private
 /// /run and /var/lib.
 ///
-/// Without the record of UDP flows (`schema::udp_seen`), which follows the packets. Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
+/// Without the record of UDP flows (`schema::udp_flows`), which follows the packets. Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
 /// by themselves; and without what any call may leave in /run/slipway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {

@@ -10,7 +10,7 @@ use ipnet::{IpNet, IpSubnets, Ipv4Subnets, Ipv6Subnets};
 
 use super::plan::{Exempt, as_address};
 use super::schema::exempt::fill;
-use super::schema::{self, ExemptId, Map, SharedChain};
+use super::schema::{self, ExemptId, Map, SharedChain, family_of};
 use super::session::Session;
 use crate::difference::ExemptDifference;
 use crate::owned_table::unless_no_nf_tables;
@@ -109,8 +109,4 @@ pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
         }
         Ok(owners.len())
     }))
-}
-
-fn family_of(network: &IpNet) -> AddressFamily {
-    AddressFamily::of(network.addr())
 }

@@ -27,6 +27,10 @@ pub(crate) fn mark_bits(bit: u8) -> u32 {
     1u32.checked_shl(u32::from(bit)).unwrap_or(0)
 }
 
+pub(crate) fn family_of(network: &IpNet) -> AddressFamily {
+    AddressFamily::of(network.addr())
+}
+
 pub(crate) fn address_fields(family: AddressFamily) -> (Field, Field) {
     match family {
         AddressFamily::V4 => (Field::IpSaddr, Field::IpDaddr),

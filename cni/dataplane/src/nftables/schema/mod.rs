@@ -47,8 +47,8 @@ use crate::{AddressFamily, HostAddress, HostPorts};
 
 use base::prefix;
 pub(crate) use base::{
-    DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, hostports_chain, loopback, mark_bits,
-    multicast, one_of, table, translate_chain,
+    DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, family_of, hostports_chain, loopback,
+    mark_bits, multicast, one_of, table, translate_chain,
 };
 pub(crate) use exempt::ExemptId;
 pub(crate) use layout::{Kernel, Layout, Protocols};
@@ -346,10 +346,6 @@ fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
     };
     let clear = [Stmt::clear_mark_bits(bits)].into_iter().chain(flowtable::remember(layout)).collect();
     vec![vec![unset, Stmt::Verdict(Verdict::Return)], clear]
-}
-
-fn family_of(network: &IpNet) -> AddressFamily {
-    AddressFamily::of(network.addr())
 }
 
 /// The chains that only some layouts have.
