@@ -87,7 +87,7 @@ fn path(pod: &Pod) -> &str {
 }
 
 #[test]
-fn add_check_del() {
+fn add_check_and_del_do_what_a_runtime_does() {
     if is_peer() {
         return;
     }
@@ -347,7 +347,7 @@ fn gc_deletes_the_networks_cache_files() {
 /// Plugins in a folder of the network's name, an old configuration of a single plugin, another interface
 /// name, and the link's own name.
 #[test]
-fn configurations_of_every_kind() {
+fn configurations_of_every_kind_are_found() {
     if is_peer() {
         return;
     }

@@ -47,7 +47,7 @@ fn state(node: &Node) -> Snapshot {
 
 /// Containers reach each other, the node, and other hosts, which see the node's address.
 #[test]
-fn containers_of_a_dual_stack_cluster() {
+fn containers_of_a_dual_stack_cluster_reach_each_other_and_the_outside() {
     if is_peer() {
         return;
     }

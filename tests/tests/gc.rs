@@ -102,19 +102,19 @@ fn by_ours(interface: &str, backend: &str, variant: &str) {
 }
 
 #[test]
-fn in_the_table() {
+fn stale_attachments_in_the_table_are_removed() {
     by_ours("bridge", "nftables", "nft");
     by_ours("ptp", "nftables", "nft");
 }
 
 #[test]
-fn in_chains_of_iptables_nft() {
+fn stale_chains_of_iptables_nft_are_removed() {
     by_ours("bridge", "iptables", "nft");
     by_ours("ptp", "iptables", "nft");
 }
 
 #[test]
-fn in_chains_of_iptables_legacy() {
+fn stale_chains_of_iptables_legacy_are_removed() {
     by_ours("bridge", "iptables", "legacy");
     by_ours("ptp", "iptables", "legacy");
 }
@@ -134,7 +134,7 @@ fn add_by(reference: &Reference, network: &Network<'_>, attach: &Attach) {
 }
 
 #[test]
-fn chains_of_the_reference() {
+fn stale_chains_of_the_reference_are_removed() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     for reference in all {

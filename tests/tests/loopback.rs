@@ -31,7 +31,7 @@ fn add_sets_the_link_up_and_del_down() {
 }
 
 #[test]
-fn results_of_every_version() {
+fn the_results_of_every_version_are_the_golden_ones() {
     peer_fails("old results have the shape of the newest", || {
         let node = Node::new();
         let pod = node.pod("pod");

@@ -58,7 +58,7 @@ fn without_a_command_the_plugin_prints_its_name() {
 }
 
 #[test]
-fn versions() {
+fn every_plugin_lists_the_versions_it_speaks() {
     let node = Node::new();
     for plugin in plugin_names() {
         for input in ["", "{}", "{\"cniVersion\": \"0.4.0\"}", "no JSON"] {

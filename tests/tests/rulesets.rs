@@ -61,12 +61,12 @@ fn table(node: &Node) -> String {
 
 /// The list's result in every version, compared with the reference's.
 #[test]
-fn results_of_every_version() {
+fn the_results_of_every_version_are_the_golden_ones() {
     results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "bridge");
 }
 
 #[test]
-fn results_of_ptp_in_every_version() {
+fn the_results_of_ptp_in_every_version_are_the_golden_ones() {
     let mut list = list(&json!({"type": "portmap", "capabilities": {"portMappings": true}}));
     list["plugins"][0]["type"] = "ptp".into();
     results(&list, "ptp");

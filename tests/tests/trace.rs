@@ -210,7 +210,7 @@ fn a_packet_that_the_kernel_drops_between_the_hooks() {
 }
 
 #[test]
-fn a_datagram() {
+fn a_datagram_is_traced() {
     let world = World::new();
     let web = world.web("nftables");
     let _server = web.pod.serve(Proto::Udp, "[::]:80", "web");

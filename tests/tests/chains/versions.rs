@@ -8,7 +8,7 @@ use slipway_tests::Proto;
 use crate::world::{Chain, PORT, SERVED, World, address};
 
 #[test]
-fn every_version_of_the_longest_list() {
+fn the_longest_list_works_in_every_version() {
     let Some(world) = World::of(Chain::Everything("nftables")) else { return };
     world.warm_up();
     let pod = world.pod("pod");

@@ -78,7 +78,7 @@ fn add(network: &Network<'_>, pod: &Pod) -> Value {
 }
 
 #[test]
-fn results_of_every_version() {
+fn the_results_of_every_version_are_the_golden_ones() {
     let world = World::new();
     let pod = world.node.pod("pod");
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {

@@ -55,17 +55,17 @@ pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
 }
 
 #[test]
-fn from_the_table() {
+fn a_node_migrates_from_the_table_and_back() {
     there_and_back(&TABLE, "bridge");
 }
 
 #[test]
-fn from_chains_of_iptables_nft() {
+fn a_node_migrates_from_chains_of_iptables_nft_and_back() {
     there_and_back(&NFT, "ptp");
 }
 
 #[test]
-fn from_chains_of_iptables_legacy() {
+fn a_node_migrates_from_chains_of_iptables_legacy_and_back() {
     there_and_back(&LEGACY, "bridge");
 }
 

@@ -143,12 +143,12 @@ fn a_restoration_at_any_moment_of_a_migration_to_chains() {
 }
 
 #[test]
-fn a_restoration_at_any_moment_of_a_migration_to_the_table() {
+fn a_restoration_at_any_moment_of_a_migration_to_the_table_loses_no_port() {
     at_any_moment(NFT, "nftables", "iptables");
 }
 
 #[test]
-fn a_restoration_at_any_moment_of_a_migration_from_the_programs() {
+fn a_restoration_at_any_moment_of_a_migration_from_the_programs_loses_no_port() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     at_any_moment(PROGRAMS, "iptables", "ebpf");
 }

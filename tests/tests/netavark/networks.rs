@@ -191,7 +191,7 @@ fn ports_with_the_iptables_backend() {
 }
 
 #[test]
-fn ports_with_the_ebpf_backend() {
+fn ports_answer_with_the_ebpf_backend() {
     needs!(has_programs(), PROGRAMS);
     with_backend("ebpf");
 }

@@ -10,7 +10,7 @@ use slipway_tests::{Proto, SCTP, at, expect_sctp, has_sctp, needs};
 use crate::{Call, GATEWAYS, Net, is_other, node, state};
 
 #[test]
-fn every_form_of_publish() {
+fn every_form_of_publish_reaches_the_container() {
     if is_other() {
         return;
     }

@@ -9,7 +9,7 @@ use slipway_tests::skip;
 use crate::{Machine, PACKAGES, folder};
 
 #[test]
-fn installation_upgrade_and_removal() {
+fn the_rpms_are_installed_upgraded_and_removed() {
     let Some(folder) = folder() else { skip!("packages and their systems") };
     let machine = Machine::start(&folder, "rpm");
     // Folders that the package `filesystem` of rpm distributions has.

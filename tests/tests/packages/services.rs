@@ -284,7 +284,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
 
 /// rpm's scripts restart running services at an upgrade, and stop and disable them at removal.
 #[test]
-fn units_of_an_rpm() {
+fn the_units_of_an_rpm_follow_upgrade_and_removal() {
     let machine = boot!("rpm");
     machine.run("cd /usr/share && mkdir -p licenses zsh/site-functions fish/vendor_completions.d");
     let before = machine.files();

@@ -92,7 +92,7 @@ fn mark_masq_bit_is_the_containers_own() {
 }
 
 #[test]
-fn masq_all_and_snat_false() {
+fn masq_all_and_snat_false_choose_the_source_address() {
     let node = Node::new();
     let [red, _] = outside(&node);
     let (one, two) = (node.pod("one"), node.pod("two"));

@@ -8,7 +8,7 @@ use slipway_tests::{Attach, Node, Proto, golden, normalise};
 use crate::{Call, elements_of, map, map_on, run_of};
 
 #[test]
-fn the_ruleset_of_a_container_with_everything() {
+fn the_ruleset_of_a_container_with_everything_is_the_golden_one() {
     let node = Node::new();
     let pod = node.pod("pod");
     let mut ports = run_of(9000, 20);

@@ -301,7 +301,7 @@ fn one_port_on_two_addresses() {
 /// The power fails: what is on disk stays, but for the reservations. podman's package has them removed at
 /// boot (`/usr/lib/tmpfiles.d/podman.conf`), as no container's DEL was called.
 #[test]
-fn a_reboot() {
+fn containers_of_podman_come_back_after_a_reboot() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
     let (node, client) = Node::with_client();
     let mut system = System::start(&node, &packages);

@@ -80,7 +80,7 @@ pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
 }
 
 #[test]
-fn results_of_every_version() {
+fn the_results_of_every_version_are_the_golden_ones() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
