@@ -7,13 +7,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Error, Result};
+use crate::ebpf;
+use crate::setup;
 use crate::setup::{static_libmnl, static_libnftnl};
-use crate::{ebpf, run, setup, workspace};
+use xtask_base::error::{Error, Result};
+use xtask_base::run;
+use xtask_base::workspace;
 
 /// Build slipway and slipwayd.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Optimized for size and speed, as it is installed
     #[arg(long)]
     release: bool,
@@ -34,13 +37,13 @@ pub enum Flavour {
 }
 
 /// Compiler flags for a binary without shared libraries and loader.
-pub(crate) const STATIC_FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
+pub const STATIC_FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// Runs the task.
 ///
 /// # Errors
 /// The build fails.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let flavour = match args {
         Args { static_: true, .. } => Flavour::Static,
         Args { release: true, .. } => Flavour::Release,
@@ -65,7 +68,7 @@ impl Flavour {
     ///
     /// # Errors
     /// The static libraries are missing and cannot be fetched.
-    pub(crate) fn cargo_build(self) -> Result<Command> {
+    pub fn cargo_build(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipway"])),
             Self::Release => Ok(run::cargo(&["build", "--package", "slipway", "--release"])),
@@ -78,7 +81,7 @@ impl Flavour {
     ///
     /// # Errors
     /// The static libraries are missing and cannot be fetched.
-    pub(crate) fn cargo_build_agent(self) -> Result<Command> {
+    pub fn cargo_build_agent(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipwayd"])),
             Self::Release => Ok(run::cargo(&["build", "--package", "slipwayd", "--release"])),
@@ -87,7 +90,7 @@ impl Flavour {
     }
 
     /// The path at which that command puts it.
-    pub(crate) fn agent(self) -> PathBuf {
+    pub fn agent(self) -> PathBuf {
         self.binary().with_file_name("slipwayd")
     }
 
@@ -95,7 +98,7 @@ impl Flavour {
     ///
     /// # Errors
     /// The static libraries are missing and cannot be fetched.
-    pub(crate) fn cargo_build_calls(self) -> Result<Command> {
+    pub fn cargo_build_calls(self) -> Result<Command> {
         let mut command = match self {
             Self::Debug => run::cargo(&["build", "--package", "cni-runtime"]),
             Self::Release => run::cargo(&["build", "--package", "cni-runtime", "--release"]),
@@ -106,12 +109,12 @@ impl Flavour {
     }
 
     /// The path at which that command puts it.
-    pub(crate) fn calls(self) -> PathBuf {
+    pub fn calls(self) -> PathBuf {
         self.binary().with_file_name("examples").join("calls")
     }
 
     /// The path of `slipway`.
-    pub(crate) fn binary(self) -> PathBuf {
+    pub fn binary(self) -> PathBuf {
         let dir = match self {
             Self::Debug => workspace::target().join("debug"),
             Self::Release => workspace::target().join("release"),
@@ -125,7 +128,7 @@ impl Flavour {
 ///
 /// # Errors
 /// The static libraries are missing and cannot be fetched.
-pub(crate) fn static_build(packages: &[&str]) -> Result<Command> {
+pub fn static_build(packages: &[&str]) -> Result<Command> {
     let mut command = run::cargo(&["build", "--release"]);
     command.args(packages.iter().flat_map(|package| ["--package", package]));
     // With a named target, the flags do not apply to build scripts and procedural macros, which cannot be
@@ -142,12 +145,7 @@ pub(crate) fn static_build(packages: &[&str]) -> Result<Command> {
 ///
 /// # Errors
 /// A library cannot be copied.
-pub(crate) fn with_libraries(
-    command: &mut Command,
-    libmnl: &Path,
-    libnftnl: &Path,
-    own: &Path,
-) -> Result<()> {
+pub fn with_libraries(command: &mut Command, libmnl: &Path, libnftnl: &Path, own: &Path) -> Result<()> {
     for (name, dir, key) in
         [("libmnl.a", libmnl, "LIBMNL_LIB_DIR"), ("libnftnl.a", libnftnl, "LIBNFTNL_LIB_DIR")]
     {
@@ -159,7 +157,7 @@ pub(crate) fn with_libraries(
 }
 
 /// The target's name where cargo wants one.
-pub(crate) fn static_target() -> String {
+pub fn static_target() -> String {
     format!("{ARCH}-unknown-linux-gnu")
 }
 
@@ -167,7 +165,7 @@ pub(crate) fn static_target() -> String {
 ///
 /// # Errors
 /// The file does not exist.
-pub(crate) fn size(path: &Path) -> Result<String> {
+pub fn size(path: &Path) -> Result<String> {
     let bytes = fs::metadata(path).map_err(|e| Error::file("read the size of", path, e))?.len();
     Ok(format!("{}.{:02} MB", bytes / 1_000_000, bytes % 1_000_000 / 10_000))
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The interface's name in every pod.
 pub const IFNAME: &str = "eth0";

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 
-use crate::error::{Error, Result};
-use crate::vm_test::kernels::{Kernel, Kernels};
-use crate::workspace;
+use crate::delegate::Crate;
+use xtask_base::error::{Error, Result};
+use xtask_base::run;
+use xtask_base::workspace;
 
 /// The file that the tests of a plain run write the size of their samples to.
 pub(crate) const SAMPLED: &str = "sampled.txt";
@@ -53,8 +54,8 @@ pub(crate) fn list() -> Result<()> {
         Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
         Err(e) => return Err(Error::file("read", &path, e)),
     };
-    print!("{}{}", tests(&text, &path.display().to_string()), kernels(&Kernels::load()?));
-    Ok(())
+    print!("{}", tests(&text, &path.display().to_string()));
+    run::show(&mut Crate::Vm.cargo_run("marked"))
 }
 
 fn tests(text: &str, path: &str) -> String {
@@ -76,22 +77,6 @@ fn tests(text: &str, path: &str) -> String {
     lines
 }
 
-fn kernels(list: &Kernels) -> String {
-    let names = |smoke: bool| {
-        let of_list = list.kernel.iter().filter(|kernel: &&Kernel| kernel.smoke == smoke);
-        of_list.map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ")
-    };
-    format!(
-        "The suites {} run on Linux {}, a plain run's on one of these\n\
-         Mutated Nodes and reports of plugins: a million of each; a plain run tries thousands\n\
-         Not in --full: other suites on these kernels, and Linux {} (`cargo xtask vm-test`); podman, containerd and \
-         cnitool (`cargo xtask test --runtimes`)\n",
-        list.smoke.join(", "),
-        names(true),
-        names(false)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,15 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn the_list_has_every_sampling_test_and_kernel() {
+    fn the_list_has_every_sampling_test() {
         let printed = super::tests("a::b: tried 3 of 12\nd: tried 1 in 5\n", "sampled.txt");
         assert!(
             printed.starts_with("2 tests") && printed.contains("\n  a::b: 3 of 12\n  d: 1 in 5\n"),
             "{printed}"
         );
         assert!(super::tests("", "sampled.txt").contains("unknown"));
-        let list = Kernels::load().unwrap();
-        let printed = kernels(&list);
-        assert!(list.kernel.iter().all(|kernel| printed.contains(&kernel.name)), "{printed}");
     }
 }

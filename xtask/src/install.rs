@@ -8,16 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build::{self, Flavour};
-use crate::error::{Error, Result};
-use crate::progress::Stages;
-use crate::{ebpf, manual, run, setup};
+use crate::ebpf;
+use crate::manual;
+use crate::setup;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run;
 
 /// The node's agent.
 const AGENT: &str = "slipwayd";
 
 /// Build for release and install slipway, with a link per plugin, and slipwayd.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// The plugin directory
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     to: PathBuf,
@@ -37,7 +40,7 @@ pub(crate) struct Args {
 
 /// Remove the links, the binary and what the plugins left; restore what `install --replace` replaced.
 #[derive(Debug, clap::Args)]
-pub(crate) struct UninstallArgs {
+pub struct UninstallArgs {
     /// The plugin directory
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     to: PathBuf,
@@ -56,7 +59,7 @@ pub(crate) struct UninstallArgs {
 ///
 /// # Errors
 /// The build or the installation fails.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
     let Binary { path, left_out } = built(flavour)?;
     let mut words: Vec<OsString> = vec!["install".into(), "--to".into(), args.to.clone().into()];
@@ -105,7 +108,7 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
 ///
 /// # Errors
 /// The build or the removal fails.
-pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
+pub fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     // The installed binary knows what it installed; a new one is built only if it is missing.
     let installed = args.to.join("slipway");
     let binary = if installed.is_file() { installed } else { built(Flavour::Release)?.path };

@@ -1,52 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Tasks of the workspace: `cargo xtask help` lists them.
+//! `cargo xtask`: the tasks that everybody runs: setup, build, ebpf, test, demo, install. `cargo xtask help` lists them.
 //!
-//! Public items are those that the benchmarks, a crate of their own, use too.
+//! The other tasks are crates of their own, so that a first `cargo xtask demo` need not compile them: [`delegate`] builds
+//! and starts these. What all tasks share is in `xtask-base` and `xtask-downloads`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
+#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
-mod apt_root;
-mod bench;
 pub mod build;
 pub mod cni;
-mod crates;
-mod debian_root;
+mod delegate;
 mod demo;
-mod deny;
-mod dist;
-mod docs;
-mod docs_check;
-mod ebpf;
-pub mod error;
+pub mod ebpf;
 mod failures;
-mod figures;
 mod full;
 pub mod install;
-pub mod kube;
-mod licenses;
-mod links;
-mod manual;
-mod packages;
+pub mod manual;
 mod pool;
-pub mod progress;
-pub mod reference;
-mod release;
-pub mod run;
-pub mod runtimes;
 pub mod sandbox;
 mod serve;
-mod setup;
-mod shells;
+pub mod setup;
 mod test;
-mod test_programs;
-mod tools;
-mod vm_test;
-mod words;
-pub mod workspace;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use delegate::Crate;
 
 /// Builds, tests, shows, measures and installs Slipway.
 #[derive(Debug, Parser)]
@@ -69,16 +49,20 @@ enum Task {
     /// Show two pods and a published port, with a real request for each claim; nftables, then eBPF
     Demo(demo::Args),
     /// Run the test suites on other kernels, in virtual machines
-    VmTest(vm_test::Args),
+    #[command(disable_help_flag = true)]
+    VmTest(delegate::Args),
     /// Measure against other plugin sets (builds the benchmarks first)
     #[command(disable_help_flag = true)]
-    Bench(bench::Args),
+    Bench(delegate::Args),
     /// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data
-    Figures(figures::Args),
+    #[command(disable_help_flag = true)]
+    Figures(delegate::Args),
     /// Build the binary that is shipped and check its properties
-    Dist(dist::Args),
+    #[command(disable_help_flag = true)]
+    Dist(delegate::Args),
     /// Build and check what is published for a version; tagging and signing are left to the releaser
-    Release(release::Args),
+    #[command(disable_help_flag = true)]
+    Release(delegate::Args),
     /// Write the manual pages and completions of `slipway` and `slipwayd`
     Manual(manual::Args),
     /// Build for release and install the binary with a link per plugin
@@ -86,11 +70,18 @@ enum Task {
     /// Remove what `install` installed and restore what it replaced
     Uninstall(install::UninstallArgs),
     /// Render the documentation as a site with search, which needs no server
-    Docs(docs::Args),
+    #[command(disable_help_flag = true)]
+    Docs(delegate::Args),
     /// Look for words and forms that the project does not use
-    Words(words::Args),
+    #[command(disable_help_flag = true)]
+    Words(delegate::Args),
     #[command(hide = true)]
     Serve(serve::Args),
+}
+
+/// The tasks of this crate, with their options.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the task that the command line names.
@@ -101,23 +92,17 @@ pub fn main() -> ExitCode {
         Task::Ebpf(args) => ebpf::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Demo(args) => demo::run(&args),
-        Task::VmTest(args) => vm_test::run(&args),
-        Task::Bench(args) => bench::run(&args),
-        Task::Figures(args) => figures::run(&args),
-        Task::Dist(args) => dist::run(&args),
-        Task::Release(args) => release::run(&args),
+        Task::VmTest(args) => delegate::run(Crate::Vm, "vm-test", &args),
+        Task::Bench(args) => delegate::run(Crate::Bench, "bench", &args),
+        Task::Figures(args) => delegate::run(Crate::Bench, "figures", &args),
+        Task::Dist(args) => delegate::run(Crate::Dist, "dist", &args),
+        Task::Release(args) => delegate::run(Crate::Dist, "release", &args),
         Task::Manual(args) => manual::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
-        Task::Docs(args) => docs::run(&args),
-        Task::Words(args) => words::run(&args),
+        Task::Docs(args) => delegate::run(Crate::Docs, "docs", &args),
+        Task::Words(args) => delegate::run(Crate::Docs, "words", &args),
         Task::Serve(args) => serve::run(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("xtask: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    xtask_base::error::exit_code("xtask", result)
 }

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build::Flavour;
-use crate::error::Result;
-use crate::run;
+use xtask_base::error::Result;
+use xtask_base::run;
 
 /// Write the manual pages and completions of `slipway` and `slipwayd`
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// The share directory: pages go to `man/man8` in it
     #[arg(long, value_name = "DIR", default_value = "target/manual")]
     to: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// A build failed, or a file cannot be written.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let flavour = Flavour::Debug;
     run::show(&mut flavour.cargo_build()?)?;
     run::show(&mut flavour.cargo_build_agent()?)?;
@@ -32,14 +32,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// The call of a program that writes its files.
-pub(crate) fn write(program: &Path, share: &Path) -> Command {
+pub fn write(program: &Path, share: &Path) -> Command {
     let mut command = Command::new(program);
     command.arg("manual").arg(share);
     command
 }
 
 /// The call of a program that removes its files.
-pub(crate) fn remove(program: &Path, share: &Path) -> Command {
+pub fn remove(program: &Path, share: &Path) -> Command {
     let mut command = write(program, share);
     command.arg("--remove");
     command

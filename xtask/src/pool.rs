@@ -19,12 +19,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
 use crate::failures::{self, Failure};
-use crate::progress::{Log, seconds};
-use crate::run;
-use crate::test_programs::{TestProgram, passed};
-use crate::workspace;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::{Log, seconds};
+use xtask_base::run;
+use xtask_base::test_programs::{TestProgram, passed};
+use xtask_base::workspace;
 
 /// Tests at a time, per processor.
 const PER_PROCESSOR: usize = 2;

@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid};
 
-use crate::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The folder of named namespaces, also for `ip netns`.
 const NETNS_DIR: &str = "/run/netns";

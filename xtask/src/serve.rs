@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 
-use crate::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// Time limit for a client's request.
 const PATIENCE: Duration = Duration::from_secs(5);

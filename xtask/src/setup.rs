@@ -10,10 +10,10 @@ use std::process::Command;
 
 use nix::unistd::Uid;
 
-use crate::apt_root::AptRoot;
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
 use needs::{NEEDS, Need};
+use xtask_base::apt_root::AptRoot;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The suite whose libmnl-dev holds a static library: Debian 12's does not.
 const STATIC_SUITE: &str = "trixie";
@@ -23,7 +23,7 @@ const STATIC_SUITE: &str = "trixie";
 /// As root it is installed with apt-get; otherwise the one command that does it is printed, and the
 /// task fails. Where there is no apt-get, what is missing is named.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Do not ask before installing
     #[arg(long)]
     yes: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// Something required is missing and was not installed.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let missing = report();
     let wanted: Vec<&Need> = missing.into_iter().filter(|need| need.required() || args.optional).collect();
     if wanted.is_empty() {
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn ensure() -> Result<String> {
+pub fn ensure() -> Result<String> {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| need.required() && !need.is_there()).collect();
     if missing.is_empty() {
         return components(false).map(|()| "nothing is missing".to_owned());
@@ -77,7 +77,7 @@ pub(crate) fn ensure() -> Result<String> {
 ///
 /// # Errors
 /// It is not installed.
-pub(crate) fn static_libnftnl() -> Result<PathBuf> {
+pub fn static_libnftnl() -> Result<PathBuf> {
     needs::library_dir("libnftnl")
         .filter(|dir| dir.join("libnftnl.a").is_file())
         .ok_or_else(|| Error::Failed("no libnftnl.a: run `cargo xtask setup`".to_owned()))
@@ -87,7 +87,7 @@ pub(crate) fn static_libnftnl() -> Result<PathBuf> {
 ///
 /// # Errors
 /// The system has none, and it cannot be fetched.
-pub(crate) fn static_libmnl() -> Result<PathBuf> {
+pub fn static_libmnl() -> Result<PathBuf> {
     if let Some(dir) = needs::library_dir("libmnl").filter(|dir| dir.join("libmnl.a").is_file()) {
         return Ok(dir);
     }
@@ -185,5 +185,5 @@ fn components(check_only: bool) -> Result<()> {
         return Err(Error::Failed(format!("the toolchain lacks {}: {line}", missing.join(", "))));
     }
     println!("{line}");
-    run::show(tool("rustup", &["component", "add"]).args(&missing).current_dir(crate::workspace::root()))
+    run::show(tool("rustup", &["component", "add"]).args(&missing).current_dir(xtask_base::workspace::root()))
 }

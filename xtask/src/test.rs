@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,23 +17,32 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use nix::unistd::Uid;
 
+use crate::build;
 use crate::build::Flavour;
-use crate::error::{Error, Result};
+use crate::delegate::Crate;
+use crate::ebpf;
+use crate::failures;
 use crate::full::{self, Sample};
 use crate::pool::{Pool, Settings, Which};
-use crate::progress::{Log, Stages, seconds};
-use crate::reference::{self, Reference};
-use crate::run::{self, cargo, tool};
-use crate::test_programs::{self, passed};
-use crate::{
-    build, deny, docs, docs_check, ebpf, failures, kube, licenses, links, packages, runtimes, setup, shells,
-    vm_test, words, workspace,
-};
+use crate::setup;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::{Log, Stages, seconds};
+use xtask_base::run::{self, cargo, tool};
+use xtask_base::test_programs::{self, passed};
+use xtask_base::workspace;
+use xtask_downloads::kube;
+use xtask_downloads::reference::{self, Reference};
+use xtask_downloads::runtimes;
+use xtask_downloads::shells;
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
 /// Its folder.
 const NETWORK_TESTS_FOLDER: &str = "tests";
+
+/// The binaries that the tests call. Those of the tasks are built with the rest of the workspace, because a build of
+/// their own would have other features of the dependencies.
+const BINARIES: [&str; 6] = ["slipway", "slipwayd", "xtask-bench", "xtask-dist", "xtask-docs", "xtask-vm"];
 
 /// The longest time in which a `cargo test` may print nothing. The harness ends each command after a minute, and
 /// libtest reports tests that take longer.
@@ -174,17 +183,12 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
             let unit = if suites.is_empty() && !args.full { unit_tests(args, stages) } else { Ok(0) };
             let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
             let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
-            let site =
-                if args.full && !args.is_part() { site(docs::Checks::Files, args, stages) } else { Ok(()) };
+            let site = if args.full && !args.is_part() { site(&[], args, stages) } else { Ok(()) };
             (linted.and(unit), doc.and(site))
         });
         let machines = (!args.is_part() && !args.no_vm).then(|| {
-            // An emulated processor that waits for a real one exceeds the limits of the programs on it.
-            let after_network = move || {
-                let _ = wait.recv();
-            };
             let seed = (!args.full).then_some(seed);
-            scope.spawn(move || vm_test::smoke(stages, args.require, seed, &after_network))
+            scope.spawn(move || machines(args, seed, stages, &wait))
         });
         let heavy = scope.spawn(|| ready.tests(Which::Heavy, args.repeat, stages));
         let network = ready.tests(Which::Pooled, args.repeat, stages);
@@ -203,14 +207,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     let passed = unit? + network? + heavy? + measured.transpose()?.unwrap_or_default();
     doc?;
     none_is_no_proof(passed)?;
-    let mut skipped = skips?;
-    if let Some(verdict) = machines.transpose()?
-        && !verdict.skipped.is_empty()
-    {
-        let kernels = verdict.skipped.join(", ");
-        skipped.push_str(&format!("; SKIP: not run on Linux {kernels}, see above"));
-    }
-    Ok(skipped)
+    Ok(skips? + &machines.transpose()?.unwrap_or_default())
 }
 
 fn joined<T>(ended: thread::Result<T>) -> T {
@@ -229,7 +226,11 @@ fn lints(args: &Args, stages: &Stages) -> Result<()> {
         ebpf::lint(|command| run::log(&mut run::yielding(command), &log.file))?;
         quiet(run::yielding(&cargo(&clippy)), log)
     })?;
-    stages.run("dependencies", |log| deny::check(log, args.require))
+    stages.run("dependencies", |log| {
+        let mut check = Crate::Dist.cargo_run("dependencies");
+        check.args(args.require.then_some("--require"));
+        result(&mut check, log)
+    })
 }
 
 /// Returns the number of tests that passed.
@@ -255,24 +256,69 @@ fn documentation(stages: &Stages) -> Result<()> {
         let mut doc = run::yielding(&cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]));
         doc.env("RUSTDOCFLAGS", "--deny warnings");
         run::log(&mut doc, &log.file)?;
-        let links = links::check(workspace::root())?;
-        let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary(), &Flavour::Debug.agent())?;
-        let words = words::check(workspace::root())?;
-        let sources = licenses::check(workspace::root())?;
-        let packages = packages::check()?.join(", ");
-        Ok(format!(
-            "{links} links in the pages lead somewhere; {statements}; {words}; {sources} sources name their licence; \
-             {packages} can be published"
-        ))
+        let mut pages = Crate::Docs.built("pages");
+        pages.arg("--slipway").arg(Flavour::Debug.binary()).arg("--slipwayd").arg(Flavour::Debug.agent());
+        let checks =
+            [pages, Crate::Dist.built("sources"), with_option(Crate::Bench.built("figures"), "--check")];
+        let results: Result<Vec<String>> =
+            checks.into_iter().map(|mut check| result(&mut check, log)).collect();
+        Ok(results?.join("; "))
     })
 }
 
 /// The pages as a site. Not in a plain run: the first time mdBook is built, for minutes.
-fn site(checks: docs::Checks, args: &Args, stages: &Stages) -> Result<()> {
-    stages.run("site", |log| match docs::fetch(checks, log) {
-        Err(e) if !args.require => Ok(format!("SKIP: {e}")),
-        fetched => fetched.and_then(|()| docs::check(checks)),
+fn site(options: &[&str], args: &Args, stages: &Stages) -> Result<()> {
+    stages.run("site", |log| {
+        let mut fetch = Crate::Docs.cargo_run("docs");
+        if let Err(e) = run::log(fetch.arg("--fetch").args(options), &log.file) {
+            return if args.require { Err(e) } else { Ok(format!("SKIP: {e}")) };
+        }
+        result(Crate::Docs.cargo_run("docs").arg("--check").args(options), log)
     })
+}
+
+/// The other kernels. Returns a line about what was skipped, if anything was. VMs start when `wait` has ended.
+fn machines(args: &Args, seed: Option<u64>, stages: &Stages, wait: &mpsc::Receiver<()>) -> Result<String> {
+    let mut skipped = String::new();
+    stages.run("other kernels", |log| {
+        let copy = || log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
+        let mut smoke = Crate::Vm.built("smoke");
+        smoke.args(args.require.then_some("--require"));
+        smoke.args(seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
+        smoke.stdin(Stdio::piped()).stdout(copy()?).stderr(copy()?);
+        let mut child = smoke.spawn().map_err(|e| Error::system(run::line(&smoke), e))?;
+        // An emulated processor that waits for a real one exceeds the limits of the programs on it. A child that has
+        // failed need not be waited for.
+        while wait.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                break;
+            }
+        }
+        drop(child.stdin.take());
+        let status = child.wait().map_err(|e| Error::system("wait for the virtual machines", e))?;
+        let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
+        let last = printed.lines().last().unwrap_or_default().to_owned();
+        if !status.success() {
+            let how = format!("ended with {status}: {last}");
+            return Err(Error::Command { command: run::line(&smoke), how, output: String::new() });
+        }
+        if last.starts_with("SKIP") {
+            skipped = format!("; {last}, see {}", log.path.display());
+        }
+        Ok(last)
+    })?;
+    Ok(skipped)
+}
+
+/// Runs a task of another crate and returns what it prints.
+fn result(command: &mut Command, log: &Log) -> Result<String> {
+    let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
+    run::capture_with(command, copy).map(|text| text.trim().to_owned())
+}
+
+fn with_option(mut command: Command, option: &str) -> Command {
+    command.arg(option);
+    command
 }
 
 /// The network tests, built.
@@ -294,7 +340,7 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
     let mut programs = Vec::new();
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
-        programs = test_programs::build(suites, &["slipway", "slipwayd"], log)?;
+        programs = test_programs::build(suites, &BINARIES, log)?;
         bin_dir = plugin_dir(Flavour::Debug, log)?;
         Ok(format!("{}, {} test programs", build::size(&Flavour::Debug.binary())?, programs.len()))
     })?;

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use super::measure::{self, Cost};
 use super::trace::{self, Trace};
 use xtask::cni::{Chain, Pod, SYSTEM_PATH};
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
-use xtask::{sandbox, workspace};
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
 
 /// Pods per bridge. A bridge holds 1,023 ports (`BR_MAX_PORTS` in net/bridge/br_private.h).
 const PODS_PER_BRIDGE: u32 = 500;

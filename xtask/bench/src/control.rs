@@ -14,10 +14,11 @@ use super::floor::Floor;
 use super::measure;
 use super::report::{FloorSeries, Profile, Report, Series};
 use super::sets::version;
-use xtask::error::{Error, Result};
-use xtask::progress::Stages;
-use xtask::run::{self, tool};
-use xtask::{sandbox, workspace};
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
 
 /// Ours.
 const OWN: &str = "slipway";

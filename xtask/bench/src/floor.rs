@@ -13,9 +13,9 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::SockProtocol;
 
 use super::netlink::{ACK, REQUEST, Socket, attribute, message, nested};
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
 use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The namespace of this measurement.
 const NODE: &str = "floor";

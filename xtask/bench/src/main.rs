@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask bench`: plugin sets measured side by side in one run.
+//! `cargo xtask bench`: plugin sets measured side by side in one run; `cargo xtask figures`: what the pages show of it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod burst;
 mod cluster;
 mod contender;
 mod control;
+mod figures;
 mod floor;
 mod measure;
 mod memory;
@@ -23,14 +24,23 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use sets::Plugins;
-use xtask::error::Result;
+use xtask_base::error::Result;
 
-/// Measures plugin sets side by side.
 #[derive(Debug, clap::Parser)]
-#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", max_term_width = 100)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
-    bench: Bench,
+    task: Task,
+}
+
+#[derive(Debug, clap::Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "one value in the life of the process")]
+enum Task {
+    /// Measure plugin sets side by side
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data
+    Figures(figures::Args),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -94,13 +104,11 @@ pub(crate) struct ControlArgs {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().bench) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("bench: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    let result = match Cli::parse().task {
+        Task::Bench(bench) => run(&bench),
+        Task::Figures(args) => figures::run(&args),
+    };
+    xtask_base::error::exit_code("bench", result)
 }
 
 fn run(bench: &Bench) -> Result<()> {

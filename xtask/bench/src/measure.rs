@@ -11,7 +11,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use xtask::cni::Call;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The cost of an operation.
 #[derive(Debug, Clone, Copy, Default)]

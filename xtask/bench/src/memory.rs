@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn only_children_that_execute_the_file_are_measured() {
-        let sleep = xtask::run::which("sleep").and_then(|path| path.canonicalize().ok()).unwrap();
+        let sleep = xtask_base::run::which("sleep").and_then(|path| path.canonicalize().ok()).unwrap();
         let mut child = std::process::Command::new(&sleep).arg("60").spawn().unwrap();
         let seen = || Measured::ChildrenOf(sleep.clone()).processes().contains(&child.id());
         let is_seen = (0..500).any(|_| {

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// `NLM_F_REQUEST` (linux/netlink.h).
 pub(super) const REQUEST: u16 = 0x1;

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::traffic::Report;
-use xtask::error::{Error, Result};
-use xtask::workspace;
+use xtask_base::error::{Error, Result};
+use xtask_base::workspace;
 
 /// Draw ADD and DEL by the number of pods, their latencies in a burst, and packets by the number of ports, as SVG.
 #[derive(Debug, clap::Args)]

@@ -13,7 +13,7 @@ use super::contender::Sample;
 use super::floor;
 use super::measure::Cost;
 use super::trace::Trace;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// All samples of one contender at one number of pods.
 #[derive(Debug)]

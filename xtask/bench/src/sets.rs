@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use xtask::build::Flavour;
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
-use xtask::{install, reference, workspace};
+use xtask::install;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
+use xtask_downloads::reference;
 
 /// The plugin sets to compare.
 #[derive(Debug, clap::Args)]

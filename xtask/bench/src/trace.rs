@@ -17,7 +17,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use xtask::cni::Call;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The most stops of a call. An operation of the reference has a few thousand.
 const STOPS: u32 = 1_000_000;

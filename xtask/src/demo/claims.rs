@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::screen::Screen;
 use super::world::{HOST_PORT, NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4, OUTSIDE_V6, inside};
 use crate::cni::{Family, address};
-use crate::run;
+use xtask_base::run;
 
 /// The addresses in expected answers.
 #[derive(Debug)]

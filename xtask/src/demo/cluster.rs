@@ -13,10 +13,16 @@ use serde::Deserialize;
 
 use super::screen::Screen;
 use crate::build::Flavour;
-use crate::error::{Error, Result};
-use crate::progress::{Log, Stages, seconds};
-use crate::test_programs::{self, TestProgram};
-use crate::{ebpf, kube, run, runtimes, setup, test, workspace};
+use crate::ebpf;
+use crate::setup;
+use crate::test;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::{Log, Stages, seconds};
+use xtask_base::run;
+use xtask_base::test_programs::{self, TestProgram};
+use xtask_base::workspace;
+use xtask_downloads::kube;
+use xtask_downloads::runtimes;
 
 /// The suite, and its test that is a demonstration.
 const SUITE: &str = "kubelets";

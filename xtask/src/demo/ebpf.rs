@@ -11,8 +11,8 @@ use nix::mount::{MsFlags, mount};
 
 use super::screen::Screen;
 use super::world::{HOST_PORT, OUTSIDE_V4, OUTSIDE_V6};
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// Gives the node a BPF file system of its own, and tries to load the programs. Returns why the act is left out, if it
 /// is.

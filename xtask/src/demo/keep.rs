@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::world::{HOST_PORT, NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4};
 use crate::cni::Chain;
-use crate::error::{Error, Result};
-use crate::run::tool;
-use crate::workspace;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::tool;
+use xtask_base::workspace;
 
 /// The processes that were left running.
 #[derive(Debug, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::screen::Screen;
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The bridge belongs to the network and stays, with the reference plugins as with ours.
 const NETWORK_LINKS: [&str; 1] = ["cni0"];

@@ -20,12 +20,15 @@ use serde_json::{Value, json};
 
 use crate::build::Flavour;
 use crate::cni::{Chain, Family, Pod, SYSTEM_PATH, address};
-use crate::error::{Error, Result};
-use crate::progress::seconds;
-use crate::{install, run, sandbox, workspace};
+use crate::install;
+use crate::sandbox;
 use claims::Probe;
 use screen::Screen;
 use world::{HOST_PORT, Life};
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::seconds;
+use xtask_base::run;
+use xtask_base::workspace;
 
 /// Show what Slipway does, in namespaces of its own: two pods on a bridge, a published port, and a
 /// real request for each claim; first with nftables, then with the BPF programs.

@@ -11,9 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
 use crate::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The other host's namespace.
 pub(super) const OUTSIDE: &str = "outside";

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::toolchain::Toolchain;
-use crate::error::{Error, Result};
-use crate::run::cargo;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::cargo;
 
 /// Its version.
 pub(super) const VERSION: &str = "0.13.0";

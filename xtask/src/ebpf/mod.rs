@@ -18,10 +18,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Error, Result};
-use crate::run::{self, cargo};
-use crate::workspace::{self, Lock};
 use toolchain::Toolchain;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, cargo};
+use xtask_base::workspace::{self, Lock};
 
 /// The target of the BPF programs: little-endian, as x86-64 and ARM64.
 const TARGET: &str = "bpfel-unknown-none";
@@ -32,7 +32,7 @@ const TARGET: &str = "bpfel-unknown-none";
 /// whichever is installed. If neither is, it is installed: by apt-get if that has it, else by rustup. A
 /// binary that is built without the object has no eBPF backend, and `slipway node status` reports that.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Build twice, in different folders and without the cache, and compare the bytes
     #[arg(long)]
     verify: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// No toolchain can be installed, or the build fails.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     if args.lint {
         return lint(run::show);
     }
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// The BPF programs of a binary that is to be built.
 #[derive(Debug)]
-pub(crate) enum Programs {
+pub enum Programs {
     /// Built; how, for people.
     Built(String),
     /// There is no compiler for them; why, and how to get one.
@@ -68,7 +68,7 @@ pub(crate) enum Programs {
 
 impl Programs {
     /// A summary for the line of a stage.
-    pub(crate) fn summary(&self) -> String {
+    pub fn summary(&self) -> String {
         match self {
             Self::Built(how) => how.clone(),
             Self::Missing(_) => "left out: there is no compiler for BPF".to_owned(),
@@ -76,7 +76,7 @@ impl Programs {
     }
 
     /// The line about what a binary without them lacks, to be printed last, where it is read.
-    pub(crate) fn left_out(&self) -> Option<String> {
+    pub fn left_out(&self) -> Option<String> {
         match self {
             Self::Built(_) => None,
             Self::Missing(why) => Some(format!("LEFT OUT: the eBPF backend: {}", why.trim_end())),
@@ -94,7 +94,7 @@ fn object(checkout: &Path) -> PathBuf {
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+pub fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     let toolchain = Toolchain::require(&execute)?;
     ensure_in(workspace::root(), &toolchain, &execute)
 }
@@ -104,7 +104,7 @@ pub(crate) fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Str
 ///
 /// # Errors
 /// The build fails.
-pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
+pub fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
     match Toolchain::require(&execute) {
         Ok(toolchain) => ensure_in(workspace::root(), &toolchain, &execute).map(Programs::Built),
         Err(_) if is_current(workspace::root())? => {
@@ -118,7 +118,7 @@ pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Resul
 ///
 /// # Errors
 /// A file cannot be copied.
-pub(crate) fn copy_built(from: &Path, to: &Path) -> Result<()> {
+pub fn copy_built(from: &Path, to: &Path) -> Result<()> {
     let (from, to) = (object(from), object(to));
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
@@ -133,7 +133,7 @@ pub(crate) fn copy_built(from: &Path, to: &Path) -> Result<()> {
 ///
 /// # Errors
 /// The object cannot be read.
-pub(crate) fn is_in(binary: &[u8]) -> Result<bool> {
+pub fn is_in(binary: &[u8]) -> Result<bool> {
     let path = object(workspace::root());
     let object = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
     Ok(binary.windows(object.len()).any(|window| window == object))
@@ -150,10 +150,7 @@ fn is_current(checkout: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn build_elsewhere(
-    checkout: &Path,
-    execute: impl Fn(&mut Command) -> Result<()>,
-) -> Result<String> {
+pub fn build_elsewhere(checkout: &Path, execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     let toolchain = Toolchain::require(&execute)?;
     let built = compile(checkout, &toolchain, &execute)?;
     put(checkout, &built)?;
@@ -182,7 +179,7 @@ fn verify(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
 ///
 /// # Errors
 /// The format differs, or clippy warns.
-pub(crate) fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
+pub fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let manifest = workspace::root().join("ebpf/Cargo.toml");
     let mut format = cargo(&["fmt", "--all", "--check", "--manifest-path"]);
@@ -193,7 +190,7 @@ pub(crate) fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
 }
 
 /// The command for the unit tests of `abi`.
-pub(crate) fn unit_tests() -> Result<Command> {
+pub fn unit_tests() -> Result<Command> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let mut command = cargo(&["test", "--no-fail-fast", "--package", "slipway-ebpf-abi", "--manifest-path"]);
     command.arg(workspace::root().join("ebpf/Cargo.toml")).env("CARGO_TARGET_DIR", own);
@@ -243,7 +240,7 @@ fn compile(
         "-Clink-arg=--btf".to_owned(),
     ];
     // Line numbers would otherwise contain paths of the build machine.
-    for (from, to) in [(checkout, "slipway"), (crate::dist::cargo_home()?.as_path(), "cargo")] {
+    for (from, to) in [(checkout, "slipway"), (workspace::cargo_home()?.as_path(), "cargo")] {
         flags.push(format!("--remap-path-prefix={}={to}", from.display()));
     }
     command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));

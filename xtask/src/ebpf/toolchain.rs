@@ -11,8 +11,8 @@ use nix::unistd::Uid;
 use sha2::{Digest, Sha256};
 
 use super::TARGET;
-use crate::error::{Error, Result};
-use crate::run::{self, cargo, tool};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, cargo, tool};
 
 /// Debian's compiler and its core library for BPF.
 const PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];

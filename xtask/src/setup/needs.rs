@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{self, tool};
+use xtask_base::run::{self, tool};
 
 /// A program or library that must, or may, be on the machine. The packages have the same names in Debian 12
 /// and 13 and in Ubuntu 22.04 and 24.04.

@@ -9,15 +9,19 @@ use nix::unistd::Uid;
 
 use super::{
     Args, NETWORK_TESTS, empty_file, expected, lines_of, none_is_no_proof, plugin_dir, quiet, references,
-    site, some, tests, with_filter,
+    result, site, some, tests, with_filter,
 };
 use crate::build::{self, Flavour};
-use crate::error::{Error, Result};
-use crate::progress::Stages;
-use crate::reference::{self, Reference};
-use crate::run::{self, cargo};
-use crate::runtimes::Runtimes;
-use crate::{dist, docs, ebpf, kube, setup, workspace};
+use crate::delegate::Crate;
+use crate::ebpf;
+use crate::setup;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run::{self, cargo};
+use xtask_base::workspace;
+use xtask_downloads::kube;
+use xtask_downloads::reference::{self, Reference};
+use xtask_downloads::runtimes::Runtimes;
 
 /// The suites with tests that call the reference plugins, and words of those tests' names.
 const REFERENCE_TESTS: (&[&str], &[&str]) = (
@@ -57,7 +61,7 @@ pub(super) fn run(args: &Args, stages: &Stages) -> Result<String> {
     })?;
     let mut packages = PathBuf::new();
     stages.run("packages", |log| {
-        packages = dist::package::fixture::make(log)?;
+        packages = result(&mut Crate::Dist.cargo_run("test-packages"), log)?.into();
         Ok("each in two versions".to_owned())
     })?;
     let suite = ["test", "--package", NETWORK_TESTS, "--test", "real", "--test", "packages"];
@@ -73,7 +77,7 @@ pub(super) fn run(args: &Args, stages: &Stages) -> Result<String> {
         Ok(some(count))
     })?;
     if args.filter.is_none() {
-        site(docs::Checks::Browser, args, stages)?;
+        site(&["--browser"], args, stages)?;
     }
     let reference =
         if args.filter.is_none() { compare(args, stages, &bin_dir, &skips)? } else { Reference::none() };

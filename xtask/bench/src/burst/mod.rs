@@ -20,10 +20,11 @@ use super::control::{self, fresh_state, idle_rate};
 use super::measure;
 use report::{Report, Rounds, Row};
 use xtask::cni::Pod;
-use xtask::error::{Error, Result};
-use xtask::progress::Stages;
-use xtask::run::{self, tool};
-use xtask::{sandbox, workspace};
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
 
 /// Bursts of each contender, if their number is not given.
 const ROUNDS: u32 = 5;

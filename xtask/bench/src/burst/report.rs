@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Shape, Side};
 use crate::report::{milliseconds, quantile};
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// All bursts of one contender at one number of pods.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use super::objects::name;
 use super::server::Process;
 use crate::memory::{self, Memory};
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The protocol number of slipwayd's routes.
 const PROTOCOL: &str = "83";

@@ -22,10 +22,12 @@ use objects::{NODES, name};
 use report::{Report, Row, Samples};
 use server::{ADDRESS, JSON, Server, ask};
 use xtask::build::Flavour;
-use xtask::error::{Error, Result};
-use xtask::progress::Stages;
-use xtask::run::{self, tool};
-use xtask::{install, sandbox, workspace};
+use xtask::install;
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
 
 /// Requests to the API server at a time.
 const AT_ONCE: usize = 16;
@@ -75,7 +77,7 @@ struct Programs {
 /// # Errors
 /// As [`super::run`].
 pub(super) fn run(args: &ClusterArgs) -> Result<()> {
-    let kube = xtask::kube::programs()?;
+    let kube = xtask_downloads::kube::programs()?;
     let programs = match &args.slipway {
         Some(dir) => {
             let dir = workspace::absolute(dir)?;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::memory::Memory;
 use crate::report::{megabytes, milliseconds, quantile};
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The samples of one number of Nodes.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use kube::Client;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The node's own address, at which the server listens.
 pub(super) const ADDRESS: &str = "10.50.0.1";

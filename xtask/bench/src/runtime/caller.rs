@@ -18,7 +18,7 @@ use crate::measure::{self, Cost};
 use crate::memory::{self, Measured};
 use crate::trace;
 use xtask::cni::Call;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// An operation on a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +191,7 @@ impl Program {
     /// The file that its processes execute.
     fn file(&self) -> Result<PathBuf> {
         let (Self::Cnitool(path) | Self::Agent(path)) = self;
-        xtask::workspace::absolute(path)
+        xtask_base::workspace::absolute(path)
     }
 
     fn call(&self, node: &Node, verb: Verb, target: &Target) -> Call {

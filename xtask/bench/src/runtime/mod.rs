@@ -20,9 +20,11 @@ use caller::{Contender, Program, Verb};
 use node::{Node, Target};
 use report::{Batches, Calls, Name, Report, Samples};
 use watch::Watch;
-use xtask::error::{Error, Result};
-use xtask::progress::Stages;
-use xtask::{runtimes, sandbox, workspace};
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::workspace;
+use xtask_downloads::runtimes;
 
 /// The plugin sets.
 const OWN: &str = "slipway";

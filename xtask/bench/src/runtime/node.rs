@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::contender::{Backend, make_node};
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
 use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The folder with a configuration directory for each set, in the private `/var/lib`.
 const CONFIGURATIONS: &str = "/var/lib/net.d";

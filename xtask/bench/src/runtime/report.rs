@@ -14,7 +14,7 @@ use super::watch::Watch;
 use crate::measure::Cost;
 use crate::memory::Memory;
 use crate::report::{mean, megabytes, milliseconds, quantile};
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// A caller with a plugin set, by the names in tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

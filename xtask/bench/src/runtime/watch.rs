@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::node::{self, Node};
 use crate::memory::{self, Memory};
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The directory whose changes are followed.
 const DIRECTORY: &str = "/var/lib/net.d/watched";

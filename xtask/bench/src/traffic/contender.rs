@@ -18,8 +18,8 @@ use super::shape::{Identity, Place, Shape, Tool};
 use super::space::{Habits, JOINED_POD, NODE_ADDRESS, Space, in_net, outside};
 use crate::contender::Backend;
 use xtask::cni::{self, Chain, Family, Pod};
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// Pods on one bridge.
 const PODS_PER_BRIDGE: usize = 250;

@@ -10,7 +10,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
 use serde::{Deserialize, Serialize};
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The operations in a span of time, and their cost.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::contender::{Contender, Kind, Way};
 use super::figures::Series;
 use super::load::Work;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The state of the BPF programs before the traffic.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::contender::{Count, Kind, Way};
 use super::cost::Spent;
 use super::load::Work;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// All rounds of one contender with one work and one number of ports.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::{Clock, Spent};
 use super::space::in_net;
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// The port that all servers listen on.
 pub(super) const PORT: u16 = 80;

@@ -26,10 +26,11 @@ use load::{Pin, Work};
 use space::Habits;
 
 use super::sets::{Plugins, version};
-use xtask::error::{Error, Result};
-use xtask::progress::Stages;
-use xtask::run::{self, tool};
-use xtask::{sandbox, workspace};
+use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::Stages;
+use xtask_base::run::{self, tool};
+use xtask_base::workspace;
 
 /// Pause before each measurement.
 const SETTLE: Duration = Duration::from_millis(20);

@@ -2,7 +2,7 @@
 
 //! Assigns a number of published ports to pods.
 
-use xtask::error::{Error, Result};
+use xtask_base::error::{Error, Result};
 
 /// Published ports up to this number belong to pods that publish one each.
 pub(super) const SINGLES: u32 = 1_000;

@@ -10,9 +10,9 @@ use std::thread;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use xtask::error::{Error, Result};
-use xtask::run::{self, tool};
 use xtask::sandbox;
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, tool};
 
 /// The other host's namespace, as the node names it.
 const CLIENT: &str = "client";

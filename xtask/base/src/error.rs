@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Errors of tasks.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Each variant names the operation and its object.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A program could not be started, or failed.
+    #[error("`{command}` {how}{output}")]
+    Command {
+        /// The command line, for people.
+        command: String,
+        /// Its end: an exit status or a signal.
+        how: String,
+        /// Its output, on indented lines; empty if it was shown already.
+        output: String,
+    },
+    /// A system call failed on a file.
+    #[error("{operation} {}: {source}", path.display())]
+    File {
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// Another system call failed.
+    #[error("{operation}: {source}")]
+    System {
+        /// The operation and its object.
+        operation: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// A check of the task failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Error {
+    /// An operation on a file that failed.
+    pub fn file(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::File { operation, path: path.to_owned(), source: source.into() }
+    }
+
+    /// An operation, with its object, that failed.
+    pub fn system(operation: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::System { operation: operation.into(), source: source.into() }
+    }
+}
+
+/// The result of a task.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Prints the error of a task, if there is one.
+pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{program}: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

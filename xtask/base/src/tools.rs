@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Programs from crates.io that tasks use, each built once in a pinned version and kept below the target
+//! folder.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use crate::run::{self, cargo};
+use crate::workspace::{self, Lock};
+
+/// A program of a crate of the same name.
+#[derive(Debug, Clone, Copy)]
+pub struct Tool {
+    name: &'static str,
+    version: &'static str,
+    /// The only features that are built; without any, the crate's default.
+    features: &'static [&'static str],
+}
+
+/// Checks licences, sources and bans of dependencies.
+pub const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", features: &[] };
+/// Embeds the list of dependencies in a binary.
+pub const CARGO_AUDITABLE: Tool = Tool { name: "cargo-auditable", version: "0.7.7", features: &[] };
+/// Prints the list that a binary carries.
+pub const RUST_AUDIT_INFO: Tool = Tool { name: "rust-audit-info", version: "0.5.4", features: &[] };
+/// Renders Markdown pages as a site with search.
+pub const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", features: &["search"] };
+
+impl Tool {
+    /// The program's path; it is built if it is missing. What the build prints goes to `log`.
+    ///
+    /// # Errors
+    /// The crate cannot be downloaded or built.
+    pub fn ensure(self, log: &File) -> Result<PathBuf> {
+        let Self { name, version, features } = self;
+        let home = workspace::scratch("tools")?.join(format!("{name}-{version}"));
+        let program = home.join("bin").join(name);
+        let _lock = Lock::take(&workspace::scratch("tools")?.join("lock"))?;
+        if program.is_file() {
+            return Ok(program);
+        }
+        let work = home.join("build");
+        let mut command =
+            cargo(&["install", name, "--locked", "--version", &format!("={version}"), "--root"]);
+        command.arg(&home).arg("--target-dir").arg(&work);
+        if !features.is_empty() {
+            command.arg("--no-default-features").arg("--features").arg(features.join(","));
+        }
+        // Each runs for a second or two: the time of the build counts, not that of the program.
+        for (key, value) in [("OPT_LEVEL", "0"), ("DEBUG", "0"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
+            command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
+        }
+        for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET"] {
+            command.env_remove(name);
+        }
+        let built = run::log(&mut run::yielding(&command), log);
+        if work.exists() {
+            fs::remove_dir_all(&work).map_err(|e| Error::file("remove", &work, e))?;
+        }
+        built.map(|()| program)
+    }
+}

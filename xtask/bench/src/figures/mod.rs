@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `cargo xtask figures`: the tables of figures in the README, in `docs/benchmarks.md` and `docs/cluster.md`, written from
+//! the data in `docs/data`, and measured.
+
+mod burst;
+mod cluster;
+mod control;
+mod runs;
+mod runtime;
+mod traffic;
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use runs::Runs;
+use xtask_base::error::{Error, Result};
+use xtask_base::workspace;
+
+/// The line of a page behind each part.
+const END: &str = "<!-- end of figures -->\n";
+
+/// A part of a page that is written from data.
+struct Part {
+    /// The page, from the root of the workspace.
+    page: &'static str,
+    /// The name in the mark before it.
+    name: &'static str,
+    /// Its text.
+    text: fn(&Data<'_>) -> Result<String>,
+}
+
+const PARTS: [Part; 10] = [
+    Part { page: "README.md", name: "pods", text: control::readme },
+    Part { page: "README.md", name: "packets", text: traffic::readme },
+    Part { page: "docs/benchmarks.md", name: "pods", text: control::pods },
+    Part { page: "docs/benchmarks.md", name: "second DELs", text: control::second_dels },
+    Part { page: "docs/benchmarks.md", name: "iptables", text: control::iptables },
+    Part { page: "docs/benchmarks.md", name: "bursts", text: burst::tables },
+    Part { page: "docs/benchmarks.md", name: "callers", text: runtime::tables },
+    Part { page: "docs/benchmarks.md", name: "packets", text: traffic::packets },
+    Part { page: "docs/benchmarks.md", name: "other packets", text: traffic::others },
+    Part { page: "docs/cluster.md", name: "nodes", text: cluster::tables },
+];
+
+impl Part {
+    fn mark(&self) -> String {
+        format!("<!-- figures of {}: written by cargo xtask figures -->\n", self.name)
+    }
+
+    /// The page up to this part, the part, and the page from its end on.
+    fn around<'a>(&self, page: &'a str) -> Result<[&'a str; 3]> {
+        let mark = self.mark();
+        let missing = || Error::Failed(format!("{} lacks the lines {mark:?} and {END:?}", self.page));
+        let from = page.find(&mark).map(|at| at + mark.len()).ok_or_else(missing)?;
+        let to = page[from..].find(END).map(|at| from + at).ok_or_else(missing)?;
+        Ok([&page[..from], &page[from..to], &page[to..]])
+    }
+}
+
+/// The data of the figures, for one page.
+struct Data<'a> {
+    root: &'a Path,
+    runs: &'a Runs,
+    /// The folder of the data as the page links it.
+    link: &'static str,
+}
+
+impl<'a> Data<'a> {
+    fn new(root: &'a Path, runs: &'a Runs, page: &str) -> Self {
+        Self { root, runs, link: if page.starts_with("docs/") { "data" } else { "docs/data" } }
+    }
+
+    /// Reads what a benchmark saved.
+    fn read<T: DeserializeOwned>(&self, file: &str) -> Result<T> {
+        let path = self.root.join(FOLDER).join(file);
+        serde_json::from_str(&read(&path)?)
+            .map_err(|error| Error::Failed(format!("decode {}: {error}", path.display())))
+    }
+
+    /// The line below a table of a run.
+    fn source(&self, file: &str) -> Result<String> {
+        self.runs.find(file).map(|run| run.source(self.link))
+    }
+}
+
+/// The folder of the data.
+const FOLDER: &str = "docs/data";
+
+/// Write the tables of the README, docs/benchmarks.md and docs/cluster.md from the figures in docs/data.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print the tables instead
+    #[arg(long)]
+    print: bool,
+    /// Compare the tables with the data, and write nothing
+    #[arg(long, conflicts_with_all = ["print", "measure"])]
+    check: bool,
+    /// Measure first, and draw the pictures: these runs of docs/data/runs.toml, or all, which takes an hour and a quarter; but
+    /// for those of today's product. As root, on a machine that does nothing else, and a tree without changes
+    #[arg(long, value_name = "RUN", num_args = 0..)]
+    measure: Option<Vec<String>>,
+    /// Measure those of today's product, too
+    #[arg(long, requires = "measure")]
+    again: bool,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// A file cannot be read or written, a page lacks the marks, or a measurement fails.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = workspace::root();
+    if args.check {
+        check(root)?;
+        println!("the figures of the pages are those of the data");
+        return Ok(());
+    }
+    if let Some(names) = &args.measure {
+        runs::measure(root, names, args.again)?;
+    }
+    let runs = Runs::read(root)?;
+    for part in PARTS {
+        let written = (part.text)(&Data::new(root, &runs, part.page))?;
+        if args.print {
+            println!("{written}");
+            continue;
+        }
+        let path = root.join(part.page);
+        let page = read(&path)?;
+        let [before, _, after] = part.around(&page)?;
+        fs::write(&path, format!("{before}{written}{after}")).map_err(|e| Error::file("write", &path, e))?;
+    }
+    Ok(())
+}
+
+/// Compares the pages' tables with the figures, and the list of runs with the files.
+///
+/// # Errors
+/// They differ, or a file cannot be read.
+fn check(root: &Path) -> Result<()> {
+    let runs = Runs::read(root)?;
+    for part in PARTS {
+        let page = read(&root.join(part.page))?;
+        let [_, written, _] = part.around(&page)?;
+        if written != (part.text)(&Data::new(root, &runs, part.page))? {
+            return Err(Error::Failed(format!(
+                "{}: its figures of {} are not those of docs/data: run `cargo xtask figures`",
+                part.page, part.name
+            )));
+        }
+    }
+    runs.check(root)
+}
+
+/// A figure with three digits at most, and one after the point at most.
+fn digits(value: f64) -> String {
+    if value < 99.95 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
+/// A number with commas between thousands.
+fn grouped(number: u32) -> String {
+    if number < 1000 {
+        return number.to_string();
+    }
+    format!("{},{:03}", grouped(number / 1000), number % 1000)
+}
+
+/// A row of a table.
+fn row(name: &str, cells: &[String]) -> String {
+    format!("| {name} | {} |\n", cells.join(" | "))
+}
+
+/// The first two lines of a table, with a column of names.
+fn head(name: &str, columns: &[String]) -> String {
+    row(name, columns) + &format!("|---{}|\n", "|---:".repeat(columns.len()))
+}
+
+/// A goal of a benchmark: the most that a figure should be.
+#[derive(Debug, Deserialize)]
+struct Goal {
+    what: String,
+    value: f64,
+    goal: f64,
+    met: bool,
+}
+
+/// The table of goals, each a row.
+fn goals(goals: &[Goal]) -> String {
+    let cells =
+        |one: &Goal| [format!("{:.2}", one.value), format!("≤ {}", one.goal), met(one.met).to_owned()];
+    let rows = goals.iter().map(|one| row(&one.what, &cells(one)));
+    GOALS.to_owned() + &rows.collect::<String>()
+}
+
+/// The first two lines of a table of goals.
+const GOALS: &str = "| ratio | | goal | |\n|---|---:|---:|---|\n";
+
+/// A word for a goal.
+fn met(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "missed" }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::file("read", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pages_have_the_figures_of_the_data() {
+        check(workspace::root()).unwrap();
+    }
+
+    #[test]
+    fn figures_have_three_digits_at_most() {
+        let shown: Vec<String> = [3.653, 19.732, 99.97, 444.46].into_iter().map(digits).collect();
+        assert_eq!(shown, ["3.7", "19.7", "100", "444"]);
+        assert_eq!([1, 1000, 60_000, 1_002_003].map(grouped), ["1", "1,000", "60,000", "1,002,003"]);
+    }
+
+    #[test]
+    fn each_goal_is_a_row() {
+        let goal = |value: f64, met| Goal { what: "ADD".to_owned(), value, goal: 0.1, met };
+        let rows = "| ADD | 0.06 | ≤ 0.1 | met |\n| ADD | 0.20 | ≤ 0.1 | missed |\n";
+        assert_eq!(goals(&[goal(0.057, true), goal(0.2, false)]), format!("{GOALS}{rows}"));
+    }
+
+    #[test]
+    fn only_what_is_between_the_marks_is_replaced() {
+        let part = |name| Part { page: "README.md", name, text: |_| Ok(String::new()) };
+        let [first, second] = ["one", "two"].map(|name| part(name).mark());
+        let page = format!("before\n{first}old\n{END}between\n{second}other\n{END}after\n");
+        let [before, old, after] = part("two").around(&page).unwrap();
+        assert_eq!((old, after), ("other\n", &*format!("{END}after\n")));
+        assert_eq!(before, format!("before\n{first}old\n{END}between\n{second}"));
+        for page in ["none", &first] {
+            let error = part("one").around(page).unwrap_err().to_string();
+            assert!(error.starts_with("README.md lacks the lines"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The runs whose figures the pages have, `docs/data/runs.toml`.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{FOLDER, read};
+use xtask_base::checkout::{PRODUCT, Sources, is_unchanged, today};
+use xtask_base::error::{Error, Result};
+use xtask_base::run::{self, cargo};
+use xtask_base::workspace;
+
+/// The list, in the folder of the data.
+const LIST: &str = "runs.toml";
+
+/// The beginning of a measured command.
+const BENCH: &str = "cargo xtask bench ";
+
+/// The benchmarks, without their drawing.
+const MEASURED_BY: [&str; 3] =
+    ["xtask/bench", ":(exclude)xtask/bench/src/plot.rs", ":(exclude)xtask/bench/src/figures"];
+
+/// One run of a benchmark.
+#[derive(Debug, Deserialize)]
+pub(super) struct Run {
+    /// Its figures.
+    file: String,
+    /// The command that repeats it.
+    command: String,
+    /// Its day, and the commit of what it measured.
+    date: String,
+    commit: String,
+    /// True if each sample is kept, too, as CSV.
+    #[serde(default)]
+    samples: bool,
+}
+
+/// All runs.
+#[derive(Debug, Deserialize)]
+pub(super) struct Runs {
+    run: Vec<Run>,
+}
+
+impl Run {
+    /// Its name for `--measure`.
+    fn name(&self) -> &str {
+        self.file.strip_suffix(".json").unwrap_or(&self.file)
+    }
+
+    /// The line below a table, with the folder of the data as the page links it.
+    pub(super) fn source(&self, data: &str) -> String {
+        // The task without its options, which the list of runs has.
+        let task: Vec<&str> = self.command.split(' ').take_while(|word| !word.starts_with("--")).collect();
+        format!(
+            "`{}` on {}, commit {}: [data]({data}/{}), [options]({data}/{LIST}).\n",
+            task.join(" "),
+            self.date,
+            self.commit,
+            self.file
+        )
+    }
+
+    /// The name of the file that its benchmark saves.
+    fn saved(options: &str) -> &str {
+        if options.contains(" --burst ") { "burst" } else { options.split(' ').next().unwrap_or_default() }
+    }
+
+    fn entry(&self) -> String {
+        let Self { file, command, date, commit, samples } = self;
+        let samples = if *samples { "samples = true\n" } else { "" };
+        format!(
+            "[[run]]\nfile = \"{file}\"\ncommand = \"{command}\"\n{samples}date = \"{date}\"\ncommit = \"{commit}\"\n"
+        )
+    }
+}
+
+impl Runs {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// It cannot be read or decoded.
+    pub(super) fn read(root: &Path) -> Result<Self> {
+        let path = root.join(FOLDER).join(LIST);
+        toml::from_str(&read(&path)?)
+            .map_err(|error| Error::Failed(format!("decode {}: {error}", path.display())))
+    }
+
+    /// The run with these figures.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn find(&self, file: &str) -> Result<&Run> {
+        let run = self.run.iter().find(|run| run.file == file);
+        run.ok_or_else(|| Error::Failed(format!("{FOLDER}/{LIST} does not list {file}")))
+    }
+
+    /// Compares the list with the files.
+    ///
+    /// # Errors
+    /// They differ.
+    pub(super) fn check(&self, root: &Path) -> Result<()> {
+        let data = root.join(FOLDER);
+        let mut files: Vec<String> = fs::read_dir(&data)
+            .map_err(|e| Error::file("list", &data, e))?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.ends_with(".json"))
+            .collect();
+        let mut listed: Vec<String> = self.run.iter().map(|run| run.file.clone()).collect();
+        files.sort();
+        listed.sort();
+        if files == listed {
+            return Ok(());
+        }
+        Err(Error::Failed(format!("{FOLDER} has {files:?}, and {LIST} lists {listed:?}")))
+    }
+}
+
+/// Measures the runs of these names, or all that a benchmark makes, one after the other on one commit, and keeps the
+/// figures of each when it is done. Then draws the pictures. Runs of today's product are left out, or measured `again`.
+///
+/// # Errors
+/// A name is unknown, the tree has changes, or a measurement fails.
+pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> {
+    let Some(commit) = Sources::of_checkout().commit else {
+        return Err(Error::Failed(
+            "the figures are of one commit: commit or stash the changes first".to_owned(),
+        ));
+    };
+    let runs = Runs::read(root)?;
+    if let Some(name) = names.iter().find(|name| !runs.run.iter().any(|run| run.name() == **name)) {
+        let known: Vec<&str> = runs.run.iter().map(Run::name).collect();
+        return Err(Error::Failed(format!("no run {name}: {FOLDER}/{LIST} has {}", known.join(", "))));
+    }
+    let chosen = |run: &&Run| names.is_empty() || names.iter().any(|name| name == run.name());
+    let list = root.join(FOLDER).join(LIST);
+    for run in runs.run.iter().filter(chosen) {
+        let Some(options) = run.command.strip_prefix(BENCH) else {
+            println!("{}: not of a benchmark: {}", run.name(), run.command);
+            continue;
+        };
+        if !again && is_unchanged(&run.commit, &[PRODUCT.as_slice(), &MEASURED_BY].concat()) {
+            println!("{}: measured on {}, the product is the same", run.name(), run.commit);
+            continue;
+        }
+        println!("{}: {}", run.name(), run.command);
+        let scratch = workspace::scratch("figures")?;
+        bench(options.split(' ').chain(["--save"]).chain(scratch.to_str()))?;
+        for ending in ["json", "csv"].into_iter().take(1 + usize::from(run.samples)) {
+            let from = scratch.join(Run::saved(options)).with_extension(ending);
+            let to = root.join(FOLDER).join(run.name()).with_extension(ending);
+            fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+        }
+        let measured = Run {
+            file: run.file.clone(),
+            command: run.command.clone(),
+            date: today(),
+            commit: commit.clone(),
+            samples: run.samples,
+        };
+        let text = with_entry(&read(&list)?, &measured);
+        fs::write(&list, text).map_err(|e| Error::file("write", &list, e))?;
+    }
+    bench(["plot"].into_iter())
+}
+
+/// Runs a benchmark's command, which shows its progress.
+fn bench<'a>(arguments: impl Iterator<Item = &'a str>) -> Result<()> {
+    run::show(cargo(&["run", "--quiet", "--package", "xtask-bench", "--"]).args(arguments))
+}
+
+/// The list with this run in the place of the file's former one.
+fn with_entry(list: &str, run: &Run) -> String {
+    let line = format!("file = \"{}\"", run.file);
+    let entry = run.entry();
+    let parts: Vec<&str> = list.split("\n\n").map(|part| part.trim_end_matches('\n')).collect();
+    let replaced = parts
+        .iter()
+        .map(|part| if part.lines().any(|one| one == line) { entry.trim_end_matches('\n') } else { part });
+    replaced.collect::<Vec<_>>().join("\n\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_the_list_is_replaced() {
+        let list = "# Runs.\n\n[[run]]\nfile = \"a.json\"\nold\n\n[[run]]\nfile = \"b.json\"\n";
+        let word = |text: &str| text.to_owned();
+        let run = |samples| Run {
+            file: word("a.json"),
+            command: word("cargo xtask bench control --burst 100"),
+            date: word("2026-11-27"),
+            commit: word("0123"),
+            samples,
+        };
+        let text = with_entry(list, &run(true));
+        assert_eq!(text, list.replace("[[run]]\nfile = \"a.json\"\nold\n", &run(true).entry()));
+        assert!(text.contains("samples = true\n") && !run(false).entry().contains("samples"), "{text}");
+        assert_eq!(
+            ["control --pods 0 --burst 100", "traffic --ports 1"].map(Run::saved),
+            ["burst", "traffic"]
+        );
+        let source = run(true).source("data");
+        assert!(
+            source.starts_with("`cargo xtask bench control` on 2026-11-27, commit 0123: [data](data/a.json)")
+        );
+    }
+}

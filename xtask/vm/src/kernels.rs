@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The list of kernels, `vm-tests/kernels.toml`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::arch::Arch;
+use xtask_base::error::{Error, Result};
+use xtask_base::workspace;
+
+/// The whole list.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kernels {
+    /// Options that each must have, without the `CONFIG_` before them.
+    pub(crate) promised: Vec<String>,
+    /// Names of modules, with `*` for any text.
+    pub(crate) modules: Vec<String>,
+    /// Modules that are loaded at the start.
+    pub(crate) preload: Vec<String>,
+    /// The test programs that are run where only a part of the tests is.
+    pub(crate) smoke: Vec<String>,
+    /// The test programs that are run on ARM64.
+    #[serde(default)]
+    pub(crate) arm64: Vec<String>,
+    /// Of some of these, only the tests whose names contain a text.
+    #[serde(default)]
+    pub(crate) arm64_only: BTreeMap<String, String>,
+    /// Test programs that are never run in the VMs.
+    #[serde(default)]
+    pub(crate) left_out: Vec<LeftOut>,
+    /// Test programs whose tests do not run side by side.
+    #[serde(default)]
+    pub(crate) one_by_one: Vec<String>,
+    /// Test programs that need kube-proxy, which is on a disk of the VM.
+    #[serde(default)]
+    pub(crate) kubernetes: Vec<String>,
+    /// Test programs that run `slipwayd`, which is built for the VMs of these only.
+    #[serde(default)]
+    pub(crate) slipwayd: Vec<String>,
+    /// Features that all VMs lack because of their programs, not of their kernels.
+    #[serde(default)]
+    pub(crate) anywhere: Vec<Missing>,
+    /// In the order of the file.
+    pub(crate) kernel: Vec<Kernel>,
+}
+
+/// One kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kernel {
+    /// The name for people.
+    pub(crate) name: String,
+    /// Its processor.
+    #[serde(default)]
+    pub(crate) arch: Arch,
+    /// True if the smoke test of every run may use it.
+    #[serde(default)]
+    pub(crate) smoke: bool,
+    /// Its sources, the best first.
+    pub(crate) from: Vec<Source>,
+    /// The promised options that it lacks.
+    #[serde(default)]
+    pub(crate) missing: Vec<Missing>,
+}
+
+/// A place for a kernel's package.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Source {
+    /// Debian's name of the suite.
+    pub(crate) suite: String,
+    /// The package's name, with `*` for any text.
+    pub(crate) package: String,
+}
+
+/// A test program that is not run in VMs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeftOut {
+    /// Its name.
+    pub(crate) suite: String,
+    /// The reason, for people; must not be empty.
+    pub(crate) reason: String,
+}
+
+/// An option that a kernel lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Missing {
+    /// Its name without the `CONFIG_`; without an option for it, the release that introduced it.
+    #[serde(default)]
+    pub(crate) option: Option<String>,
+    /// The feature as the tests name it when they skip.
+    pub(crate) feature: String,
+    /// The reason, for people; must not be empty.
+    pub(crate) reason: String,
+}
+
+impl Kernels {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not of this form.
+    pub(crate) fn load() -> Result<Self> {
+        let path = workspace::root().join("vm-tests/kernels.toml");
+        let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+        Self::parse(&text).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let list: Self = toml::from_str(text).map_err(|e| e.to_string())?;
+        let mut names = BTreeSet::new();
+        for kernel in &list.kernel {
+            if !names.insert(&kernel.name) {
+                return Err(format!("{} is there twice", kernel.name));
+            }
+        }
+        let mut named = list.kernel.iter().flat_map(|kernel| &kernel.missing).chain(&list.anywhere);
+        if let Some(missing) = named.find(|missing| missing.reason.trim().is_empty()) {
+            return Err(format!("no reason is given for {}", missing.feature));
+        }
+        if let Some(left_out) = list.left_out.iter().find(|one| one.reason.trim().is_empty()) {
+            return Err(format!("no reason is given for leaving {} out", left_out.suite));
+        }
+        Ok(list)
+    }
+
+    /// True if a skip of this form, `<test>: skipped: needs <feature>`, is one of those named.
+    pub(crate) fn allows(&self, kernel: &Kernel, skip: &str) -> bool {
+        let feature = skip.split_once(": skipped: needs ").map(|(_, feature)| feature.trim());
+        let mut named = kernel.missing.iter().chain(&self.anywhere);
+        named.any(|missing| Some(missing.feature.as_str()) == feature)
+    }
+
+    /// The kernels for a processor that were asked for, in the order of the list; all of them when none was.
+    ///
+    /// # Errors
+    /// A name that is not in the list.
+    pub(crate) fn select(&self, names: &[String], arch: Arch) -> Result<Vec<&Kernel>> {
+        let mut wanted: Vec<&Kernel> = self.kernel.iter().filter(|kernel| kernel.arch == arch).collect();
+        if let Some(unknown) = names.iter().find(|name| wanted.iter().all(|kernel| !kernel.is_called(name))) {
+            let known: Vec<&str> = wanted.iter().map(|kernel| kernel.name.as_str()).collect();
+            let arch = arch.debian();
+            return Err(Error::Failed(format!(
+                "no kernel {unknown} for {arch} in the list: {}",
+                known.join(", ")
+            )));
+        }
+        wanted.retain(|kernel| names.is_empty() || names.iter().any(|name| kernel.is_called(name)));
+        Ok(wanted)
+    }
+}
+
+impl Kernel {
+    /// True if this is its name, in which that of the processor may be left out.
+    fn is_called(&self, name: &str) -> bool {
+        let rest = self.name.strip_prefix(name).map(|rest| rest.trim_start_matches('-'));
+        rest.is_some_and(|rest| rest.is_empty() || rest == self.arch.debian())
+    }
+
+    /// Compares the configuration in the kernel's package with the list.
+    ///
+    /// # Errors
+    /// Every promised option that is not set, and every one that is listed as missing and is set.
+    pub(crate) fn check_options(&self, promised: &[String], config: &str) -> Result<(), String> {
+        let set: BTreeSet<&str> = config
+            .lines()
+            .filter_map(|line| line.strip_prefix("CONFIG_")?.split_once('='))
+            .filter(|(_, value)| matches!(*value, "y" | "m"))
+            .map(|(name, _)| name)
+            .collect();
+        let missing: BTreeSet<&str> = self.missing.iter().filter_map(|one| one.option.as_deref()).collect();
+        let mut wrong: Vec<String> = promised
+            .iter()
+            .map(String::as_str)
+            .filter(|option| !set.contains(option) && !missing.contains(option))
+            .map(|option| format!("CONFIG_{option} is promised and not set"))
+            .collect();
+        let stale = missing.intersection(&set);
+        wrong.extend(stale.map(|option| format!("CONFIG_{option} is listed as missing and is set")));
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+}
+
+/// The folder of the unpacked kernels, the emulator and the runs.
+///
+/// # Errors
+/// The folder cannot be made.
+pub(crate) fn cache() -> Result<PathBuf> {
+    workspace::scratch("vm")
+}
+
+/// Prints the kernels of which a plain run of the tests tries one.
+pub(crate) fn print_marked() -> Result<()> {
+    print!("{}", marked(&Kernels::load()?));
+    Ok(())
+}
+
+fn marked(list: &Kernels) -> String {
+    let names = |smoke: bool| {
+        let of_list = list.kernel.iter().filter(|kernel: &&Kernel| kernel.smoke == smoke);
+        of_list.map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "The suites {} run on Linux {}, a plain run's on one of these\n\
+         Mutated Nodes and reports of plugins: a million of each; a plain run tries thousands\n\
+         Not in --full: other suites on these kernels, and Linux {} (`cargo xtask vm-test`); podman, containerd and \
+         cnitool (`cargo xtask test --runtimes`)\n",
+        list.smoke.join(", "),
+        names(true),
+        names(false)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_marked_kernels_has_them_all() {
+        let list = Kernels::load().unwrap();
+        let printed = marked(&list);
+        assert!(list.kernel.iter().all(|kernel| printed.contains(&kernel.name)), "{printed}");
+    }
+    use std::path::Path;
+
+    fn kernel() -> Kernel {
+        Kernel {
+            name: "5.10".to_owned(),
+            arch: Arch::Amd64,
+            smoke: false,
+            from: Vec::new(),
+            missing: vec![Missing {
+                option: Some("NETKIT".to_owned()),
+                feature: "netkit".to_owned(),
+                reason: "it came with 6.7".to_owned(),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_test_programs_that_run_slipwayd_are_listed() {
+        let list = Kernels::load().unwrap();
+        let folder = workspace::root().join("tests/tests");
+        let files = |suite: &Path| -> Vec<PathBuf> {
+            if suite.is_dir() {
+                fs::read_dir(suite).unwrap().map(|entry| entry.unwrap().path()).collect()
+            } else {
+                vec![suite.to_owned()]
+            }
+        };
+        let runs_it = |suite: &PathBuf| {
+            let mut rust =
+                files(suite).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
+            rust.any(|path| fs::read_to_string(path).unwrap().contains("slipwayd()"))
+        };
+        let suites = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let name = |suite: PathBuf| suite.file_stem().unwrap().to_str().unwrap().to_owned();
+        let mut found: Vec<String> = suites.filter(runs_it).map(name).collect();
+        found.retain(|name| list.left_out.iter().all(|one| one.suite != *name));
+        found.sort();
+        assert_eq!(found, list.slipwayd);
+    }
+
+    #[test]
+    fn the_committed_list_is_well_formed() {
+        let list = Kernels::load().unwrap();
+        assert!(list.kernel.iter().any(|kernel| kernel.smoke));
+        assert!(list.kernel.iter().all(|kernel| !kernel.from.is_empty()));
+        assert!(list.kernel.iter().all(|kernel| kernel.arch == Arch::Amd64 || !kernel.smoke));
+        assert!(list.arm64_only.keys().all(|suite| list.arm64.contains(suite)));
+        let folder = workspace::root().join("tests/tests");
+        for suite in [&list.smoke, &list.arm64].into_iter().flatten() {
+            assert!(folder.join(suite).is_dir() || folder.join(format!("{suite}.rs")).is_file(), "{suite}");
+            assert!(list.left_out.iter().all(|one| one.suite != *suite), "{suite}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_selected_by_name_and_processor() {
+        let list = Kernels::load().unwrap();
+        let names = |names: &[&str], arch: Arch| -> Result<Vec<String>, String> {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let found = list.select(&names, arch).map_err(|e| e.to_string())?;
+            Ok(found.into_iter().map(|kernel| kernel.name.clone()).collect())
+        };
+        assert_eq!(names(&["6.1"], Arch::Amd64).unwrap(), ["6.1"]);
+        assert_eq!(names(&["6.1"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
+        assert_eq!(names(&["6.1-arm64"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
+        for (unknown, arch) in [("6", Arch::Amd64), ("6.1-arm64", Arch::Amd64), ("5.10", Arch::Arm64)] {
+            let text = names(&[unknown], arch).unwrap_err();
+            assert!(text.starts_with(&format!("no kernel {unknown} for ")), "{text}");
+        }
+        let all = [Arch::Amd64, Arch::Arm64].map(|arch| names(&[], arch).unwrap().len());
+        assert!(all[1] >= 2 && all[0] + all[1] == list.kernel.len(), "{all:?}");
+    }
+
+    #[test]
+    fn a_kernel_is_named_once_and_what_it_lacks_has_a_reason() {
+        let head = "promised = []\nmodules = []\npreload = []\nsmoke = []\n";
+        let twice = "[[kernel]]\nname = \"a\"\nfrom = []\n".repeat(2);
+        assert_eq!(Kernels::parse(&format!("{head}{twice}")), Err("a is there twice".to_owned()));
+        let bare = "[[kernel]]\nname = \"a\"\nfrom = []\nmissing = [{ feature = \"x\", reason = \" \" }]\n";
+        assert_eq!(Kernels::parse(&format!("{head}{bare}")), Err("no reason is given for x".to_owned()));
+    }
+
+    #[test]
+    fn options_are_compared_both_ways() {
+        let promised = ["VETH".to_owned(), "NETKIT".to_owned()];
+        let check = |config| kernel().check_options(&promised, config);
+        assert_eq!(check("CONFIG_VETH=m\n# CONFIG_NETKIT is not set\n"), Ok(()));
+        assert_eq!(check("# nothing\n"), Err("CONFIG_VETH is promised and not set".to_owned()));
+        let both = "CONFIG_VETH=y\nCONFIG_NETKIT=y\n";
+        assert_eq!(check(both), Err("CONFIG_NETKIT is listed as missing and is set".to_owned()));
+    }
+
+    #[test]
+    fn only_a_named_feature_may_be_skipped() {
+        let mut list = Kernels::load().unwrap();
+        list.anywhere = vec![Missing { feature: "old tools".to_owned(), ..kernel().missing[0].clone() }];
+        assert!(list.allows(&kernel(), "node::links::netkit: skipped: needs netkit"));
+        assert!(list.allows(&kernel(), "node::rules: skipped: needs old tools"));
+        assert!(!list.allows(&kernel(), "node::links::netkit: skipped: needs vrf"));
+        assert!(!list.allows(&kernel(), "needs netkit"));
+    }
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The results for people: on the terminal and in docs/kernels.md.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::kernels::{Kernel, Kernels};
+use crate::outcome::{Outcome, Status};
+use crate::record::Record;
+use xtask_base::error::{Error, Result};
+use xtask_base::progress::seconds;
+use xtask_base::workspace;
+
+/// A kernel that was asked for: its results, or the reason why it could not be run.
+pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
+
+/// A line per kernel.
+pub(crate) fn lines(rows: &[Row<'_>]) -> String {
+    let mut text = format!(
+        "  {:<10} {:<28} {:>8} {:>7} {:>7} {:>7} {:>10}\n",
+        "kernel", "release", "boot", "passed", "skipped", "failed", "time"
+    );
+    for (kernel, row) in rows {
+        let line = match row {
+            Ok(outcome) => format!(
+                "{:<28} {:>8} {:>7} {:>7} {:>7} {:>10}  {}",
+                outcome.release,
+                outcome.boot.map_or("-".to_owned(), seconds),
+                outcome.count(Status::Passed),
+                outcome.count(Status::Skipped),
+                outcome.count(Status::Failed),
+                seconds(outcome.took),
+                if outcome.passed() { "ok" } else { "FAIL" }
+            ),
+            Err(reason) => format!("SKIP: {reason}"),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {:<10} {line}", kernel.name);
+    }
+    text
+}
+
+/// The problems of one kernel, with their output.
+pub(crate) fn failure(outcome: &Outcome) -> String {
+    let mut text = format!("{} failed:\n", outcome.kernel);
+    for problem in &outcome.problems {
+        let _ = writeln!(text, "  - {problem}");
+    }
+    for line in &outcome.evidence {
+        let _ = writeln!(text, "    {line}");
+    }
+    text
+}
+
+/// Writes the page docs/kernels.md, its data and the README's table from what is known.
+///
+/// # Errors
+/// A file cannot be written, or the README has no place for the table.
+pub(crate) fn write(list: &Kernels) -> Result<()> {
+    let mut rows = Vec::new();
+    for kernel in &list.kernel {
+        let known = Record::known(&kernel.name)?;
+        if let Some(record) = &known {
+            record.publish()?;
+        }
+        rows.push((kernel.name.as_str(), known.map(|record| (record.stale(), record))));
+    }
+    let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
+    write(&workspace::root().join("docs/kernels.md"), page(list, &rows))?;
+    let path = workspace::root().join("README.md");
+    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    match readme(&text, &rows) {
+        Some(text) => write(&path, text),
+        None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
+    }
+}
+
+/// Prints the kernels whose rows do not describe today's product, with the reasons.
+pub(crate) fn print_stale() -> Result<()> {
+    for kernel in Kernels::load()?.kernel {
+        match Record::known(&kernel.name)? {
+            None => println!("{} (not run)", kernel.name),
+            Some(record) => {
+                record.stale().into_iter().for_each(|why| println!("{} ({why})", kernel.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A kernel's name; if it was run, why its row is stale, and the row.
+type Known<'a> = (&'a str, Option<(Option<&'static str>, Record)>);
+
+/// The page docs/kernels.md.
+fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
+    let mut text = String::from(
+        "# Kernels\n\n\
+         <!-- Made by `cargo xtask vm-test --write-docs`. Do not edit. -->\n\n\
+         The test suites run inside virtual machines with the kernels below: with real packets, as root, each test \
+         in network namespaces of its own. The plugins are the static binary that is shipped. A skipped test counts \
+         as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned about \
+         itself. [vm-tests](../vm-tests/README.md) explains how the VMs are made, and what they try less \
+         often.\n\n\
+         ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
+         cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
+         cargo xtask vm-test --write-docs --arch arm64   # those of ARM64\n\
+         cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
+         A row is one commit. It is stale if `cni` or `ebpf` has changed since; the marks are those of the day on \
+         which this page was made. Times are of VMs with one processor, emulated where there is no KVM. Each \
+         kernel's [data](data/kernels) name the tests that were skipped or failed.\n\n\
+         On ARM64 a row has only the test programs that `kernels.toml` lists for it: the processor is emulated, and most \
+         tests do not depend on it. Big-endian processors are out of scope: the BPF programs are built for little-endian \
+         ones.\n\n\
+         | kernel | release | commit | date | passed | skipped | failed | boot | tests | |\n\
+         |---|---|---|---|---:|---:|---:|---:|---:|---|\n",
+    );
+    for (kernel, row) in rows {
+        let _ = match row {
+            Some((stale, one)) => {
+                let [passed, skipped, failed] = one.counts();
+                let millis = one.suites.iter().map(|suite| suite.millis).sum();
+                writeln!(
+                    text,
+                    "| {kernel} | {} | {} | {} | {passed} | {skipped} | {failed} | {} | {} | {} |",
+                    one.release,
+                    one.commit.as_deref().unwrap_or("several"),
+                    one.date,
+                    seconds(Duration::from_millis(one.boot_millis)),
+                    seconds(Duration::from_millis(millis)),
+                    verdict(one, *stale)
+                )
+            }
+            None => writeln!(text, "| {kernel} | not run | | | | | | | | |"),
+        };
+    }
+    missing(&mut text, list);
+    programs(&mut text, rows);
+    text
+}
+
+/// A row in a word.
+fn verdict(one: &Record, stale: Option<&str>) -> String {
+    let failed = (!one.passed()).then(|| "**failed**".to_owned());
+    let part = (!one.complete).then(|| format!("only {} test programs were run", one.suites.len()));
+    let stale = stale.map(|why| format!("stale: {why}"));
+    let parts: Vec<String> = failed.into_iter().chain(part).chain(stale).collect();
+    if parts.is_empty() { "ok".to_owned() } else { parts.join("; ") }
+}
+
+/// The README with the kernels in their place: from the mark to the next heading. None without a mark.
+fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
+    const MARK: &str = "<!-- kernels -->\n";
+    let from = text.find(MARK)? + MARK.len();
+    let to = from + text[from..].find("\n## ")?;
+    let mut own = String::from(
+        "The tests are run on these kernels of Debian, on ARM64 a part of them; [docs/kernels.md](docs/kernels.md) has more of each.\n\
+         `cargo xtask vm-test` does that again, and with `--write-docs` makes that page and this table.\n\n\
+         | Linux | commit | tests passed | skipped | failed | |\n|---|---|---:|---:|---:|---|\n",
+    );
+    for (kernel, row) in rows {
+        let _ = match row {
+            Some((stale, one)) => {
+                let [passed, skipped, failed] = one.counts();
+                let commit = one.commit.as_deref().unwrap_or("several");
+                let verdict = verdict(one, *stale);
+                writeln!(own, "| {} | {commit} | {passed} | {skipped} | {failed} | {verdict} |", one.release)
+            }
+            None => writeln!(own, "| {kernel} | | | | | not run |"),
+        };
+    }
+    Some(format!("{}{own}{}", &text[..from], &text[to..]))
+}
+
+/// The features for which tests may be skipped.
+fn missing(text: &mut String, list: &Kernels) {
+    text.push_str("\n## What may be skipped\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
+    let everywhere = list.anywhere.iter().map(|one| ("any", one));
+    let own = list.kernel.iter().flat_map(|kernel| kernel.missing.iter().map(|one| (&*kernel.name, one)));
+    for (kernel, one) in own.chain(everywhere) {
+        let option = one.option.as_ref().map_or(String::new(), |option| format!("`CONFIG_{option}`"));
+        let reason = one.reason.trim().replace('\n', " ");
+        let _ = writeln!(text, "| {kernel} | {} | {option} | {reason} |", one.feature);
+    }
+    for (suite, part) in &list.arm64_only {
+        let why = "the others need many emulated processors";
+        let _ = writeln!(text, "| arm64 | tests of `{suite}` without `{part}` in their names | | {why} |");
+    }
+    for one in &list.left_out {
+        let reason = one.reason.trim().replace('\n', " ");
+        let _ = writeln!(text, "| any | all of `{}` | | {reason} |", one.suite);
+    }
+}
+
+/// The tests of each program that passed on each kernel.
+fn programs(text: &mut String, rows: &[Known<'_>]) {
+    let run: Vec<&Record> =
+        rows.iter().filter_map(|(_, row)| row.as_ref().map(|(_, record)| record)).collect();
+    let names: BTreeSet<&str> =
+        run.iter().flat_map(|row| row.suites.iter().map(|suite| suite.name.as_str())).collect();
+    text.push_str("\n## Test programs\n\nTests that passed; in brackets, how many were skipped.\n\n| |");
+    for row in &run {
+        let _ = write!(text, " {} |", row.kernel);
+    }
+    let _ = writeln!(text, "\n|---|{}", "---:|".repeat(run.len()));
+    for name in names {
+        let _ = write!(text, "| {name} |");
+        for row in &run {
+            let cell = match row.suites.iter().find(|suite| suite.name == name) {
+                None => "-".to_owned(),
+                Some(suite) if !suite.ok => "**failed**".to_owned(),
+                Some(suite) if suite.skipped.is_empty() => suite.passed.to_string(),
+                Some(suite) => format!("{} ({})", suite.passed, suite.skipped.len()),
+            };
+            let _ = write!(text, " {cell} |");
+        }
+        text.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Suite;
+
+    fn record(kernel: &str) -> Record {
+        let skipped = vec!["b".to_owned()];
+        let suite =
+            Suite { name: "links".to_owned(), ok: true, passed: 1, skipped, failed: Vec::new(), millis: 5 };
+        Record {
+            kernel: kernel.to_owned(),
+            release: "6.1.0-56-cloud-amd64".to_owned(),
+            commit: Some("abc".to_owned()),
+            date: "2026-11-22".to_owned(),
+            boot_millis: 4100,
+            complete: true,
+            suites: vec![suite],
+        }
+    }
+
+    #[test]
+    fn the_readmes_place_is_filled_and_nothing_else_changed() {
+        let rows = [("6.1", Some((None, record("6.1")))), ("6.12", None)];
+        let text = "before\n\n<!-- kernels -->\nold\n\n## Next\n";
+        let once = readme(text, &rows).unwrap();
+        let expected =
+            "| 6.1.0-56-cloud-amd64 | abc | 1 | 1 | 0 | ok |\n| 6.12 | | | | | not run |\n\n## Next\n";
+        assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(expected), "{once}");
+        assert_eq!(readme(&once, &rows).unwrap(), once);
+        assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
+    }
+
+    #[test]
+    fn a_verdict_hides_neither_a_failure_nor_an_old_or_partial_row() {
+        let mut one = record("6.1");
+        assert_eq!(verdict(&one, None), "ok");
+        assert_eq!(verdict(&one, Some("old")), "stale: old");
+        (one.complete, one.suites[0].ok) = (false, false);
+        assert_eq!(verdict(&one, Some("old")), "**failed**; only 1 test programs were run; stale: old");
+    }
+
+    #[test]
+    fn the_page_has_every_program_of_every_kernel() {
+        let mut other = record("6.12");
+        other.suites[0].name = "bridge".to_owned();
+        other.commit = None;
+        let rows = [("6.1", Some((None, record("6.1")))), ("6.12", Some((Some("old"), other)))];
+        let page = page(&Kernels::load().unwrap(), &rows);
+        let table = "| | 6.1 | 6.12 |\n|---|---:|---:|\n| bridge | - | 1 (1) |\n| links | 1 (1) | - |\n";
+        assert!(page.ends_with(table), "{page}");
+        assert!(page.contains("| abc | 2026-11-22 | 1 | 1 | 0 | 4.1 s | 0.0 s | ok |\n"), "{page}");
+        assert!(page.contains("| several | 2026-11-22 |") && page.contains("| stale: old |\n"), "{page}");
+    }
+}
