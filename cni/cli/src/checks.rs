@@ -11,8 +11,8 @@ use clap::Command;
 use serde_json::Value;
 
 use crate::manual;
-use crate::own::Shell;
 use crate::program::command;
+use crate::share::Shell;
 use crate::share::script;
 
 /// The page about the documents.

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::error::Failure;
 use crate::output::Output;
-use crate::share::{self, Plan};
+use crate::share::{self, Plan, Shell};
 use crate::{json as document, program};
 
 /// Completions, manual pages and the version.
@@ -40,15 +40,6 @@ pub enum Own {
         #[command(flatten)]
         output: Output,
     },
-}
-
-/// The shells with completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[allow(missing_docs, reason = "their names say it")]
-pub enum Shell {
-    Bash,
-    Zsh,
-    Fish,
 }
 
 impl Own {

@@ -11,12 +11,20 @@ use std::path::{Path, PathBuf};
 use clap::{Command, ValueEnum};
 
 use crate::manual::{self, SECTION, mark};
-use crate::own::Shell;
 
 /// The suffix of a file that is not complete.
 const TEMPORARY: &str = ".slipway-new";
 /// The most bytes of a file in which the mark is looked for.
 const HEAD: usize = 512;
+
+/// The shells with completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[allow(missing_docs, reason = "their names say it")]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
 
 /// The failures of an installation of manual pages and completions.
 #[derive(Debug, thiserror::Error)]

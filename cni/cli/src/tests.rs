@@ -7,8 +7,8 @@ use std::process::Command as Process;
 use expect_test::expect;
 use serde_json::Value as Json;
 
-use crate::own::Shell;
 use crate::program::command;
+use crate::share::Shell;
 use crate::share::script;
 use crate::{Failure, Output, Own, checks, number, run};
 

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::kernels::Kernels;
 use xtask_base::apt_root::AptRoot;
 use xtask_base::error::Result;
 use xtask_base::workspace;
@@ -88,22 +87,6 @@ impl Arch {
     /// True if this machine has such a processor.
     pub(crate) fn is_own(self) -> bool {
         self.target() == consts::ARCH
-    }
-
-    /// The test programs that are run if none is named; all of them if the list is empty.
-    pub(crate) fn suites(self, list: &Kernels) -> &[String] {
-        match self {
-            Self::Amd64 => &[],
-            Self::Arm64 => &list.arm64,
-        }
-    }
-
-    /// The text in the names of the tests that are run of a test program; all of its tests are run if there is none.
-    pub(crate) fn only<'a>(self, list: &'a Kernels, suite: &str) -> Option<&'a String> {
-        match self {
-            Self::Amd64 => None,
-            Self::Arm64 => list.arm64_only.get(suite),
-        }
     }
 
     /// A suite of Debian's packages for this processor.

@@ -137,6 +137,22 @@ impl Kernels {
         named.any(|missing| Some(missing.feature.as_str()) == feature)
     }
 
+    /// The test programs that are run on a processor if none is named; all of them if the list is empty.
+    pub(crate) fn suites(&self, arch: Arch) -> &[String] {
+        match arch {
+            Arch::Amd64 => &[],
+            Arch::Arm64 => &self.arm64,
+        }
+    }
+
+    /// The text in the names of the tests that are run of a test program; all of its tests are run if there is none.
+    pub(crate) fn only(&self, arch: Arch, suite: &str) -> Option<&String> {
+        match arch {
+            Arch::Amd64 => None,
+            Arch::Arm64 => self.arm64_only.get(suite),
+        }
+    }
+
     /// The kernels for a processor that were asked for, in the order of the list; all of them when none was.
     ///
     /// # Errors

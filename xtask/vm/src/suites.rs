@@ -235,7 +235,7 @@ fn run_in_vms<'a>(
     };
     let wanted_suites: &[String] = match args.suite.as_slice() {
         _ if args.smoke => &list.smoke,
-        [] => args.arch.suites(list),
+        [] => list.suites(args.arch),
         named => named,
     };
     let is_wanted = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
@@ -441,7 +441,7 @@ impl Bench<'_> {
     fn keep(&self, outcome: &Outcome) -> Result<()> {
         let is_left_out = |name: &&String| self.list.left_out.iter().any(|one| one.suite == **name);
         let Some(row) = Record::of(outcome, &self.sources, &checkout::today()) else { return Ok(()) };
-        match self.args.arch.suites(self.list) {
+        match self.list.suites(self.args.arch) {
             [] => row.keep(self.programs.names.iter().filter(|name| !is_left_out(name))),
             some => row.keep(some.iter()),
         }
@@ -457,7 +457,7 @@ impl Bench<'_> {
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { THREADS };
             let mut args = vec![format!("--test-threads={threads}"), "--color=never".to_owned()];
-            let part = self.args.arch.only(self.list, &test.name);
+            let part = self.list.only(self.args.arch, &test.name);
             args.extend(self.args.filter.as_ref().or(part).cloned());
             if self.args.measure {
                 args.extend(["--ignored".to_owned(), "--show-output".to_owned()]);
