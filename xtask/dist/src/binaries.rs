@@ -10,34 +10,18 @@ use std::process::Command;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 
+use crate::built::{Built, PROGRAMS, Program};
 use crate::cross::Cross;
 use crate::package::{self, Format};
-use crate::toolchain::{self, Library, Toolchain};
+use crate::toolchain::{self, Toolchain};
 use xtask::build;
 use xtask::ebpf;
-use xtask::manual;
 use xtask::setup;
 use xtask_base::error::{Error, Result};
 use xtask_base::progress::{Log, Stages};
 use xtask_base::run::{self, cargo, tool};
 use xtask_base::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use xtask_base::workspace;
-
-/// The binaries. Each is built by itself: in one build they would share the features of their dependencies.
-pub(crate) const PROGRAMS: [Program; 2] = [
-    Program { name: "slipway", package: "cni/slipway", limit: 6_300_000 },
-    Program { name: "slipwayd", package: "cni/node", limit: 9_700_000 },
-];
-
-/// A binary, by the name of its package.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Program {
-    pub(crate) name: &'static str,
-    /// The folder of its package.
-    pub(crate) package: &'static str,
-    /// The most that it may take on a node's disk, in bytes.
-    limit: u64,
-}
 
 /// Build the binaries that are shipped: static, stripped, reproducible in any folder, with the lists of their
 /// dependencies.
@@ -75,23 +59,6 @@ pub(crate) struct Proof {
     pub(crate) verify: bool,
     /// Run it.
     pub(crate) test: bool,
-}
-
-/// The binaries, and what a list of their parts needs to know.
-#[derive(Debug)]
-pub(crate) struct Built {
-    /// The binaries with their paths.
-    pub(crate) programs: Vec<(Program, PathBuf)>,
-    /// The folder with their manual pages and completions.
-    pub(crate) share: PathBuf,
-    /// The target, as the compiler calls it.
-    pub(crate) triple: String,
-    /// The C libraries in the binaries.
-    pub(crate) libraries: Vec<Library>,
-    /// The plugins' names, as `slipway plugins` prints them.
-    pub(crate) plugins: Vec<String>,
-    /// slipwayd's systemd unit, as `slipwayd render` prints it.
-    pub(crate) unit: String,
 }
 
 /// Runs the task.
@@ -191,48 +158,6 @@ fn described(toolchain: &Toolchain, out: &Path, stages: &Stages) -> Result<Built
         Ok(built.share.display().to_string())
     })?;
     built.ok_or_else(|| Error::Failed("nothing was built".to_owned()))
-}
-
-impl Built {
-    /// Lets the programs write and print what belongs to them.
-    fn of(
-        toolchain: &Toolchain,
-        programs: [(Program, PathBuf); 2],
-        share: PathBuf,
-        log: &Log,
-    ) -> Result<Self> {
-        workspace::remove(&share)?;
-        for (_, path) in &programs {
-            run::log(&mut toolchain.call(manual::write(path, &share)), &log.file)?;
-        }
-        let print = |(_, path): &(Program, PathBuf), words: &[&str]| {
-            let mut command = Command::new(path);
-            command.args(words);
-            run::capture(&mut toolchain.call(command))
-        };
-        let [plugins, agent] = &programs;
-        // A line per plugin: its name, and what it does.
-        let table = print(plugins, &["plugins"])?;
-        let names = table.lines().filter_map(|line| line.split_whitespace().next());
-        Ok(Self {
-            plugins: names.map(str::to_owned).collect(),
-            unit: print(agent, &["render", "systemd"])?,
-            programs: programs.into(),
-            share,
-            triple: toolchain.triple(),
-            libraries: toolchain.libraries()?,
-        })
-    }
-
-    /// The static binaries that `cargo build` has left in the target folder, for tests of packages.
-    ///
-    /// # Errors
-    /// They are missing or do not start.
-    pub(crate) fn in_target(share: PathBuf, log: &Log) -> Result<Self> {
-        let [plugins, agent] = PROGRAMS;
-        let flavour = build::Flavour::Static;
-        Self::of(&Toolchain::Own, [(plugins, flavour.binary()), (agent, flavour.agent())], share, log)
-    }
 }
 
 /// Makes the packages and checks them.

@@ -6,6 +6,7 @@
 #![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 mod binaries;
+mod built;
 mod crates;
 mod cross;
 mod deny;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::copyright::Copyright;
 use super::{Build, Entry, Format, Package, Processor, Role, deb, maintainer, time};
-use crate::binaries::{Built, Program};
+use crate::built::{Built, Program};
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, tool};
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use super::Format;
-use crate::binaries::{Built, Program};
+use crate::built::{Built, Program};
 use crate::crates::{Graph, Package};
 use crate::toolchain::Library;
 use xtask_base::error::{Error, Result};

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Build, Format, VERSION, lint};
-use crate::binaries::Built;
+use crate::built::Built;
 use xtask_base::apt_root::AptRoot;
 use xtask_base::error::{Error, Result};
 use xtask_base::progress::Log;

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use nix::sys::stat::{Mode, umask};
 
-use crate::binaries::Built;
+use crate::built::Built;
 use content::Source;
 use xtask_base::checkout;
 use xtask_base::error::{Error, Result};

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::binaries::{self, Built, Program, Proof};
+use crate::binaries::{self, Proof};
+use crate::built::{Built, Program};
 use crate::package::Format;
 use sbom::Subject;
 use xtask::ebpf;

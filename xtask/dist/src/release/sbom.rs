@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::binaries::Program;
+use crate::built::Program;
 use crate::crates::{Graph, Package};
 use crate::toolchain::Library;
 use xtask_base::error::Result;
@@ -134,7 +134,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::binaries::PROGRAMS;
+    use crate::built::PROGRAMS;
     use xtask::build;
 
     #[test]
