@@ -9,10 +9,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cni_netlink::message::flag;
+use cni_netlink::{Message, SockProtocol, Socket};
 use nix::net::if_::if_nametoindex;
-use nix::sys::socket::SockProtocol;
-
-use super::netlink::{ACK, REQUEST, Socket, attribute, message, nested};
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, tool};
@@ -112,53 +111,54 @@ impl Floor {
     }
 }
 
-fn timed(protocol: SockProtocol, request: &[u8], operation: &str) -> Result<Duration> {
+/// Sends messages of which one asks for an acknowledgement.
+fn timed(protocol: SockProtocol, messages: &[u8], operation: &str) -> Result<Duration> {
     let begun = Instant::now();
-    let socket = Socket::open(protocol)?;
-    socket.request(request, operation)?;
+    let socket = Socket::open(protocol).map_err(|errno| Error::system(operation, errno))?;
+    let acks = socket.batch(messages).map_err(|error| Error::system(operation, error.errno()))?;
     drop(socket);
-    Ok(begun.elapsed())
+    let took = begun.elapsed();
+    match acks.into_iter().find_map(|ack| ack.refusal) {
+        Some(refusal) => Err(Error::system(operation, refusal.errno)),
+        None => Ok(took),
+    }
 }
 
 fn nft(script: &str) -> Result<String> {
     run::feed(&mut tool("nft", &["-f", "-"]), script)
 }
 
-/// `struct nfgenmsg`: family, version 0, resource id in network order.
-fn nfgenmsg(family: u8, resource: u16) -> [u8; 4] {
-    let [high, low] = resource.to_be_bytes();
-    [family, 0, high, low]
+/// A message of netfilter, with `struct nfgenmsg`: family, version 0, resource id in network order.
+fn netfilter(kind: u16, flags: u16, family: u8, resource: u16) -> Message {
+    let mut message = Message::new(kind, flags);
+    message.raw(&[family, 0]).raw(&resource.to_be_bytes());
+    message
 }
 
 /// One batch that deletes elements of `inet floor ports` by key.
 fn deleting_batch(ports: &[u16]) -> Vec<u8> {
-    let elements: Vec<u8> = ports.iter().flat_map(|port| element(*port)).collect();
+    let mut deletion = netfilter(NFTABLES << 8 | DELSETELEM, flag::ACK, INET, 0);
     // NFTA_SET_ELEM_LIST_TABLE, _SET and _ELEMENTS.
-    let payload = [
-        nfgenmsg(INET, 0).to_vec(),
-        attribute(1, b"floor\0"),
-        attribute(2, b"ports\0"),
-        nested(3, &elements),
-    ]
-    .concat();
-    [
-        message(BATCH_BEGIN, REQUEST, &nfgenmsg(0, NFTABLES)),
-        message(NFTABLES << 8 | DELSETELEM, REQUEST | ACK, &payload),
-        message(BATCH_END, REQUEST, &nfgenmsg(0, NFTABLES)),
-    ]
-    .concat()
-}
-
-/// `NFTA_LIST_ELEM` with `NFTA_SET_ELEM_KEY` with `NFTA_DATA_VALUE`: a concatenated key has each part
-/// padded to four bytes.
-fn element(port: u16) -> Vec<u8> {
-    let [high, low] = port.to_be_bytes();
-    nested(1, &nested(1, &attribute(1, &[TCP, 0, 0, 0, high, low, 0, 0])))
+    deletion.text(1, "floor").text(2, "ports").nest(3, |elements| {
+        for port in ports {
+            let [high, low] = port.to_be_bytes();
+            // NFTA_LIST_ELEM with NFTA_SET_ELEM_KEY with NFTA_DATA_VALUE: a concatenated key has each part padded to
+            // four bytes.
+            elements.nest(1, |element| {
+                element.nest(1, |key| {
+                    key.attr(1, &[TCP, 0, 0, 0, high, low, 0, 0]);
+                });
+            });
+        }
+    });
+    let mut begin = netfilter(BATCH_BEGIN, 0, 0, NFTABLES);
+    let mut end = netfilter(BATCH_END, 0, 0, NFTABLES);
+    [begin.seal(1), deletion.seal(2), end.seal(3)].concat()
 }
 
 /// `struct ifinfomsg` with only the index.
 fn delete_link(index: u32) -> Vec<u8> {
-    let mut payload = [0; 16];
-    payload[4..8].copy_from_slice(&index.to_ne_bytes());
-    message(RTM_DELLINK, REQUEST | ACK, &payload)
+    let mut message = Message::new(RTM_DELLINK, flag::ACK);
+    message.space(16)[4..8].copy_from_slice(&index.to_ne_bytes());
+    message.seal(1).to_vec()
 }

@@ -11,7 +11,6 @@ mod figures;
 mod floor;
 mod measure;
 mod memory;
-mod netlink;
 mod plot;
 mod report;
 mod runtime;
