@@ -5,11 +5,10 @@
 
 use std::io::Write as _;
 
+use clap::ValueEnum;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-/// The option of the log's form.
-const OPTION: &str = "--log-format";
 /// The longest message, in bytes, as in the plugins' log.
 const LONGEST: usize = 8 << 10;
 
@@ -25,28 +24,24 @@ struct Line<'a> {
     message: &'a str,
 }
 
+/// The form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
 /// Starts logging at the level that `SLIPWAY_LOG` names, else at the default.
-pub(crate) fn start(default: &str, args: &[String]) {
+pub(crate) fn start(default: &str, format: LogFormat) {
     let level = env_logger::Env::new().filter_or("SLIPWAY_LOG", default);
     let mut builder = env_logger::Builder::from_env(level);
-    if is_json(args) {
+    if format == LogFormat::Json {
         builder.format(|out, record| {
             let message = record.args().to_string();
             out.write_all(line(Timestamp::now(), record.level(), record.target(), &message).as_bytes())
         });
     }
     builder.target(env_logger::Target::Stderr).init();
-}
-
-/// True if the arguments ask for JSON. They are read before all others, whose errors are not logged; a value that is
-/// neither form is refused with them.
-fn is_json(args: &[String]) -> bool {
-    let following = args.iter().skip(1).map(Some).chain([None]);
-    let values = args.iter().zip(following).filter_map(|(word, next)| match word.strip_prefix(OPTION)? {
-        "" => next.map(String::as_str),
-        rest => rest.strip_prefix('='),
-    });
-    values.last() == Some("json")
 }
 
 /// A line with its line break.
@@ -85,21 +80,5 @@ mod tests {
         let long = line(Timestamp::now(), log::Level::Info, "a", &"é".repeat(LONGEST));
         let value: Value = serde_json::from_str(&long).unwrap();
         assert_eq!(value["message"].as_str().unwrap().len(), LONGEST);
-    }
-
-    #[test]
-    fn the_form_is_read_in_each_spelling() {
-        for (line, want) in [
-            ("run --log-format json", true),
-            ("run --log-format=json --node-name a", true),
-            ("run --log-format text", false),
-            ("run --log-format json --log-format=text", false),
-            ("run --log-format", false),
-            ("run --log-formatted json", false),
-            ("run json", false),
-        ] {
-            let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            assert_eq!(is_json(&args), want, "{line}");
-        }
     }
 }

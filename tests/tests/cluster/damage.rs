@@ -34,7 +34,7 @@ fn with_repairs(lab: &Lab, program: Program, body: impl FnOnce(&Mutex<Vec<Repair
     let repairs = Mutex::new(Vec::new());
     // The callback is the only other user: it borrows the list for as long as the agent runs.
     let seen = &repairs;
-    let run = |stop: Stop| repair::run(program, stop, |repair| seen.lock().unwrap().push(copy(repair)));
+    let run = |stop: Stop| repair::run(program, stop, |repair| seen.lock().unwrap().push(copy(&repair)));
     during(lab.node(1), run, || {
         until("the first repair", || !repairs.lock().unwrap().is_empty());
         body(&repairs);

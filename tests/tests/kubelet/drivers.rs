@@ -29,7 +29,7 @@ fn an_exec_plugin_is_called_for_each_pod() {
     node.write("/run/exec/mycompany~sdn/sdn", PROGRAM);
     node.cmd("chmod +x /run/exec/mycompany~sdn/sdn");
     let mut options = kubelet.options("mycompany/sdn");
-    options.network_plugin_dir = "/run/exec".into();
+    options.network_plugin_dir = Some("/run/exec".into());
     let manager = kubelet.start(&options);
     let (_space, pod) = kubelet.sandbox("web", &[]);
     let addresses = kubelet.set_up(&manager, &pod);
@@ -43,7 +43,7 @@ fn an_exec_plugin_is_called_for_each_pod() {
         node.read("/run/exec/calls").expect("calls"),
         "init\nsetup shop web web\nstatus shop web web\nteardown shop web web\nteardown shop web web\n"
     );
-    options.network_plugin = "sdn".into();
+    options.network_plugin = Some("sdn".into());
     let host = Arc::clone(&kubelet.sandboxes) as Arc<dyn Host>;
     let directories = kubelet.directories();
     let error = kubelet.run(|| options.start(&directories, host)).expect_err("another name");

@@ -71,7 +71,7 @@ impl Kubelet {
     }
 
     fn options(&self, plugin: &str) -> KubeletOptions {
-        KubeletOptions { network_plugin: plugin.to_owned(), ..KubeletOptions::default() }
+        KubeletOptions { network_plugin: Some(plugin.to_owned()), ..KubeletOptions::default() }
     }
 
     fn directories(&self) -> CniDirectories {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Access to the API server, and this node's own name.
+//! Access to the API server.
 
-use std::ffi::OsString;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +11,6 @@ use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, Kubeco
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::node_name::{NodeName, NodeNameError};
 use super::object::NodeObject;
 
 /// The variable with this node's name; in a pod the downward API sets it from `spec.nodeName`.
@@ -63,17 +61,6 @@ pub enum AccessError {
     /// The client cannot be made: credentials or certificates are invalid.
     #[error("prepare the connection to the API server: {0}")]
     Client(#[source] Box<kube::Error>),
-}
-
-/// This node's name is missing or invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OwnNameError {
-    /// Neither the option nor the variable is set.
-    #[error("this node's name is unknown; name it with --node-name or {NODE_NAME}")]
-    Missing,
-    /// The name is none of a Node.
-    #[error(transparent)]
-    Invalid(#[from] NodeNameError),
 }
 
 impl Access {
@@ -141,33 +128,9 @@ impl Access {
     }
 }
 
-/// This node's name: that of `--node-name`, or else that of the variable [`NODE_NAME`].
-///
-/// # Errors
-/// [`OwnNameError`] if there is none, or if no Node can have it.
-pub fn own_name(option: Option<&str>) -> Result<NodeName, OwnNameError> {
-    name_of(option, std::env::var_os(NODE_NAME))
-}
-
-fn name_of(option: Option<&str>, variable: Option<OsString>) -> Result<NodeName, OwnNameError> {
-    let variable = variable.map(|name| name.to_string_lossy().into_owned());
-    let name = option.map(str::to_owned).or(variable).filter(|name| !name.is_empty());
-    Ok(name.ok_or(OwnNameError::Missing)?.parse()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_option_comes_before_the_variable() {
-        let name = |option, variable: Option<&str>| name_of(option, variable.map(OsString::from));
-        assert_eq!(name(Some("one"), Some("two")).unwrap().as_str(), "one");
-        assert_eq!(name(None, Some("two.example")).unwrap().as_str(), "two.example");
-        assert_eq!(name(None, None), Err(OwnNameError::Missing));
-        assert_eq!(name(None, Some("")), Err(OwnNameError::Missing));
-        assert!(matches!(name(Some("Two"), None), Err(OwnNameError::Invalid(_))));
-    }
 
     #[test]
     fn a_kubeconfig_that_is_missing_or_invalid_is_named() {

@@ -52,7 +52,7 @@ pub async fn run(
     settings: Arc<Settings>,
     mut snapshots: watch::Receiver<Arc<Snapshot>>,
     stop: impl Future<Output = ()>,
-    mut done: impl FnMut(&Snapshot, Result<Report, Failure>),
+    mut done: impl FnMut(&Arc<Snapshot>, Result<Report, Failure>),
 ) -> Result<(), AgentError> {
     let groups = [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
     let kept = Arc::<Mutex<OwnObjects>>::default();

@@ -78,13 +78,13 @@ pub struct Sweep {
 }
 
 /// Looks for garbage, without end. `done` gets each outcome.
-pub async fn run(settings: Settings, program: Program, mut done: impl FnMut(&Sweep)) {
+pub async fn run(settings: Settings, program: Program, mut done: impl FnMut(Sweep)) {
     let mut sweeps = interval((settings.grace / 4).clamp(SHORTEST, LONGEST));
     sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut collector = Collector { tracker: Tracker::new(settings.grace), settings, program };
     loop {
         sweeps.tick().await;
-        done(&collector.sweep().await);
+        done(collector.sweep().await);
     }
 }
 

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cni_kernel::dir::DirError;
 use cni_state::report;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
@@ -80,6 +81,29 @@ struct State {
     /// The last comparison; the error of one that failed.
     compared: Option<Result<Comparison, String>>,
 }
+
+/// Why the node's network is not ready.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum NotReady {
+    #[error("the list of Nodes is not complete")]
+    IncompleteList,
+    #[error("no comparison yet")]
+    NotCompared,
+    #[error("{0}")]
+    FailedComparison(String),
+    #[error("{0}")]
+    Undesirable(String),
+}
+
+/// The agent's loop makes no progress.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no comparison for {} s", .0.as_secs())]
+struct Stuck(Duration);
+
+/// The addresses cannot be counted.
+#[derive(Debug, thiserror::Error)]
+#[error("count the reservations of addresses: {0}")]
+struct CountError(#[from] DirError);
 
 impl Observer {
     /// The state of an agent that starts now. `slipway` is the installed program.
@@ -165,19 +189,19 @@ impl Observer {
     /// Checks that the agent's loop makes progress.
     ///
     /// # Errors
-    /// The time since its last comparison, in words.
-    fn healthy(&self) -> Result<(), String> {
+    /// [`Stuck`] if its last comparison is too long ago.
+    fn healthy(&self) -> Result<(), Stuck> {
         self.with(|state| match state.progress.elapsed() {
             elapsed if elapsed < STUCK => Ok(()),
-            elapsed => Err(format!("no comparison for {} s", elapsed.as_secs())),
+            elapsed => Err(Stuck(elapsed)),
         })
     }
 
-    /// Checks that the node's network stands.
+    /// Checks that the node's network is in place.
     ///
     /// # Errors
-    /// The reason, in words.
-    fn ready(&self) -> Result<(), String> {
+    /// [`NotReady`] if it is not.
+    fn ready(&self) -> Result<(), NotReady> {
         self.with(State::ready)
     }
 
@@ -205,15 +229,15 @@ impl Observer {
 
     /// Reports changes of the node's addresses, without end: subnets without a free one, and addresses outside the node's
     /// subnets.
-    pub async fn follow_addresses(&self, mut changed: impl FnMut(&Change)) {
+    pub async fn follow_addresses(&self, mut changed: impl FnMut(Change)) {
         let (mut reported, mut last_error) = (AddressMonitor::default(), String::new());
         loop {
             let error = match self.addresses().await {
                 Ok(view) => {
-                    view.iter().flat_map(|view| reported.compare(view)).for_each(|change| changed(&change));
+                    view.iter().flat_map(|view| reported.compare(view)).for_each(&mut changed);
                     String::new()
                 }
-                Err(error) => error,
+                Err(error) => error.to_string(),
             };
             if error != last_error && !error.is_empty() {
                 log::warn!("{error}");
@@ -234,8 +258,8 @@ impl Observer {
     /// The addresses of the node; none before the node's subnets are known.
     ///
     /// # Errors
-    /// The reservations cannot be read: the reason in words.
-    async fn addresses(&self) -> Result<Option<AddressUsage>, String> {
+    /// [`CountError`] if the reservations cannot be read.
+    async fn addresses(&self) -> Result<Option<AddressUsage>, CountError> {
         let subnets: Vec<IpNet> = self.with(|state| match &state.compared {
             Some(Ok(compared)) => compared.subnets.clone(),
             _ => Vec::new(),
@@ -247,7 +271,7 @@ impl Observer {
         let read = move || AddressUsage::read(&reservations, &network, &subnets);
         match tokio::task::spawn_blocking(read).await {
             Ok(Ok(view)) => Ok(Some(view)),
-            Ok(Err(error)) => Err(format!("count the reservations of addresses: {error}")),
+            Ok(Err(error)) => Err(error.into()),
             // The runtime is ending.
             Err(_) => Ok(None),
         }
@@ -259,12 +283,15 @@ impl Observer {
 }
 
 impl State {
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), NotReady> {
         match &self.compared {
-            _ if !self.list_complete => Err("the list of Nodes is not complete".to_owned()),
-            None => Err("no comparison yet".to_owned()),
-            Some(Err(error)) => Err(error.clone()),
-            Some(Ok(compared)) => compared.reason.clone().map_or(Ok(()), Err),
+            _ if !self.list_complete => Err(NotReady::IncompleteList),
+            None => Err(NotReady::NotCompared),
+            Some(Err(error)) => Err(NotReady::FailedComparison(error.clone())),
+            Some(Ok(compared)) => match &compared.reason {
+                Some(reason) => Err(NotReady::Undesirable(reason.clone())),
+                None => Ok(()),
+            },
         }
     }
 }

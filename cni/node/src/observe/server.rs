@@ -143,7 +143,7 @@ async fn respond(observer: &Observer, method: &Method, path: &str, is_local: boo
     }
 }
 
-fn checked(outcome: Result<(), String>) -> Response<String> {
+fn checked(outcome: Result<(), impl fmt::Display>) -> Response<String> {
     match outcome {
         Ok(()) => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
         Err(reason) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{reason}\n")),

@@ -123,7 +123,7 @@ pub(super) fn document(
         "since": text(since),
         "node_list_complete": state.list_complete,
         "ready": ready.is_ok(),
-        "reason": ready.err(),
+        "reason": ready.err().map(|reason| reason.to_string()),
         "subnets": compared.map(|one| one.subnets.clone()).unwrap_or_default(),
         "mtu": compared.and_then(|one| one.mtu),
         "nodes": state.nodes,

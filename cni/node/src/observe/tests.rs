@@ -120,7 +120,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
 fn the_node_is_ready_after_a_complete_list_and_a_comparison() {
     let observer = observer();
     assert!(observer.healthy().is_ok());
-    let reason = |observer: &Observer| observer.ready().unwrap_err();
+    let reason = |observer: &Observer| observer.ready().unwrap_err().to_string();
     assert_eq!(reason(&observer), "the list of Nodes is not complete");
     observer.compared(&snapshot(false), &Ok(report()));
     assert_eq!(reason(&observer), "the list of Nodes is not complete");
@@ -139,7 +139,7 @@ fn an_agent_without_progress_is_not_healthy() {
     observer.state.lock().unwrap().progress = before(STUCK - Duration::from_secs(5));
     assert!(observer.healthy().is_ok());
     observer.state.lock().unwrap().progress = before(STUCK + Duration::from_secs(1));
-    assert_eq!(observer.healthy(), Err("no comparison for 91 s".to_owned()));
+    assert_eq!(observer.healthy().unwrap_err().to_string(), "no comparison for 91 s");
     // A comparison that failed is progress.
     observer.compared(&snapshot(true), &Err(failure()));
     assert!(observer.healthy().is_ok());

@@ -82,7 +82,7 @@ impl Repair {
 pub async fn run(
     program: Program,
     stop: impl Future<Output = ()>,
-    mut done: impl FnMut(&Repair),
+    mut done: impl FnMut(Repair),
 ) -> Result<(), RepairError> {
     let mut damages = observe(Observer::open()?).map_err(RepairError::Start)?;
     let mut resync = interval(RESYNC);
@@ -114,7 +114,7 @@ pub async fn run(
                     wait = (2 * wait).min(RESYNC);
                     Some(next)
                 };
-                done(&repair);
+                done(repair);
             }
         }
     }

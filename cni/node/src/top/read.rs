@@ -11,7 +11,7 @@ use cni_kernel::sysctl;
 use k8s_openapi::jiff::Timestamp;
 
 use super::pools;
-use super::sample::{Activity, Drops, Sample};
+use super::sample::{Activity, Drops, Sample, UnknownActivity};
 
 /// The most flows that a sample has.
 pub const FLOWS: usize = 65_536;
@@ -25,7 +25,7 @@ const CONNTRACK: [(&str, &str); 3] = [
 
 /// Takes a sample of the kernel and of the networks in a configuration directory. Blocks.
 #[must_use]
-pub fn sample(config_dir: &Path, agent: Result<Activity, String>) -> Sample {
+pub fn sample(config_dir: &Path, agent: Result<Activity, UnknownActivity>) -> Sample {
     let mut troubles = Vec::new();
     let dataplane = Dataplane::default();
     let listed = dataplane.list().unwrap_or_else(|error| {

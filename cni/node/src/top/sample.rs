@@ -27,11 +27,16 @@ pub struct Sample {
     pub conntrack: Option<(u64, u64)>,
     /// The addresses of networks.
     pub pools: Vec<Pool>,
-    /// The activity of the running agent, or the reason why it is unknown.
-    pub agent: Result<Activity, String>,
+    /// The activity of the running agent.
+    pub agent: Result<Activity, UnknownActivity>,
     /// The reasons why something is missing.
     pub troubles: Vec<String>,
 }
+
+/// No agent runs, or it does not tell: the reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnknownActivity(pub String);
 
 /// Dropped packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -154,7 +154,7 @@ fn body(model: &Model, state: &mut State, (width, room): (usize, usize), palette
 fn nothing(model: &Model, state: &State) -> String {
     match (&model.sample.agent, state.view) {
         _ if !state.filter.is_empty() => format!("no row contains {:?}", state.filter),
-        (Err(reason), View::Events) => reason.clone(),
+        (Err(reason), View::Events) => reason.to_string(),
         (_, View::Ports) => "no published ports".to_owned(),
         (_, View::Flows) => "no flows to published ports".to_owned(),
         (_, View::Drops) => "nothing counts drops: no conntrack and no BPF programs".to_owned(),

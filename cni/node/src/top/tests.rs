@@ -17,7 +17,7 @@ use ratatui::backend::TestBackend;
 use slipway_cli::checks::assert_documented;
 
 use super::model::{Model, Rates};
-use super::sample::{Activity, Call, Drops, Pool, RepairRecord, Sample};
+use super::sample::{Activity, Call, Drops, Pool, RepairRecord, Sample, UnknownActivity};
 use super::screen::{Palette, draw};
 use super::state::{Action, Key, Mode, State};
 use super::table::{Direction, View, cells, cut, fit};
@@ -205,7 +205,7 @@ fn each_view_has_its_rows() {
         assert!(lines.iter().any(|line| line.contains(row)), "{row}: {lines:#?}");
     }
     let mut without = model;
-    without.sample.agent = Err("slipwayd does not run".to_owned());
+    without.sample.agent = Err(UnknownActivity("slipwayd does not run".to_owned()));
     state.press(Key::Char('5'));
     let lines = screen(&without, &mut state, (80, 24));
     assert!(lines[2].contains("no events: slipwayd does not run"), "{lines:#?}");
@@ -246,7 +246,7 @@ fn keys_sort_filter_pause_and_end() {
 #[test]
 fn the_document_is_as_documented() {
     let mut without = model();
-    without.sample.agent = Err("slipwayd does not run".to_owned());
+    without.sample.agent = Err(UnknownActivity("slipwayd does not run".to_owned()));
     without.sample.conntrack = None;
     without.sample.troubles.push("flows: not read".to_owned());
     without.sample.ports[0].1 = None;
@@ -306,7 +306,7 @@ fn any_sample() -> impl Strategy<Value = Sample> {
         made.pools = pools.into_iter().map(pool).collect();
         made.troubles = vec![text.clone(); more];
         if !runs {
-            made.agent = Err(text);
+            made.agent = Err(UnknownActivity(text));
         }
         made
     })

@@ -61,7 +61,7 @@ pub fn document(model: &Model) -> Value {
         "pools": pools.collect::<Vec<_>>(),
         "calls": agent.ok().map(|agent| &agent.calls),
         "repairs": agent.ok().map(|agent| &agent.repairs),
-        "agent_error": agent.err(),
+        "agent_error": agent.err().map(ToString::to_string),
         "troubles": sample.troubles,
     })
 }

@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::{Args, ValueHint};
 use cni_runtime::config;
 use nix::sys::signal::{Signal as Number, raise};
 use ratatui::DefaultTerminal;
@@ -13,9 +14,9 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
 use ratatui::layout::{Position, Rect};
-use slipway_cli::{Failure, Given, json};
+use slipway_cli::{Failure, Output, json};
 use slipwayd::top::model::Model;
-use slipwayd::top::sample::{Activity, Sample};
+use slipwayd::top::sample::{Activity, Sample, UnknownActivity};
 use slipwayd::top::screen::{Palette, draw};
 use slipwayd::top::state::{Action, Key, State};
 use slipwayd::top::{read, text};
@@ -23,57 +24,71 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use crate::garbage_options::time;
-use crate::status_command;
+use super::agent_client::AgentOptions;
+use super::block_on;
+use super::values::time;
+
+const EXAMPLES: &str = "\
+Examples:
+  slipwayd top --interval 5s
+  slipwayd top --once --output json
+  slipwayd top --once --interval 10s";
 
 /// The usual time between two samples.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The view's options.
-struct Options {
-    socket: Option<String>,
-    config_dir: PathBuf,
-    interval: Duration,
+/// Show a live view of this node
+///
+/// Shows published ports and their flows with rates, dropped packets, conntrack, used and free addresses of networks; and
+/// from the running agent the last ADD and DEL of plugins and repairs. The key h shows the keys. Without a terminal, with
+/// TERM=dumb or JSON it prints a sample after each interval. It changes nothing.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The time between two samples, as 1s or 1m [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    interval: Option<Duration>,
+    /// Print one sample; with --interval, the rates of that time
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    agent: AgentOptions,
+    /// The configuration directory
+    #[arg(long, value_name = "DIRECTORY", default_value = config::DIRECTORY, value_hint = ValueHint::DirPath)]
+    cni_conf_dir: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Options {
+    fn interval(&self) -> Duration {
+        self.interval.unwrap_or(INTERVAL)
+    }
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// [`Failure`] of an option, the terminal or the output.
-pub(crate) fn run(words: &Given, out: &mut dyn Write) -> Result<u8, Failure> {
-    let given = words.value("--interval");
-    let interval = given.map(|text| {
-        let wrong = || format!("--interval {text:?} is no time: a number with s, m or h, of at least 1s");
-        time(text).ok_or_else(wrong)
-    });
-    let options = Options {
-        socket: words.value("--socket").map(str::to_owned),
-        config_dir: words.value("--cni-conf-dir").unwrap_or(config::DIRECTORY).into(),
-        interval: interval.transpose().map_err(Failure::Usage)?.unwrap_or(INTERVAL),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime =
-        runtime.map_err(|error| Failure::failed(format!("start the asynchronous runtime: {error}")))?;
+/// [`Failure`] of the terminal or the output.
+pub(super) fn execute(options: &Options, out: &mut dyn Write) -> Result<u8, Failure> {
+    let is_json = options.output.json();
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    let done = if words.has("--once") {
-        runtime.block_on(once(&options, given.is_some())).and_then(|model| print(&model, words.json(), out))
-    } else if is_dumb || words.json() || !io::stdout().is_terminal() {
-        runtime.block_on(follow(&options, words.json(), out))
-    } else {
-        let shown = runtime.block_on(show(&options));
-        shown.map_err(|error| Failure::failed(format!("use the terminal: {error}")))
-    };
-    // The thread that reads keys waits for one more.
-    runtime.shutdown_background();
-    done.map(|()| 0)
+    block_on(async {
+        if options.once {
+            print(&once(options).await, is_json, out)?;
+        } else if is_dumb || is_json || !io::stdout().is_terminal() {
+            follow(options, is_json, out).await?;
+        } else {
+            show(options).await.map_err(|error| Failure::failed(format!("use the terminal: {error}")))?;
+        }
+        Ok(0)
+    })
 }
 
 async fn sample(options: &Options) -> Sample {
-    let agent = status_command::ask(options.socket.as_deref(), "/recent").await;
-    let activity =
-        |value| serde_json::from_value(value).map_err(|e| format!("the agent is of another version: {e}"));
-    let agent: Result<Activity, String> = agent.map_err(|error| error.to_string()).and_then(activity);
-    let config_dir = options.config_dir.clone();
+    let agent =
+        options.agent.ask::<Activity>("/recent").await.map_err(|error| UnknownActivity(error.to_string()));
+    let config_dir = options.cni_conf_dir.clone();
     // Keys are read while the kernel is.
     match tokio::task::spawn_blocking(move || read::sample(&config_dir, agent)).await {
         Ok(sample) => sample,
@@ -81,13 +96,12 @@ async fn sample(options: &Options) -> Sample {
     }
 }
 
-async fn once(options: &Options, with_rates: bool) -> Result<Model, Failure> {
+/// One sample; with an interval, the rates of that time.
+async fn once(options: &Options) -> Model {
     let first = sample(options).await;
-    if !with_rates {
-        return Ok(Model::first(first));
-    }
-    sleep(options.interval).await;
-    Ok(Model::after(&first, sample(options).await))
+    let Some(interval) = options.interval else { return Model::first(first) };
+    sleep(interval).await;
+    Model::after(&first, sample(options).await)
 }
 
 fn print(model: &Model, is_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
@@ -100,7 +114,7 @@ async fn follow(options: &Options, is_json: bool, out: &mut dyn Write) -> Result
     loop {
         print(&model, is_json, out)?;
         out.flush()?;
-        sleep(options.interval).await;
+        sleep(options.interval()).await;
         model = Model::after(&model.sample, sample(options).await);
         if !is_json {
             writeln!(out)?;
@@ -163,10 +177,10 @@ async fn follow_keys(
     let mut events = read_events()?;
     let mut state = State::default();
     let mut model = Model::first(sample(options).await);
-    let mut due = interval_at(Instant::now() + options.interval, options.interval);
+    let mut due = interval_at(Instant::now() + options.interval(), options.interval());
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        terminal.draw(|frame| draw(frame, &model, &mut state, options.interval, palette))?;
+        terminal.draw(|frame| draw(frame, &model, &mut state, options.interval(), palette))?;
         let action = tokio::select! {
             action = signals.next() => action,
             event = events.recv() => match event {
@@ -221,13 +235,13 @@ fn read_events() -> io::Result<mpsc::Receiver<io::Result<Event>>> {
 
 fn pressed(state: &mut State, event: &Event) -> Action {
     match event {
-        Event::Key(key) if key.is_press() => known(key).map_or(Action::Draw, |key| state.press(key)),
+        Event::Key(key) if key.is_press() => key_of(key).map_or(Action::Draw, |key| state.press(key)),
         // The next drawing takes the new size.
         _ => Action::Draw,
     }
 }
 
-fn known(key: &KeyEvent) -> Option<Key> {
+fn key_of(key: &KeyEvent) -> Option<Key> {
     let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
     Some(match key.code {
         KeyCode::Char('c') if is_control => Key::Interrupt,

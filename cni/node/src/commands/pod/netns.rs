@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use cni_kernel::named_netns;
-pub(crate) use cni_kernel::named_netns::NamedNetnsError as NetnsError;
+pub(super) use cni_kernel::named_netns::NamedNetnsError as NetnsError;
 
 /// The beginning of the names: namespaces of other programs are left alone.
 const PREFIX: &str = "slipwayd-";
@@ -15,7 +15,7 @@ fn name(sandbox: &str) -> String {
 }
 
 /// The path of a sandbox's namespace.
-pub(crate) fn path_of(sandbox: &str) -> PathBuf {
+pub(super) fn path_of(sandbox: &str) -> PathBuf {
     named_netns::path_of(&name(sandbox))
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn path_of(sandbox: &str) -> PathBuf {
 ///
 /// # Errors
 /// [`NetnsError`], also if it exists already.
-pub(crate) fn create(sandbox: &str) -> Result<PathBuf, NetnsError> {
+pub(super) fn create(sandbox: &str) -> Result<PathBuf, NetnsError> {
     named_netns::create(&name(sandbox))
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn create(sandbox: &str) -> Result<PathBuf, NetnsError> {
 ///
 /// # Errors
 /// [`NetnsError`] if it cannot be unmounted or its file not be removed.
-pub(crate) fn delete(sandbox: &str) -> Result<(), NetnsError> {
+pub(super) fn delete(sandbox: &str) -> Result<(), NetnsError> {
     named_netns::delete(&name(sandbox))
 }
 
@@ -39,6 +39,6 @@ pub(crate) fn delete(sandbox: &str) -> Result<(), NetnsError> {
 ///
 /// # Errors
 /// [`NetnsError`] if the directory cannot be listed.
-pub(crate) fn sandboxes() -> Result<Vec<String>, NetnsError> {
+pub(super) fn sandboxes() -> Result<Vec<String>, NetnsError> {
     named_netns::names(PREFIX)
 }

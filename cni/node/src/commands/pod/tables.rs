@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Tables and JSON on standard output.
+//! Pods and their attachments as tables and JSON.
 
 use std::io;
 use std::net::IpAddr;
 
-use cni_runtime::pods::{Attached, Networks, Planned, Pod, parse_args};
-use cni_runtime::{Cached, Container, Network};
+use cni_runtime::pods::{Attached, Planned, Pod, parse_args};
+use cni_runtime::{Cached, Container};
 use cni_spec::AddResult;
 use serde_json::{Value, json};
-use slipway_cli::columns;
+
+use crate::commands::output::{print, table};
 
 /// Prints the attachments of a pod.
-pub(crate) fn attached(pod: &Pod, all: &[Attached], is_json: bool) -> io::Result<()> {
+pub(super) fn attached(pod: &Pod, all: &[Attached], is_json: bool) -> io::Result<()> {
     if is_json {
         return print(attached_document(pod, all));
     }
@@ -38,7 +39,7 @@ fn attached_document(pod: &Pod, all: &[Attached]) -> Value {
 }
 
 /// Prints the addresses of a pod that a network plugin of kubelet has set up.
-pub(crate) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io::Result<()> {
+pub(super) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io::Result<()> {
     if is_json {
         return print(addresses_document(pod, addresses));
     }
@@ -54,7 +55,7 @@ fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> Value {
 }
 
 /// An attachment of `pod list`. A text is empty where it is unknown.
-struct Listed {
+struct AttachmentRow {
     /// `NAMESPACE/NAME`.
     pod: String,
     sandbox: String,
@@ -65,7 +66,7 @@ struct Listed {
     state: &'static str,
 }
 
-impl From<&Cached> for Listed {
+impl From<&Cached> for AttachmentRow {
     fn from(cached: &Cached) -> Self {
         Self {
             pod: pod_of(&parse_args(&cached.args)),
@@ -79,7 +80,7 @@ impl From<&Cached> for Listed {
     }
 }
 
-impl From<&Planned> for Listed {
+impl From<&Planned> for AttachmentRow {
     fn from(Planned { network, container }: &Planned) -> Self {
         let Container { id, ifname, netns, args, .. } = container;
         Self {
@@ -95,19 +96,19 @@ impl From<&Planned> for Listed {
 }
 
 /// Prints cached attachments, and those of set-ups that run or were killed.
-pub(crate) fn listed(cached: &[Cached], pending: &[Planned], is_json: bool) -> io::Result<()> {
-    let all = cached.iter().map(Listed::from).chain(pending.iter().map(Listed::from));
+pub(super) fn listed(cached: &[Cached], pending: &[Planned], is_json: bool) -> io::Result<()> {
+    let all = cached.iter().map(AttachmentRow::from).chain(pending.iter().map(AttachmentRow::from));
     if is_json {
         return print(listed_document(all));
     }
     let rows = all.map(|one| {
-        let Listed { pod, sandbox, network, interface, addresses, netns, state } = one;
+        let AttachmentRow { pod, sandbox, network, interface, addresses, netns, state } = one;
         [pod, sandbox, network, interface, addresses.join(","), netns, state.to_owned()]
     });
     table(["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS", "STATE"], rows)
 }
 
-fn listed_document(all: impl Iterator<Item = Listed>) -> Value {
+fn listed_document(all: impl Iterator<Item = AttachmentRow>) -> Value {
     let attachments = all.map(|one| {
         json!({
             "pod": known(&one.pod),
@@ -131,38 +132,6 @@ fn pod_of(args: &[(String, String)]) -> String {
     }
 }
 
-/// Prints the files of the configuration directory.
-pub(crate) fn networks(networks: &Networks, is_json: bool) -> io::Result<()> {
-    if is_json {
-        return print(networks_document(networks));
-    }
-    let default = networks.default_network().map(Network::name);
-    let rows = networks.verdicts().iter().map(|verdict| {
-        let (name, note) = match &verdict.network {
-            Ok(name) if Some(name.as_str()) == default => (name.clone(), "default".to_owned()),
-            Ok(name) => (name.clone(), String::new()),
-            Err(reason) => (String::new(), format!("skipped: {reason}")),
-        };
-        [verdict.path.display().to_string(), name, note]
-    });
-    table(["FILE", "NETWORK", "NOTE"], rows)
-}
-
-fn networks_document(networks: &Networks) -> Value {
-    let verdicts = networks.verdicts().iter().map(|verdict| {
-        let (name, reason) = (verdict.network.as_ref().ok(), verdict.network.as_ref().err());
-        json!({
-            "path": verdict.path.display().to_string(),
-            "network": name,
-            "skipped": reason.map(ToString::to_string),
-        })
-    });
-    json!({
-        "default_network": networks.default_network().map(Network::name),
-        "files": verdicts.collect::<Vec<_>>(),
-    })
-}
-
 /// The addresses of a result, with the lengths of their prefixes.
 fn addresses(result: &AddResult) -> Vec<String> {
     result.ips.iter().map(|ip| ip.address.to_string()).collect()
@@ -179,24 +148,9 @@ fn known(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn print(document: Value) -> io::Result<()> {
-    slipway_cli::json::print(document, &mut io::stdout().lock())
-}
-
-/// Prints rows with a heading, and `-` for an empty cell.
-fn table<const N: usize>(heading: [&str; N], rows: impl Iterator<Item = [String; N]>) -> io::Result<()> {
-    let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { cell };
-    let rows: Vec<[String; N]> = rows.map(|row| row.map(shown)).collect();
-    columns::print(heading, &rows, &mut io::stdout().lock())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use cni_runtime::Runtime;
-    use cni_runtime::pods::Manager;
+    use cni_runtime::Network;
     use cni_spec::{Attachment, NetConfList, Version};
     use slipway_cli::checks::assert_documented;
 
@@ -248,32 +202,11 @@ mod tests {
         let network = Network::from_bytes(config.as_slice()).unwrap();
         let pending = Planned { network, container: Container::new("8f3b", "eth0") };
         let cached = [ours, of("", None)];
-        let all = cached.iter().map(Listed::from).chain([Listed::from(&pending)]);
+        let all = cached.iter().map(AttachmentRow::from).chain([AttachmentRow::from(&pending)]);
         let document = listed_document(all);
         assert_eq!(document["attachments"][2]["state"], "pending");
         assert_eq!(document["attachments"][0]["pod"], "shop/web-0");
         assert_eq!(document["attachments"][0]["addresses"], json!(["10.22.0.2/24", "fd00::2/64"]));
         assert_documented("slipwayd pod list", &[document]);
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn networks_are_as_documented() {
-        let dir = tempfile::tempdir().unwrap();
-        let plugin = dir.path().join("bridge");
-        let printed = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-        std::fs::write(&plugin, format!("#!/bin/sh\necho '{printed}'\n")).unwrap();
-        std::fs::set_permissions(&plugin, Permissions::from_mode(0o755)).unwrap();
-        let manager = || {
-            let runtime = Runtime::builder().plugin_dir(dir.path()).cache(dir.path().join("cache"));
-            Manager::builder(runtime).config_dir(dir.path().join("net.d")).open()
-        };
-        std::fs::create_dir(dir.path().join("net.d")).unwrap();
-        let none = networks_document(&manager().resync().await.unwrap());
-        let good = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}"#;
-        std::fs::write(dir.path().join("net.d/10-pods.conflist"), good).unwrap();
-        std::fs::write(dir.path().join("net.d/20-bad.conflist"), "{").unwrap();
-        let some = networks_document(&manager().resync().await.unwrap());
-        assert_eq!((&some["default_network"], &some["files"][0]["skipped"]), (&json!("pods"), &Value::Null));
-        assert_documented("slipwayd networks", &[none, some]);
     }
 }

@@ -10,9 +10,7 @@ use cni_runtime::{Cancel, pods};
 use cni_spec::PortMapping;
 use slipwayd::network_plugin::CniDirectories;
 
-use crate::cli::{Command, Given};
-use crate::commands::{Failure, located};
-use crate::{netns, output};
+use super::{CallerOptions, PodFailure, RuntimeOptions, tables};
 
 /// The pod of the command line: its namespace and ports, whatever the sandbox.
 struct OnePod {
@@ -33,60 +31,58 @@ impl Host for OnePod {
     }
 }
 
-/// Runs a command on a pod, or the status of the node.
-///
-/// # Errors
-/// [`Failure`] of the plugin or of the command.
-pub(crate) async fn execute(given: &Given, cancel: &Cancel) -> Result<(), Failure> {
-    if given.command == Command::Status && given.pod.name.is_empty() {
-        let manager = start(given, &given.pod).await?;
-        return manager.status().await.map_err(Failure::Plugin);
-    }
-    let mut pod = located(&given.pod)?;
-    let made = given.command == Command::Up && given.create_netns;
-    if made {
-        pod.netns = netns::create(&pod.sandbox)?.display().to_string();
-    }
-    let done = on_pod(given, &pod, cancel).await;
-    let is_over = given.command == Command::Down && done.is_ok();
-    if is_over || made && done.is_err() {
-        netns::delete(&pod.sandbox)?;
-    }
-    done
+/// Sets the pod up and prints its addresses.
+pub(super) async fn up(caller: &CallerOptions, pod: &pods::Pod, cancel: &Cancel) -> Result<(), PodFailure> {
+    let manager = start(caller, pod).await?;
+    set_up(&manager, &subject(pod), cancel).await?;
+    print_addresses(&manager, caller, pod).await
 }
 
-async fn on_pod(given: &Given, pod: &pods::Pod, cancel: &Cancel) -> Result<(), Failure> {
-    let manager = start(given, pod).await?;
-    let subject = subject(pod);
-    match given.command {
-        Command::Down => return Ok(manager.tear_down_pod(&subject).await?),
-        Command::Up => set_up(&manager, &subject, cancel).await?,
-        _ => {}
-    }
-    let status = manager.pod_network_status(&subject).await?;
+/// Tears the pod down.
+pub(super) async fn down(caller: &CallerOptions, pod: &pods::Pod) -> Result<(), PodFailure> {
+    Ok(start(caller, pod).await?.tear_down_pod(&subject(pod)).await?)
+}
+
+/// Prints the pod's addresses.
+pub(super) async fn status(caller: &CallerOptions, pod: &pods::Pod) -> Result<(), PodFailure> {
+    print_addresses(&start(caller, pod).await?, caller, pod).await
+}
+
+/// Checks that the plugin can take a pod.
+pub(super) async fn ready(caller: &CallerOptions) -> Result<(), PodFailure> {
+    start(caller, &pods::Pod::default()).await?.status().await.map_err(PodFailure::Plugin)
+}
+
+async fn print_addresses(
+    manager: &Manager,
+    caller: &CallerOptions,
+    pod: &pods::Pod,
+) -> Result<(), PodFailure> {
+    let status = manager.pod_network_status(&subject(pod)).await?;
     let addresses = status.map_or_else(Vec::new, |status| status.ips);
-    output::addresses_of(pod, &addresses, given.json).map_err(Failure::Output)
+    tables::addresses_of(pod, &addresses, caller.output.json()).map_err(PodFailure::Output)
 }
 
 /// A set-up that a signal ends is undone.
-async fn set_up(manager: &Manager, pod: &Pod, cancel: &Cancel) -> Result<(), Failure> {
+async fn set_up(manager: &Manager, pod: &Pod, cancel: &Cancel) -> Result<(), PodFailure> {
     tokio::select! {
         done = manager.set_up_pod(pod) => return Ok(done?),
         () = cancel.cancelled() => {}
     }
     manager.tear_down_pod(pod).await?;
-    Err(Failure::Cancelled)
+    Err(PodFailure::Cancelled)
 }
 
-async fn start(given: &Given, pod: &pods::Pod) -> Result<Manager, Failure> {
+async fn start(caller: &CallerOptions, pod: &pods::Pod) -> Result<Manager, PodFailure> {
+    let RuntimeOptions { cni_conf_dir, cache, .. } = &caller.runtime;
     let directories = CniDirectories {
-        plugins: given.plugin_dirs(),
-        configurations: given.config_dir.clone(),
-        cache: given.cache_dir.clone(),
+        plugins: caller.runtime.plugin_dirs(),
+        configurations: cni_conf_dir.clone(),
+        cache: cache.cache_dir.clone(),
     };
     let mappings = pod.networks.iter().flat_map(|attach| &attach.parameters.port_mappings);
     let host = OnePod { netns: PathBuf::from(&pod.netns), ports: mappings.cloned().collect() };
-    Ok(given.kubelet.start(&directories, Arc::new(host)).await?)
+    Ok(caller.kubelet.start(&directories, Arc::new(host)).await?)
 }
 
 /// The pod as kubelet's plugins take it: rates are annotations.

@@ -2,84 +2,39 @@
 
 //! `slipwayd status`: asks the running agent for its state, and prints it.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::io::Write;
 
-use http_body_util::{BodyExt as _, Limited};
-use hyper::client::conn::http1;
-use hyper::header::HOST;
-use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
-use slipway_cli::Failure;
-use slipwayd::host::run_dir::SOCKET;
-use tokio::net::UnixStream;
-use tokio::time::timeout;
+use slipway_cli::{Failure, Output};
 
-/// The usual directory of the agent.
-const DIRECTORY: &str = "/run/slipway";
-/// The time limit for the reply.
-const LIMIT: Duration = Duration::from_secs(5);
-/// The longest reply that is read, in bytes.
-const LONGEST: usize = 4 << 20;
+use super::agent_client::AgentOptions;
+use super::block_on;
 
-/// The agent's state cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StatusError {
-    #[error("slipwayd does not run: connect to {0:?}: {1}")]
-    Connect(PathBuf, io::Error),
-    #[error("read from {0:?}: no reply within {limit} s", limit = LIMIT.as_secs())]
-    TimedOut(PathBuf),
-    #[error("read from {0:?}: {1}")]
-    Read(PathBuf, Box<dyn std::error::Error + Send + Sync>),
-    #[error("the agent replied {0}")]
-    Refused(StatusCode),
-}
+const EXAMPLES: &str = "\
+Examples:
+  slipwayd status
+  slipwayd status --socket /run/pods/slipwayd.sock --output json";
 
-/// Reads the document of the agent at a socket, or at the usual one.
+/// Print the state of the agent that runs on this node
 ///
-/// # Errors
-/// [`StatusError`] if no agent runs, or it does not reply with a document.
-pub(crate) async fn read(socket: Option<&str>) -> Result<Value, StatusError> {
-    ask(socket, "/status").await
+/// Prints whether the node's network is ready, else the reason; its subnets with used and free addresses, its routes and
+/// tunnel, and the troubles of the last comparison.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    agent: AgentOptions,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// Reads a page of the agent at a socket, or at the usual one.
-///
-/// # Errors
-/// As [`read`].
-pub(crate) async fn ask(socket: Option<&str>, page: &str) -> Result<Value, StatusError> {
-    let path = socket.map_or_else(|| Path::new(DIRECTORY).join(SOCKET), PathBuf::from);
-    let stream = UnixStream::connect(&path).await;
-    let stream = stream.map_err(|error| StatusError::Connect(path.clone(), error))?;
-    match timeout(LIMIT, request(stream, page)).await {
-        Ok(Ok((StatusCode::OK, body))) => {
-            serde_json::from_slice(&body).map_err(|error| StatusError::Read(path, error.into()))
-        }
-        Ok(Ok((status, _))) => Err(StatusError::Refused(status)),
-        Ok(Err(error)) => Err(StatusError::Read(path, error)),
-        Err(_) => Err(StatusError::TimedOut(path)),
-    }
-}
-
-async fn request(
-    stream: UnixStream,
-    page: &str,
-) -> Result<(StatusCode, Vec<u8>), Box<dyn std::error::Error + Send + Sync>> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let reply = async {
-        let request = Request::get(page).header(HOST, "slipwayd").body(String::new())?;
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
-            head.status,
-            Limited::new(body, LONGEST).collect().await?,
-        ))
-    };
-    // The connection's future moves the bytes; it may end first.
-    let (reply, _ended) = tokio::join!(reply, connection);
-    reply.map(|(status, body)| (status, body.to_bytes().to_vec()))
+/// Prints the state of the running agent.
+pub(super) fn execute(options: &Options, out: &mut dyn Write) -> Result<u8, Failure> {
+    let document = block_on(async { options.agent.ask("/status").await.map_err(Failure::failed) })?;
+    print(document, options.output.json(), out)?;
+    Ok(0)
 }
 
 /// The fields of the document that are printed as text.
@@ -100,7 +55,7 @@ struct Status {
     troubles: Vec<String>,
     trouble_count: usize,
     addresses: Vec<Range>,
-    former_addresses: Vec<Former>,
+    former_addresses: Vec<FormerAddress>,
     former_address_count: usize,
     garbage: Option<Garbage>,
     last_comparison: Option<Comparison>,
@@ -132,7 +87,7 @@ struct Range {
 
 /// An address of a pod from a former pod CIDR.
 #[derive(Deserialize)]
-struct Former {
+struct FormerAddress {
     address: String,
     container: Option<String>,
     interface: Option<String>,
@@ -157,7 +112,7 @@ struct Comparison {
 ///
 /// # Errors
 /// `out` cannot be written, or the agent is of another version, whose document has other fields.
-pub(crate) fn print(document: Value, is_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+fn print(document: Value, is_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     if is_json {
         return Ok(slipway_cli::json::print(document, out)?);
     }
@@ -204,7 +159,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     for Range { range, used, free } in &status.addresses {
         rows.push(("addresses", format!("{range}: {used} used, {free} free")));
     }
-    for Former { address, container, interface } in &status.former_addresses {
+    for FormerAddress { address, container, interface } in &status.former_addresses {
         let owner = [container, interface].map(|part| part.clone().unwrap_or_else(unknown)).join(" ");
         rows.push(("former", format!("{address} of {owner}, until it ends")));
     }
@@ -279,16 +234,5 @@ mod tests {
             assert!(text.lines().any(|shown| shown == line), "{line}: {text}");
         }
         assert!(!text.contains("WireGuard") && !text.contains("refused"), "{text}");
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn an_agent_that_does_not_run_is_an_error() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("slipwayd.sock");
-        let error = read(path.to_str()).await.unwrap_err().to_string();
-        assert!(
-            error.starts_with(&format!("slipwayd does not run: connect to {path:?}: No such file")),
-            "{error}"
-        );
     }
 }

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! Tables and JSON on standard output.
+
+use std::io;
+
+use serde_json::Value;
+use slipway_cli::columns;
+
+pub(super) fn print(document: Value) -> io::Result<()> {
+    slipway_cli::json::print(document, &mut io::stdout().lock())
+}
+
+/// Prints rows with a heading, and `-` for an empty cell.
+pub(super) fn table<const N: usize>(
+    heading: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> io::Result<()> {
+    let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { cell };
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(shown)).collect();
+    columns::print(heading, &rows, &mut io::stdout().lock())
+}
