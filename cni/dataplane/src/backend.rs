@@ -89,7 +89,6 @@ pub enum Snat {
     /// None: the container always sees the client. The container itself, its neighbours and the node's
     /// loopback may get no reply.
     Never,
-    /// All.
     Always,
 }
 
@@ -145,7 +144,6 @@ impl Request {
         }
     }
 
-    /// The container's namespace.
     #[must_use]
     pub fn netns(&self) -> &ContainerNetns {
         match self {

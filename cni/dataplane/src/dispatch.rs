@@ -18,7 +18,6 @@ use crate::{
     ebpf,
 };
 
-/// The dataplane of a node.
 #[derive(Debug)]
 pub struct Dataplane {
     /// None: nftables where the kernel has it, else iptables.

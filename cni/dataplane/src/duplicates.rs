@@ -42,9 +42,7 @@ const BASE: BaseChain =
 /// A pod CIDR and its gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subnet {
-    /// The pods' addresses.
     pub net: IpNet,
-    /// The bridge's address.
     pub gateway: IpAddr,
 }
 

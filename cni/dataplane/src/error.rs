@@ -19,23 +19,13 @@ use crate::{Owner, PublishedPort};
 pub enum Error {
     /// Another live attachment has the port or address.
     #[error("{what} is taken by {owner}")]
-    Conflict {
-        /// The port or address.
-        what: String,
-        owner: Box<Owner>,
-    },
+    Conflict { what: String, owner: Box<Owner> },
     /// An element without an owner's comment has the port or address.
     #[error("{what} is taken by an element of {place} without an owner: remove it by hand")]
-    ConflictUnowned {
-        /// The port or address.
-        what: String,
-        /// The element's map.
-        place: String,
-    },
+    ConflictUnowned { what: String, place: String },
     /// A chain of iptables, which names no attachment, has the port.
     #[error("{what} is taken by {by}")]
     Taken {
-        /// The port.
         what: String,
         /// The chain's owner, as far as its comments name it.
         by: String,
@@ -45,40 +35,22 @@ pub enum Error {
     XtablesLock {
         /// The tool that waited for it.
         program: String,
-        /// The time limit in seconds.
         seconds: String,
         /// The holder, as the tool prints it.
         holder: String,
     },
     /// Another process holds the lock on the firewall's rules.
     #[error("timed out waiting for the firewall lock: {source}")]
-    FirewallLocked {
-        /// The failure to lock.
-        source: cni_kernel::lock::LockError,
-    },
+    FirewallLocked { source: cni_kernel::lock::LockError },
     /// A tool of iptables did not end in time.
     #[error("{program} did not end within {seconds} s and was killed")]
-    IptablesHangs {
-        /// The tool.
-        program: String,
-        /// The time limit in seconds.
-        seconds: u64,
-    },
+    IptablesHangs { program: String, seconds: u64 },
     /// A tool of iptables is not installed.
     #[error("program {program} not found: install iptables, or use backend \"nftables\"")]
-    NoIptables {
-        /// The tool.
-        program: String,
-    },
+    NoIptables { program: String },
     /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
-    Busy {
-        operation: String,
-        /// Number of attempts.
-        attempts: u32,
-        /// Their duration in milliseconds.
-        millis: u128,
-    },
+    Busy { operation: String, attempts: u32, millis: u128 },
     /// A table with the name of ours was made by another program.
     #[error("table {table} was not made by slipway (it has no schema-N chain): rename or delete it")]
     ForeignTable {
@@ -92,20 +64,16 @@ pub enum Error {
     NewerSchema {
         /// Family and name.
         table: &'static str,
-        /// The schema found.
         found: u32,
         /// The latest schema that this version knows.
         known: u32,
     },
-    /// A condition outside the grammar.
     #[error("{key}: {reason}")]
     Condition {
-        /// The configuration's key.
         key: &'static str,
         /// The cause, with the offending word.
         reason: ConditionError,
     },
-    /// Another process traces packets.
     #[error("table {table} exists: another `slipway trace` runs; wait for its end")]
     TraceRuns {
         /// Family and name.
@@ -217,10 +185,7 @@ pub enum EbpfLack {
         "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
          gone, `rm -r {folder}` removes them)"
     )]
-    OtherNamespace {
-        /// The folder of the pins.
-        folder: &'static str,
-    },
+    OtherNamespace { folder: &'static str },
 }
 
 /// The cause of a failed operation of the kernel, or of a program that reads the kernel's tables.

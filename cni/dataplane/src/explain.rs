@@ -15,20 +15,15 @@ use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 /// The first packet of a connection, as far as it is described.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
-    /// The transport protocol.
     pub protocol: Protocol,
-    /// The destination.
     pub to: SocketAddr,
     /// The source, if it is given.
     pub from: Option<IpAddr>,
-    /// The sender.
     pub origin: Origin,
 }
 
-/// The sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// The node itself.
     Node,
     /// Another host or a container; with the link that the packet arrives on, if it is known.
     Elsewhere(Option<String>),
@@ -44,11 +39,9 @@ pub struct Hit {
     pub dead: bool,
     /// The host ports of the element.
     pub host: HostPorts,
-    /// The element's target.
     pub target: Target,
 }
 
-/// The target of an element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A container's address and port.
@@ -62,17 +55,13 @@ pub enum Target {
 pub enum Sources {
     /// Those in the container's network, and the node's loopback.
     Of(IpNet),
-    /// All.
     All,
     None,
 }
 
-/// The result of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Truth {
-    /// It holds.
     Yes,
-    /// It does not hold.
     No,
     /// It depends on fields of the packet that are not given.
     Unknown,

@@ -14,7 +14,6 @@ use crate::run_dir::RUN_DIR;
 /// The number of processes that can hold a lock at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// One.
     Exclusive,
     /// Any number, while no process holds it exclusively.
     Shared,

@@ -46,7 +46,6 @@ const BASE: BaseChain =
 /// The source address that a container may send with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Guard {
-    /// The link's host side.
     ifname: String,
     /// The container's address.
     mac: Mac,
@@ -130,7 +129,6 @@ impl Guards {
         Ok(Self { table: OwnedTable::open(DEFINITION)? })
     }
 
-    /// Reads the attachment's guard.
     fn guard_of(&self, hash: AttachmentHash) -> Result<Option<Guard>, Error> {
         let found = self.table.element(&owner_id(hash))?;
         Ok(found.and_then(|element| Guard::from_data(&element.data)))

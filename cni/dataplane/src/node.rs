@@ -16,7 +16,6 @@ use crate::nftables::{addresses, owner_entry as record, schema};
 use crate::owned_table::Patience;
 use crate::{AddressFamily, ContainerNetns, Error};
 
-/// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Published ports and masquerade need it.
@@ -29,7 +28,6 @@ pub enum Need {
 #[derive(Debug)]
 pub struct Feature {
     pub name: &'static str,
-    /// Its purpose.
     pub why: &'static str,
     pub need: Need,
     /// The kernel's options that provide it.
@@ -211,7 +209,6 @@ pub struct ForwardChain {
     pub name: String,
     /// True if it drops packets that none of its rules accepts.
     pub drops: bool,
-    /// The number of its rules.
     pub rules: u32,
 }
 

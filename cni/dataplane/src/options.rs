@@ -52,7 +52,6 @@ pub struct IptablesOptions {
 /// A host port that an entry rule names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryPort {
-    /// The transport protocol.
     pub protocol: Protocol,
     /// The first host port of the mapping.
     pub port: u16,

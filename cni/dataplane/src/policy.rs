@@ -5,7 +5,6 @@
 /// The packets that reach the containers on a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IngressPolicy {
-    /// All.
     Open,
     /// Not those that come from another bridge with a policy.
     SameBridge,

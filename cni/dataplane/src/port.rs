@@ -95,7 +95,6 @@ impl fmt::Display for HostAddress {
 /// The host's side of a mapping: one port or a run of consecutive ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPorts {
-    /// The transport protocol.
     pub protocol: Protocol,
     /// The node's addresses on which the ports are open.
     pub address: HostAddress,
@@ -144,7 +143,6 @@ impl fmt::Display for HostPorts {
 /// A mapping: packets for the host's ports go to the container's ports, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublishedPort {
-    /// The host's side.
     pub host: HostPorts,
     /// The container's address, of the host side's family.
     pub container: IpAddr,

@@ -95,7 +95,6 @@ impl Reference {
         places
     }
 
-    /// Removes the attachment's rules.
     pub(crate) fn withdraw(&self, attachment: &Attachment, kinds: Kinds) -> Result<(), Error> {
         let operation = format!("remove the reference plugins' rules of {attachment}");
         self.remove(&operation, kinds, |rule| is_of(rule, attachment))
@@ -247,7 +246,6 @@ pub(crate) enum Unreadable {
 /// The reference's rules of one kind for one address of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct ReferenceRules {
-    /// The rules' comment.
     pub(crate) comment: String,
     /// The container's address.
     pub(crate) address: IpAddr,
@@ -281,7 +279,6 @@ impl ReferenceRules {
 pub(crate) enum Part {
     /// The rules that translate destinations.
     Translation,
-    /// All rules.
     All,
 }
 

@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
 
-/// The names of these links.
 pub(crate) const NAMES: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 /// Finds these links on this node.

@@ -24,7 +24,6 @@ pub enum OwnTable {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableContent {
-    /// The table does not exist.
     NoTable,
     /// The table exists, and nothing in it has an owner.
     Nothing,
@@ -37,14 +36,12 @@ pub enum TableContent {
 /// The treatment of a table that attachments or an administrator use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UsedTable {
-    /// The table stays.
     Keep,
     /// The table is removed with its content.
     Remove,
 }
 
 impl OwnTable {
-    /// All tables.
     pub const ALL: [Self; 4] = [Self::Ports, Self::Spoofing, Self::Firewall, Self::Duplicates];
 
     /// Family and name.

@@ -23,7 +23,6 @@ use crate::{AddressFamily, Error, Protocol};
 
 /// Family and name of the table.
 pub const TABLE: &str = "inet slipway-trace";
-/// The set with the destination.
 const PORTS: &str = "ports";
 /// After defragmentation (`NF_IP_PRI_CONNTRACK_DEFRAG`, -400) and before `NF_IP_PRI_RAW`, -300.
 const FIRST: i32 = -350;
@@ -65,19 +64,15 @@ impl Place {
 pub struct Step {
     /// The packet: equal numbers in short succession are one packet.
     pub packet: u32,
-    /// The chain.
     pub place: Place,
     pub event: Event,
     /// The packet as it is here; only of the first event in a base chain.
     pub seen: Option<TracedPacket>,
 }
 
-/// The event of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A rule matched.
     Rule {
-        /// The rule's handle.
         handle: u64,
         /// The rule in nft's words, as far as they are known here.
         text: Option<String>,
@@ -95,9 +90,7 @@ pub enum Event {
 /// A packet at one point of its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedPacket {
-    /// The source.
     pub from: SocketAddr,
-    /// The destination.
     pub to: SocketAddr,
     /// TCP's flags (RFC 9293, section 3.1).
     pub flags: Option<u8>,
@@ -110,13 +103,11 @@ pub struct TracedPacket {
 /// A report of a [`Tracer`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// An event.
     Step(Box<Step>),
     /// Events were lost: there were more than the socket's buffer holds.
     Lost,
 }
 
-/// A running trace.
 #[derive(Debug)]
 pub struct Tracer {
     /// The owner of the table.

@@ -13,7 +13,7 @@ mod owners;
 mod reach;
 mod sctp;
 mod udp;
-mod udp_seen;
+mod udp_flows;
 mod wire;
 mod world;
 

@@ -86,16 +86,13 @@ pub struct KnownAttachment {
     /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
     /// the addresses are unknown.
     pub addresses: Vec<IpNet>,
-    /// The container's namespace.
     pub netns: Option<ContainerNetns>,
 }
 
-/// The requests to move.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The places to move from. The destination is ignored.
     pub from: Vec<Place>,
-    /// The destination.
     pub to: BackendName,
     /// The networks to move; all if empty.
     pub networks: Vec<String>,
@@ -105,16 +102,12 @@ pub struct Order {
     pub settings: Settings,
 }
 
-/// The outcome for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It would be moved.
     Planned,
-    /// It was moved.
     Moved,
-    /// It stays where it is.
     LeftAlone,
-    /// Moving it failed.
     Failed,
     /// It belonged to no container, and was removed.
     Removed,
@@ -124,16 +117,13 @@ pub enum State {
     Recorded,
 }
 
-/// One request and its outcome.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// The owner, if known.
     pub owner: Option<Attachment>,
     /// The published ports, the masquerade or the objects, in words.
     pub item: String,
-    /// The place before the move.
     pub from: Place,
-    /// The outcome.
     pub state: State,
     /// The reason, or empty.
     pub reason: String,
@@ -207,7 +197,6 @@ fn by_attachment(transfers: Vec<Transfer>) -> BTreeMap<AttachmentHash, Vec<Trans
 pub enum Mode {
     /// Lists what would be moved, and changes nothing.
     DryRun,
-    /// Moves what it lists.
     Migrate,
 }
 

@@ -16,7 +16,7 @@ use crate::nftables::migration::Key;
 use crate::nftables::owner_entry::{self, OwnerRecord};
 use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;
-use crate::reference::{Reference, ReferenceRules};
+use crate::reference::{self, Reference, ReferenceRules};
 use crate::{BackendName, ContainerNetns, Error, Request};
 
 /// The requests found, and rows about objects that cannot be moved.
@@ -32,8 +32,7 @@ struct Finding {
     /// The objects' name for people.
     item: String,
     owner: Result<KnownAttachment, OwnerError>,
-    /// The content, or the reason why no request stands for it.
-    content: Result<Content, String>,
+    content: Result<Content, ContentError>,
     objects: OldObjects,
 }
 
@@ -48,6 +47,17 @@ enum OwnerError {
     Unknown,
     #[error("it may belong to several interfaces of the container")]
     Ambiguous,
+}
+
+/// A reason why no request stands for objects.
+#[derive(Debug, thiserror::Error)]
+enum ContentError {
+    #[error(transparent)]
+    Elements(#[from] table_reader::Unreadable),
+    #[error(transparent)]
+    Chains(#[from] chain_reader::Unreadable),
+    #[error(transparent)]
+    Rules(#[from] reference::Unreadable),
 }
 
 impl Mover<'_> {
@@ -92,7 +102,7 @@ impl Mover<'_> {
                 return Some(Transfer { request, old: objects, place });
             }
             (Err(error), Ok(_)) => (None, error.to_string()),
-            (owner, Err(reason)) => (owner.ok().map(|owner| owner.attachment), reason),
+            (owner, Err(error)) => (owner.ok().map(|owner| owner.attachment), error.to_string()),
         };
         rows.push(Row { owner, item, from: place, state: State::LeftAlone, reason, ports: None });
         None
@@ -129,7 +139,7 @@ impl Mover<'_> {
                 owner: attachment
                     .map(|attachment| KnownAttachment { attachment, addresses: Vec::new(), netns })
                     .ok_or(OwnerError::Cut),
-                content: elements.content.map_err(|error| error.to_string()),
+                content: elements.content.map_err(ContentError::from),
                 objects: OldObjects::Elements,
             };
             findings.transfers.extend(self.resolve(finding, &mut findings.rows));
@@ -166,7 +176,7 @@ impl Mover<'_> {
                     Ok(content) => choose(&candidates, &addresses(content)).cloned(),
                     Err(_) => candidates.first().cloned().ok_or(OwnerError::Unknown),
                 },
-                content: chains.content.clone().map_err(|error| error.to_string()),
+                content: chains.content.clone().map_err(ContentError::from),
                 objects: OldObjects::Chains(chains),
             };
             findings.transfers.extend(self.resolve(finding, &mut findings.rows));
@@ -196,7 +206,7 @@ impl Mover<'_> {
                     rules.address, rules.comment
                 ),
                 owner,
-                content: rules.content.clone().map_err(|error| error.to_string()),
+                content: rules.content.clone().map_err(ContentError::from),
                 objects: OldObjects::Rules(vec![rules]),
             };
             let Some(transfer) = self.resolve(finding, &mut findings.rows) else { continue };

@@ -29,7 +29,6 @@ pub(super) enum OldObjects {
 pub(super) struct Transfer {
     pub(super) request: Request,
     pub(super) old: OldObjects,
-    /// The place before the move.
     pub(super) place: Place,
 }
 

@@ -13,7 +13,6 @@ use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol, service_links};
 
-/// The flows to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     /// Flows that do not lead to this container.
@@ -96,7 +95,6 @@ pub(crate) fn flow_count() -> Option<usize> {
 /// The size of the kernel's table of flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// It has no flow.
     Empty,
     /// At most [`FEW`].
     Small,

@@ -19,7 +19,6 @@ const VERSION: u8 = 1;
 /// path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// The container's namespace.
     pub(crate) netns: ContainerNetns,
     /// Device and inode of the runtime's mount namespace.
     pub(crate) mounts: (u64, u64),

@@ -17,7 +17,6 @@ use super::withdraw;
 use crate::owner::AttachmentHash;
 use crate::{Error, Owner};
 
-/// An entry's owner and kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) hash: AttachmentHash,

@@ -5,7 +5,6 @@
 /// The progress of a migration from another backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Transit {
-    /// No migration.
     #[default]
     Settled,
     /// Made here; the original was not looked at since.
@@ -18,7 +17,6 @@ const MADE: u32 = 1 << 31;
 const VERIFIED: u32 = 1 << 30;
 
 impl Transit {
-    /// The state's bits.
     pub(crate) fn bits(self) -> u32 {
         match self {
             Self::Settled => 0,

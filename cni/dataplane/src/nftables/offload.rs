@@ -18,7 +18,6 @@ use crate::owned_table::{unchanged, unless_no_nf_tables};
 
 /// Prefix of the names of containers' links.
 const VETHS: &str = "veth";
-/// The treatment of established flows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Offload {
     /// The table stays as it is.
@@ -167,7 +166,6 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     }
 }
 
-/// The flowtable on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowtableState {
     /// No flowtable: established flows go through the chains.
@@ -176,7 +174,6 @@ pub enum FlowtableState {
     At(Vec<String>),
 }
 
-/// Reads the flowtable.
 pub fn state() -> Result<FlowtableState, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| session.flowtable())).map(|found| {
         found.map_or(FlowtableState::None, |found| {

@@ -31,17 +31,14 @@ pub(crate) struct OwnerRecord {
     pub(crate) life: Life,
     /// The container's namespace, if it is known.
     pub(crate) netns: Option<ContainerNetns>,
-    /// The migration state.
     pub(crate) transit: Transit,
 }
 
-/// An entry to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewEntry<'a> {
     pub(crate) attachment: &'a Attachment,
     pub(crate) netns: &'a ContainerNetns,
     pub(crate) kind: u32,
-    /// The migration state.
     pub(crate) transit: Transit,
 }
 

@@ -29,7 +29,6 @@ pub(crate) struct Item {
     pub(crate) data: Datum,
 }
 
-/// The data of an element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Datum {
     /// Values, concatenated.
@@ -64,7 +63,6 @@ pub(crate) struct Plan {
 /// Networks that are exempt from masquerade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Exempt {
-    /// The ID of their set.
     pub(crate) id: ExemptId,
     /// In canonical form, all of one family.
     pub(crate) networks: Vec<IpNet>,
@@ -220,7 +218,6 @@ fn target(run: &PublishedPort) -> Vec<Value> {
     if run.host.len() > 1 { vec![address] } else { vec![address, Value::Port(run.container_port)] }
 }
 
-/// The elements of masqueraded addresses.
 pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
     let mut plan = Plan::default();
     for family in AddressFamily::BOTH {

@@ -47,7 +47,6 @@ pub(crate) struct Job {
 /// Elements of other attachments that a plan needs.
 #[derive(Debug, Default)]
 struct OtherOwners {
-    /// Attachments that are provably dead.
     dead: BTreeSet<AttachmentHash>,
     /// Elements of the same container's other attachments, which serve this one, too.
     shared: Vec<OwnedElement>,

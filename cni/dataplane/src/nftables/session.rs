@@ -34,7 +34,6 @@ impl Deref for Session {
 /// The table's state: what a batch has to begin with.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// The table is whole.
     Ready,
     /// The table is missing: the bootstrap.
     Missing,
@@ -222,7 +221,6 @@ impl Session {
         self.chains_named(&schema::OPTIONAL_CHAINS).map(|present| layout_of(&present))
     }
 
-    /// Reads the flowtable.
     pub(crate) fn flowtable(&self) -> Result<Option<FlowtableInfo>, Error> {
         let found = self.socket.flowtable(&self.table, flowtable::FLOWTABLE);
         found.map_err(|e| Error::kernel(format!("read flowtable {}", flowtable::FLOWTABLE), e))

@@ -62,7 +62,6 @@ enum FlowKnowledge {
     Incomplete,
 }
 
-/// The mark of the set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     /// Distinguishes it from the marks before and after it.
@@ -108,7 +107,6 @@ fn uptime() -> u64 {
         .unwrap_or(0)
 }
 
-/// The rules that record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Recording {
     handles: Vec<u64>,
@@ -224,7 +222,6 @@ pub(super) fn may_be_there(session: &Session, targets: &[(HostPorts, Selection)]
     known.unwrap_or(FlowKnowledge::Flows) != FlowKnowledge::NoFlows
 }
 
-/// A set that was begun.
 struct NewSet {
     mark: Mark,
     rules: Recording,

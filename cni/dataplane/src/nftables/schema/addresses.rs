@@ -25,7 +25,6 @@ pub(crate) const fn name(family: AddressFamily) -> &'static str {
     }
 }
 
-/// A family's chain.
 pub(crate) fn chain(family: AddressFamily) -> Fixed {
     let daddr = base::address_fields(family).1;
     let own = Stmt::in_set(&[daddr], name(family));

@@ -62,7 +62,6 @@ pub(crate) fn loopback(family: AddressFamily) -> Operand {
     }
 }
 
-/// The rules of a chain.
 pub(crate) type Rules = Vec<Vec<Stmt>>;
 
 /// A chain that every table of a layout has, with its rules.

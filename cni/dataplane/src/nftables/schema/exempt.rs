@@ -63,7 +63,6 @@ impl ExemptId {
         })
     }
 
-    /// The networks' family.
     pub(crate) fn family(self) -> AddressFamily {
         self.family
     }
@@ -73,7 +72,6 @@ impl ExemptId {
         hex(&self.hash.to_be_bytes())
     }
 
-    /// The set's name.
     pub(crate) fn name(self) -> String {
         format!("{PREFIX}{}-{}", self.family.version(), self.word())
     }
@@ -87,7 +85,6 @@ impl ExemptId {
         Set::new(&table(), &self.name(), &[key]).intervals()
     }
 
-    /// Matches packets to these networks.
     pub(super) fn matches(self) -> Stmt {
         let (_, daddr): (Field, Field) = address_fields(self.family);
         Stmt::in_set(&[daddr], &self.name())

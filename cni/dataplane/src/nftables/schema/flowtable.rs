@@ -20,7 +20,6 @@ use cni_nftables::{
 use super::base::{self, Fixed};
 use super::layout::{Kernel, Layout, Protocols};
 
-/// The flowtable's name.
 pub(crate) const FLOWTABLE: &str = "flows";
 /// The chain that adds flows to it. The table has a flowtable if this chain exists.
 pub(crate) const CHAIN: &str = "forward";

@@ -11,13 +11,11 @@ pub(crate) struct Layout {
     pub(crate) addresses: bool,
 }
 
-/// The protocols that are offloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocols {
     /// Only TCP: the kernel cannot remove offloaded flows, and UDP clients would keep sending to a container
     /// that is gone.
     Tcp,
-    /// Both.
     TcpAndUdp,
 }
 

@@ -65,7 +65,6 @@ pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String 
     format!("{OWN_CHAIN}{}-{}", cni_spec::text::hex(&hash.0), family.version())
 }
 
-/// One of the table's maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Map {
     /// Wildcard host address, single ports.
@@ -159,7 +158,6 @@ impl Map {
         !matches!(self, Self::Hairpin(_) | Self::Masquerade(_) | Self::Owners)
     }
 
-    /// The kind of its elements.
     pub(crate) fn kind(self) -> u32 {
         if matches!(self, Self::Masquerade(_)) { KIND_MASQUERADE } else { KIND_PORTS }
     }
@@ -234,14 +232,12 @@ pub(crate) enum SharedChain {
     Hairpin {
         /// The network, its host bits zero.
         network: IpNet,
-        /// The mark's bit.
         bit: u8,
     },
     /// Masquerades all sources, if the mark's bit is set.
     HairpinAll {
         /// The family, for the name alone.
         family: AddressFamily,
-        /// The mark's bit.
         bit: u8,
     },
     /// Masquerades no source, but clears the mark's bit: rules of other engines, such as the reference
@@ -249,7 +245,6 @@ pub(crate) enum SharedChain {
     HairpinNone {
         /// The family, for the name alone.
         family: AddressFamily,
-        /// The mark's bit.
         bit: u8,
     },
 }
@@ -493,7 +488,6 @@ pub(crate) fn own_chain_rules(
     rules
 }
 
-/// Matches packets to these ports.
 fn addressed_to(host: &HostPorts) -> Vec<Stmt> {
     let (first, last) = (Value::Port(host.first), Value::Port(host.last));
     let ports = if host.len() > 1 { Operand::Range(first, last) } else { Operand::Value(first) };
@@ -569,7 +563,6 @@ pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain, layout: L
     add_rules(batch, &chain.name(), chain.rules(layout));
 }
 
-/// Appends rules to a chain.
 pub(crate) fn add_rules(batch: &mut Transaction, chain: &str, rules: Vec<Vec<Stmt>>) {
     for stmts in rules {
         batch.add_rule(Rule::new(&table(), chain, stmts));

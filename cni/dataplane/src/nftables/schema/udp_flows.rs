@@ -27,9 +27,7 @@ use cni_nftables::{
 
 use super::base::{one_of, table};
 
-/// The set's name.
 pub(crate) const SET: &str = "udp-seen";
-/// The chains' names.
 pub(crate) const CHAINS: [&str; 2] = ["udp-seen-in", "udp-seen-out"];
 /// The number of their rules.
 pub(crate) const RULES: usize = 2 * RULES_OF_CHAIN;
