@@ -11,7 +11,8 @@ use slipwayd::cluster::taint::StartupTaint;
 use slipwayd::render::Deployment;
 use slipwayd::render::files::{FILES, File};
 
-use super::run::paths::{ConflictError, DeployedOptions};
+use super::run::conflict::ConflictError;
+use super::run::paths::DeployedOptions;
 use super::values::{Prefixes, ValueError, WithWords, startup_taint};
 
 const EXAMPLES: &str = "\

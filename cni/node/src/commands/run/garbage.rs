@@ -12,7 +12,7 @@ use slipwayd::garbage;
 use slipwayd::garbage::cri::Runtimes;
 use slipwayd::garbage::inventory::Directories;
 
-use super::paths::ConflictError;
+use super::conflict::ConflictError;
 use crate::commands::values::{ValueError, time};
 
 /// The node's root directory, as a container with the host's PIDs sees it.

@@ -6,6 +6,7 @@
 //! together.
 
 mod agent;
+pub(super) mod conflict;
 pub(super) mod garbage;
 pub(super) mod paths;
 
@@ -28,7 +29,8 @@ use slipwayd::repair::program::Program;
 use super::values::{Prefixes, ValueError, WithWords, startup_taint};
 use super::{Signals, block_on};
 use crate::logging::LogFormat;
-use paths::{ConflictError, DeployedOptions};
+use conflict::ConflictError;
+use paths::DeployedOptions;
 
 const EXAMPLES: &str = "\
 Examples:

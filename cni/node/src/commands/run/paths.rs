@@ -11,6 +11,7 @@ use slipwayd::cluster::desired::{Encryption, Settings, TunnelMode};
 use crate::commands::values::{Prefixes, WithWords};
 use crate::logging::LogFormat;
 
+use super::conflict::ConflictError;
 use super::garbage::GarbageOptions;
 
 /// The largest VNI (RFC 7348, section 5).
@@ -82,26 +83,6 @@ impl From<Tunnel> for TunnelMode {
 enum Encrypt {
     None,
     Wireguard,
-}
-
-/// Options that do not go together.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ConflictError {
-    #[error("{0} and --encrypt wireguard exclude each other: WireGuard is the path to all nodes")]
-    NotByWireGuard(&'static str),
-    #[error(
-        "--node-cidr and --encrypt wireguard exclude each other: a node's replies to pods come by WireGuard, which \
-         accepts the addresses of pods only"
-    )]
-    NodesWithEncryption,
-    #[error(
-        "--encrypt wireguard needs --cluster-cidr: packets to pods without an encrypted path are refused there"
-    )]
-    EncryptionWithoutCluster,
-    #[error("--wireguard-port is only for --encrypt wireguard")]
-    PortWithoutEncryption,
-    #[error("--cri-socket none and a path exclude each other")]
-    RuntimeAndNone,
 }
 
 impl WithWords<DeployedOptions> {
