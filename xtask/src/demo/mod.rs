@@ -34,7 +34,8 @@ use xtask_base::workspace;
 /// real request for each claim; first with nftables, then with the BPF programs.
 ///
 /// Nothing on this machine's network is touched. Fails when a claim does not hold. The second act needs root,
-/// and plugins with the BPF programs; otherwise it is left out, and the last line gives the reason.
+/// and plugins with the BPF programs; otherwise it is left out, and the last line gives the reason. The plugins are built
+/// without optimization, so that the demo begins soon; an ADD of the released ones takes less time than is shown.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Leave everything running, and print how to look around
@@ -114,7 +115,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Builds the plugins and lets the binary install itself below the target folder. Returns also what it lacks.
 fn plugin_dir() -> Result<(PathBuf, Option<String>)> {
-    let binary = install::built(Flavour::Release)?;
+    // Not the release build: its link-time optimization takes longer than everything else in the demo, and the tests use
+    // what is compiled here.
+    let binary = install::built(Flavour::Debug)?;
     let dir = workspace::scratch("demo")?.join("bin");
     run::capture(Command::new(binary.path).args(["install", "--to"]).arg(&dir))?;
     Ok((dir, binary.left_out))
