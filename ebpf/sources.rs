@@ -13,9 +13,6 @@ use sha2::{Digest, Sha256};
 const SOURCES: [&str; 4] = ["Cargo.toml", "Cargo.lock", "abi", "programs"];
 
 /// SHA-256, in hexadecimal, of the names and contents of the sources in the directory `ebpf`.
-///
-/// # Errors
-/// The system's error if a file or directory cannot be read.
 pub(crate) fn digest(ebpf: &Path) -> io::Result<String> {
     let mut files = Vec::new();
     for source in SOURCES {

@@ -13,7 +13,6 @@ use slipway_tests::{Attach, BridgeNetfilter, Daemon, Network, Node, Proto, Stop,
 
 /// The rounds of a measurement.
 const ROUNDS: usize = 100;
-/// The states of the agent.
 const STATES: [&str; 4] = ["no agent", "an agent", "a full queue", "a suspended agent"];
 
 /// The place of each state's socket while another one has the usual path; none for the first.

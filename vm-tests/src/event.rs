@@ -21,7 +21,6 @@ pub enum Event {
     Finish {
         /// Its name.
         suite: String,
-        /// Its end.
         ending: Ending,
         /// Its time in milliseconds, by the guest's clock.
         millis: u64,
@@ -42,7 +41,6 @@ pub enum Event {
 pub enum Ending {
     /// By itself, with this code.
     Exit(i32),
-    /// By a signal.
     Signal(i32),
     /// Killed at its time limit.
     Timeout,

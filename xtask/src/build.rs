@@ -40,9 +40,6 @@ pub enum Flavour {
 pub const STATIC_FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// Runs the task.
-///
-/// # Errors
-/// The build fails.
 pub fn run(args: &Args) -> Result<()> {
     let flavour = match args {
         Args { static_: true, .. } => Flavour::Static,
@@ -65,9 +62,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 impl Flavour {
     /// The cargo command that builds the binary.
-    ///
-    /// # Errors
-    /// The static libraries are missing and cannot be fetched.
     pub fn cargo_build(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipway"])),
@@ -78,9 +72,6 @@ impl Flavour {
 
     /// The cargo command that builds `slipwayd`. In one build with `slipway`, the features of its dependencies would
     /// be those of `slipway`, too.
-    ///
-    /// # Errors
-    /// The static libraries are missing and cannot be fetched.
     pub fn cargo_build_agent(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipwayd"])),
@@ -95,9 +86,6 @@ impl Flavour {
     }
 
     /// The cargo command that builds the runtime library's example `calls`, which the benchmarks measure.
-    ///
-    /// # Errors
-    /// The static libraries are missing and cannot be fetched.
     pub fn cargo_build_calls(self) -> Result<Command> {
         let mut command = match self {
             Self::Debug => run::cargo(&["build", "--package", "cni-runtime"]),
@@ -125,9 +113,6 @@ impl Flavour {
 }
 
 /// The cargo command that builds packages without shared libraries.
-///
-/// # Errors
-/// The static libraries are missing and cannot be fetched.
 pub fn static_build(packages: &[&str]) -> Result<Command> {
     let mut command = run::cargo(&["build", "--release"]);
     command.args(packages.iter().flat_map(|package| ["--package", package]));
@@ -142,9 +127,6 @@ pub fn static_build(packages: &[&str]) -> Result<Command> {
 
 /// Makes a build link the static libmnl and libnftnl of these folders. They are copied to the folder `own`,
 /// which holds nothing else: the linker prefers a shared library in the same folder.
-///
-/// # Errors
-/// A library cannot be copied.
 pub fn with_libraries(command: &mut Command, libmnl: &Path, libnftnl: &Path, own: &Path) -> Result<()> {
     for (name, dir, key) in
         [("libmnl.a", libmnl, "LIBMNL_LIB_DIR"), ("libnftnl.a", libnftnl, "LIBNFTNL_LIB_DIR")]
@@ -162,9 +144,6 @@ pub fn static_target() -> String {
 }
 
 /// A file's size for people, in MB (10^6 bytes).
-///
-/// # Errors
-/// The file does not exist.
 pub fn size(path: &Path) -> Result<String> {
     let bytes = fs::metadata(path).map_err(|e| Error::file("read the size of", path, e))?.len();
     Ok(format!("{}.{:02} MB", bytes / 1_000_000, bytes % 1_000_000 / 10_000))

@@ -116,9 +116,6 @@ impl Call {
     }
 
     /// Starts the plugin. The caller writes its input.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn spawn(&mut self) -> Result<Child> {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.command.spawn().map_err(|e| Error::file("start", Path::new(self.command.get_program()), e))

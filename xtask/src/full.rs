@@ -44,9 +44,6 @@ pub(crate) fn samples(text: &str) -> BTreeMap<&str, Sample> {
 }
 
 /// Prints the tests and kernels of which a plain run tries a part.
-///
-/// # Errors
-/// The record of the last plain run or the list of kernels cannot be read.
 pub(crate) fn list() -> Result<()> {
     let path = workspace::scratch("test")?.join(SAMPLED);
     let text = match fs::read_to_string(&path) {

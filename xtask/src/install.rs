@@ -56,9 +56,6 @@ pub struct UninstallArgs {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// The build or the installation fails.
 pub fn run(args: &Args) -> Result<()> {
     let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
     let Binary { path, left_out } = built(flavour)?;
@@ -105,9 +102,6 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// The build or the removal fails.
 pub fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     // The installed binary knows what it installed; a new one is built only if it is missing.
     let installed = args.to.join("slipway");
@@ -131,16 +125,12 @@ pub fn run_uninstall(args: &UninstallArgs) -> Result<()> {
 /// A binary that was built for use.
 #[derive(Debug)]
 pub struct Binary {
-    /// Its path.
     pub path: PathBuf,
     /// The line to print about parts that this machine could not build.
     pub left_out: Option<String>,
 }
 
 /// Installs what a build needs, then builds.
-///
-/// # Errors
-/// Something required cannot be installed, or the build fails.
 pub fn built(flavour: Flavour) -> Result<Binary> {
     let name = match flavour {
         Flavour::Debug => "build",
@@ -163,9 +153,6 @@ pub fn built(flavour: Flavour) -> Result<Binary> {
 }
 
 /// Builds `slipwayd`, after [`built`].
-///
-/// # Errors
-/// The build fails.
 pub fn built_agent(flavour: Flavour) -> Result<PathBuf> {
     Stages::new("build")?.run("build slipwayd", |log| {
         run::log(&mut flavour.cargo_build_agent()?, &log.file)?;
@@ -175,9 +162,6 @@ pub fn built_agent(flavour: Flavour) -> Result<PathBuf> {
 }
 
 /// Builds the runtime library's example `calls`.
-///
-/// # Errors
-/// The build fails.
 pub fn built_calls(flavour: Flavour) -> Result<PathBuf> {
     Stages::new("build")?.run("build calls", |log| {
         run::log(&mut flavour.cargo_build_calls()?, &log.file)?;

@@ -18,9 +18,6 @@ pub struct Args {
 }
 
 /// Builds the programs, which write the files from their own tables of commands.
-///
-/// # Errors
-/// A build failed, or a file cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let flavour = Flavour::Debug;
     run::show(&mut flavour.cargo_build()?)?;

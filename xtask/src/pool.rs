@@ -38,7 +38,6 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// The number of slowest tests that a run lists.
 const SLOWEST: usize = 8;
 
-/// The settings of a pool.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// Words before each program: `unshare …` for a user without root's rights.
@@ -118,9 +117,6 @@ impl Summary {
     }
 
     /// The number of runs that passed.
-    ///
-    /// # Errors
-    /// The failed tests with their output, if there are any.
     pub(crate) fn verdict(&self, repeat: usize, log: &Path) -> Result<usize> {
         if self.failed.is_empty() {
             return Ok(self.passed);

@@ -21,7 +21,6 @@ const NETNS_DIR: &str = "/run/netns";
 /// The storage of the private `/var/lib`.
 #[derive(Debug, Clone, Copy)]
 pub enum State<'a> {
-    /// In memory.
     Memory,
     /// In a folder, so that fsync(2) writes to its disk.
     Folder(&'a Path),
@@ -83,9 +82,6 @@ pub fn netns_path(name: &str) -> PathBuf {
 }
 
 /// Makes a named network namespace, as `ip netns add` does: a bind mount keeps it.
-///
-/// # Errors
-/// The name exists, or a system call fails.
 pub fn add_netns(name: &str) -> Result<PathBuf> {
     let path = netns_path(name);
     fs::File::create_new(&path).map_err(|e| Error::file("create", &path, e))?;
@@ -100,18 +96,12 @@ pub fn add_netns(name: &str) -> Result<PathBuf> {
 }
 
 /// Deletes a named network namespace. It ends with the last process and socket in it.
-///
-/// # Errors
-/// A system call fails.
 pub fn remove_netns(path: &Path) -> Result<()> {
     umount2(path, MntFlags::MNT_DETACH).map_err(|e| Error::file("unmount", path, e))?;
     fs::remove_file(path).map_err(|e| Error::file("remove", path, e))
 }
 
 /// Moves the calling thread, and processes that it starts, into a named namespace.
-///
-/// # Errors
-/// The namespace does not exist, or a system call fails.
 pub fn switch_to(path: &Path) -> Result<()> {
     let file = fs::File::open(path).map_err(|e| Error::file("open", path, e))?;
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("enter", path, e))

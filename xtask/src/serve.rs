@@ -32,9 +32,6 @@ pub(crate) struct Args {
 }
 
 /// Serves until it is killed. Prints a line as soon as it listens.
-///
-/// # Errors
-/// It cannot listen on the port.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.stay {
         prctl::set_pdeathsig(Signal::SIGTERM).map_err(|e| Error::system("set the parent-death signal", e))?;

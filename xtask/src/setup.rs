@@ -39,9 +39,6 @@ pub struct Args {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// Something required is missing and was not installed.
 pub fn run(args: &Args) -> Result<()> {
     let missing = report();
     let wanted: Vec<&Need> = missing.into_iter().filter(|need| need.required() || args.optional).collect();
@@ -59,9 +56,6 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Installs what is required, without asking. Other tasks call it first. Returns a summary.
-///
-/// # Errors
-/// As [`run()`].
 pub fn ensure() -> Result<String> {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| need.required() && !need.is_there()).collect();
     if missing.is_empty() {
@@ -74,9 +68,6 @@ pub fn ensure() -> Result<String> {
 }
 
 /// The folder with libnftnl.a, which every libnftnl-dev has.
-///
-/// # Errors
-/// It is not installed.
 pub fn static_libnftnl() -> Result<PathBuf> {
     needs::library_dir("libnftnl")
         .filter(|dir| dir.join("libnftnl.a").is_file())
@@ -84,9 +75,6 @@ pub fn static_libnftnl() -> Result<PathBuf> {
 }
 
 /// The folder with libmnl.a: the system's when it has one, else a fetched one.
-///
-/// # Errors
-/// The system has none, and it cannot be fetched.
 pub fn static_libmnl() -> Result<PathBuf> {
     if let Some(dir) = needs::library_dir("libmnl").filter(|dir| dir.join("libmnl.a").is_file()) {
         return Ok(dir);

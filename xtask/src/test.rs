@@ -37,7 +37,6 @@ use xtask_downloads::shells;
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
-/// Its folder.
 const NETWORK_TESTS_FOLDER: &str = "tests";
 
 /// The binaries that the tests call. Those of the tasks are built with the rest of the workspace, because a build of
@@ -480,8 +479,6 @@ fn some(tests: usize) -> String {
     format!("{tests} tests")
 }
 
-/// # Errors
-/// No test was run.
 fn none_is_no_proof(tests: usize) -> Result<()> {
     match tests {
         0 => Err(Error::Failed("no test was run: none has such a name".to_owned())),
@@ -490,9 +487,6 @@ fn none_is_no_proof(tests: usize) -> Result<()> {
 }
 
 /// Runs a `cargo test` to its end and returns the number of tests that passed.
-///
-/// # Errors
-/// A build that fails, silence, or failed tests with their output.
 fn tests(mut command: Command, log: &Log) -> Result<usize> {
     let outcome = run::log_while_it_prints(command.env("CARGO_TERM_COLOR", "never"), &log.file, SILENCE);
     let printed = fs::read(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
@@ -508,9 +502,6 @@ fn tests(mut command: Command, log: &Log) -> Result<usize> {
 }
 
 /// A plugin directory in the target folder, made by the binary itself.
-///
-/// # Errors
-/// The binary cannot install itself, or slipwayd not be copied.
 pub(crate) fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     let name = if flavour == Flavour::Static { "bin-static" } else { "bin" };
     let dir = workspace::scratch("test")?.join(name);

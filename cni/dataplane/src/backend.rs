@@ -65,7 +65,6 @@ pub struct PortRequest {
     pub mark_bit: u8,
     /// Options of the nftables and eBPF backends.
     pub nftables: NftablesOptions,
-    /// Options of the iptables backend.
     pub iptables: IptablesOptions,
 }
 
@@ -285,15 +284,9 @@ pub trait Backend {
     /// Publishes the ports: all or none. A repetition is no error, and removes what the request no longer
     /// names. A port that another attachment of the same container (same ID and namespace) publishes stays
     /// with that attachment.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] if a live attachment of another container has one of the ports or addresses.
     fn publish(&self, request: &PortRequest) -> Result<(), Error>;
 
     /// Masquerades the addresses: all or none. A repetition is no error.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] if another live attachment has one of the addresses.
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
 
     /// Removes what the attachment owns. An attachment that owns nothing is no error, and causes no write.
@@ -320,9 +313,6 @@ pub trait Backend {
     fn list(&self) -> Result<Vec<Listed>, Error>;
 
     /// Checks that the next `publish` and `masquerade` can succeed.
-    ///
-    /// # Errors
-    /// The feature that this kernel or node lacks.
     fn status(&self) -> Result<(), Error>;
 }
 

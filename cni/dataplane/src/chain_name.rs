@@ -14,9 +14,6 @@ pub struct ChainName(String);
 
 impl ChainName {
     /// Reads a name from a configuration or a listing.
-    ///
-    /// # Errors
-    /// The reason why no chain can have this name.
     pub fn new(name: &str) -> Result<Self, &'static str> {
         if name.is_empty() {
             return Err("it is empty");
@@ -33,7 +30,6 @@ impl ChainName {
         Ok(Self(name.to_owned()))
     }
 
-    /// One of the names that are fixed.
     pub(crate) fn fixed(name: &'static str) -> Self {
         Self(name.to_owned())
     }

@@ -82,10 +82,6 @@ fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
 
 /// Drops the duplicates of a bridge with this MAC address and these subnets, and only those. Changes nothing
 /// if it is so.
-///
-/// # Errors
-/// [`Error::NoNfTables`] if the kernel has no nf_tables for bridges, [`Error::ForeignTable`],
-/// [`Error::NewerSchema`], [`Error::Busy`].
 pub fn guard(bridge: Mac, subnets: &[Subnet]) -> Result<(), Error> {
     let table = OwnedTable::open(DEFINITION)?;
     table.transact("guard against duplicates", |_| {

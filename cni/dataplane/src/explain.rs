@@ -162,9 +162,6 @@ pub fn masqueraded_from(source: IpAddr, to: IpAddr) -> Result<Option<Masquerade>
 }
 
 /// Evaluates the conditions of a container for a packet. Returns each as nft writes it, with its result.
-///
-/// # Errors
-/// [`Error::Condition`] if a text is not a condition.
 pub fn conditions(texts: &[String], packet: &Packet) -> Result<Vec<(String, Truth)>, Error> {
     let stmts = grammar::parse(texts, AddressFamily::of(packet.to.ip()))?;
     Ok(stmts.iter().map(|stmt| (stmt.to_string(), holds(stmt, packet))).collect())

@@ -56,7 +56,6 @@ impl Flows {
         }
     }
 
-    /// The index of each flow.
     pub(crate) fn index(&self) -> HashMap<Ends, usize> {
         let of = |(index, flow): (usize, &PublishedFlow)| ((flow.protocol, flow.client, flow.host), index);
         self.flows.iter().enumerate().map(of).collect()

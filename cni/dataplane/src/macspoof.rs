@@ -292,9 +292,6 @@ pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(),
 }
 
 /// Removes the guards of this network's attachments that are not in `valid`; returns how many.
-///
-/// # Errors
-/// The last failure, after the rest was removed.
 pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| guards.retain(network, valid)))
 }

@@ -40,7 +40,6 @@ pub struct NftablesOptions {
 /// Options of the iptables backend.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IptablesOptions {
-    /// Conditions as options of iptables.
     pub conditions: Conditions,
     /// Every mapping in the configuration's order, also those that no address of their family makes one of:
     /// the reference's entry rules name them all.

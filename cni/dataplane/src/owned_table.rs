@@ -228,9 +228,6 @@ impl Patience {
     }
 
     /// Sleeps before another attempt.
-    ///
-    /// # Errors
-    /// The failure if a repetition would not help, [`Error::Busy`] if the time is over.
     pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
         // Under an unchanged generation, what was read is still so: any other failure would repeat.
         if !failure.is_stale_generation() && !failure.is_busy() {

@@ -194,9 +194,6 @@ impl ContainerNetns {
     }
 
     /// Reads the identity behind a path.
-    ///
-    /// # Errors
-    /// `stat` failed.
     pub fn read(path: &Path) -> io::Result<Self> {
         let meta = std::fs::metadata(path)?;
         Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino() })

@@ -79,9 +79,7 @@ const ECHO_REPLY_V6: u8 = 129;
 /// other port is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Source address.
     pub source: IpAddr,
-    /// Destination address.
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
@@ -91,7 +89,6 @@ pub struct Tuple {
     pub destination_port: u16,
 }
 
-/// A flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// The first packet's direction.
@@ -100,7 +97,6 @@ pub struct Flow {
     pub reply: Tuple,
     /// `IPS_*` bits (`linux/netfilter/nf_conntrack_common.h`).
     pub status: u32,
-    /// The conntrack zone.
     pub zone: u16,
     /// Packets and bytes (from the IP header on) of both directions; none if accounting is off
     /// (`net.netfilter.nf_conntrack_acct`).
@@ -271,9 +267,6 @@ impl Conntrack {
     }
 
     /// The number of selected flows.
-    ///
-    /// # Errors
-    /// As of [`Conntrack::for_each`].
     pub fn count(&self, filter: &Filter) -> Result<usize, Error> {
         let mut count = 0;
         self.for_each(filter, |_| count += 1)?;
@@ -282,17 +275,11 @@ impl Conntrack {
 
     /// Deletes the selected flows one by one, and returns their number. A flow that ended concurrently is no
     /// error, nor is an offloaded one that the kernel refuses to delete, as before Linux 6.4.
-    ///
-    /// # Errors
-    /// As of [`Conntrack::for_each`].
     pub fn delete(&self, filter: &Filter) -> Result<usize, Error> {
         self.delete_if(filter, |_| true)
     }
 
     /// Deletes the selected flows for which `condition` is true, as [`Conntrack::delete`] does.
-    ///
-    /// # Errors
-    /// As of [`Conntrack::for_each`].
     pub fn delete_if(
         &self,
         filter: &Filter,

@@ -28,9 +28,15 @@ const GTE: u32 = 5;
 #[derive(Debug, Clone)]
 enum Held {
     /// A field of the packet, or its first `len` bytes.
-    Field { field: Field, len: usize },
-    /// A masked field.
-    Masked { field: Field, mask: Vec<u8>, xor: Vec<u8> },
+    Field {
+        field: Field,
+        len: usize,
+    },
+    Masked {
+        field: Field,
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
     /// Constant bytes.
     Bytes(Vec<u8>),
 }

@@ -17,7 +17,6 @@ use crate::open_socket::OpenSocket;
 /// The sockets that a process has dropped, and that are still open.
 #[derive(Debug, Default)]
 pub struct Deferred {
-    /// The sockets.
     pub sockets: Vec<OwnedFd>,
     /// True if the process has committed a change of a ruleset.
     pub has_committed: bool,

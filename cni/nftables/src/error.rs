@@ -47,7 +47,6 @@ pub enum Error {
     /// The kernel lacks a feature.
     #[error("nf_tables: no {feature} in this kernel (needed by: {op})")]
     Unsupported {
-        /// The feature.
         feature: String,
         /// The change or request that needs it.
         op: String,
@@ -57,7 +56,6 @@ pub enum Error {
     Invalid {
         /// The change in nft's syntax.
         op: String,
-        /// The reason.
         reason: Invalid,
     },
     /// The kernel's reply cannot be decoded.

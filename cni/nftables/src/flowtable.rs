@@ -7,9 +7,7 @@ use crate::object::TableId;
 /// A flowtable to add, or devices to add to an existing one (Linux 5.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flowtable {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
     /// The links at whose ingress the flowtable is looked up. A link named must exist; when a link is
     /// deleted, the kernel removes it.
@@ -21,7 +19,6 @@ pub struct Flowtable {
 /// Links to which a flowtable is attached.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Links {
-    /// One, by its name.
     Named(String),
     /// All whose names have this prefix, including later ones (Linux 6.17: `NFTA_DEVICE_PREFIX`).
     Beginning(String),

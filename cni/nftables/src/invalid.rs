@@ -50,7 +50,6 @@ pub enum Invalid {
     /// A set has a pattern of interface names.
     #[error("a set cannot contain a pattern")]
     PatternInSet,
-    /// A set has a set.
     #[error("a set cannot contain a set")]
     SetInSet,
     /// An anonymous set is empty.

@@ -221,7 +221,6 @@ impl Message {
         self.flags |= flag::ACK;
     }
 
-    /// Appends the message to a batch.
     pub(crate) fn append_to(&self, batch: &mut Vec<u8>, scratch: &mut Scratch, sequence: u32) {
         let is_add =
             matches!(self.kind, NEW_TABLE | NEW_CHAIN | NEW_RULE | NEW_SET | NEW_ELEMENT | NEW_FLOWTABLE);

@@ -26,7 +26,6 @@ pub enum TableChange {
     ElementsDeleted,
     /// The table is new, or its chains, rules, sets, objects or flowtables changed.
     Contents,
-    /// The table was deleted.
     Deleted,
 }
 
@@ -169,17 +168,11 @@ impl Notifications {
 
     /// Sets the size of the socket's buffer in bytes. Without `CAP_NET_ADMIN` in the initial user namespace,
     /// `net.core.rmem_max` is the limit.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the kernel refuses.
     pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), Error> {
         self.subscription.set_receive_buffer(bytes)
     }
 
     /// The next commit; none if there is none now. Does not block.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the socket fails.
     pub fn read(&mut self) -> Result<Option<Notification>, Error> {
         loop {
             match self.subscription.read()? {
@@ -199,9 +192,6 @@ impl Notifications {
     }
 
     /// The next commit, waited for for at most `timeout`.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the socket fails.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Notification>, Error> {
         let end = Instant::now() + timeout;
         loop {

@@ -17,7 +17,6 @@ pub enum Family {
     Ip,
     /// IPv6.
     Ip6,
-    /// ARP.
     Arp,
     /// Ingress or egress of one device.
     Netdev,
@@ -39,7 +38,6 @@ impl Family {
         }
     }
 
-    /// The family with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Inet, Self::Ip, Self::Arp, Self::Netdev, Self::Bridge, Self::Ip6]
@@ -70,9 +68,7 @@ impl fmt::Display for Family {
 /// Identity of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId {
-    /// Family.
     pub family: Family,
-    /// Name.
     pub name: String,
 }
 
@@ -249,21 +245,17 @@ impl Policy {
 pub struct BaseChain {
     /// Type.
     pub kind: ChainKind,
-    /// Hook.
     pub hook: Hook,
     /// Priority among the hook's chains; lower is earlier (`enum nf_ip_hook_priorities` in
     /// `linux/netfilter_ipv4.h`: raw −300, dstnat −100, filter 0, srcnat 100).
     pub priority: i32,
-    /// Policy.
     pub policy: Policy,
 }
 
 /// A chain to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
     /// Attachment to a hook; none for a chain to which rules and maps lead.
     pub base: Option<BaseChain>,
@@ -311,9 +303,7 @@ impl Chain {
 /// A rule to append to a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The table.
     pub table: TableId,
-    /// The chain.
     pub chain: String,
     /// Statements.
     pub stmts: Vec<Stmt>,
@@ -341,7 +331,6 @@ impl Rule {
 pub enum MapData {
     /// None: a plain set.
     None,
-    /// A verdict.
     Verdict,
     /// A value, or a concatenation of values.
     Values(Vec<DataType>),
@@ -360,9 +349,7 @@ pub enum Keys {
 /// A set or map to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
     /// Types of the key; more than one are a concatenation.
     pub key: Vec<DataType>,
@@ -442,7 +429,6 @@ impl Set {
         self
     }
 
-    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: &str) -> Self {
         self.comment = Some(comment.to_owned());
@@ -466,14 +452,11 @@ impl Set {
     }
 }
 
-/// Data of an element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ElementData {
     /// Nothing.
     None,
-    /// A verdict.
     Verdict(Verdict),
-    /// Values.
     Values(Vec<Value>),
 }
 
@@ -492,11 +475,9 @@ pub struct Tlv {
 /// Identity of an element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ElementId {
-    /// The table.
     pub table: TableId,
     /// Name of the set or map.
     pub set: String,
-    /// The key.
     pub key: Vec<Value>,
     /// The last key of a range, in a set with [`Keys::Intervals`] and a concatenated key.
     pub key_end: Option<Vec<Value>>,
@@ -523,7 +504,6 @@ impl ElementId {
 pub struct Element {
     /// Set and key.
     pub id: ElementId,
-    /// Data.
     pub data: ElementData,
     /// A comment of at most 128 bytes.
     pub comment: Option<String>,

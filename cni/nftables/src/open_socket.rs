@@ -6,7 +6,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
-/// An open socket.
 pub(crate) struct OpenSocket(mnl::Socket);
 
 impl OpenSocket {

@@ -87,19 +87,16 @@ macro_rules! setters {
 }
 
 object! {
-    /// A table.
     Table: nftnl_table, nftnl_table_alloc, nftnl_table_free
 }
 setters!(Table: nftnl_table_set_u32, nftnl_table_set_str, nftnl_table_set_data);
 
 object! {
-    /// A chain.
     Chain: nftnl_chain, nftnl_chain_alloc, nftnl_chain_free
 }
 setters!(Chain: nftnl_chain_set_u32, nftnl_chain_set_str, nftnl_chain_set_data);
 
 object! {
-    /// A rule.
     Rule: nftnl_rule, nftnl_rule_alloc, nftnl_rule_free
 }
 setters!(Rule: nftnl_rule_set_u32, nftnl_rule_set_str, nftnl_rule_set_data);
@@ -150,7 +147,6 @@ impl SetElement {
 }
 
 object! {
-    /// A flowtable.
     Flowtable: nftnl_flowtable, nftnl_flowtable_alloc, nftnl_flowtable_free
 }
 

@@ -7,47 +7,36 @@ use crate::object::{BaseChain, ElementData, Keys, MapData, TableId, Tlv};
 use crate::stmt::Stmt;
 use crate::value::{DataType, Value};
 
-/// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
     /// Family and name.
     pub id: TableId,
-    /// Handle.
     pub handle: u64,
     /// Number of chains, sets and objects in it.
     pub uses: u32,
     /// `NFT_TABLE_F_*`: 1 is dormant, in which no chain of a table is active.
     pub flags: u32,
-    /// Comment.
     pub comment: Option<String>,
 }
 
-/// A chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChainInfo {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
-    /// Handle.
     pub handle: u64,
     /// Attachment to a hook; none for other chains, and for hooks and kinds unknown to [`BaseChain`].
     pub base: Option<BaseChain>,
     /// Number of its rules plus number of rules and map elements that lead to it. Nothing leads to a base
     /// chain, so for such this is the number of rules.
     pub uses: u32,
-    /// Comment.
     pub comment: Option<String>,
 }
 
 /// A set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInfo {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
-    /// Handle.
     pub handle: u64,
     /// Types of the key; none if [`DataType`] lacks one.
     pub key: Option<Vec<DataType>>,
@@ -65,14 +54,10 @@ pub struct SetInfo {
     pub flags: u32,
 }
 
-/// A flowtable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowtableInfo {
-    /// The table.
     pub table: TableId,
-    /// Name.
     pub name: String,
-    /// Handle.
     pub handle: u64,
     /// Number of rules that use it.
     pub uses: u32,
@@ -82,16 +67,12 @@ pub struct FlowtableInfo {
     pub counter: bool,
 }
 
-/// An element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElementInfo {
-    /// The key.
     pub key: Vec<Value>,
     /// The last key of a range.
     pub key_end: Option<Vec<Value>>,
-    /// Data.
     pub data: ElementData,
-    /// Comment.
     pub comment: Option<String>,
     /// The owner's entries in the userdata: all but the comment and nft's flags.
     pub tlvs: Vec<Tlv>,
@@ -105,16 +86,12 @@ impl ElementInfo {
     }
 }
 
-/// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleInfo {
-    /// The table.
     pub table: TableId,
-    /// The chain.
     pub chain: String,
     /// Handle, unique in the table.
     pub handle: u64,
-    /// Comment.
     pub comment: Option<String>,
     /// The chain to which its last verdict jumps or goes.
     pub target: Option<String>,

@@ -177,9 +177,6 @@ impl Socket {
 
     /// Lets the kernel check all changes without making them. Not found are the mistakes that the kernel
     /// finds at the end of a transaction: loops of chains, statements in wrong hooks.
-    ///
-    /// # Errors
-    /// As of [`Socket::commit`].
     pub fn dry_run(&self, transaction: &Transaction) -> Result<(), Error> {
         self.run(transaction, None, Ending::Abort)
     }
@@ -343,19 +340,12 @@ impl Socket {
         is_lack(error.errno()?).then(|| format!("flowtable of the {family} family"))
     }
 
-    /// All tables.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
         let message = get(GET_TABLE, flag::DUMP, 0);
         self.gather("list tables", message, parse::table)
     }
 
     /// One table; none if it is missing.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
         let mut message = get(GET_TABLE, flag::ACK, table.family.number());
         message.text(uapi::TABLE_NAME, &table.name);
@@ -363,18 +353,12 @@ impl Socket {
     }
 
     /// All chains of all tables.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
         let message = get(GET_CHAIN, flag::DUMP, 0);
         self.gather("list chains", message, parse::chain)
     }
 
     /// The chains of one table; empty if there is no such table.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
         // Older kernels ignore the table in the request.
         let mut message = get(GET_CHAIN, flag::DUMP, table.family.number());
@@ -386,9 +370,6 @@ impl Socket {
     }
 
     /// One chain; none if it or its table is missing.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
         let mut message = get(GET_CHAIN, flag::ACK, table.family.number());
         message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
@@ -396,9 +377,6 @@ impl Socket {
     }
 
     /// The chains of these names, without missing ones. The kernel reads each by itself, as [`Socket::chain`] does.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error.
     pub fn chains_named(&self, table: &TableId, names: &[&str]) -> Result<Vec<ChainInfo>, Error> {
         let mut found = Vec::new();
         for some in names.chunks(AT_ONCE) {
@@ -416,9 +394,6 @@ impl Socket {
     }
 
     /// One flowtable; none if it or its table is missing.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
         let mut message = get(GET_FLOWTABLE, flag::ACK, table.family.number());
         message.text(uapi::FLOWTABLE_TABLE, &table.name).text(uapi::FLOWTABLE_NAME, name);
@@ -426,9 +401,6 @@ impl Socket {
     }
 
     /// The rules of one chain; empty if there is no such chain.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
         let mut message = get(GET_RULE, flag::DUMP, table.family.number());
         message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
@@ -440,9 +412,6 @@ impl Socket {
     /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. For
     /// rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there is
     /// no such chain.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn has_rule(
         &self,
         table: &TableId,
@@ -460,9 +429,6 @@ impl Socket {
     }
 
     /// The named sets and maps of one table; empty if there is no such table.
-    ///
-    /// # Errors
-    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
         let mut message = get(GET_SET, flag::DUMP, table.family.number());
         message.text(uapi::SET_TABLE, &table.name);
@@ -473,9 +439,6 @@ impl Socket {
     }
 
     /// One set or map; none if it or its table is missing.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
         let mut message = get(GET_SET, flag::ACK, table.family.number());
         message.text(uapi::SET_TABLE, &table.name).text(uapi::SET_NAME, name);
@@ -484,9 +447,6 @@ impl Socket {
 
     /// One element by its key; none if it, its set or its table is missing. In a set of ranges: the element
     /// with exactly this range or, without an end, the element that contains the key.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
         let Some(set) = self.known_set(id)? else {
             return Ok(None);
@@ -527,9 +487,6 @@ impl Socket {
     }
 
     /// All elements of a set. See [`Socket::fold_elements`].
-    ///
-    /// # Errors
-    /// As of [`Socket::fold_elements`].
     pub fn elements(&self, table: &TableId, set: &str) -> Result<Vec<ElementInfo>, Error> {
         self.fold_elements(table, set, Vec::new, Vec::push)
     }
@@ -564,9 +521,6 @@ impl Socket {
     }
 
     /// All ranges of a set of ranges whose key is a single value, in order: the first and the last key of each.
-    ///
-    /// # Errors
-    /// As of [`Socket::fold_elements`].
     pub fn ranges(&self, table: &TableId, set: &str) -> Result<Vec<(Value, Value)>, Error> {
         let read =
             |body: &[u8], info: &SetInfo, (kind, bounds): &mut (Option<DataType>, BTreeMap<_, bool>)| {

@@ -172,7 +172,6 @@ impl Cmp {
 /// The right-hand side of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Operand {
-    /// One value.
     Value(Value),
     /// All addresses with this prefix. Bits beyond the prefix must be zero.
     Prefix(Value, u8),
@@ -224,7 +223,6 @@ pub enum DnatTarget {
 pub enum DnatData {
     /// An address: the port is kept.
     Address,
-    /// An address and a port.
     AddressAndPort,
 }
 
@@ -260,7 +258,6 @@ pub enum Stmt {
     Masked {
         /// The left-hand side.
         field: Field,
-        /// The mask.
         mask: Value,
         /// The comparison.
         cmp: Cmp,
@@ -271,7 +268,6 @@ pub enum Stmt {
     AnyBit {
         /// A field that is a mask.
         field: Field,
-        /// The bits.
         bits: Value,
     },
     /// `meta mark set (meta mark & and) ^ xor`.
@@ -300,7 +296,6 @@ pub enum Stmt {
     Dnat {
         /// The network protocol.
         version: AddressFamily,
-        /// The target.
         target: DnatTarget,
     },
     /// Translates the source to the outgoing interface's address.
@@ -328,7 +323,6 @@ pub enum Stmt {
     /// Only in chains of the forward hook. Without effect where the kernel cannot offload the flow; the
     /// packet continues.
     Offload(String),
-    /// A verdict.
     Verdict(Verdict),
 }
 

@@ -48,17 +48,11 @@ impl Subscription {
 
     /// Sets the size of the socket's buffer in bytes. Without `CAP_NET_ADMIN` in the initial user namespace,
     /// `net.core.rmem_max` is the limit.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the kernel refuses.
     pub(crate) fn set_receive_buffer(&self, bytes: usize) -> Result<(), Error> {
         self.0.set_receive_buffer(bytes).map_err(|errno| failed("set receive buffer", errno))
     }
 
     /// The next message; none if there is none now. Does not block.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the socket fails.
     pub(crate) fn read(&mut self) -> Result<Option<Incoming<'_>>, Error> {
         let read = self.0.read().map_err(|errno| failed("read notifications", errno))?;
         Ok(read.map(|incoming| match incoming {
@@ -71,9 +65,6 @@ impl Subscription {
     }
 
     /// Waits until there is something to read. Returns false if there is nothing at `end`.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the socket fails.
     pub(crate) fn wait(&self, end: Instant) -> Result<bool, Error> {
         self.0.wait(end).map_err(|errno| failed("wait for notifications", errno))
     }

@@ -45,11 +45,8 @@ pub struct TraceEvent {
     /// The packet: the same number at all hooks, until it is sent or received again. The kernel derives it from
     /// the packet's buffer and uses it again later.
     pub packet: u32,
-    /// The table.
     pub table: TableId,
-    /// The chain.
     pub chain: String,
-    /// The event.
     pub kind: TraceKind,
     /// The packet as it is here; only of the first event in a base chain.
     pub headers: Option<TraceHeaders>,
@@ -59,7 +56,6 @@ pub struct TraceEvent {
     pub link_out: Option<u32>,
 }
 
-/// The event of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceKind {
     /// A rule matched.
@@ -87,7 +83,6 @@ pub struct TraceHeaders {
 /// A report of [`Traces`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Traced {
-    /// An event.
     Event(TraceEvent),
     /// Events were not reported, as the reader was too slow for the socket's buffer.
     Lost,
@@ -108,9 +103,6 @@ impl Traces {
     }
 
     /// The next event, waited for until `end`.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the socket fails.
     pub fn next(&mut self, end: Instant) -> Result<Option<Traced>, Error> {
         loop {
             match self.0.read()? {

@@ -10,7 +10,6 @@ use crate::object::{Chain, Element, ElementId, Rule, Set, Table, TableId};
 /// One change. [`fmt::Display`] prints it as a command in nft's syntax.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Adds a table.
     AddTable(Table),
     /// Deletes a table with its content. A missing one is an error.
     DeleteTable(TableId),
@@ -19,25 +18,18 @@ pub enum Op {
     AddChain(Chain),
     /// Deletes a chain's rules.
     FlushChain {
-        /// The table.
         table: TableId,
-        /// The chain.
         chain: String,
     },
     /// Deletes a chain, which must be empty and unused.
     DeleteChain {
-        /// The table.
         table: TableId,
-        /// The chain.
         chain: String,
     },
     /// Appends a rule.
     AddRule(Rule),
-    /// Deletes a rule.
     DeleteRule {
-        /// The table.
         table: TableId,
-        /// The chain.
         chain: String,
         /// The rule's handle.
         handle: u64,
@@ -46,14 +38,12 @@ pub enum Op {
     AddSet(Set),
     /// Deletes all elements of a set or map.
     FlushSet {
-        /// The table.
         table: TableId,
         /// The set or map.
         set: String,
     },
     /// Deletes a set or map that no rule uses.
     DeleteSet {
-        /// The table.
         table: TableId,
         /// The set or map.
         set: String,
@@ -62,12 +52,9 @@ pub enum Op {
     AddFlowtable(Flowtable),
     /// Deletes a flowtable that no rule uses. Its flows take the classic path again.
     DeleteFlowtable {
-        /// The table.
         table: TableId,
-        /// The flowtable.
         flowtable: String,
     },
-    /// Adds an element.
     AddElement(Element),
     /// Deletes an element, whatever its data: the kernel compares the key only. A missing one is an error.
     DeleteElement(ElementId),
@@ -113,7 +100,6 @@ impl Transaction {
         self
     }
 
-    /// Adds a table.
     pub fn add_table(&mut self, table: Table) -> &mut Self {
         self.push(Op::AddTable(table))
     }
@@ -123,7 +109,6 @@ impl Transaction {
         self.push(Op::DeleteTable(table.clone()))
     }
 
-    /// Adds a chain.
     pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
         self.push(Op::AddChain(chain))
     }
@@ -143,7 +128,6 @@ impl Transaction {
         self.push(Op::AddRule(rule))
     }
 
-    /// Deletes a rule.
     pub fn delete_rule(&mut self, table: &TableId, chain: &str, handle: u64) -> &mut Self {
         self.push(Op::DeleteRule { table: table.clone(), chain: chain.to_owned(), handle })
     }
@@ -173,12 +157,10 @@ impl Transaction {
         self.push(Op::DeleteFlowtable { table: table.clone(), flowtable: flowtable.to_owned() })
     }
 
-    /// Adds an element.
     pub fn add_element(&mut self, element: Element) -> &mut Self {
         self.push(Op::AddElement(element))
     }
 
-    /// Deletes an element.
     pub fn delete_element(&mut self, element: ElementId) -> &mut Self {
         self.push(Op::DeleteElement(element))
     }

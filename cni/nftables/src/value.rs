@@ -155,13 +155,11 @@ impl fmt::Display for DataType {
 /// One typed value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// An IPv4 address.
     Ipv4(Ipv4Addr),
     /// An IPv6 address, or any 128 bits.
     Ipv6(Ipv6Addr),
     /// An IP protocol number (6 TCP, 17 UDP, 132 SCTP).
     Proto(u8),
-    /// A port.
     Port(u16),
     /// A packet mark, or any 32 bits.
     Mark(u32),
@@ -179,11 +177,8 @@ pub enum Value {
     CtState(u32),
     /// A mask of `ct status` bits (`IPS_*`), such as [`Value::CT_DNAT`].
     CtStatus(u32),
-    /// An ICMP type.
     IcmpType(u8),
-    /// An ICMPv6 type.
     Icmpv6Type(u8),
-    /// TCP flags.
     TcpFlags(u8),
     /// A number of one byte.
     U8(u8),

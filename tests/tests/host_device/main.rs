@@ -429,7 +429,6 @@ fn gc_and_status_are_passed_to_ipam() {
     });
 }
 
-/// Slipway and the reference each move back the device that the other has moved.
 #[test]
 fn the_reference_and_slipway_move_back_each_others_devices() {
     if is_peer() {

@@ -110,7 +110,6 @@ impl Stage {
     }
 }
 
-/// A request for a pod of the stage.
 pub(crate) fn request(pod: &Space) -> Pod {
     Pod {
         namespace: "test".to_owned(),

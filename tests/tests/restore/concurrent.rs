@@ -113,7 +113,6 @@ fn adds_and_dels_with_concurrent_flushes_and_restores_end_correctly() {
     drop(steady);
 }
 
-/// Two concurrent restores do the same as one.
 #[test]
 fn two_concurrent_restores_do_the_same_as_one() {
     let world = World::new();

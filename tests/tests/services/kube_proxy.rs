@@ -9,7 +9,6 @@ use slipway_tests::{Node, Proto};
 
 use crate::{PORT, SERVED};
 
-/// The proxy mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// With this variant of iptables.

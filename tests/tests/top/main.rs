@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Daemon, Host, Network, Node, Pod, Proto, at, quoted, slipwayd, within};
 
-/// The socket of tmux.
 const SOCKET: &str = "/run/tmux.sock";
 /// The directory of configurations.
 const CONFIGURATIONS: &str = "/run/net.d";

@@ -129,7 +129,6 @@ fn merged_datagrams_arrive_as_they_were_sent() {
     assert!(world.node.counted("carried_packets") > 0, "{}", world.node.programs());
 }
 
-/// A datagram without a checksum is not merged, and arrives.
 #[test]
 fn datagrams_without_a_checksum_arrive() {
     needs!(has_programs(), PROGRAMS);

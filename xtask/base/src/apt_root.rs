@@ -45,9 +45,6 @@ impl AptRoot {
     }
 
     /// Like [`AptRoot::open`] for several suites and one architecture, which need not be this machine's.
-    ///
-    /// # Errors
-    /// As [`AptRoot::open`].
     pub fn open_of(suites: &[&str], architecture: &'static str) -> Result<Self> {
         Self::prepare(suites, Some(architecture).filter(|other| *other != debian_architecture()))
     }
@@ -105,9 +102,6 @@ impl AptRoot {
 
     /// Downloads a package, unpacks it into its own folder and returns that. Nothing is fetched if the
     /// suite's version is there.
-    ///
-    /// # Errors
-    /// The suite has no such package, or the download or the unpacking fails.
     pub fn fetch(&self, package: &str) -> Result<PathBuf> {
         let _lock = self.lock()?;
         let unpacked = self.dir.join("unpacked").join(package);
@@ -126,18 +120,12 @@ impl AptRoot {
     }
 
     /// Downloads a package and returns the path of its file.
-    ///
-    /// # Errors
-    /// The suite has no such package, or the download fails.
     pub fn fetch_file(&self, package: &str) -> Result<PathBuf> {
         let _lock = self.lock()?;
         self.with_new_lists(|| self.download(package))
     }
 
     /// The names of the suite's packages that begin like this.
-    ///
-    /// # Errors
-    /// apt-cache fails.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
         let printed = run::capture(self.apt("apt-cache").args(["pkgnames", prefix]))?;
         Ok(printed.split_whitespace().map(str::to_owned).collect())
@@ -145,9 +133,6 @@ impl AptRoot {
 
     /// Downloads packages with all that they depend on (not what they merely recommend) and unpacks
     /// them into one new folder, which can then serve as the root of their programs.
-    ///
-    /// # Errors
-    /// The suite has no such packages, or a download or unpacking that failed.
     pub fn fetch_all(&self, packages: &[&str], into: &Path) -> Result<()> {
         // The package status is empty, so that "install" means all of them.
         let words = ["install", "--download-only", "--yes", "--no-install-recommends"];
@@ -165,9 +150,6 @@ impl AptRoot {
     }
 
     /// The names and versions of what [`AptRoot::fetch_all`] would fetch, in the order of the names.
-    ///
-    /// # Errors
-    /// The suite has no such packages.
     pub fn plan(&self, packages: &[&str]) -> Result<Vec<(String, String)>> {
         let words = ["install", "--simulate", "--no-install-recommends"];
         let printed = run::capture(self.apt("apt-get").args(words).args(packages))?;
@@ -177,9 +159,6 @@ impl AptRoot {
     }
 
     /// Downloads the archive with the original source of a source package, and returns its path.
-    ///
-    /// # Errors
-    /// The suite has no such source, or its download failed.
     pub fn fetch_source(&self, package: &str) -> Result<PathBuf> {
         let _lock = self.lock()?;
         let dir = self.dir.join("sources");
@@ -205,9 +184,6 @@ impl AptRoot {
     }
 
     /// Downloads packages and unpacks them into one new folder, without what they depend on.
-    ///
-    /// # Errors
-    /// The suite has no such package, or a download or unpacking that failed.
     pub fn fetch_only(&self, packages: &[&str], into: &Path) -> Result<()> {
         let _lock = self.lock()?;
         packages.iter().try_for_each(|package| unpack(&self.with_new_lists(|| self.download(package))?, into))
@@ -312,9 +288,6 @@ fn unpack(deb: &Path, into: &Path) -> Result<()> {
 }
 
 /// The links that an installed system has, and that packages of Debian 12 do not bring.
-///
-/// # Errors
-/// A folder or link cannot be created.
 pub fn merged_usr(root: &Path) -> Result<()> {
     for name in ["bin", "lib", "lib64", "sbin"] {
         let target = root.join("usr").join(name);
@@ -343,9 +316,6 @@ pub fn debian_architecture() -> &'static str {
 }
 
 /// The Debian mirror of the environment or of the machine's apt; for a security suite, the security archive.
-///
-/// # Errors
-/// apt-get fails.
 pub fn debian_mirror(suite: &str) -> Result<Option<String>> {
     if let Ok(named) = std::env::var(MIRROR) {
         return Ok(Some(mirror_named(&named, suite)));

@@ -9,9 +9,6 @@ use crate::run::{self, cargo, tool};
 use crate::workspace;
 
 /// The packages of the workspace and their targets, as cargo prints them.
-///
-/// # Errors
-/// cargo cannot read the workspace.
 pub fn metadata() -> Result<Value> {
     let words = ["metadata", "--format-version=1", "--no-deps", "--locked"];
     let printed = run::capture(&mut cargo(&words))?;
@@ -19,9 +16,6 @@ pub fn metadata() -> Result<Value> {
 }
 
 /// When the commit was made, in a format of git.
-///
-/// # Errors
-/// git fails.
 pub fn commit_time(format: &str) -> Result<String> {
     let mut git = tool("git", &["show", "--no-patch", &format!("--format={format}"), "HEAD"]);
     Ok(run::capture(git.current_dir(workspace::root()))?.trim().to_owned())

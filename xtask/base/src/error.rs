@@ -22,7 +22,6 @@ pub enum Error {
     /// A system call failed on a file.
     #[error("{operation} {}: {source}", path.display())]
     File {
-        /// The operation.
         operation: &'static str,
         /// The file.
         path: PathBuf,

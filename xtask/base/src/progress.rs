@@ -49,15 +49,11 @@ struct Running {
 pub struct Log {
     /// Open for appending.
     pub file: File,
-    /// Its path.
     pub path: PathBuf,
 }
 
 impl Stages {
     /// Stages of the task `name`.
-    ///
-    /// # Errors
-    /// The folder for logs cannot be made.
     pub fn new(name: &str) -> Result<Self> {
         let logs = workspace::scratch("logs")?.join(name);
         fs::create_dir_all(&logs).map_err(|e| Error::file("create the directory", &logs, e))?;

@@ -80,17 +80,11 @@ fn quote(word: &str) -> String {
 }
 
 /// Runs to the end and returns standard output.
-///
-/// # Errors
-/// The command line and its output, if it cannot be started or fails.
 pub fn capture(command: &mut Command) -> Result<String> {
     capture_from(command, Stdio::null())
 }
 
 /// Like [`capture`], with its standard input from somewhere.
-///
-/// # Errors
-/// As [`capture`].
 pub fn capture_from(command: &mut Command, input: Stdio) -> Result<String> {
     let output = command.stdin(input).output().map_err(|e| not_started(command, &e))?;
     succeeded(command, &output)?;
@@ -98,9 +92,6 @@ pub fn capture_from(command: &mut Command, input: Stdio) -> Result<String> {
 }
 
 /// Runs to the end with `input` on standard input.
-///
-/// # Errors
-/// As [`capture`].
 pub fn feed(command: &mut Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
@@ -114,9 +105,6 @@ pub fn feed(command: &mut Command, input: &str) -> Result<String> {
 }
 
 /// Like [`capture`], with standard error appended to a log.
-///
-/// # Errors
-/// As [`show`].
 pub fn capture_with(command: &mut Command, log: File) -> Result<String> {
     let output = command.stdin(Stdio::null()).stderr(log).output().map_err(|e| not_started(command, &e))?;
     succeeded(command, &Output { stdout: Vec::new(), ..output.clone() })?;
@@ -124,9 +112,6 @@ pub fn capture_with(command: &mut Command, log: File) -> Result<String> {
 }
 
 /// Runs to the end on this terminal.
-///
-/// # Errors
-/// The command line, if it cannot be started or fails.
 pub fn show(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|e| not_started(command, &e))?;
     if status.success() {
@@ -136,9 +121,6 @@ pub fn show(command: &mut Command) -> Result<()> {
 }
 
 /// Runs to the end with standard output and standard error appended to a log.
-///
-/// # Errors
-/// As [`show`].
 pub fn log(command: &mut Command, log: &File) -> Result<()> {
     let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);

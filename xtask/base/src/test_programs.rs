@@ -15,7 +15,6 @@ use crate::progress::Log;
 use crate::run::{self, cargo};
 use crate::workspace;
 
-/// One test program.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TestProgram {
     /// Cargo's name of it, as a word.
@@ -55,17 +54,11 @@ struct Profile {
 
 /// Builds test programs, and these binaries: these suites of the network tests, or all of the workspace if none is
 /// named. The features of a dependency are those that the whole workspace needs, so that each is built once.
-///
-/// # Errors
-/// A build that fails.
 pub fn build(suites: &[String], binaries: &[&str], log: &Log) -> Result<Vec<TestProgram>> {
     build_with(|words| Ok(cargo(words)), suites, binaries, log)
 }
 
 /// Like [`build`], with another cargo command.
-///
-/// # Errors
-/// As [`build`].
 pub fn build_with(
     cargo: impl Fn(&[&str]) -> Result<Command>,
     suites: &[String],
@@ -82,17 +75,11 @@ pub fn build_with(
 }
 
 /// The names of all test programs of the packages in these folders, without a build.
-///
-/// # Errors
-/// cargo cannot read the workspace.
 pub fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
     Ok(targets(folders)?.iter().map(Target::program).collect())
 }
 
 /// Of these, those that cargo can build singly, by `--test`: not the unit tests of a library or a binary.
-///
-/// # Errors
-/// cargo cannot read the workspace.
 pub fn single_names(folders: &[&str]) -> Result<BTreeSet<String>> {
     let is_single = |target: &&Target| target.kind.iter().any(|kind| kind == "test");
     Ok(targets(folders)?.iter().filter(is_single).map(Target::program).collect())

@@ -30,9 +30,6 @@ pub const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", features: &["s
 
 impl Tool {
     /// The program's path; it is built if it is missing. What the build prints goes to `log`.
-    ///
-    /// # Errors
-    /// The crate cannot be downloaded or built.
     pub fn ensure(self, log: &File) -> Result<PathBuf> {
         let Self { name, version, features } = self;
         let home = workspace::scratch("tools")?.join(format!("{name}-{version}"));

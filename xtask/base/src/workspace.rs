@@ -28,9 +28,6 @@ pub fn cargo_home() -> Result<PathBuf> {
 }
 
 /// A folder of the tasks below the target folder; it is created if missing.
-///
-/// # Errors
-/// The folder cannot be created.
 pub fn scratch(name: &str) -> Result<PathBuf> {
     let path = target().join("xtask").join(name);
     fs::create_dir_all(&path).map_err(|e| Error::file("create the directory", &path, e))?;
@@ -38,9 +35,6 @@ pub fn scratch(name: &str) -> Result<PathBuf> {
 }
 
 /// Removes a file, or a folder with everything in it; a missing one is removed.
-///
-/// # Errors
-/// The kernel's error.
 pub fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
@@ -55,9 +49,6 @@ pub struct Lock(#[expect(dead_code, reason = "closing the file gives the lock ba
 
 impl Lock {
     /// Waits for the exclusive lock.
-    ///
-    /// # Errors
-    /// The file cannot be created or locked.
     pub fn take(path: &Path) -> Result<Self> {
         let file = Self::open(path)?;
         file.lock().map_err(|e| Error::file("lock", path, e))?;
@@ -65,9 +56,6 @@ impl Lock {
     }
 
     /// Waits for the shared lock.
-    ///
-    /// # Errors
-    /// As [`Lock::take`].
     pub fn share(path: &Path) -> Result<Self> {
         let file = Self::open(path)?;
         file.lock_shared().map_err(|e| Error::file("lock", path, e))?;
@@ -80,9 +68,6 @@ impl Lock {
 }
 
 /// Makes a user's path absolute. Relative ones would fail after a change of mounts.
-///
-/// # Errors
-/// The path does not exist.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).map_err(|e| Error::file("find", path, e))
 }

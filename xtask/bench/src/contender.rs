@@ -117,9 +117,6 @@ pub(super) struct Attached {
 
 impl Contender {
     /// Makes its node: a namespace with an uplink, out of which masquerade would happen.
-    ///
-    /// # Errors
-    /// The namespace or the links cannot be made.
     pub(super) fn new(name: &str, dir: &Path, backend: Backend, iptables: &str) -> Result<Self> {
         let node = make_node(name)?;
         let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path(iptables)?);
@@ -142,18 +139,12 @@ impl Contender {
     }
 
     /// Pods with port mappings for a burst, with namespaces of their own.
-    ///
-    /// # Errors
-    /// A namespace cannot be made.
     pub(super) fn burst(&mut self, count: u32) -> Result<Vec<(Pod, Value)>> {
         let pod = |number: u32| Ok((self.pod()?, ports(MEASURED_PORT + number, 1)));
         (0..count).map(pod).collect()
     }
 
     /// True if the plugin set has its ports in nftables: versions without that backend ignore the key.
-    ///
-    /// # Errors
-    /// An ADD or DEL fails.
     pub(super) fn knows_its_backend(&mut self) -> Result<bool> {
         let attached = self.attach_untimed(MEASURED_PORT)?;
         let tables = run::capture(&mut tool("nft", &["list", "tables"]))?;
@@ -162,9 +153,6 @@ impl Contender {
     }
 
     /// Attaches pods until `count` are present, by real ADDs.
-    ///
-    /// # Errors
-    /// An ADD fails.
     pub(super) fn fill(&mut self, count: u32, mut each: impl FnMut(u32)) -> Result<()> {
         while self.present < count {
             self.attach_untimed(FIRST_PORT + self.present * self.ports)?;
@@ -175,9 +163,6 @@ impl Contender {
     }
 
     /// Loads rules of another engine on its node.
-    ///
-    /// # Errors
-    /// iptables-restore fails.
     pub(super) fn restore(&self, iptables: &str, rules: &str) -> Result<()> {
         sandbox::switch_to(&self.node)?;
         let program = format!("iptables-{iptables}-restore");
@@ -191,9 +176,6 @@ impl Contender {
     }
 
     /// An ADD and two DELs of a new pod on the first bridge.
-    ///
-    /// # Errors
-    /// A plugin fails.
     pub(super) fn sample(&mut self, pause: impl Fn()) -> Result<Sample> {
         let pod = self.pod()?;
         pause();
@@ -206,9 +188,6 @@ impl Contender {
     }
 
     /// The same under ptrace(2): started programs and memory, for ADD and DEL.
-    ///
-    /// # Errors
-    /// A plugin fails or cannot be traced.
     pub(super) fn trace(&mut self) -> Result<(Trace, Trace)> {
         let (pod, ports) = (self.pod()?, ports(MEASURED_PORT, self.ports));
         sandbox::switch_to(&self.node)?;
@@ -299,9 +278,6 @@ impl Contender {
 }
 
 /// Makes a namespace with an uplink, out of which masquerade would happen, and moves the thread there.
-///
-/// # Errors
-/// The namespace or the links cannot be made.
 pub(super) fn make_node(name: &str) -> Result<PathBuf> {
     let node = sandbox::add_netns(&format!("node-{name}"))?;
     sandbox::switch_to(&node)?;

@@ -24,7 +24,6 @@ use xtask_base::workspace;
 const OWN: &str = "slipway";
 /// Pause before each operation, so that work of the last one in the kernel is not counted.
 pub(super) const SETTLE: Duration = Duration::from_millis(30);
-/// The duration of the idle control.
 const IDLE: Duration = Duration::from_secs(2);
 /// Warm-up operations, which load files into memory and make tables.
 const WARM_UP: u32 = 2;
@@ -43,9 +42,6 @@ struct Run {
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// As [`super::run`].
 pub(super) fn run(args: &ControlArgs) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let mut conditions = conditions(args, &peer)?;
@@ -85,9 +81,6 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
 }
 
 /// The plugin sets, each with its own node.
-///
-/// # Errors
-/// A node cannot be made.
 pub(super) fn contenders(args: &ControlArgs, own: &Path, peer: &Path) -> Result<Vec<Contender>> {
     let mut contenders = vec![
         (OWN, own, Backend::Default),
@@ -111,9 +104,6 @@ pub(super) fn save_dir(args: &ControlArgs) -> Option<PathBuf> {
 }
 
 /// Warms up, and drops a contender that does not support its backend, which a condition names.
-///
-/// # Errors
-/// An ADD or DEL fails.
 pub(super) fn warm_up(contenders: &mut Vec<Contender>, conditions: &mut Vec<String>) -> Result<String> {
     for mut contender in std::mem::take(contenders) {
         if !contender.knows_its_backend()? {
@@ -232,9 +222,6 @@ fn foreign_rules(count: u32) -> String {
 }
 
 /// The share of one processor that is busy while this task does nothing.
-///
-/// # Errors
-/// /proc/stat cannot be read.
 pub(super) fn idle_rate() -> Result<f64> {
     thread::sleep(SETTLE);
     let (busy, begun) = (measure::busy()?, Instant::now());
@@ -243,9 +230,6 @@ pub(super) fn idle_rate() -> Result<f64> {
 }
 
 /// An empty folder for all state, on the checkout's disk.
-///
-/// # Errors
-/// The folder cannot be emptied or created.
 pub(super) fn fresh_state() -> Result<PathBuf> {
     let dir = workspace::scratch("bench")?.join("var-lib");
     if dir.exists() {
@@ -272,9 +256,6 @@ fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
 }
 
 /// The kernel, the processors and the disk with the state.
-///
-/// # Errors
-/// A program fails.
 pub(super) fn machine() -> Result<String> {
     let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
     let disk = run::capture(tool("stat", &["--file-system", "--format=%T"]).arg(workspace::target()))?;

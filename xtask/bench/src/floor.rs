@@ -52,9 +52,6 @@ pub(super) struct Sample {
 
 impl Floor {
     /// Makes a node with a bridge and an empty map that a rule uses, and moves the thread there.
-    ///
-    /// # Errors
-    /// `ip` or `nft` fails.
     pub(super) fn new() -> Result<Self> {
         let node = sandbox::add_netns(NODE)?;
         sandbox::switch_to(&node)?;
@@ -69,9 +66,6 @@ impl Floor {
     }
 
     /// Fills the map as `pods` pods would, in bulk.
-    ///
-    /// # Errors
-    /// `nft` fails.
     pub(super) fn fill(&mut self, pods: u32) -> Result<()> {
         sandbox::switch_to(&self.node)?;
         let elements: Vec<String> = (self.pods * PORTS..pods * PORTS)
@@ -85,9 +79,6 @@ impl Floor {
     }
 
     /// Makes a pod's interface and elements, then deletes them.
-    ///
-    /// # Errors
-    /// A command or a request fails.
     pub(super) fn sample(&self, number: u32) -> Result<Sample> {
         let (pod, veth) = (format!("floor-{number}"), format!("veth{number}"));
         let netns = sandbox::add_netns(&pod)?;

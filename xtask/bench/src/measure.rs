@@ -61,9 +61,6 @@ pub(super) fn call(mut call: Call) -> Result<(Cost, String)> {
 }
 
 /// User and system time of all children that were waited for.
-///
-/// # Errors
-/// getrusage(2) fails.
 pub(super) fn children_cpu() -> Result<Duration> {
     let usage =
         getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|e| Error::system("read the children's CPU time", e))?;
@@ -76,9 +73,6 @@ fn duration(time: TimeVal) -> Duration {
 
 /// The busy time of all processors since boot. It includes soft interrupts and kernel threads, which no
 /// process is charged for.
-///
-/// # Errors
-/// /proc/stat cannot be read.
 pub(super) fn busy() -> Result<Duration> {
     let path = Path::new("/proc/stat");
     let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;

@@ -18,7 +18,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Processes whose memory is added up.
 #[derive(Debug)]
 pub(crate) enum Measured {
-    /// One process.
     Process(u32),
     /// This process's children that execute a file.
     ChildrenOf(PathBuf),
@@ -36,9 +35,6 @@ pub(crate) struct Memory {
 }
 
 /// Runs `body`, and returns the peak of the sum of the processes' proportional sizes during it.
-///
-/// # Errors
-/// The error of `body`, or no process was seen.
 pub(crate) fn peak_during(measured: &Measured, body: impl FnOnce() -> Result<()>) -> Result<u64> {
     let done = AtomicBool::new(false);
     let peak = thread::scope(|scope| {

@@ -83,9 +83,6 @@ struct Panel<'a> {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// A file cannot be read, parsed or written.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
     for (name, picture) in pictures(&workspace::root().join(&args.data))? {
         write(&args.out.join(name), &picture)?;

@@ -152,9 +152,6 @@ impl Report {
     }
 
     /// Writes `control.json` and `control.csv` into a directory and returns their paths.
-    ///
-    /// # Errors
-    /// A file cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<[PathBuf; 2]> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)

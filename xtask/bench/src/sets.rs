@@ -41,9 +41,6 @@ pub(super) struct Callers {
 
 impl Plugins {
     /// Our plugins: built and installed below target/, or those of a directory.
-    ///
-    /// # Errors
-    /// The build or the installation fails.
     pub(super) fn own(&self) -> Result<PathBuf> {
         if let Some(dir) = &self.slipway {
             return workspace::absolute(dir);
@@ -55,9 +52,6 @@ impl Plugins {
     }
 
     /// Our programs of the runtime's side, built as the plugins are; `slipwayd` may be with them.
-    ///
-    /// # Errors
-    /// A build fails.
     pub(super) fn callers(&self) -> Result<Callers> {
         let installed = self.slipway.as_ref().map(|dir| dir.join("slipwayd")).filter(|file| file.is_file());
         let agent = match installed {
@@ -72,9 +66,6 @@ impl Plugins {
     }
 
     /// The peer's plugins.
-    ///
-    /// # Errors
-    /// They cannot be fetched, or the directory has none.
     pub(super) fn peer(&self) -> Result<PathBuf> {
         let dir = if self.fetch_peer {
             reference::fetch(reference::NEWEST)?

@@ -62,9 +62,6 @@ pub(crate) struct Proof {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// A build or a check that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("dist")?;
     let proof = Proof { verify: args.verify, test: !args.no_test };
@@ -87,9 +84,6 @@ pub(crate) fn out_dir(target: &str) -> PathBuf {
 }
 
 /// Builds the binaries for a processor and checks them.
-///
-/// # Errors
-/// As [`run()`].
 pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built> {
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
@@ -228,9 +222,6 @@ fn with_dependency_list(build: &Command, log: &Log) -> Result<Command> {
 }
 
 /// The dependencies that a binary lists, as the JSON of cargo-auditable.
-///
-/// # Errors
-/// It has no list, or one that cannot be read.
 pub(crate) fn dependency_list(binary: &Path, log: &Log) -> Result<Value> {
     let printed = run::capture(Command::new(RUST_AUDIT_INFO.ensure(&log.file)?).arg(binary))?;
     serde_json::from_str(&printed)

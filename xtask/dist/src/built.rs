@@ -77,9 +77,6 @@ impl Built {
     }
 
     /// The static binaries that `cargo build` has left in the target folder, for tests of packages.
-    ///
-    /// # Errors
-    /// They are missing or do not start.
     pub(crate) fn in_target(share: PathBuf, log: &Log) -> Result<Self> {
         let [plugins, agent] = PROGRAMS;
         let flavour = build::Flavour::Static;

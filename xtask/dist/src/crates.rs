@@ -42,7 +42,6 @@ pub(crate) struct Graph {
     pub(crate) compiled_with: BTreeSet<String>,
 }
 
-/// A crate.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -60,9 +59,6 @@ pub(crate) struct Package {
 
 impl Graph {
     /// Reads the crates of a program, by the folder and name of its package.
-    ///
-    /// # Errors
-    /// Cargo's metadata or the lock file cannot be read.
     pub(crate) fn of_program(folder: &str, name: &str, triple: &str) -> Result<Self> {
         let built = built_crates(name, triple)?;
         let words = ["--filter-platform", triple];
@@ -70,9 +66,6 @@ impl Graph {
     }
 
     /// Reads the crates of the BPF programs.
-    ///
-    /// # Errors
-    /// As [`Graph::of_program`].
     pub(crate) fn of_bpf_programs() -> Result<Self> {
         Self::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[], |_| true)
     }

@@ -77,9 +77,6 @@ pub struct Cross {
 
 impl Cross {
     /// Fetches and unpacks the packages, once.
-    ///
-    /// # Errors
-    /// The machine has another suite or processor, or a package cannot be fetched.
     pub(crate) fn fetch(processor: &'static Processor) -> Result<Self> {
         let Processor { name, triple, debian, gnu, libraries } = processor;
         let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -111,9 +108,6 @@ impl Cross {
     }
 
     /// A cargo command for the target.
-    ///
-    /// # Errors
-    /// A static library is missing.
     pub(crate) fn cargo(&self, words: &[&str]) -> Result<Command> {
         let mut command = cargo(words);
         command.args(["--target", self.triple()]);
@@ -155,9 +149,6 @@ impl Cross {
     }
 
     /// The compiler's version.
-    ///
-    /// # Errors
-    /// It does not start.
     pub(crate) fn version(&self) -> Result<String> {
         Ok(run::capture(self.tool("rustc").arg("--version"))?.trim().to_owned())
     }
@@ -184,7 +175,6 @@ impl Cross {
 }
 
 impl Processor {
-    /// The processor of this name.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         PROCESSORS.iter().find(|processor| processor.name == name)
     }

@@ -14,9 +14,6 @@ const TAG: &str = "// SPDX-License-Identifier: ";
 const WORKSPACES: [(&str, &str); 1] = [("ebpf", "MIT OR GPL-2.0-only")];
 
 /// Compares the first line of each Rust source with the `license` of its package; returns the number of sources.
-///
-/// # Errors
-/// Each source with another first line, with the line that it needs.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut wrong = Vec::new();
     let sources = sources(root, None)?;

@@ -8,7 +8,6 @@ use xtask_base::checkout;
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, cargo};
 
-/// The files that each package has.
 const FILES: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "src/lib.rs"];
 
 /// Folders of tests that need other crates of the workspace, or a checkout.
@@ -56,7 +55,6 @@ fn faults(package: &Value) -> impl Iterator<Item = String> {
     checks.into_iter().filter(|(_, is_right)| !is_right).map(|(key, _)| format!("has no valid {key}"))
 }
 
-/// The faults of a list of files.
 fn faults_of_files(listed: &str) -> impl Iterator<Item = String> {
     let lacking = FILES.iter().filter(move |file| !listed.lines().any(|line| line == **file));
     let unwanted = listed.lines().filter(|line| LEFT_OUT.iter().any(|folder| line.starts_with(folder)));

@@ -35,9 +35,6 @@ pub enum Toolchain {
 
 impl Toolchain {
     /// The compiler for a processor.
-    ///
-    /// # Errors
-    /// There is none, or it cannot be fetched.
     pub fn find(target: &str) -> Result<Self> {
         if target == ARCH {
             return Ok(Self::Own);
@@ -57,9 +54,6 @@ impl Toolchain {
     }
 
     /// The cargo command that builds packages as they are shipped: optimized, and without shared libraries.
-    ///
-    /// # Errors
-    /// The static libraries are missing and cannot be fetched.
     pub fn static_build(&self, packages: &[&str]) -> Result<Command> {
         match self {
             Self::Own => build::static_build(packages),
@@ -72,9 +66,6 @@ impl Toolchain {
     }
 
     /// The cargo command for programs that run here or in VMs.
-    ///
-    /// # Errors
-    /// As [`Toolchain::static_build`].
     pub fn cargo(&self, words: &[&str]) -> Result<Command> {
         match self {
             Self::Own => Ok(cargo(words)),
@@ -107,9 +98,6 @@ impl Toolchain {
     }
 
     /// The C libraries that it links, with their versions.
-    ///
-    /// # Errors
-    /// A file with a version cannot be read.
     pub(crate) fn libraries(&self) -> Result<Vec<Library>> {
         let (libmnl, libnftnl, features) = match self {
             Self::Own => (static_libmnl()?, static_libnftnl()?, PathBuf::from("/usr/include/features.h")),

@@ -25,9 +25,6 @@ pub(crate) struct Args {
 }
 
 /// Prints what it finds.
-///
-/// # Errors
-/// At least one finding, or a file that cannot be read.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
     let found = if args.paths.is_empty() { find(&[root.to_owned()])? } else { find(&args.paths)? };

@@ -20,9 +20,6 @@ const NEWEST: &str = "unstable";
 
 /// The smallest system of a suite that has apt, made once. It is for reading: what runs in it gets a writable
 /// layer above.
-///
-/// # Errors
-/// This user is not root, there is no mirror or no wget, or debootstrap fails.
 pub fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
     let root = workspace::scratch("debian")?.join(suite);
     let _lock = Lock::take(&root.with_extension("lock"))?;
@@ -59,9 +56,6 @@ pub fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
 
 /// The lower folders of an overlay: more programs, which are unpacked and not configured, over the smallest system of their
 /// suite. Programs are fetched once per name and suite.
-///
-/// # Errors
-/// The system cannot be made, or a package cannot be fetched.
 pub fn with_programs(name: &str, packages: &[&str], suite: &str, log: &Log) -> Result<PathBuf> {
     let base = minimal(suite, log)?;
     let folder = workspace::scratch(name)?.join(suite);

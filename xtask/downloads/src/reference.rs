@@ -93,9 +93,6 @@ pub fn is_needed(skip: &str) -> bool {
 
 /// The directory with the plugins of one suite. The stable suite is fetched once; of another one, what was fetched
 /// before serves where there is no network.
-///
-/// # Errors
-/// They were not fetched before, and cannot be now.
 pub fn fetch(suite: &'static str) -> Result<PathBuf> {
     let unpacked = workspace::scratch("apt")?.join(suite).join("unpacked");
     let before = unpacked.join(PACKAGE).join(DIRECTORY);

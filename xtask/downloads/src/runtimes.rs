@@ -133,9 +133,6 @@ const NODE_PROGRAM: &str = "usr/bin/containerd";
 
 /// The root file system of a cluster's nodes: Debian 12's, whose containerd has the interface that kubelet 1.20 knows. None
 /// if it was not fetched before; it is now if `asked`.
-///
-/// # Errors
-/// It cannot be fetched, with `require`.
 pub fn for_nodes(asked: bool, stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
     let [wanted, ..] = &WANTED;
     let root = workspace::scratch("runtimes")?.join(wanted.folder);
@@ -161,9 +158,6 @@ pub struct Runtimes {
 
 impl Runtimes {
     /// Fetches packages of which the suite has another version. A suite that cannot be fetched is left out.
-    ///
-    /// # Errors
-    /// No suite could be had.
     pub fn fetch(log: &Log) -> Result<Self> {
         let dir = workspace::scratch("runtimes")?;
         let mut all = Self { dir: dir.clone(), versions: Vec::new(), missing: Vec::new() };
@@ -210,9 +204,6 @@ impl Runtimes {
 
 /// The reference's cnitool of the newest suite, and its version. One that was built before serves, so that a
 /// measurement needs no network.
-///
-/// # Errors
-/// It was not built before, and cannot be fetched or built now.
 pub fn cnitool(log: &Log) -> Result<(PathBuf, String)> {
     let wanted = WANTED.iter().rfind(|wanted| wanted.cnitool);
     let wanted = wanted.ok_or_else(|| Error::Failed("no suite has cnitool".to_owned()))?;

@@ -22,9 +22,6 @@ const RELEASE: &str = "bookworm";
 const PACKAGES: [&str; 5] = ["zsh", "zsh-common", "fish", "fish-common", "libpcre2-32-0"];
 
 /// The root of the shells' files; they are fetched once.
-///
-/// # Errors
-/// A package cannot be fetched or unpacked.
 pub fn find() -> Result<PathBuf> {
     let dir = workspace::scratch("shells")?;
     let (root, fresh) = (dir.join("root"), dir.join("new"));

@@ -45,9 +45,6 @@ enum Record {
 }
 
 /// Builds and fetches all that the cluster needs, and shows it.
-///
-/// # Errors
-/// The user is not root, a part cannot be had, or a claim does not hold.
 pub(super) fn run() -> Result<()> {
     if !Uid::effective().is_root() {
         return Err(Error::Failed(

@@ -31,9 +31,6 @@ pub(super) fn prepare(plugins: &Path) -> Option<String> {
 }
 
 /// Loads and attaches the programs.
-///
-/// # Errors
-/// `slipway node setup` fails.
 pub(super) fn set_up(screen: &Screen, plugins: &Path) -> Result<()> {
     screen.title("The node gets the BPF programs");
     node(screen, plugins, "setup")?;
@@ -42,9 +39,6 @@ pub(super) fn set_up(screen: &Screen, plugins: &Path) -> Result<()> {
 }
 
 /// Detaches and unloads them.
-///
-/// # Errors
-/// `slipway node teardown` fails.
 pub(super) fn tear_down(screen: &Screen, plugins: &Path) -> Result<()> {
     node(screen, plugins, "teardown")
 }
@@ -58,9 +52,6 @@ fn node(screen: &Screen, plugins: &Path, verb: &str) -> Result<()> {
 
 /// Prints the state of the BPF programs, and checks that they are attached and that conntrack has the other host's
 /// connections: netfilter has decided about them. Returns the number of failed claims.
-///
-/// # Errors
-/// `slipway node status` or `conntrack` fails.
 pub(super) fn prove(screen: &Screen, plugins: &Path) -> Result<u32> {
     screen.title("The BPF programs carry what netfilter has decided");
     let status = run::capture(Command::new(plugins.join("slipway")).args(["node", "status"]))?;

@@ -38,9 +38,6 @@ fn state_file() -> Result<PathBuf> {
 
 /// Leaves a process in the node's namespaces, records the processes for `--remove`, and prints how to look
 /// around.
-///
-/// # Errors
-/// The process cannot be started, or the file cannot be written.
 pub(super) fn leave_up(chain: &Chain, servers: &[Child]) -> Result<()> {
     let mut holder = tool("sleep", &["infinity"]);
     holder.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
@@ -83,9 +80,6 @@ fn in_user_namespace() -> bool {
 }
 
 /// Stops everything that an earlier `--keep` left, which removes its namespaces.
-///
-/// # Errors
-/// A process cannot be stopped.
 pub(super) fn remove() -> Result<()> {
     match stop_all()? {
         0 => println!("nothing is up"),
@@ -95,9 +89,6 @@ pub(super) fn remove() -> Result<()> {
 }
 
 /// Stops what an earlier `--keep` left.
-///
-/// # Errors
-/// As [`remove`].
 pub(super) fn replace_older() -> Result<()> {
     if stop_all()? > 0 {
         println!("the demo that was left up is removed first");

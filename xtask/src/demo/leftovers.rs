@@ -30,7 +30,6 @@ pub(super) struct Snapshot {
 pub(super) struct Gone {
     /// The binary that lists published ports, if the plugins have one.
     pub(super) slipway: Option<PathBuf>,
-    /// The network.
     pub(super) network: String,
     /// The containers' IDs.
     pub(super) names: Vec<String>,
@@ -40,9 +39,6 @@ pub(super) struct Gone {
 
 impl Snapshot {
     /// Lists the node's links.
-    ///
-    /// # Errors
-    /// `ip` fails.
     pub(super) fn take() -> Result<Self> {
         let links: Value = json(&run::capture(&mut tool("ip", &["-json", "link"]))?)?;
         let names = links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str());
@@ -51,9 +47,6 @@ impl Snapshot {
 }
 
 /// Searches published ports, ruleset, links, routes and reservations. Returns the number of failed claims.
-///
-/// # Errors
-/// A command that lists one of these fails.
 pub(super) fn prove(screen: &Screen, before: &Snapshot, gone: &Gone) -> Result<u32> {
     screen.title("Nothing of them is left");
     let mut failed = 0;

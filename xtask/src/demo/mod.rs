@@ -72,9 +72,6 @@ enum Act {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// The build or a plugin fails, or a claim does not hold.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.remove {
         return keep::remove();

@@ -42,7 +42,6 @@ impl Screen {
         println!("  {what:<12} {took:>9}   {result}");
     }
 
-    /// A request and its answer.
     pub(super) fn request(&self, from: &str, url: &str, answer: &str) {
         println!("  {from:>7} $ curl {url:<32} {}", self.paint("36", answer));
     }

@@ -30,9 +30,6 @@ const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Makes the node's links and the other host. The caller has entered the node's namespaces.
-///
-/// # Errors
-/// The `ip` command that failed, or the setting that could not be made.
 pub(super) fn build() -> Result<()> {
     sandbox::add_netns(OUTSIDE)?;
     ip("link set lo up")?;
@@ -54,9 +51,6 @@ pub(super) fn build() -> Result<()> {
 }
 
 /// Runs `ip` with arguments separated by blanks.
-///
-/// # Errors
-/// The command and what it printed.
 pub(super) fn ip(words: &str) -> Result<String> {
     run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))
 }
@@ -84,9 +78,6 @@ pub(super) enum Life {
 }
 
 /// Starts the demo's web server on port 80 of a namespace and returns when it listens.
-///
-/// # Errors
-/// The server does not start, or prints something else first.
 pub(super) fn serve(netns: &str, life: Life) -> Result<Child> {
     let program = env::current_exe().map_err(|e| Error::system("find this program", e))?;
     let mut args = vec!["serve", "--port", "80", "--name", netns];

@@ -11,16 +11,12 @@ use super::toolchain::Toolchain;
 use xtask_base::error::{Error, Result};
 use xtask_base::run::cargo;
 
-/// Its version.
 pub(super) const VERSION: &str = "0.13.0";
 /// The LLVM versions that this version supports.
 const LLVM: [&str; 3] = ["21", "22", "23"];
 
 /// The linker's path; it is built if the cache does not have it. It uses the compiler's own LLVM library, as
 /// bitcode of one version of LLVM may not be readable by another.
-///
-/// # Errors
-/// It does not support the compiler's LLVM, or cannot be built.
 pub(super) fn ensure(
     toolchain: &Toolchain,
     cache: &Path,

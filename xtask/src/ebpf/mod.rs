@@ -42,9 +42,6 @@ pub struct Args {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// No toolchain can be installed, or the build fails.
 pub fn run(args: &Args) -> Result<()> {
     if args.lint {
         return lint(run::show);
@@ -91,9 +88,6 @@ fn object(checkout: &Path) -> PathBuf {
 
 /// Builds the object, unless the cache has it; installs a toolchain if there is none. Returns a summary with
 /// the toolchain's name. `execute` runs the commands that may take long.
-///
-/// # Errors
-/// As [`run()`].
 pub fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     let toolchain = Toolchain::require(&execute)?;
     ensure_in(workspace::root(), &toolchain, &execute)
@@ -101,9 +95,6 @@ pub fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
 
 /// Like [`ensure`], but without a toolchain it is no error: the binary is then built without the BPF
 /// programs.
-///
-/// # Errors
-/// The build fails.
 pub fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
     match Toolchain::require(&execute) {
         Ok(toolchain) => ensure_in(workspace::root(), &toolchain, &execute).map(Programs::Built),
@@ -115,9 +106,6 @@ pub fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Progr
 }
 
 /// Copies the built object of a checkout to another one with the same sources.
-///
-/// # Errors
-/// A file cannot be copied.
 pub fn copy_built(from: &Path, to: &Path) -> Result<()> {
     let (from, to) = (object(from), object(to));
     if let Some(folder) = to.parent() {
@@ -130,9 +118,6 @@ pub fn copy_built(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// True if a binary carries the object of this checkout.
-///
-/// # Errors
-/// The object cannot be read.
 pub fn is_in(binary: &[u8]) -> Result<bool> {
     let path = object(workspace::root());
     let object = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
@@ -147,9 +132,6 @@ fn is_current(checkout: &Path) -> Result<bool> {
 }
 
 /// Builds the object of another checkout, a copy of the sources.
-///
-/// # Errors
-/// As [`run()`].
 pub fn build_elsewhere(checkout: &Path, execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     let toolchain = Toolchain::require(&execute)?;
     let built = compile(checkout, &toolchain, &execute)?;
@@ -176,9 +158,6 @@ fn verify(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
 
 /// Checks the format of the BPF programs and of `abi`, and runs clippy over them. Clippy runs for the
 /// machine's own target: the compiler for BPF has no clippy.
-///
-/// # Errors
-/// The format differs, or clippy warns.
 pub fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let manifest = workspace::root().join("ebpf/Cargo.toml");

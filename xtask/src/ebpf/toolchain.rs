@@ -119,9 +119,6 @@ impl Toolchain {
     }
 
     /// `22`, of `LLVM version: 22.1.8`.
-    ///
-    /// # Errors
-    /// The compiler does not print it.
     pub(super) fn llvm_major(&self) -> Result<String> {
         let version = self.about.lines().find_map(|line| line.strip_prefix("LLVM version: "));
         let major = version.and_then(|version| version.split('.').next()).map(str::to_owned);
@@ -129,9 +126,6 @@ impl Toolchain {
     }
 
     /// The LLVM library that the compiler itself uses.
-    ///
-    /// # Errors
-    /// It is not below the compiler's folder.
     pub(super) fn libllvm(&self) -> Result<PathBuf> {
         let prefix = format!("libLLVM.so.{}", self.llvm_major()?);
         let lib = self.sysroot.join("lib");

@@ -32,7 +32,6 @@ enum Probe {
     Program(&'static [&'static str]),
     /// A library that pkg-config knows in at least this version.
     Library(&'static str, &'static str),
-    /// A file.
     File(&'static str),
 }
 

@@ -90,17 +90,11 @@ impl Arch {
     }
 
     /// A suite of Debian's packages for this processor.
-    ///
-    /// # Errors
-    /// As [`AptRoot::open`].
     pub(crate) fn packages(self, suites: &[&str]) -> Result<AptRoot> {
         AptRoot::open_of(suites, self.debian())
     }
 
     /// The folder of the emulator and of the programs in its VMs.
-    ///
-    /// # Errors
-    /// The folder cannot be made.
     pub(crate) fn cache(self) -> Result<PathBuf> {
         match self.is_own() {
             true => workspace::scratch("vm"),

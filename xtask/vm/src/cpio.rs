@@ -34,9 +34,6 @@ struct Head {
 
 impl Archive {
     /// Starts an archive in a new file.
-    ///
-    /// # Errors
-    /// The file cannot be made.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(|e| Error::file("make", path, e))?;
         Self::new(BufWriter::new(file))
@@ -55,23 +52,16 @@ impl<W: Write> Archive<W> {
         Ok(archive)
     }
 
-    /// True if the archive has this path.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.known.contains(&merged(path))
     }
 
     /// A folder, and those above it.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
     pub(crate) fn folder(&mut self, path: &Path) -> Result<()> {
         self.put(path, &Head { mode: 0o040_755, size: 0, device: (0, 0) }, &[])
     }
 
     /// A symbolic link. One that is there already stays.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
     pub(crate) fn symlink(&mut self, path: &Path, target: &Path) -> Result<()> {
         let target = target.to_string_lossy();
         let head = Head { mode: 0o120_777, size: length(target.as_bytes())?, device: (0, 0) };
@@ -79,18 +69,12 @@ impl<W: Write> Archive<W> {
     }
 
     /// A file with this content and mode (permissions only). One that is there already stays.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
     pub(crate) fn bytes(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<()> {
         let head = Head { mode: 0o100_000 | mode & 0o7777, size: length(content)?, device: (0, 0) };
         self.put(path, &head, content)
     }
 
     /// A copy of a file, with its permissions.
-    ///
-    /// # Errors
-    /// The file cannot be read, or the archive cannot be written.
     pub(crate) fn file(&mut self, path: &Path, from: &Path) -> Result<()> {
         if self.has(path) {
             return Ok(());
@@ -101,9 +85,6 @@ impl<W: Write> Archive<W> {
     }
 
     /// A copy of what is below a folder and `wanted`. Links inside are copied as links.
-    ///
-    /// # Errors
-    /// As [`Archive::file`].
     pub(crate) fn tree(&mut self, path: &Path, from: &Path, wanted: fn(&Path) -> bool) -> Result<()> {
         self.folder(path)?;
         let mut entries: Vec<PathBuf> = fs::read_dir(from)
@@ -126,9 +107,6 @@ impl<W: Write> Archive<W> {
     }
 
     /// Writes the closing entry; returns the archive's size in bytes.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
     pub(crate) fn finish(mut self) -> Result<u64> {
         self.entry("TRAILER!!!", &Head { mode: 0, size: 0, device: (0, 0) }, &[])
             .and_then(|()| self.out.flush())

@@ -13,9 +13,6 @@ use xtask_downloads::kube;
 /// Writes the image with some of Kubernetes' programs; returns its path. A VM that reads an older one keeps that.
 ///
 /// ext4, without a journal: it is in every kernel, and mke2fs(8) is on every system.
-///
-/// # Errors
-/// A file cannot be read, or the image cannot be written.
 pub(crate) fn write(from: &Path) -> Result<PathBuf> {
     let (image, files) = (kernels::cache()?.join("kubernetes.ext4"), kernels::cache()?.join("kubernetes"));
     fs::create_dir_all(&files).map_err(|e| Error::file("create the directory", &files, e))?;

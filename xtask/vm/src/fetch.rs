@@ -30,9 +30,6 @@ pub(crate) struct Ready {
 }
 
 /// Takes the kernel from the cache, or fetches it from the first place that has it whole.
-///
-/// # Errors
-/// No place has the kernel: the error of each.
 pub(crate) fn fetch(kernel: &Kernel, refresh: Refresh) -> Result<Ready> {
     let dir = kernels::cache()?.join("kernels").join(&kernel.name);
     if refresh == Refresh::No

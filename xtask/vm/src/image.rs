@@ -158,9 +158,6 @@ fn needed_tools() -> impl Iterator<Item = &'static str> {
 impl Userland {
     /// Finds the tools, of the reference plugins in a directory those that tests need, and the shared
     /// libraries of all of them and of `programs`.
-    ///
-    /// # Errors
-    /// A file or a library is missing.
     pub(crate) fn find(system: &System, programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
         for path in TOOLS.iter().filter_map(|name| system.which(name)) {
@@ -212,9 +209,6 @@ const ETC: &[(&str, &str)] = &[
 ];
 
 /// Writes the root file system.
-///
-/// # Errors
-/// A file that cannot be read, or an archive that cannot be written.
 pub(crate) fn write(
     path: &Path,
     userland: &Userland,
@@ -269,9 +263,6 @@ pub(crate) fn write(
 
 /// The files of a kernel's modules that match the patterns, of those that they need, and depmod's
 /// lists; all below [`Ready::modules`].
-///
-/// # Errors
-/// The lists cannot be read.
 pub(crate) fn modules(kernel: &Ready, patterns: &[String]) -> Result<BTreeSet<PathBuf>> {
     let read = |name: &str| {
         let path = kernel.modules.join(name);

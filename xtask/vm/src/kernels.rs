@@ -49,7 +49,6 @@ pub(crate) struct Kernels {
     pub(crate) kernel: Vec<Kernel>,
 }
 
-/// One kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kernel {
@@ -103,9 +102,6 @@ pub(crate) struct Missing {
 
 impl Kernels {
     /// Reads the list.
-    ///
-    /// # Errors
-    /// The file cannot be read, or is not of this form.
     pub(crate) fn load() -> Result<Self> {
         let path = workspace::root().join("vm-tests/kernels.toml");
         let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
@@ -154,9 +150,6 @@ impl Kernels {
     }
 
     /// The kernels for a processor that were asked for, in the order of the list; all of them when none was.
-    ///
-    /// # Errors
-    /// A name that is not in the list.
     pub(crate) fn select(&self, names: &[String], arch: Arch) -> Result<Vec<&Kernel>> {
         let mut wanted: Vec<&Kernel> = self.kernel.iter().filter(|kernel| kernel.arch == arch).collect();
         if let Some(unknown) = names.iter().find(|name| wanted.iter().all(|kernel| !kernel.is_called(name))) {
@@ -204,9 +197,6 @@ impl Kernel {
 }
 
 /// The folder of the unpacked kernels, the emulator and the runs.
-///
-/// # Errors
-/// The folder cannot be made.
 pub(crate) fn cache() -> Result<PathBuf> {
     workspace::scratch("vm")
 }

@@ -127,18 +127,12 @@ impl Qemu {
     }
 
     /// The output of `--version`.
-    ///
-    /// # Errors
-    /// It does not start.
     pub(crate) fn version(&self) -> Result<String> {
         let printed = run::capture(self.command().arg("--version"))?;
         Ok(printed.lines().next().unwrap_or_default().replace("QEMU emulator version ", "QEMU "))
     }
 
     /// Boots a VM and watches it to its end. `report` gets each event as it comes.
-    ///
-    /// # Errors
-    /// The emulator cannot be started, or its files cannot be read.
     pub(crate) fn run(&self, vm: &Vm<'_>, mut report: impl FnMut(&Event)) -> Result<Run> {
         let mut command = self.command();
         self.arguments(&mut command, vm);

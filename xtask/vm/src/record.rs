@@ -111,9 +111,6 @@ impl Record {
 
     /// Keeps the row of a run on this machine, with what it and the page know of the same commit. `programs` are
     /// all there are.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(crate) fn keep<'a>(self, mut programs: impl Iterator<Item = &'a String>) -> Result<()> {
         let path = here(&self.kernel)?;
         fs::create_dir_all(path.parent().unwrap_or(&path))
@@ -128,9 +125,6 @@ impl Record {
 
     /// The row of a kernel: this machine's or the page's. One of today's product wins over a stale one, then a complete
     /// one over an incomplete one.
-    ///
-    /// # Errors
-    /// There is no folder for what is kept.
     pub(crate) fn known(kernel: &str) -> Result<Option<Self>> {
         let (own, page) = (Self::read(&here(kernel)?), Self::read(&data(kernel)));
         Ok(match (own, page) {
@@ -145,9 +139,6 @@ impl Record {
     }
 
     /// Writes the data of the page.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(crate) fn publish(&self) -> Result<()> {
         self.write(&data(&self.kernel))
     }

@@ -57,9 +57,6 @@ pub(crate) fn failure(outcome: &Outcome) -> String {
 }
 
 /// Writes the page docs/kernels.md, its data and the README's table from what is known.
-///
-/// # Errors
-/// A file cannot be written, or the README has no place for the table.
 pub(crate) fn write(list: &Kernels) -> Result<()> {
     let mut rows = Vec::new();
     for kernel in &list.kernel {

@@ -49,9 +49,6 @@ pub(crate) struct System {
 
 impl System {
     /// The system for a processor: this machine's, or the packages, which are fetched once.
-    ///
-    /// # Errors
-    /// A package cannot be fetched.
     pub(crate) fn find(arch: Arch, toolchain: &Toolchain) -> Result<Self> {
         let emulator = toolchain.emulator();
         if arch.is_own() {
@@ -94,16 +91,12 @@ impl System {
         here.strip_prefix(&self.root).map_or_else(|_| here.to_owned(), |rest| Path::new("/").join(rest))
     }
 
-    /// The path of a program.
     pub(crate) fn which(&self, program: &str) -> Option<PathBuf> {
         let here = run::search_path().into_iter().map(|dir| self.here(&dir).join(program));
         here.into_iter().find(|path| path.is_file()).map(|path| self.inside(&path))
     }
 
     /// The paths in a folder.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub(crate) fn list(&self, inside: &Path) -> Result<Vec<PathBuf>> {
         let here = self.here(inside);
         let entries = fs::read_dir(&here).map_err(|e| Error::file("list", &here, e))?;
@@ -111,9 +104,6 @@ impl System {
     }
 
     /// The path behind the links of another one.
-    ///
-    /// # Errors
-    /// There is no such file.
     pub(crate) fn follow(&self, inside: &Path) -> Result<PathBuf> {
         let here = self.here(inside);
         let real = fs::canonicalize(&here).map_err(|e| Error::file("follow the links of", &here, e))?;
@@ -122,9 +112,6 @@ impl System {
 
     /// The shared libraries of a program of this machine's files, and their loader. None of one that is linked
     /// statically.
-    ///
-    /// # Errors
-    /// A library is missing.
     pub(crate) fn libraries(&self, program: &Path) -> Result<Vec<PathBuf>> {
         let mut lister = match &self.emulator {
             None => tool("ldd", &[]),

@@ -46,10 +46,6 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Loads a program.
-///
-/// # Errors
-/// The kernel refuses it.
 pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     let program: &mut SchedClassifier = program.try_into()?;
     for _ in 1..ATTEMPTS {

@@ -4,7 +4,6 @@
 
 use slipway_ebpf_abi::Counter;
 
-/// The name of a counter.
 #[must_use]
 pub const fn of_counter(counter: Counter) -> &'static str {
     match counter {

@@ -212,7 +212,6 @@ fn own_among(
     Ok(own)
 }
 
-/// The record of an attachment.
 pub fn held(attachment: &Attachment) -> Result<Option<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(None), |table| table.held(AttachmentHash::of(attachment)))
 }
@@ -301,9 +300,6 @@ pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, 
 }
 
 /// Removes the rules of a record, and the record.
-///
-/// # Errors
-/// As for [`dismiss`].
 pub fn forget(held: &FirewallRecord, bridge_use: BridgeUse, lock: &FirewallLock) -> Result<(), Error> {
     withdraw(FirewallTable::open()?.as_ref(), held, bridge_use, lock)
 }
@@ -326,9 +322,6 @@ fn is_needed(table: Option<&FirewallTable>, bridge: &str) -> Result<bool, Error>
 }
 
 /// Removes the rules that isolate a bridge, unless a recorded attachment needs them by now.
-///
-/// # Errors
-/// As for [`dismiss`].
 pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
     if is_needed(FirewallTable::open()?.as_ref(), bridge)? {
         return Ok(());

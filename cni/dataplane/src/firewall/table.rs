@@ -236,7 +236,6 @@ impl FirewallTable {
         self.0.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
     }
 
-    /// The record of an attachment.
     pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<FirewallRecord>, Error> {
         let Some(found) = self.element(&attachment_id(hash))? else { return Ok(None) };
         let Some(Entry { owner, bridge, choice: Some((means, policy)) }) = entry_of(&found) else {
@@ -270,7 +269,6 @@ impl FirewallTable {
         Ok(self.element(&pod_id(address))?.as_ref().and_then(owner_of).map(|owner| owner.attachment_hash))
     }
 
-    /// Lists the entries of owners that pass.
     pub(super) fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Entry>, Error> {
         let keep = |found: &mut Vec<_>, element: ElementInfo| {
             found.extend(entry_of(&element).filter(|entry| pass(&entry.owner)));
@@ -424,7 +422,6 @@ impl FirewallTable {
         Ok(())
     }
 
-    /// The records of attachments of the network that are not valid.
     pub(super) fn dead(&self, network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
         let network = NetworkHash::of(network);
         let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();

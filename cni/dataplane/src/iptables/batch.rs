@@ -30,7 +30,6 @@ impl Batch {
         self.lines.push(quote::line(head.iter().copied().chain(rule)));
     }
 
-    /// Prints a chain.
     pub(super) fn print(&mut self, chain: &str) {
         self.push(&["-S", chain], None);
     }

@@ -40,7 +40,6 @@ impl Detector {
         Ok(Self { socket: socket()? })
     }
 
-    /// The places for which the test is true.
     fn places(&self, test: impl Fn(&Self, Place) -> Result<bool, Error>) -> Result<Vec<Place>, Error> {
         let mut places = Vec::new();
         for place in Place::all() {
@@ -51,7 +50,6 @@ impl Detector {
         Ok(places)
     }
 
-    /// True if the table has one of the chains.
     fn has_chain(&self, place: Place, table: TableName, names: &[&str]) -> Result<bool, Error> {
         if place.variant == Variant::Legacy {
             if !legacy::has_table(place.family, table) {
@@ -155,7 +153,6 @@ pub(crate) fn places_with_ports() -> Result<Vec<Place>, Error> {
     Detector::open()?.places(Detector::has_ports)
 }
 
-/// The places whose table has one of the chains.
 pub(crate) fn places_with_chain(table: TableName, names: &[&str]) -> Result<Vec<Place>, Error> {
     Detector::open()?.places(|detector, place| detector.has_chain(place, table, names))
 }

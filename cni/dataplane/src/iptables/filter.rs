@@ -189,7 +189,6 @@ pub(crate) fn dismiss(addresses: &[IpAddr], isolation: Option<&Isolation>) -> Re
     Ok(())
 }
 
-/// The addresses of one family.
 pub(crate) fn of_family(addresses: &[IpAddr], family: AddressFamily) -> impl Iterator<Item = IpAddr> {
     addresses.iter().copied().filter(move |address| AddressFamily::of(*address) == family)
 }

@@ -57,9 +57,6 @@ pub(crate) struct SharedRule {
 }
 
 /// Refuses mappings of one host port to different places: only the first would ever match.
-///
-/// # Errors
-/// [`Error::Request`] with the two mappings.
 pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> {
     for (i, port) in request.ports.iter().enumerate() {
         let mut others = request.ports.iter().skip(i + 1);

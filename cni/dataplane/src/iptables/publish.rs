@@ -62,7 +62,6 @@ fn port_chains(plan: &PortPlan) -> [&str; 7] {
     [PREROUTING, OUTPUT, POSTROUTING, dnat, setmark, masq, plan.chain.as_str()]
 }
 
-/// Reads the chains of a plan for ports.
 pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, Error> {
     tools.read(&port_chains(plan))
 }
@@ -237,7 +236,6 @@ fn masquerade_chains(plan: &MasqueradePlan) -> [&str; 2] {
     [POSTROUTING, plan.chain.as_str()]
 }
 
-/// Reads the chains of a plan for masquerade.
 pub(crate) fn read_for_masquerade(tools: &Tools, plan: &MasqueradePlan) -> Result<Listing, Error> {
     tools.read(&masquerade_chains(plan))
 }

@@ -94,9 +94,6 @@ impl SharedChains {
 
     /// Removes the chains by one input of the tool, unless something needs them. Returns the reason to keep
     /// them.
-    ///
-    /// # Errors
-    /// As for [`Self::needed`], and [`Error::Busy`] if other processes change the chains at every attempt.
     pub fn remove(&self) -> Result<Option<&'static str>, Error> {
         let Layout { table, leading, shared } = self.purpose.layout();
         let chains = [leading, shared].concat();

@@ -125,7 +125,6 @@ pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<V
     Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
 }
 
-/// True if the attachment has an entry of that kind.
 pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Result<bool, Error> {
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }

@@ -119,9 +119,6 @@ fn singles(port: &PublishedPort) -> impl Iterator<Item = PublishedPort> + use<> 
 }
 
 /// The elements of published ports.
-///
-/// # Errors
-/// [`Error::Request`] for mappings that contradict each other or cross families.
 pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
     if !request.iptables.conditions.is_empty() {
         return Err(RequestError::IptablesConditions.into());
@@ -279,7 +276,6 @@ fn host_port(map: Map, key: &[Value]) -> Option<HostPorts> {
     Some(HostPorts { protocol, address, first: port, last: port })
 }
 
-/// The address in a value, if it is one.
 pub(crate) fn as_address(value: &Value) -> Option<IpAddr> {
     match value {
         Value::Ipv4(address) => Some(IpAddr::V4(*address)),

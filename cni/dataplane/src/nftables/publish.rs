@@ -87,9 +87,6 @@ impl Job {
     }
 
     /// Makes the elements. Returns those of dead owners that it removed.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`], [`Error::ConflictUnowned`], [`Error::Kernel`], or [`Error::Busy`].
     pub(crate) fn run(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
         match self.fast(session)? {
             FastPath::Done => Ok(Vec::new()),
@@ -286,9 +283,6 @@ impl Job {
     }
 
     /// Reads what other attachments have of the things that the plan needs.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] if an owner is neither provably dead nor of the same container.
     fn others(&self, session: &Session) -> Result<OtherOwners, Error> {
         let mut others = OtherOwners::default();
         for held in self.holders(session)? {

@@ -69,7 +69,6 @@ impl OwnedElement {
         }
     }
 
-    /// True if the attachment owns it.
     pub(crate) fn is_of(&self, hash: AttachmentHash) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.attachment_hash == hash)
     }

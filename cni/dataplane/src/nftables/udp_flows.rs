@@ -54,7 +54,6 @@ pub enum FlowSearch {
 enum FlowKnowledge {
     /// There are none.
     NoFlows,
-    /// There may be flows.
     Flows,
     /// There may be flows, and the set has ports of many that have ended.
     Old,
@@ -110,7 +109,6 @@ fn uptime() -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Recording {
     handles: Vec<u64>,
-    /// True if a flow was not recorded.
     is_lossy: bool,
 }
 

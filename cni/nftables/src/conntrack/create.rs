@@ -85,9 +85,6 @@ impl Conntrack {
     /// they are of an older connection, as the caller owns this one.
     ///
     /// The kernel translates only if a chain of type nat is attached.
-    ///
-    /// # Errors
-    /// [`Error::Io`] with the kernel's error, as for a protocol other than TCP, UDP and ICMP echo.
     pub fn insert(&self, flow: &NewFlow) -> Result<(), Error> {
         let failed = |errno| Error::Io { operation: format!("insert the flow {:?}", flow.original), errno };
         match self.put(flow) {

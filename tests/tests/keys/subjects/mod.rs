@@ -11,7 +11,6 @@ pub(crate) use self::chained::{bandwidth, firewall, portmap, sbr, tuning, vrf};
 pub(crate) use self::ipam::{addresses, dhcp, host_local};
 use crate::cases::{Key, Needs, Subject, key};
 
-/// A configuration with the keys that all have.
 fn config(plugin: &str, keys: Value) -> Value {
     let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": plugin});
     let object = all.as_object_mut().expect("an object");

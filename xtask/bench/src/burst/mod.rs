@@ -57,9 +57,6 @@ struct Shape {
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// As [`super::run`].
 pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let shape = Shape { pods, callers: args.callers.into() };

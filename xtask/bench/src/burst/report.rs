@@ -56,7 +56,6 @@ enum Goal {
     AtMost(f64),
 }
 
-/// A ratio and the goal for it.
 #[derive(Debug, Serialize)]
 struct Ratio {
     what: String,
@@ -124,9 +123,6 @@ impl Report {
     }
 
     /// Writes `burst.json` into a directory and returns its path.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)

@@ -32,9 +32,6 @@ pub(super) struct Agent {
 
 impl Agent {
     /// Starts it as the first Node's.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub(super) fn start(program: &Path, slipway: &Path, kubeconfig: &Path, directory: &Path) -> Result<Self> {
         let in_directory = |file: &str| directory.join(file).display().to_string();
         let arguments = [
@@ -51,18 +48,11 @@ impl Agent {
         Ok(Self { process: Process::start(program, &arguments, &directory.join("slipwayd.log"))?, begun })
     }
 
-    /// Its memory.
-    ///
-    /// # Errors
-    /// It has ended.
     pub(super) fn memory(&self) -> Result<Memory> {
         memory::of_process(self.process.id()).ok_or_else(ended)
     }
 
     /// Its CPU time so far.
-    ///
-    /// # Errors
-    /// It has ended.
     pub(super) fn cpu(&self) -> Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).map_err(|_| ended())?;
         // proc(5): fields 14 and 15, utime and stime, of all threads, also of those that have ended. The second field is a
@@ -78,9 +68,6 @@ fn ended() -> Error {
 }
 
 /// Waits until slipwayd has this number of routes.
-///
-/// # Errors
-/// It has not in time.
 pub(super) async fn wait_for_routes(count: u32, limit: Duration) -> Result<()> {
     let until = Instant::now() + limit;
     loop {
@@ -105,9 +92,6 @@ pub(super) struct Monitor {
 
 impl Monitor {
     /// Begins to follow them.
-    ///
-    /// # Errors
-    /// ip(8) cannot be started.
     pub(super) fn start() -> Result<Self> {
         let mut command: Command = tool("ip", &["-4", "-o", "monitor", "route"]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
@@ -127,9 +111,6 @@ impl Monitor {
     }
 
     /// Waits for a new route to a subnet by a gateway; returns the time of its notification.
-    ///
-    /// # Errors
-    /// There is none in ten seconds.
     pub(super) fn wait_for(&self, subnet: &str, gateway: &str) -> Result<Instant> {
         let until = Instant::now() + Duration::from_secs(10);
         let wanted = format!("{subnet} via {gateway} ");

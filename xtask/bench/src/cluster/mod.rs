@@ -73,9 +73,6 @@ struct Programs {
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// As [`super::run`].
 pub(super) fn run(args: &ClusterArgs) -> Result<()> {
     let kube = xtask_downloads::kube::programs()?;
     let programs = match &args.slipway {

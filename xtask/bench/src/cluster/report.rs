@@ -95,9 +95,6 @@ impl Row {
 
 impl Report {
     /// Writes `cluster.json` into a directory and returns its path.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)

@@ -37,9 +37,6 @@ pub(super) struct Server {
 
 impl Process {
     /// Starts a program with its output in a file.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub(super) fn start(program: &Path, arguments: &[String], log: &Path) -> Result<Self> {
         let output = fs::File::create(log).map_err(|e| Error::file("create", log, e))?;
         let errors = output.try_clone().map_err(|e| Error::file("open", log, e))?;
@@ -66,9 +63,6 @@ impl Drop for Process {
 
 impl Server {
     /// Starts both and waits until the server is ready.
-    ///
-    /// # Errors
-    /// A program cannot be started, or the server is not ready in time.
     pub(super) async fn start(programs: &Path, directory: &Path) -> Result<(Self, Client)> {
         let write = |name: &str, text: String| {
             let path = directory.join(name);
@@ -148,9 +142,6 @@ async fn client(certificate: &Path) -> Result<Client> {
 }
 
 /// Sends a request and reads the reply.
-///
-/// # Errors
-/// The server cannot be reached or refuses it.
 pub(super) async fn ask(
     client: &Client,
     method: &str,

@@ -66,9 +66,6 @@ enum Goal {
 }
 
 /// The part of `docs/benchmarks.md` about bursts.
-///
-/// # Errors
-/// A file cannot be read, or the run is not listed.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     let mut text = String::new();
     for file in FILES {

@@ -40,9 +40,6 @@ struct Memory {
 }
 
 /// The part of `docs/cluster.md` between the marks.
-///
-/// # Errors
-/// A file cannot be read, or the run is not listed.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }

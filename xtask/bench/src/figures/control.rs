@@ -102,9 +102,6 @@ fn time(milliseconds: f64, cpu: f64) -> String {
 }
 
 /// The README's table of ADD and DEL.
-///
-/// # Errors
-/// The run is not there, or lacks a contender.
 pub(super) fn readme(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", readme_table(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
@@ -139,9 +136,6 @@ fn readme_table(run: &Control) -> Result<String> {
 }
 
 /// ADD and DEL by the number of pods, and the goals.
-///
-/// # Errors
-/// As [`readme`].
 pub(super) fn pods(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", pods_tables(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
@@ -169,9 +163,6 @@ fn pods_tables(run: &Control) -> Result<String> {
 }
 
 /// DELs that find nothing.
-///
-/// # Errors
-/// As [`readme`].
 pub(super) fn second_dels(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", second_del_table(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
@@ -187,9 +178,6 @@ fn second_del_table(run: &Control) -> Result<String> {
 }
 
 /// ADD and DEL next to rules of others.
-///
-/// # Errors
-/// As [`readme`].
 pub(super) fn iptables(data: &Data<'_>) -> Result<String> {
     let mut text = head("rules of others, variant", &shown(&IPTABLES));
     let mut sources = String::new();

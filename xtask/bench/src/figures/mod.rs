@@ -29,7 +29,6 @@ struct Part {
     page: &'static str,
     /// The name in the mark before it.
     name: &'static str,
-    /// Its text.
     text: fn(&Data<'_>) -> Result<String>,
 }
 
@@ -87,7 +86,6 @@ impl<'a> Data<'a> {
     }
 }
 
-/// The folder of the data.
 const FOLDER: &str = "docs/data";
 
 /// Write the tables of the README, docs/benchmarks.md and docs/cluster.md from the figures in docs/data.
@@ -109,9 +107,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// A file cannot be read or written, a page lacks the marks, or a measurement fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
     if args.check {
@@ -138,9 +133,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Compares the pages' tables with the figures, and the list of runs with the files.
-///
-/// # Errors
-/// They differ, or a file cannot be read.
 fn check(root: &Path) -> Result<()> {
     let runs = Runs::read(root)?;
     for part in PARTS {

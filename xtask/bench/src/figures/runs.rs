@@ -38,7 +38,6 @@ pub(super) struct Run {
     samples: bool,
 }
 
-/// All runs.
 #[derive(Debug, Deserialize)]
 pub(super) struct Runs {
     run: Vec<Run>,
@@ -79,9 +78,6 @@ impl Run {
 
 impl Runs {
     /// Reads the list.
-    ///
-    /// # Errors
-    /// It cannot be read or decoded.
     pub(super) fn read(root: &Path) -> Result<Self> {
         let path = root.join(FOLDER).join(LIST);
         toml::from_str(&read(&path)?)
@@ -89,18 +85,12 @@ impl Runs {
     }
 
     /// The run with these figures.
-    ///
-    /// # Errors
-    /// There is none.
     pub(super) fn find(&self, file: &str) -> Result<&Run> {
         let run = self.run.iter().find(|run| run.file == file);
         run.ok_or_else(|| Error::Failed(format!("{FOLDER}/{LIST} does not list {file}")))
     }
 
     /// Compares the list with the files.
-    ///
-    /// # Errors
-    /// They differ.
     pub(super) fn check(&self, root: &Path) -> Result<()> {
         let data = root.join(FOLDER);
         let mut files: Vec<String> = fs::read_dir(&data)
@@ -120,9 +110,6 @@ impl Runs {
 
 /// Measures the runs of these names, or all that a benchmark makes, one after the other on one commit, and keeps the
 /// figures of each when it is done. Then draws the pictures. Runs of today's product are left out, or measured `again`.
-///
-/// # Errors
-/// A name is unknown, the tree has changes, or a measurement fails.
 pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> {
     let Some(commit) = Sources::of_checkout().commit else {
         return Err(Error::Failed(

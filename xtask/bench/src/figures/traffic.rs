@@ -161,9 +161,6 @@ impl Traffic {
 }
 
 /// The README's table of connections.
-///
-/// # Errors
-/// The run is not there, or lacks a contender.
 pub(super) fn readme(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", readme_table(&data.read(TRAFFIC)?)?, data.source(TRAFFIC)?))
 }
@@ -183,9 +180,6 @@ fn readme_table(run: &Traffic) -> Result<String> {
 }
 
 /// Packets to a published port by the number of ports, the share of the node, and the goals.
-///
-/// # Errors
-/// As [`readme`].
 pub(super) fn packets(data: &Data<'_>) -> Result<String> {
     let run: Traffic = data.read(TRAFFIC)?;
     Ok(format!(
@@ -201,9 +195,6 @@ pub(super) fn packets(data: &Data<'_>) -> Result<String> {
 }
 
 /// One port with many rounds, other ways, and both ends on any processor.
-///
-/// # Errors
-/// As [`readme`].
 pub(super) fn others(data: &Data<'_>) -> Result<String> {
     let (one, ways, unpinned): (Traffic, Traffic, Traffic) =
         (data.read(ONE_PORT)?, data.read(WAYS)?, data.read(UNPINNED)?);

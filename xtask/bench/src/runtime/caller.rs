@@ -95,9 +95,6 @@ impl Contender {
     }
 
     /// Starts a caller that uses the library, on its node.
-    ///
-    /// # Errors
-    /// The program cannot be started.
     pub(super) fn library(
         caller: &'static str,
         program: &Path,
@@ -116,9 +113,6 @@ impl Contender {
     }
 
     /// One operation.
-    ///
-    /// # Errors
-    /// It fails.
     pub(super) fn call(&mut self, verb: Verb, target: &Target) -> Result<Cost> {
         self.node.enter()?;
         match &mut self.way {
@@ -134,9 +128,6 @@ impl Contender {
     }
 
     /// One operation on each pod, so many at the same time.
-    ///
-    /// # Errors
-    /// One of them fails.
     pub(super) fn batch(&mut self, verb: Verb, targets: &[Target], callers: usize) -> Result<Batch> {
         self.node.enter()?;
         match &mut self.way {
@@ -153,9 +144,6 @@ impl Contender {
     }
 
     /// Like [`Self::batch`], with the peak of the memory of all callers together. Such a run is not timed.
-    ///
-    /// # Errors
-    /// One of the operations fails.
     pub(super) fn memory_of_batch(&mut self, verb: Verb, targets: &[Target], callers: usize) -> Result<u64> {
         let measured = match &self.way {
             Way::Process(program) => Measured::ChildrenOf(program.file()?),
@@ -166,9 +154,6 @@ impl Contender {
 
     /// The peak resident size of the calling process in an ADD and a DEL, traced, or since its start. Without other
     /// children: a trace waits for all of them.
-    ///
-    /// # Errors
-    /// An operation fails.
     pub(super) fn own_peak(&mut self, target: &Target) -> Result<u64> {
         self.node.enter()?;
         match &mut self.way {

@@ -84,9 +84,6 @@ struct Run {
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// As [`super::run`].
 pub(super) fn run(args: &RuntimeArgs) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let programs = args.plugins.callers()?;

@@ -22,7 +22,6 @@ const FIRST_PORT: u16 = 20_000;
 pub(super) struct Node {
     /// Its name in tables, and the network's.
     pub(super) name: &'static str,
-    /// The plugins.
     pub(super) plugins: PathBuf,
     /// The configuration directory.
     pub(super) configuration: PathBuf,
@@ -41,9 +40,6 @@ pub(super) struct Target {
 
 impl Node {
     /// Makes the node and writes the configuration of its network.
-    ///
-    /// # Errors
-    /// The namespace, its links or a file cannot be made.
     pub(super) fn new(name: &'static str, plugins: &Path) -> Result<Self> {
         let netns = make_node(name)?;
         let configuration = Path::new(CONFIGURATIONS).join(name);
@@ -53,17 +49,11 @@ impl Node {
     }
 
     /// Moves the calling thread, and the processes that it starts, to the node.
-    ///
-    /// # Errors
-    /// As [`sandbox::switch_to`].
     pub(super) fn enter(&self) -> Result<()> {
         sandbox::switch_to(&self.netns)
     }
 
     /// Fails unless so many pods are attached. The calling thread must be on the node.
-    ///
-    /// # Errors
-    /// Another number of links is on the bridge.
     pub(super) fn expect(&self, attached: usize) -> Result<()> {
         let bridge = format!("{}0", self.name);
         let links = run::capture(&mut tool("ip", &["-oneline", "link", "show", "master", &bridge]))?;
@@ -78,9 +68,6 @@ impl Node {
 
 /// Writes the only configuration of a directory: the list of a plugin set with another name for the network. The file
 /// replaces the former one at once.
-///
-/// # Errors
-/// The directory or the file cannot be written.
 pub(super) fn write(directory: &Path, set: &str, network: &str) -> Result<()> {
     let subnet = if set == "reference" { "10.101.0.0/16" } else { "10.100.0.0/16" };
     let list = json!({
@@ -106,9 +93,6 @@ pub(super) fn write(directory: &Path, set: &str, network: &str) -> Result<()> {
 
 /// Makes so many pods. All contenders use them, so that the number of namespaces does not change between
 /// measurements: the removal of one holds locks for which the next measurement would wait.
-///
-/// # Errors
-/// A namespace cannot be made.
 pub(super) fn targets(count: u16) -> Result<Vec<Target>> {
     let target = |number: u16| {
         // 64 hexadecimal digits that differ from the first one on.

@@ -40,9 +40,6 @@ struct Running {
 }
 
 /// Starts the command, changes the file so many times, and measures.
-///
-/// # Errors
-/// The command ends, or does not print a change.
 pub(super) fn measure(agent: &Path, node: &Node, changes: u32) -> Result<Watch> {
     let directory = Path::new(DIRECTORY);
     let change = |number: u32| {

@@ -21,7 +21,6 @@ use xtask::cni::{self, Chain, Family, Pod};
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, tool};
 
-/// Pods on one bridge.
 const PODS_PER_BRIDGE: usize = 250;
 /// The first address of pods that have only rules, and no interface.
 const BULK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
@@ -137,7 +136,6 @@ pub(super) struct Count {
     pub(super) bulk_ports: u32,
 }
 
-/// A contender.
 #[derive(Debug)]
 pub(super) struct Contender {
     pub(super) kind: Kind,
@@ -162,9 +160,6 @@ struct Measured {
 
 impl Contender {
     /// Makes its node.
-    ///
-    /// # Errors
-    /// The namespaces cannot be made.
     pub(super) fn new(kind: Kind, setting: &Setting) -> Result<Self> {
         let space = Space::new(&setting.habits)?;
         let contender = Self {
@@ -193,9 +188,6 @@ impl Contender {
     }
 
     /// Reads what real ADDs write, on a node that is not used again.
-    ///
-    /// # Errors
-    /// An ADD fails, or its backend is not the contender's.
     pub(super) fn learn(&mut self) -> Result<()> {
         if !self.kind.is_peer() {
             return Ok(());
@@ -221,9 +213,6 @@ impl Contender {
     }
 
     /// Publishes ports up to a number.
-    ///
-    /// # Errors
-    /// An ADD fails, or rules cannot be loaded.
     pub(super) fn fill(&mut self, ports: u32) -> Result<()> {
         if self.kind == Kind::Direct {
             if self.live.is_empty() {
@@ -268,9 +257,6 @@ impl Contender {
     }
 
     /// Makes traffic for a time.
-    ///
-    /// # Errors
-    /// The traffic does not arrive.
     pub(super) fn sample(&mut self, way: Way, work: Work, time: Duration) -> Result<Spent> {
         let failed = |e| Error::Failed(format!("{}, {}: {e}", self.kind.name(), way.name()));
         let Some(measured) = &self.measured else {
@@ -370,9 +356,6 @@ impl Contender {
     }
 
     /// The number of connections that the node's kernel tracks.
-    ///
-    /// # Errors
-    /// The kernel's counter cannot be read.
     pub(super) fn tracked(&self) -> Result<u64> {
         let path = Path::new("/proc/sys/net/netfilter/nf_conntrack_count");
         self.space.run(|| {
@@ -382,9 +365,6 @@ impl Contender {
     }
 
     /// The output of `slipway node status` with the BPF programs' counters; null if nothing is pinned.
-    ///
-    /// # Errors
-    /// The command fails.
     pub(super) fn programs(&self) -> Result<Value> {
         let pinned = self.space.run(|| Ok(Path::new("/sys/fs/bpf/slipway-flows").exists()))?;
         if !pinned {
@@ -400,9 +380,6 @@ impl Contender {
     }
 
     /// The names of nftables' tables on the node. With many rules nft is slow, whatever it lists.
-    ///
-    /// # Errors
-    /// nft fails.
     pub(super) fn tables(&self) -> Result<String> {
         self.space.run(|| run::capture(&mut tool("nft", &["list", "tables"])))
     }

@@ -43,17 +43,11 @@ struct Idle {
 
 impl Clock {
     /// Starts a span.
-    ///
-    /// # Errors
-    /// The kernel's accounts cannot be read.
     pub(super) fn start() -> Result<Self> {
         Ok(Self { idle: idle()?, own: own()?, begun: Instant::now() })
     }
 
     /// Ends it, after so many operations.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub(super) fn stop(self, operations: f64) -> Result<Spent> {
         let wall = self.begun.elapsed().as_secs_f64();
         let (idle, own) = (idle()?, own()? - self.own);
@@ -63,9 +57,6 @@ impl Clock {
 }
 
 /// The share of one processor that is busy while nothing is measured.
-///
-/// # Errors
-/// As [`Clock::start`].
 pub(super) fn idle_rate(time: Duration) -> Result<f64> {
     let clock = Clock::start()?;
     std::thread::sleep(time);

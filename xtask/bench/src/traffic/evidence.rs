@@ -40,17 +40,11 @@ impl Done {
 
 impl Evidence {
     /// Reads that state.
-    ///
-    /// # Errors
-    /// The node's counters cannot be read.
     pub(super) fn before(contender: &Contender) -> Result<Self> {
         Ok(Self { programs: contender.programs()? })
     }
 
     /// Compares them after the traffic.
-    ///
-    /// # Errors
-    /// The packets went another way, or the node's counters cannot be read.
     pub(super) fn check(&self, contender: &Contender, series: &[&Series]) -> Result<()> {
         let failed = |why: String| Err(Error::Failed(format!("{}: {why}", contender.kind.name())));
         let (tracked, programs) = (contender.tracked()?, contender.programs()?);

@@ -160,9 +160,6 @@ impl Report {
     }
 
     /// Writes `traffic.json` into a directory and returns its path.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)
@@ -173,9 +170,6 @@ impl Report {
     }
 
     /// Reads saved figures.
-    ///
-    /// # Errors
-    /// The file cannot be read or has another form.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
         serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", path.display())))

@@ -85,9 +85,6 @@ impl Pin {
 }
 
 /// Serves in a namespace until the process ends.
-///
-/// # Errors
-/// It cannot listen on the port.
 pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
     let listener = in_net(net, || {
         TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))
@@ -146,9 +143,6 @@ impl Client {
     }
 
     /// Makes traffic for a time, from the calling thread's namespace.
-    ///
-    /// # Errors
-    /// A connection fails.
     pub(super) fn run(&mut self, work: Work, to: &Target, time: Duration, pin: Pin) -> Result<Spent> {
         pin.apply(0)?;
         match work {

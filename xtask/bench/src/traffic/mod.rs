@@ -81,7 +81,6 @@ pub(crate) struct TrafficArgs {
         default_value = "stream,rr,crr"
     )]
     works: Vec<Work>,
-    /// Rounds
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Duration of each measurement

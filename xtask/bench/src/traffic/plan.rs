@@ -26,9 +26,6 @@ pub(super) struct Ports {
 
 /// The pods for a number of published ports, in the order of their ADDs. Those for fewer ports are the first
 /// of them.
-///
-/// # Errors
-/// The ports of no set of pods add up to the number.
 pub(super) fn pods(ports: u32) -> Result<Vec<Ports>> {
     let many = ports.saturating_sub(SINGLES);
     if ports == 0 || ports > MOST || !many.is_multiple_of(u32::from(PER_POD)) {

@@ -25,9 +25,7 @@ pub(super) struct Shape {
 pub(super) struct Identity {
     /// The container's ID.
     pub(super) id: String,
-    /// Its address.
     pub(super) address: Ipv4Addr,
-    /// Its ports.
     pub(super) ports: Ports,
 }
 

@@ -48,9 +48,6 @@ pub(super) struct Space {
 impl Space {
     /// Makes both, with their link, without IPv6: neighbour discovery on thousands of links would disturb the
     /// measurement, which is of IPv4.
-    ///
-    /// # Errors
-    /// A system call or a command fails.
     pub(super) fn new(habits: &Habits) -> Result<Self> {
         let (mnt, net) = in_thread(make)?;
         let client = net.try_clone().map_err(|e| Error::system("duplicate a namespace", e))?;
@@ -79,17 +76,11 @@ impl Space {
     }
 
     /// Runs a function on a new thread on the node.
-    ///
-    /// # Errors
-    /// Those of the function, or the namespaces cannot be entered.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.run_in(&self.net, work)
     }
 
     /// The same in another network namespace, with the node's mounts.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
     pub(super) fn run_in<T: Send>(&self, net: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         in_thread(|| {
             // setns(2): to enter a mount namespace, a thread must not share its current directory.
@@ -107,18 +98,12 @@ impl Space {
     }
 
     /// An empty namespace at /run/netns/`name` of the node.
-    ///
-    /// # Errors
-    /// A system call fails.
     pub(super) fn pod(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = sandbox::netns_path(name);
         self.run(|| Ok((path, add_netns(name, &self.congestion)?)))
     }
 
     /// Like [`Self::pod`], joined by a veth pair to the other host; its address is [`JOINED_POD`].
-    ///
-    /// # Errors
-    /// As [`Self::pod`].
     pub(super) fn join(&self, name: &str) -> Result<()> {
         let (_, pod) = self.pod(name)?;
         self.run(|| {
@@ -133,9 +118,6 @@ impl Space {
 }
 
 /// Runs a function on a new thread in a network namespace.
-///
-/// # Errors
-/// Those of the function, or the namespace cannot be entered.
 pub(super) fn in_net<T: Send>(net: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     in_thread(|| {
         setns(net, CloneFlags::CLONE_NEWNET).map_err(|e| Error::system("enter the namespace", e))?;

@@ -42,9 +42,6 @@ pub(super) struct Source {
 
 impl Source {
     /// Reads the documentation of the checkout and what the build has made.
-    ///
-    /// # Errors
-    /// A file cannot be read.
     pub(super) fn read(build: &Build<'_>) -> Result<Self> {
         let Built { share, triple, plugins, unit, .. } = build.built;
         let words = [
@@ -122,9 +119,6 @@ fn agent_unit(rendered: &str) -> Result<String> {
 }
 
 /// The package of a program.
-///
-/// # Errors
-/// The binary cannot be read, or the processor has no name.
 pub(super) fn package(
     program: Program,
     binary: &Path,

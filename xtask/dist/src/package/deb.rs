@@ -14,9 +14,6 @@ use super::{Entry, Package, REVISION, Role, scripts};
 use xtask_base::error::{Error, Result};
 
 /// The file of a package: its name and its bytes.
-///
-/// # Errors
-/// A path is too long for an archive.
 pub(super) fn write(package: &Package) -> Result<(String, Vec<u8>)> {
     let name = format!("{}_{}-{REVISION}_{}.deb", package.name, package.version, package.processor.deb);
     let archive = members(package).map_err(|e| Error::system(format!("write {name}"), e))?;

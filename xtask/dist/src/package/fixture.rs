@@ -28,9 +28,6 @@ pub(crate) fn run() -> Result<()> {
 
 /// Makes the packages of the static binaries in the target folder, and the files that name the systems' folders. The version
 /// before has the same binaries.
-///
-/// # Errors
-/// A binary is missing, or a system or package cannot be fetched.
 fn make(log: &Log) -> Result<PathBuf> {
     let folder = workspace::scratch("test")?.join("packages");
     workspace::remove(&folder)?;

@@ -43,9 +43,6 @@ pub(super) fn overrides(package: &str) -> &'static str {
 }
 
 /// Checks all packages in a folder.
-///
-/// # Errors
-/// The programs cannot be fetched or mounted, or report an error or a warning.
 pub(crate) fn check(folder: &Path, log: &Log) -> Result<String> {
     let lower = programs(log)?;
     let mut checked = Vec::new();
@@ -74,9 +71,6 @@ fn packages(folder: &Path, end: &str) -> Result<usize> {
 }
 
 /// The lower folders of the system: the programs upon a bare system of their suite.
-///
-/// # Errors
-/// They cannot be fetched.
 pub(crate) fn programs(log: &Log) -> Result<PathBuf> {
     debian_root::with_programs("package-tools", &PACKAGES, SUITE, log)
 }

@@ -27,12 +27,10 @@ use content::Source;
 use xtask_base::checkout;
 use xtask_base::error::{Error, Result};
 
-/// The version of the packages.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of the packaging itself.
 const REVISION: &str = "1";
 
-/// A format of packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// deb(5).
@@ -93,7 +91,6 @@ impl Processor {
     }
 }
 
-/// An entry of a package.
 #[derive(Debug)]
 enum Entry {
     /// An empty folder.
@@ -125,7 +122,6 @@ impl Role {
 pub(crate) struct Build<'a> {
     /// The binaries.
     pub(crate) built: &'a Built,
-    /// The packages' version.
     pub(crate) version: &'a str,
     /// The folder with the documentation.
     pub(crate) checkout: &'a Path,
@@ -133,9 +129,6 @@ pub(crate) struct Build<'a> {
 
 impl Build<'_> {
     /// Writes the packages into a folder; returns their names.
-    ///
-    /// # Errors
-    /// A file cannot be read or written, or a licence has no text.
     pub(crate) fn write(&self, formats: &[Format], folder: &Path) -> Result<Vec<String>> {
         fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
         let packages = self.packages(formats)?;

@@ -12,9 +12,6 @@ const OWN_FOLDERS: [&str; 4] =
     ["usr/lib/netavark", "usr/lib/slipway", "usr/share/doc/", "usr/share/licenses/"];
 
 /// The file of a package: its name and its bytes.
-///
-/// # Errors
-/// The library refuses a value.
 pub(super) fn write(package: &Package) -> Result<(String, Vec<u8>)> {
     let name = format!("{}-{}-{REVISION}.{}.rpm", package.name, package.version, package.processor.rpm);
     let bytes = written(package).map_err(|e| Error::Failed(format!("write {name}: {e}")))?;

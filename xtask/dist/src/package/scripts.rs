@@ -30,7 +30,6 @@ const SYSTEMD: [(&str, &str); 3] = [
 pub(super) const TRIGGERS: (&str, &str) =
     ("slipway", "interest-noawait /usr/lib/cni\ninterest-noawait /usr/lib/slipway/reference\n");
 
-/// The scripts of an rpm.
 #[derive(Debug)]
 pub(super) struct RpmScripts {
     pub(super) after_installation: String,
@@ -48,7 +47,6 @@ pub(super) fn deb(package: &Package) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-/// The scripts of an rpm.
 pub(super) fn rpm(package: &Package) -> RpmScripts {
     RpmScripts {
         after_installation: filled(include_str!("scripts/rpm.post"), package),

@@ -42,9 +42,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// Something stands in the way of a release, or a build or a check fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("release")?;
     let version = version()?;

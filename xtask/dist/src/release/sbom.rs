@@ -42,9 +42,6 @@ pub(super) struct Bill {
 }
 
 /// Lists the crates in the binary, those in the BPF programs that it carries, and the C libraries.
-///
-/// # Errors
-/// Cargo's metadata or a lock file cannot be read.
 pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
     let binary = Graph::of_program(subject.program.package, subject.program.name, subject.triple)?;
     let programs = subject.has_bpf_programs.then(Graph::of_bpf_programs).transpose()?;

@@ -81,9 +81,6 @@ fn stage_picture(root: &Path, frame: &str) -> Result<()> {
 }
 
 /// The browser's root file system, fetched once.
-///
-/// # Errors
-/// A package cannot be fetched.
 pub(super) fn root() -> Result<PathBuf> {
     let root = workspace::scratch("docs")?.join("browser");
     if root.join(PROGRAM).is_file() {

@@ -126,9 +126,6 @@ pub(super) fn place(page: &str) -> String {
 }
 
 /// mdBook's list of pages, with their first headings as titles.
-///
-/// # Errors
-/// A page cannot be read or has no heading.
 pub(super) fn summary(root: &Path) -> Result<String> {
     let mut text = format!("# Summary\n\n[{}](index.md)\n", title(root, FRONT)?);
     for (part, pages) in PARTS {
@@ -156,9 +153,6 @@ fn title(root: &Path, page: &str) -> Result<String> {
 }
 
 /// The pages that the table lacks, has twice, or has although there is no such page.
-///
-/// # Errors
-/// A folder cannot be listed.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let listed: Vec<&str> = pages().collect();
     let mut wrong = Vec::new();

@@ -135,8 +135,6 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// # Errors
-/// A file differs, or is in one of the folders only.
 fn same(one: &Path, other: &Path) -> Result<()> {
     run::capture(tool("diff", &["--recursive", "--brief"]).arg(one).arg(other)).map(|_| ())
 }

@@ -19,9 +19,6 @@ enum Link {
 }
 
 /// Writes each page, and the files of `docs` that pages link to, below `into`.
-///
-/// # Errors
-/// A file cannot be read or written.
 pub(super) fn stage(root: &Path, into: &Path, source_url: Option<&str>) -> Result<()> {
     for page in contents::pages() {
         let path = root.join(page);

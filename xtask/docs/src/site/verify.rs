@@ -13,9 +13,6 @@ use xtask_base::error::{Error, Result};
 const LOADING: [&str; 5] = ["script ", "link ", "img ", "iframe ", "source "];
 
 /// Checks all pages and styles below `site`, and returns the number of links.
-///
-/// # Errors
-/// [`Error::Failed`] with a line for each link that leads nowhere and each file of another host.
 pub(super) fn check(site: &Path) -> Result<usize> {
     let mut texts = BTreeMap::new();
     let mut files = BTreeSet::new();

@@ -80,8 +80,6 @@ fn mention(text: &str) -> Option<Mention> {
     Some(Mention { program, command, options: options.map(name).collect() })
 }
 
-/// # Errors
-/// The task, or one of its options, is unknown.
 pub(super) fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
     let Mention { command, options, .. } = mention;
     if command == "help" {
@@ -117,8 +115,6 @@ impl<'a> Helps<'a> {
         Self { slipway, slipwayd, read: BTreeMap::new() }
     }
 
-    /// # Errors
-    /// The command, or one of its options, is unknown.
     pub(super) fn know(&mut self, mention: &Mention) -> std::result::Result<(), String> {
         let Mention { program, command, options } = mention;
         let (name, path) = match program {

@@ -101,7 +101,6 @@ fn summary(wrong: &[String]) -> Result<()> {
     Err(Error::Failed(format!("statements that do not hold:\n    {}", wrong.join("\n    "))))
 }
 
-/// The pages by their paths from the root.
 fn pages(root: &Path) -> Result<Vec<(String, String)>> {
     let mut pages = Vec::new();
     for path in links::pages(root)? {

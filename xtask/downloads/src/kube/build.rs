@@ -169,9 +169,6 @@ impl Build {
     }
 
     /// Generates source files, where a build before this one has not.
-    ///
-    /// # Errors
-    /// `make` fails.
     pub(super) fn generate(&self, log: &Log) -> Result<()> {
         let generated = self.generated();
         if generated.is_file() {
@@ -182,9 +179,6 @@ impl Build {
     }
 
     /// Builds a program and puts it next to the others. Returns its size, for people.
-    ///
-    /// # Errors
-    /// `make` fails, or the program does not print the version.
     pub(super) fn program(&self, program: Program, log: &Log) -> Result<String> {
         self.make(&format!("WHAT=cmd/{}", program.name), log)?;
         let bin = format!("_output/local/bin/linux/{}", architecture()?);
@@ -209,9 +203,6 @@ impl Build {
     }
 
     /// Removes tools, source and compiled packages.
-    ///
-    /// # Errors
-    /// A file cannot be removed.
     pub(super) fn finish(self) -> Result<()> {
         workspace::remove(&self.dir)
     }
@@ -292,8 +283,6 @@ fn replace_sources(old: &Path, new: &Path) -> Result<()> {
     Ok(())
 }
 
-/// # Errors
-/// The folder cannot be read, or has no such file: the package has another layout.
 fn sources(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))?;
     let is_source = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "go" || kind == "s");

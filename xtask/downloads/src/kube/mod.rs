@@ -122,17 +122,11 @@ fn build_missing(stages: &Stages, require: bool) -> Result<()> {
 }
 
 /// The directory with the programs that tests need, etcd and ipset.
-///
-/// # Errors
-/// A program is missing, or etcd or ipset cannot be fetched.
 pub fn programs() -> Result<PathBuf> {
     find()?.ok_or_else(|| Error::Failed("no kube-apiserver: `cargo xtask test --kube` builds it".to_owned()))
 }
 
 /// The directory with the programs; none if one is missing that not only kubelets need. etcd and ipset are fetched.
-///
-/// # Errors
-/// etcd or ipset cannot be fetched.
 fn find() -> Result<Option<PathBuf>> {
     let dir = directory()?;
     if missing_in(&dir).iter().any(|program| !program.of_kubelets) {
