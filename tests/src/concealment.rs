@@ -8,6 +8,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::mount::{MsFlags, mount};
 
@@ -36,6 +37,21 @@ fn conceal_but(folder: &Path, kept: &[PathBuf]) {
         mount(Some(there.as_str()), path, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
             .unwrap_or_else(|e| panic!("keep {}: {e}", path.display()));
     }
+}
+
+/// True for a folder of the machine that a node sees although it lies in a concealed one.
+pub(crate) fn is_kept(folder: &Path) -> bool {
+    kept().iter().any(|kept| kept == folder)
+}
+
+/// True if such a folder lies there, so that nothing there may be removed.
+pub(crate) fn has_kept(folder: &Path) -> bool {
+    kept().iter().any(|kept| kept.starts_with(folder))
+}
+
+fn kept() -> &'static [PathBuf] {
+    static NEEDED: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    NEEDED.get_or_init(needed)
 }
 
 /// The folders that tests read and run programs from; none lies in another.

@@ -9,6 +9,7 @@ use std::path::Path;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::{PLACE, ROOT};
+use crate::concealment::has_kept;
 
 /// The device nodes that runtimes and programs need: the system's /dev has no other. kubelet reads `kmsg`.
 const DEVICES: [&str; 7] = ["full", "kmsg", "null", "random", "tty", "urandom", "zero"];
@@ -80,7 +81,7 @@ pub(super) fn forget() {
         for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("list {dir}: {e}")).flatten() {
             let path = entry.path();
             let removed = match path.is_dir() {
-                true if path.ends_with("netns") => Ok(()),
+                true if path.ends_with("netns") || has_kept(&path) => Ok(()),
                 true => fs::remove_dir_all(&path),
                 false => fs::remove_file(&path),
             };

@@ -81,7 +81,7 @@ impl Machine {
     /// Ends all processes at once, and starts systemd again.
     pub(crate) fn boot_again(&mut self) {
         self.init = None;
-        self.node.cmd("find /run -mindepth 1 -maxdepth 1 ! -name netns -exec rm -rf {} +");
+        self.node.cmd("find /run -mindepth 1 -maxdepth 1 ! -name netns -exec rm -rf --one-file-system {} +");
         self.start_init(ControlGroups::make().expect("control groups, as before"));
     }
 
