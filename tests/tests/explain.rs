@@ -74,17 +74,17 @@ fn a_published_port_from_everywhere() {
     let node = world.client.node_v4;
     assert!(world.explain("another-host", "tcp 192.0.2.1:8080").ends_with("interface eth0.\n"));
     assert!(answers(&world.client, node, 8080));
-    world.explain("a-host-by-address", "tcp 192.0.2.1:8080 from 192.0.2.2");
-    world.explain("ipv6", "tcp [2001:db8::1]:8080 from 2001:db8::2");
+    world.explain("a-host-by-address", "tcp 192.0.2.1:8080 --from 192.0.2.2");
+    world.explain("ipv6", "tcp [2001:db8::1]:8080 --from 2001:db8::2");
     assert!(world.explain("loopback", "tcp 127.0.0.1:8080").contains("It reaches 10.22.0.2:80"));
     assert!(answers(&world.node, Ipv4Addr::LOCALHOST, 8080));
     assert!(world.explain("loopback-ipv6", "tcp [::1]:8080").contains("It reaches [fd00:22::2]:80"));
     assert!(answers(&world.node, Ipv6Addr::LOCALHOST, 8080));
-    world.explain("the-container-itself", "tcp 192.0.2.1:8080 from 10.22.0.2");
+    world.explain("the-container-itself", "tcp 192.0.2.1:8080 --from 10.22.0.2");
     assert!(answers(&pod, node, 8080));
     let text = world.explain("loopback-from-outside", "tcp 127.0.0.1:8080 --iif out0");
     assert!(text.contains("It is dropped"), "{text}");
-    let text = world.explain("forwarded", "tcp 192.0.2.2:8080 from 10.22.0.2");
+    let text = world.explain("forwarded", "tcp 192.0.2.2:8080 --from 10.22.0.2");
     assert!(text.contains("masqueraded"), "{text}");
 }
 
@@ -112,11 +112,11 @@ fn conditions_that_do_not_hold() {
     let node = world.client.node_v4;
     assert!(
         world
-            .explain("conditions-hold", "tcp 192.0.2.1:8080 from 192.0.2.2")
+            .explain("conditions-hold", "tcp 192.0.2.1:8080 --from 192.0.2.2")
             .contains("It reaches 10.22.0.2:80")
     );
     assert!(answers(&world.client, node, 8080));
-    let text = world.explain("conditions-do-not-hold", "tcp 192.0.2.1:8080 from 192.0.2.99");
+    let text = world.explain("conditions-do-not-hold", "tcp 192.0.2.1:8080 --from 192.0.2.99");
     assert!(text.contains("It is not translated"), "{text}");
     assert!(is_silent(&world.node, node, 8080));
     world.node.cmd(&format!("rm {}", network.cache_path(&attach)));
@@ -177,7 +177,7 @@ fn wrong_arguments() {
         "tcp",
         "icmp 192.0.2.1:1",
         "tcp 192.0.2.1",
-        "tcp 192.0.2.1:80 from fd00::1",
+        "tcp 192.0.2.1:80 --from fd00::1",
         "tcp 192.0.2.1:80 x",
     ] {
         let output = node.try_slipway(&format!("explain {args}"));

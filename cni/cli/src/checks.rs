@@ -10,16 +10,26 @@ use std::process::{Command as Process, Stdio};
 use clap::Command;
 use serde_json::Value;
 
+use crate::completions::{Shell, script};
+use crate::error::line;
 use crate::manual;
-use crate::program::command;
-use crate::share::Shell;
-use crate::share::script;
+use crate::program::{command, finish};
 
 /// The page about the documents.
 const PAGE: &str = include_str!("../../../docs/json.md");
 
 /// The type of a result of the CNI specification, whose fields are not on the page.
 const RESULT: &str = "CNI result";
+
+/// Reads the arguments of one command.
+///
+/// # Errors
+/// What is wrong, as it is printed.
+pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
+    let command = finish(A::augment_args(Command::new("command").no_binary_name(true)));
+    let matches = command.try_get_matches_from(words.split_whitespace());
+    matches.and_then(|matches| A::from_arg_matches(&matches)).map_err(|error| line(&error))
+}
 
 /// Checks the commands of a program: clap's own checks; summaries and help of all that is shown; examples that can be
 /// read; manual pages and completions that the programs of this machine understand.

@@ -45,7 +45,8 @@ pub(crate) fn line(error: &clap::Error) -> String {
     };
     let all = |kind| error.get(kind).map_or_else(Vec::new, words);
     let first = |kind| all(kind).into_iter().next().unwrap_or_default();
-    let near = |kind| all(kind).first().map_or_else(String::new, |word| format!(": did you mean {word}?"));
+    // The nearest word is the last one.
+    let near = |kind| all(kind).last().map_or_else(String::new, |word| format!(": did you mean {word}?"));
     let (arg, value) = (first(InvalidArg), first(InvalidValue));
     let name = option_name(&arg);
     match error.kind() {

@@ -57,6 +57,7 @@
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
 pub mod columns;
+mod completions;
 mod error;
 pub mod json;
 mod manual;
@@ -70,5 +71,5 @@ mod tests;
 pub use error::Failure;
 pub use output::{Format, Output, number};
 pub use own::Own;
-pub use program::{command, run};
+pub use program::{command, report, run};
 pub use share::{Plan as SharePlan, ShareError};

@@ -6,14 +6,12 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// The form of what a command prints.
+/// The form of what a command prints: a table for people, or a document for programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// A table for people.
     #[default]
     #[value(alias = "text")]
     Table,
-    /// A document for programs.
     Json,
 }
 

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use clap::Parser;
 use serde_json::json;
 
+use crate::completions::{self, Shell};
 use crate::error::Failure;
 use crate::output::Output;
-use crate::share::{self, Plan, Shell};
+use crate::share::Plan;
 use crate::{json as document, program};
 
 /// Completions, manual pages and the version.
@@ -50,7 +51,7 @@ impl Own {
     pub fn run<P: Parser>(self, out: &mut dyn Write) -> Result<u8, Failure> {
         let command = program::command::<P>();
         match self {
-            Self::Completions { shell } => out.write_all(share::script(shell, &command).as_bytes())?,
+            Self::Completions { shell } => out.write_all(completions::script(shell, &command).as_bytes())?,
             Self::Manual { share, remove } => {
                 let plan = match remove {
                     true => Plan::uninstall(&command, Some(&share)),

@@ -26,7 +26,7 @@ pub fn run<P: Parser>(
     let program = command::<P>();
     let name = program.get_name().to_owned();
     // Without a command: the overview, as with `help`.
-    let args = if args.is_empty() { &["--help".to_owned()][..] } else { args };
+    let args = if args.is_empty() && program.has_subcommands() { &["--help".to_owned()][..] } else { args };
     let words = std::iter::once(&name).chain(args);
     let parsed = program.clone().try_get_matches_from(words);
     let call = match &parsed {
@@ -44,6 +44,11 @@ pub fn run<P: Parser>(
             _ => Err(Failure::Usage(line(&error))),
         },
     };
+    report(&call, done, err)
+}
+
+/// Prints why a command failed, in one line, and returns its exit code.
+pub fn report(call: &str, done: Result<u8, Failure>, err: &mut dyn Write) -> u8 {
     let told = |written: io::Result<()>, code| written.map_or(1, |()| code);
     match done {
         Ok(code) => code,
@@ -79,7 +84,7 @@ pub fn command<P: Parser>() -> Command {
 }
 
 /// `-h` and `--help` print the same. The last of several values counts, and the case of fixed words does not.
-fn finish(command: Command) -> Command {
+pub(crate) fn finish(command: Command) -> Command {
     let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string).unwrap_or_default();
     let (about, long) = (text(command.get_about()), text(command.get_long_about()));
     let description = long.strip_prefix(&about).unwrap_or(&long).trim_start_matches('.').trim().to_owned();

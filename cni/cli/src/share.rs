@@ -8,23 +8,15 @@ use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use clap::{Command, ValueEnum};
+use clap::{Command, ValueEnum as _};
 
+use crate::completions::{Shell, script, script_path};
 use crate::manual::{self, SECTION, mark};
 
 /// The suffix of a file that is not complete.
 const TEMPORARY: &str = ".slipway-new";
 /// The most bytes of a file in which the mark is looked for.
 const HEAD: usize = 512;
-
-/// The shells with completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[allow(missing_docs, reason = "their names say it")]
-pub enum Shell {
-    Bash,
-    Zsh,
-    Fish,
-}
 
 /// The failures of an installation of manual pages and completions.
 #[derive(Debug, thiserror::Error)]
@@ -137,48 +129,6 @@ impl Plan {
             let verb = if text.is_some() { "write" } else { "remove" };
             writeln!(out, "{verb:7} {}", path.display())
         })
-    }
-}
-
-/// The completions of a shell as a script. Hidden commands are not completed.
-pub(crate) fn script(shell: Shell, program: &Command) -> String {
-    let (mut program, mut text) = (shown(program), Vec::new());
-    let name = program.get_name().to_owned();
-    let shell = match shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
-    };
-    clap_complete::generate(shell, &mut program, &name, &mut text);
-    let text = String::from_utf8_lossy(&text);
-    // zsh wants its #compdef in the first line.
-    let (first, rest) = match text.split_once('\n') {
-        Some((first, rest)) if first.starts_with('#') => (format!("{first}\n"), rest),
-        _ => (String::new(), &*text),
-    };
-    format!("{first}# {}\n{rest}", mark(&name))
-}
-
-/// The command without hidden ones below it, which clap_complete would complete.
-fn shown(command: &Command) -> Command {
-    let about = command.get_about().cloned().unwrap_or_default();
-    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(shown);
-    let copy = Command::new(command.get_name().to_owned())
-        .about(about)
-        .args(command.get_arguments())
-        .subcommands(subcommands);
-    match command.get_version() {
-        Some(version) => copy.version(version.to_owned()),
-        None => copy,
-    }
-}
-
-/// The file below a share directory that a shell reads when it needs it.
-fn script_path(shell: Shell, program: &str) -> String {
-    match shell {
-        Shell::Bash => format!("bash-completion/completions/{program}"),
-        Shell::Zsh => format!("zsh/site-functions/_{program}"),
-        Shell::Fish => format!("fish/vendor_completions.d/{program}.fish"),
     }
 }
 

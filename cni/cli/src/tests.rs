@@ -7,9 +7,8 @@ use std::process::Command as Process;
 use expect_test::expect;
 use serde_json::Value as Json;
 
+use crate::completions::{Shell, script};
 use crate::program::command;
-use crate::share::Shell;
-use crate::share::script;
 use crate::{Failure, Output, Own, checks, number, run};
 
 /// A program for tests

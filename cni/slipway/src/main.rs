@@ -11,7 +11,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use cni_kernel::process;
-use cni_plugins::ipam::dhcp::daemon;
 use cni_plugins::skel::socket_closer;
 use cni_plugins::{logging, registry};
 use cni_spec::{CniError, ErrorCode};
@@ -41,7 +40,8 @@ fn main() -> ExitCode {
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     // The reference's systemd units call it so.
     if name == "dhcp" && is_daemon {
-        return daemon::dhcp_command(&args, &mut stdout, &mut stderr).into();
+        let args: Vec<String> = std::iter::once(name.to_owned()).chain(args).collect();
+        return operator::run(&args, &mut stdout, &mut stderr).into();
     }
     if name == socket_closer::NAME {
         return u8::from(socket_closer::close_sockets().is_err()).into();

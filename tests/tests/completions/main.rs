@@ -99,12 +99,15 @@ fn bash_completes() {
     let Some(bash) = Shell::find("bash") else { skip!("bash") };
     complete(|share, line| {
         let (name, words): (_, Vec<&str>) = (program(line), line.split(' ').collect());
+        let last = words.len() - 1;
+        // bash calls the function with the command, the word and the one before it.
         let script = format!(
-            "source {}/bash-completion/completions/{name} || exit\nCOMP_WORDS=('{}')\nCOMP_CWORD={}\n_{name}\n\
-             printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            "source {}/bash-completion/completions/{name} || exit\nCOMP_WORDS=('{}')\nCOMP_CWORD={last}\n\
+             _{name} {name} '{}' '{}'\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"",
             quoted(share),
             words.join("' '"),
-            words.len() - 1
+            words[last],
+            words[last - 1],
         );
         let mut command = bash.command();
         command.args(["--norc", "--noprofile", "-c", &script]);

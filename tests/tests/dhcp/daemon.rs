@@ -324,7 +324,7 @@ fn two_daemons_do_not_share_leases() {
     }
     let wrong = stage.node.try_slipway("dhcp daemon -nonsense");
     assert_eq!(wrong.code, Some(2), "{wrong}");
-    assert!(wrong.stderr.contains("usage: slipway dhcp daemon"), "{wrong}");
+    assert!(wrong.stderr.contains("(see `slipway dhcp --help`)"), "{wrong}");
     let relative = stage.node.try_slipway("dhcp daemon -statedir /run/leases -pidfile pid");
     assert!(relative.stderr.contains("Error writing pidfile \"pid\": path not absolute"), "{relative}");
 }

@@ -18,18 +18,81 @@ use cni_spec::{ResultError, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
-use slipway_cli::{Given, Stop, by_table, exit_code, json};
+use clap::ValueEnum as _;
+use slipway_cli::{Failure, Format, json};
 
-use super::commands;
 use capability::CapabilityError;
 use report::Verdict;
 
 /// Its name in a plugin directory.
 pub(crate) const NAME: &str = "cnitool";
-/// The option of the output's form. Without it `add` prints its result as JSON, as the CNI project's tool does.
-const OUTPUT: &str = slipway_cli::OUTPUT.name;
-/// The option of a capability's argument.
-pub(super) const CAPABILITY: &str = "--capability";
+
+/// Attach a network namespace to a network by hand, as a runtime does
+///
+/// The environment is that of the CNI project's tool of this name, and so is the exit code 1 for arguments that cannot be
+/// used. `cnitool` is a link to the same command.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Environment:
+  CNI_PATH     directories of plugins, with colons between them
+  NETCONFPATH  directory of networks (/etc/cni/net.d)
+  CAP_ARGS     the runtime's configuration by capability, a JSON object
+  CNI_ARGS     KEY=VALUE;KEY=VALUE
+  CNI_IFNAME   the interface in the namespace (eth0), unless --ifname names it
+
+Exit codes:
+  1  failure, or arguments that cannot be used
+
+Examples:
+  CNI_PATH=/opt/cni/bin slipway cnitool add pods /run/netns/web
+  CNI_PATH=/opt/cni/bin slipway cnitool del pods /run/netns/web --ifname eth1
+  CNI_PATH=/opt/cni/bin slipway cnitool add pods /run/netns/web --capability port=8080:80/tcp
+  CNI_PATH=/opt/cni/bin slipway cnitool validate pods --output json")]
+pub(super) struct Args {
+    /// The CNI command; validate asks each plugin for its versions
+    #[arg(value_enum, value_name = "COMMAND")]
+    verb: Verb,
+    /// The network's name
+    network: String,
+    /// The path of the network namespace, for add, check and del
+    #[arg(required_if_eq_any([("verb", "add"), ("verb", "check"), ("verb", "del")]))]
+    netns: Option<String>,
+    /// The interface in the namespace; overrides CNI_IFNAME
+    #[arg(short, long, value_name = "IFNAME")]
+    ifname: Option<String>,
+    /// port=8080:80/tcp, bandwidth=ingressRate:10M,..., ips=ADDRESS,... or mac=ADDRESS; any number of times
+    #[arg(long = "capability", value_name = "NAME=VALUE")]
+    capabilities: Vec<String>,
+    /// Print a table, or JSON; without it add prints JSON, and check, del, gc and status nothing
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<Format>,
+}
+
+/// The commands of the specification, and one more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Verb {
+    Add,
+    Check,
+    Del,
+    Gc,
+    Status,
+    Validate,
+}
+
+// The command when it is called by its own name.
+/// Attach a network namespace to a network by hand, as a runtime does
+#[derive(Debug, clap::Parser)]
+#[command(name = NAME)]
+struct Tool {
+    #[command(flatten)]
+    args: Args,
+}
+
+impl Args {
+    fn json(&self) -> bool {
+        self.output == Some(Format::Json)
+    }
+}
 
 /// Reads an environment variable; none if it is not set or is not UTF-8.
 type Vars<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -57,81 +120,65 @@ enum ToolError {
 
 /// Runs `cnitool ARGS`. As with the CNI project's tool, the exit code for wrong arguments is 1.
 pub(crate) fn cnitool_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let Some(command) = commands::find(NAME) else { return 1 };
-    let usage = command.usage("slipway").replacen("slipway ", "", 1);
-    let given = match by_table(command, args).and_then(with_netns) {
-        Ok(given) => given,
-        Err(Stop::Help) => return exit_code(writeln!(out, "usage: {usage}\n\n{ENVIRONMENT}"), 0),
-        Err(Stop::Usage(text)) => {
-            return exit_code(writeln!(err, "cnitool: {text}\nusage: {usage}\n\n{ENVIRONMENT}"), 1);
-        }
-    };
-    match called(&given, &|name| std::env::var(name).ok(), out) {
-        Ok(true) => 0,
-        Ok(false) => 1,
-        Err(error) => exit_code(writeln!(err, "Error: {error}"), 1),
-    }
+    slipway_cli::run::<Tool>(args, out, err, |tool, out, err| run(&tool.args, out, err)).min(1)
 }
 
-/// Refuses commands on a container without the namespace's path.
-fn with_netns(given: Given) -> Result<Given, Stop> {
-    if given.argument(2).is_empty() && ["add", "check", "del"].contains(&given.argument(0)) {
-        return Err(Stop::Usage("NETNS is missing: the path of the network namespace".to_owned()));
+/// Runs the command.
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    match called(args, &|name| std::env::var(name).ok(), out) {
+        Ok(is_done) => Ok(u8::from(!is_done)),
+        Err(error) => Ok(writeln!(err, "Error: {error}").map(|()| 1)?),
     }
-    Ok(given)
 }
-
-const ENVIRONMENT: &str = "\
-CNI_PATH     directories of plugins, with colons between them
-NETCONFPATH  directory of networks (/etc/cni/net.d)
-CAP_ARGS     the runtime's configuration by capability, a JSON object
-CNI_ARGS     KEY=VALUE;KEY=VALUE
-CNI_IFNAME   the interface in the namespace (eth0), unless -i names it
-";
 
 /// Runs the CNI command and prints its output. False if it has printed that the command failed.
-fn called(given: &Given, vars: Vars<'_>, out: &mut dyn Write) -> Result<bool, ToolError> {
+fn called(args: &Args, vars: Vars<'_>, out: &mut dyn Write) -> Result<bool, ToolError> {
     let set = |name: &str| vars(name).filter(|value| !value.is_empty());
     let directory = set("NETCONFPATH").unwrap_or_else(|| config::DIRECTORY.to_owned());
-    let network = config::load(Path::new(&directory), given.argument(1))?;
+    let network = config::load(Path::new(&directory), &args.network)?;
     let path: Vec<PathBuf> = std::env::split_paths(&set("CNI_PATH").unwrap_or_default())
         .filter(|directory| !directory.as_os_str().is_empty())
         .collect();
     let runtime = Runtime::builder().plugin_dirs(path).build();
-    let done = match given.argument(0) {
-        "add" => {
-            let result = runtime.add(&network, &container(given, vars)?)?;
-            match given.value(OUTPUT) {
-                Some("table") => report::table(&result, out)?,
+    let done = match args.verb {
+        Verb::Add => {
+            let result = runtime.add(&network, &container(args, vars)?)?;
+            match args.output {
+                Some(Format::Table) => report::table(&result, out)?,
                 _ => out.write_all(result.print(network.version())?.as_bytes())?,
             }
             return Ok(true);
         }
-        "validate" => return validate(given, &runtime, &network, out),
-        "check" => runtime.check(&network, &container(given, vars)?),
-        "del" => runtime.del(&network, &container(given, vars)?),
+        Verb::Validate => return validate(args, &runtime, &network, out),
+        Verb::Check => runtime.check(&network, &container(args, vars)?),
+        Verb::Del => runtime.del(&network, &container(args, vars)?),
         // The tool knows of no valid attachments: GC forgets what is cached, and leaves the rest to the
         // plugins.
-        "gc" => runtime.gc(&network, GcScope::Cached),
-        _ => runtime.status(&network),
+        Verb::Gc => runtime.gc(&network, GcScope::Cached),
+        Verb::Status => runtime.status(&network),
     };
-    if given.json() {
-        json::print(report::document(&network, given.argument(0), done.as_ref().err(), None), out)?;
+    if args.json() {
+        json::print(report::document(&network, &name(args.verb), done.as_ref().err(), None), out)?;
         return Ok(done.is_ok());
     }
     done?;
     Ok(true)
 }
 
+/// The word of the command line.
+fn name(verb: Verb) -> String {
+    verb.to_possible_value().map(|word| word.get_name().to_owned()).unwrap_or_default()
+}
+
 /// Asks each plugin for its versions.
 fn validate(
-    given: &Given,
+    args: &Args,
     runtime: &Runtime,
     network: &Network,
     out: &mut dyn Write,
 ) -> Result<bool, ToolError> {
     let verdicts = Verdict::of_plugins(runtime, network);
-    if given.json() {
+    if args.json() {
         json::print(report::document(network, "validate", None, Some(&verdicts)), out)?;
     } else {
         Verdict::table(&verdicts, out)?;
@@ -139,7 +186,7 @@ fn validate(
     Ok(verdicts.iter().all(Verdict::is_good))
 }
 
-fn container(given: &Given, vars: Vars<'_>) -> Result<Container, ToolError> {
+fn container(args: &Args, vars: Vars<'_>) -> Result<Container, ToolError> {
     let set = |name: &str| vars(name).filter(|value| !value.is_empty());
     let mut capabilities = match set("CAP_ARGS") {
         Some(text) => {
@@ -149,15 +196,15 @@ fn container(given: &Given, vars: Vars<'_>) -> Result<Container, ToolError> {
         }
         None => Map::new(),
     };
-    given.values(CAPABILITY).try_for_each(|one| capability::add(&mut capabilities, one))?;
-    let args = set("CNI_ARGS").map(|text| pairs(&text)).transpose()?.unwrap_or_default();
-    let netns = given.argument(2);
+    args.capabilities.iter().try_for_each(|one| capability::add(&mut capabilities, one))?;
+    let pairs = set("CNI_ARGS").map(|text| self::pairs(&text)).transpose()?.unwrap_or_default();
+    let netns = args.netns.as_deref().unwrap_or_default();
     let netns =
         std::path::absolute(netns).map_err(|error| ToolError::Netns { path: netns.to_owned(), error })?;
     let netns = netns.to_string_lossy().into_owned();
-    let ifname = given.value("--ifname").map(str::to_owned).or_else(|| set("CNI_IFNAME"));
+    let ifname = args.ifname.clone().or_else(|| set("CNI_IFNAME"));
     let ifname = ifname.unwrap_or_else(|| "eth0".to_owned());
-    Ok(Container { id: container_id(&netns), netns, ifname, args, capabilities })
+    Ok(Container { id: container_id(&netns), netns, ifname, args: pairs, capabilities })
 }
 
 /// `cnitool-` and the first ten bytes of the path's SHA-512, in hexadecimal digits.
@@ -178,9 +225,8 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>, ToolError> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Given {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        by_table(commands::find(NAME).unwrap(), &args).unwrap()
+    fn parse(line: &str) -> Args {
+        slipway_cli::checks::args(line).unwrap()
     }
 
     #[test]
@@ -190,21 +236,31 @@ mod tests {
             "--ifname=eth1 add n /run/netns/a",
             "add --ifname eth1 n /run/netns/a",
         ] {
-            let given = parse(line);
-            assert_eq!(given.arguments(), ["add", "n", "/run/netns/a"], "{line}");
-            assert_eq!(given.value("--ifname"), Some("eth1"), "{line}");
+            let args = parse(line);
+            let netns = args.netns.as_deref();
+            assert_eq!(
+                (args.verb, args.network.as_str(), netns),
+                (Verb::Add, "n", Some("/run/netns/a")),
+                "{line}"
+            );
+            assert_eq!(args.ifname.as_deref(), Some("eth1"), "{line}");
         }
+        assert_eq!(parse("gc n").netns, None);
     }
 
     #[test]
     fn wrong_arguments_have_the_exit_code_of_the_other_tool() {
-        for args in [&["add", "n"][..], &["nonsense", "n", "x"], &["add", "n", "x", "-z"]] {
+        for (args, text) in [
+            (&[][..], "cnitool: COMMAND, NETWORK is missing"),
+            (&["add", "n"], "cnitool: NETNS is missing"),
+            (&["nonsense", "n", "x"], "cnitool: COMMAND must be add, check, del, gc, status or validate"),
+            (&["add", "n", "x", "-z"], "cnitool: unknown option -z"),
+        ] {
             let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
             let (mut out, mut err) = (Vec::new(), Vec::new());
             assert_eq!(cnitool_command(&args, &mut out, &mut err), 1, "{args:?}");
-            assert!(
-                out.is_empty() && String::from_utf8(err).unwrap().contains("\nusage: cnitool add|check|del")
-            );
+            let err = String::from_utf8(err).unwrap();
+            assert!(out.is_empty() && err.starts_with(text) && err.lines().count() == 1, "{err}");
         }
     }
 
@@ -212,14 +268,14 @@ mod tests {
     fn the_container_is_the_reference_tools() {
         // echo -n /run/netns/web | sha512sum
         assert_eq!(container_id("/run/netns/web"), "cnitool-82e215debf7df4651d36");
-        let given = parse("add n /run/netns/web");
+        let args = parse("add n /run/netns/web");
         let vars = |name: &str| match name {
             "CAP_ARGS" => Some(r#"{"mac":"m"}"#.to_owned()),
             "CNI_ARGS" => Some("A=b;C=d".to_owned()),
             "CNI_IFNAME" => Some("net1".to_owned()),
             _ => None,
         };
-        let container = container(&given, &vars).unwrap();
+        let container = container(&args, &vars).unwrap();
         assert_eq!((container.ifname.as_str(), container.args.len()), ("net1", 2));
         assert_eq!(container.capabilities["mac"], "m");
     }

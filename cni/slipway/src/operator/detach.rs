@@ -10,15 +10,49 @@ use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::dir::DirError;
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{RouteError, RouteSocket};
-use cni_runtime::config::{self, LoadError};
+use cni_runtime::config::LoadError;
 use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
 use cni_spec::Attachment;
 use nix::errno::Errno;
 use serde_json::{Value, json};
-use slipway_cli::{Failure, Given, json};
+use slipway_cli::{Failure, Output, json};
 
-use super::caches;
+use super::directories::{CacheDirs, PluginDirs};
 use crate::netavark;
+
+/// Detach a container from a network, in place of its runtime
+///
+/// Calls DEL of the network's plugins with what the runtime's cache has of the attachment, and deletes that. For a container
+/// that its runtime no longer knows: a running one loses its network.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  3  with --only-if: it was left alone, for the reason that is printed
+
+Examples:
+  slipway detach pods 3f29 eth0
+  slipway detach pods 3f29 eth0 --only-if unused --output json
+  slipway detach pods 3f29 eth0 --cache-dir /var/lib/containers/cni --plugin-dir /usr/lib/cni")]
+pub(super) struct Args {
+    /// The network's name
+    network: String,
+    /// The container's ID
+    container: String,
+    /// The interface in the container
+    ifname: String,
+    /// Only a pod's sandbox whose namespace is gone, or with unused also one without a process
+    #[arg(long, value_enum, value_name = "STATE")]
+    only_if: Option<Only>,
+    /// The network's configuration, for an attachment that no cache has
+    #[arg(long, value_name = "FILE")]
+    conflist: Option<PathBuf>,
+    #[command(flatten)]
+    caches: CacheDirs,
+    #[command(flatten)]
+    plugins: PluginDirs,
+    #[command(flatten)]
+    output: Output,
+}
 
 /// The exit code if the attachment was left alone.
 const KEPT: u8 = 3;
@@ -49,7 +83,7 @@ enum DetachError {
 }
 
 /// The condition of `--only-if`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Only {
     /// The namespace is gone.
     Gone,
@@ -74,27 +108,18 @@ struct Options {
     plugins: Vec<PathBuf>,
 }
 
-impl Options {
-    fn new(given: &Given) -> Self {
-        let paths = |name: &str, default: fn() -> Vec<PathBuf>| -> Vec<PathBuf> {
-            let paths: Vec<PathBuf> = given.values(name).map(PathBuf::from).collect();
-            if paths.is_empty() { default() } else { paths }
-        };
-        Self {
-            only: given.value("--only-if").map(|word| if word == "gone" { Only::Gone } else { Only::Unused }),
-            conflist: given.value("--conflist").map(PathBuf::from),
-            caches: paths("--cache-dir", || caches::USUAL.map(PathBuf::from).into()),
-            plugins: paths("--plugin-dir", config::plugin_directories),
-        }
-    }
-}
-
 /// Detaches, and prints the outcome.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    let attachment = Attachment::new(given.argument(0), given.argument(1), given.argument(2));
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let attachment = Attachment::new(&args.network, &args.container, &args.ifname);
     let attachment = attachment.map_err(Failure::usage)?;
-    let outcome = detach(&attachment, &Options::new(given)).map_err(Failure::failed)?;
-    if given.json() {
+    let options = Options {
+        only: args.only_if,
+        conflist: args.conflist.clone(),
+        caches: args.caches.all(),
+        plugins: args.plugins.all(),
+    };
+    let outcome = detach(&attachment, &options).map_err(Failure::failed)?;
+    if args.output.json() {
         json::print(document(&attachment, &outcome), out)?;
     } else {
         let owner = format!("{} {} {}", attachment.network(), attachment.container_id(), attachment.ifname());

@@ -4,22 +4,18 @@
 
 use cni_dataplane::Owner;
 
-use slipway_cli::Given;
-
 /// The owners that are wanted.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 pub(super) struct Filter {
+    /// Only those of this network
+    #[arg(long, value_name = "NAME")]
     network: Option<String>,
+    /// Only those of this container: its ID or a prefix of it
+    #[arg(long, value_name = "ID")]
     container: Option<String>,
 }
 
 impl Filter {
-    /// Takes the options `--network` and `--container`.
-    pub(super) fn new(given: &Given) -> Self {
-        let value = |option| given.value(option).map(str::to_owned);
-        Self { network: value("--network"), container: value("--container") }
-    }
-
     /// True if things of this owner are wanted.
     pub(super) fn includes(&self, owner: Option<&Owner>) -> bool {
         let network = |wanted: &String| owner.is_some_and(|owner| matches(&owner.network, wanted));

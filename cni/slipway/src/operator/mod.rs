@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The commands of `slipway`, for the operator of a node.
+//! The commands of `slipway`, for the operator of a node: a file or folder for each, with its arguments on top.
 //!
-//! [`commands::COMMANDS`] describes each of them as data, [`slipway_cli`] reads their arguments. Only this file,
-//! above all commands, maps their names to functions.
-
-mod caches;
-pub(crate) mod cnitool;
-pub(crate) mod commands;
-mod filter;
-pub(crate) mod install;
-mod names;
-mod plugins;
+//! This file, above all of them, has the list of commands. No call of a plugin comes here.
 
 mod check_node;
+pub(crate) mod cnitool;
 mod connectivity;
+mod destination;
 mod detach;
+mod dhcp;
+mod directories;
 mod explain;
+mod filter;
+mod install;
 mod interrupt;
 mod migrate;
 mod migration_lock;
+mod names;
 mod node;
+mod plugins;
 mod ports;
 mod restore;
 mod support_bundle;
@@ -28,45 +27,115 @@ mod trace;
 
 use std::io::Write;
 
-use slipway_cli::Code;
+use cni_plugins::registry;
+use slipway_cli::{Failure, Own};
 
-use cni_plugins::ipam::dhcp::daemon;
+/// `slipway`, called by this name.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "slipway",
+    version,
+    about = "CNI plugins for nodes with many containers",
+    long_about = description(),
+    after_help = "\
+Environment:
+  SLIPWAY_LOG  the level of the log on standard error: error, warn, info, debug, trace, or levels
+               by module
+  CNI_PATH     the plugin directories of `cnitool`, and of `connectivity-test`, `detach` and
+               `support-bundle` without --plugin-dir, with colons between them
 
-/// The code of the command of that name.
-fn code(name: &str) -> Option<Code> {
-    Some(match name {
-        "ports" => ports::run,
-        "check-node" => check_node::run,
-        "node" => node::run,
-        "explain" => explain::run,
-        "connectivity-test" => connectivity::run,
-        "trace" => trace::run,
-        "restore" => restore::run,
-        "detach" => detach::run,
-        "migrate" => migrate::run,
-        "support-bundle" => support_bundle::run,
-        "install" => |given, out, _| install::install_command(given, &install::links(), out),
-        "uninstall" => install::uninstall_command,
-        "dhcp" => |given, out, err| Ok(daemon::dhcp_command(given.raw(), out, err)),
-        "cnitool" => |given, out, err| Ok(cnitool::cnitool_command(given.raw(), out, err)),
-        "plugins" => plugins::list,
-        "plugin" => plugins::serve,
-        _ => return None,
-    })
+Files:
+  /opt/cni/bin           the plugin directory
+  /etc/cni/net.d         the networks
+  /etc/cni/slipway.json  the node's settings"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Ports(ports::Args),
+    CheckNode(check_node::Args),
+    Node(node::Args),
+    Explain(explain::Args),
+    Trace(trace::Args),
+    ConnectivityTest(connectivity::Args),
+    Restore(restore::Args),
+    Detach(detach::Args),
+    Migrate(migrate::Args),
+    SupportBundle(support_bundle::Args),
+    Install(install::InstallArgs),
+    Uninstall(install::UninstallArgs),
+    Dhcp(dhcp::Args),
+    Cnitool(cnitool::Args),
+    Plugins(plugins::ListArgs),
+    Plugin(plugins::ServeArgs),
+    /// The agent's live view: `slipwayd top`
+    #[command(hide = true)]
+    Top {
+        /// Anything
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        _words: Vec<String>,
+    },
+    #[command(flatten)]
+    Own(Own),
+}
+
+fn description() -> String {
+    format!(
+        "CNI plugins for nodes with many containers\n\nOne program is all CNI plugins of a node. Called by the name of a \
+         plugin, it is that plugin: {}. Called as slipway, it runs a command of the node's operator.",
+        registry::names().join(", ")
+    )
 }
 
 /// Runs `slipway ARGS` and returns the exit code: 0 for success, 1 for a failure, 2 for wrong arguments,
 /// others as in the command's help.
 pub(crate) fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    slipway_cli::run(&commands::PROGRAM, code, args, out, err)
+    match args.split_first() {
+        // Its exit code for wrong arguments is that of the CNI project's tool.
+        Some((name, rest)) if name == cnitool::NAME => return cnitool::cnitool_command(rest, out, err),
+        Some((name, _)) if name == dhcp::NAME => {
+            return slipway_cli::run::<Cli>(&dhcp::with_two_dashes(args), out, err, called);
+        }
+        _ => {}
+    }
+    slipway_cli::run::<Cli>(args, out, err, called)
+}
+
+fn called(cli: Cli, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let program = slipway_cli::command::<Cli>;
+    match cli.command {
+        Command::Ports(args) => ports::run(&args, out, err),
+        Command::CheckNode(args) => check_node::run(&args, out),
+        Command::Node(args) => node::run(&args, out, err),
+        Command::Explain(args) => explain::run(&args, out),
+        Command::Trace(args) => trace::run(&args, out, err),
+        Command::ConnectivityTest(args) => connectivity::run(&args, out, err),
+        Command::Restore(args) => restore::run(&args, out),
+        Command::Detach(args) => detach::run(&args, out),
+        Command::Migrate(args) => migrate::run(&args, out, err),
+        Command::SupportBundle(args) => support_bundle::run(&args, out),
+        Command::Install(args) => install::install_command(&args, &install::links(), &program(), out),
+        Command::Uninstall(args) => install::uninstall_command(&args, &program(), out, err),
+        Command::Dhcp(args) => dhcp::run(args),
+        Command::Cnitool(args) => cnitool::run(&args, out, err),
+        Command::Plugins(args) => plugins::list(&args, out),
+        Command::Plugin(args) => plugins::serve(&args, out, err),
+        Command::Top { .. } => Err(Failure::usage("the live view is a command of the agent: `slipwayd top`")),
+        Command::Own(own) => own.run::<Cli>(out),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use cni_plugins::registry;
+    use clap::CommandFactory as _;
     use expect_test::expect;
 
     use super::*;
+    use crate::netavark;
 
     fn slipway(args: &[&str]) -> (u8, String, String) {
         let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
@@ -76,21 +145,40 @@ mod tests {
     }
 
     #[test]
-    fn each_command_has_code() {
-        for command in commands::COMMANDS {
-            let is_of_every_program = ["completions", "manual", "version", "help"].contains(&command.name);
-            assert!(code(command.name).is_some() != is_of_every_program, "{}", command.name);
+    fn help_manual_and_completions_are_complete() {
+        slipway_cli::checks::assert_complete::<Cli>();
+    }
+
+    #[test]
+    fn no_command_has_the_name_of_one_of_netavarks() {
+        for name in netavark::COMMANDS {
+            assert!(Cli::command().find_subcommand(name).is_none(), "{name}");
         }
     }
 
-    /// The daemon reads its options itself.
     #[test]
-    fn the_daemons_options_are_in_the_table() {
-        let flags: Vec<&str> =
-            daemon::USAGE.split(['[', ']', ' ']).filter(|word| word.starts_with('-')).collect();
-        let command = commands::find("dhcp").unwrap();
-        let table: Vec<&str> = command.options.iter().map(|option| option.name).collect();
-        assert_eq!(flags, table);
+    fn all_that_print_data_print_json() {
+        let is_output = |argument: &clap::Arg| argument.get_id() == "output";
+        let cli = Cli::command();
+        let with = cli.get_subcommands().filter(|command| command.get_arguments().any(is_output));
+        let names: Vec<&str> = with.map(clap::Command::get_name).collect();
+        assert_eq!(
+            names,
+            [
+                "ports",
+                "check-node",
+                "node",
+                "explain",
+                "trace",
+                "connectivity-test",
+                "restore",
+                "detach",
+                "migrate",
+                "cnitool",
+                "plugins",
+                "version"
+            ]
+        );
     }
 
     #[test]
@@ -100,62 +188,68 @@ mod tests {
         for args in [&[][..], &["-h"], &["--help"]] {
             assert_eq!(slipway(args).1, overview, "{args:?}");
         }
-        for command in commands::PROGRAM.shown() {
-            let (code, help, _) = slipway(&["help", command.name]);
-            assert_eq!(code, 0, "{}", command.name);
-            assert!(help.starts_with(&format!("slipway {}: {}\n", command.name, command.summary)), "{help}");
-            assert_eq!(slipway(&[command.name, "--help"]).1, help);
+        let words = overview.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("it is that plugin: bandwidth, bridge,") && !overview.contains("\n  top"));
+        for command in Cli::command().get_subcommands() {
+            let (code, help, _) = slipway(&["help", command.get_name()]);
+            assert_eq!(code, 0, "{}", command.get_name());
+            assert!(help.contains("\nUsage: "), "{help}");
         }
+        assert_eq!(slipway(&["ports", "--help"]).1, slipway(&["help", "ports"]).1);
     }
 
     #[test]
     fn a_command_is_explained() {
         expect![[r#"
-            slipway restore: put back what running containers lost when the ruleset was flushed
-
-            usage: slipway restore [--dry-run] [--cache-dir DIR]... [--output table|json]
+            Put back what running containers lost when the ruleset was flushed
 
             Restores published ports, masquerade and the guard against spoofed addresses of each container that
             is in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is
             missing.
 
-            options:
-                  --dry-run            only report what is missing
-                  --cache-dir DIR      the cache, if it is neither /var/lib/cni, /var/lib/cni/cache nor
-                                       /run/slipway/netavark; its files are in DIR/results; any number of times
-              -o, --output table|json  print a table (default), or JSON for programs
-              -h, --help               print this
+            Usage: slipway restore [OPTIONS]
 
-            exit codes:
-              0  success
+            Options:
+                  --dry-run          Only report what is missing
+                  --cache-dir <DIR>  The cache, if it is neither /var/lib/cni, /var/lib/cni/cache nor
+                                     /run/slipway/netavark; its files are in DIR/results; any number of times
+              -o, --output <FORMAT>  Print a table, or JSON for programs [default: table] [possible values:
+                                     table, json]
+              -h, --help             Print help
+
+            Exit codes:
               1  something could not be read or restored; everything else was restored
-              2  wrong arguments
               3  with --dry-run: something is missing
 
-            examples:
+            Examples:
               slipway restore
-                  after `nft flush ruleset`
               slipway restore --dry-run --output json
-                  from monitoring
               slipway restore --cache-dir /var/lib/containers/cni
-                  with a cache in another place
         "#]].assert_eq(&slipway(&["restore", "--help"]).1);
     }
 
     #[test]
     fn wrong_arguments_are_named_with_exit_code_2() {
         for (args, want) in [
-            (&["prots"][..], "slipway: unknown command \"prots\": did you mean ports?\n`slipway help` lists"),
-            (&["help", "prots"], "slipway help: unknown command \"prots\": did you mean ports?\n"),
-            (&["plugin", "brigde"], "slipway plugin: no plugin \"brigde\": did you mean bridge?\n"),
             (
-                &["ports", "--ouput", "json"],
-                "slipway ports: unknown option --ouput: did you mean --output?\n",
+                &["prots"][..],
+                "slipway: unknown command \"prots\": did you mean ports? (see `slipway --help`)\n",
             ),
-            (&["node"], "slipway node: setup|teardown|status is missing"),
+            (&["plugin", "brigde"], "slipway plugin: PLUGIN must be bandwidth, bridge,"),
+            (&["ports", "--ouput", "json"], "slipway ports: unknown option --ouput: did you mean --output?"),
+            (&["node"], "slipway node: TASK is missing (see `slipway node --help`)\n"),
+            (
+                &["trace", "tcp", "192.0.2.2:80", "--count", "0"],
+                "slipway trace: --count must be a number between 1 and 1000, not \"0\" (see",
+            ),
+            (
+                &["trace", "tcp", "192.0.2.2:80", "--for", "11m"],
+                "slipway trace: --for must be a time between 1s and 10m, not \"11m\" (see",
+            ),
+            (&["top", "--once"], "slipway top: the live view is a command of the agent: `slipwayd top`"),
         ] {
             let (code, out, err) = slipway(args);
-            assert_eq!((code, out.as_str()), (2, ""), "{args:?}");
+            assert_eq!((code, out.as_str(), err.lines().count()), (2, "", 1), "{args:?}");
             assert!(err.starts_with(want), "{err}");
         }
     }

@@ -10,10 +10,36 @@ use cni_spec::CniError;
 use serde_json::{Map, Value, json};
 
 use slipway_cli::json;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
 
 use super::names;
 use cni_plugins::node_defaults::NodeDefaults;
+
+/// Load, show or remove the BPF programs of the eBPF backend
+///
+/// All three print the status. The first container with the eBPF backend loads the programs, too. After `teardown`
+/// nftables serves everything. With the key udpGroForwarding in /etc/cni/slipway.json, `setup` switches UDP GRO forwarding
+/// at the uplinks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway node setup
+  slipway node status --output json")]
+pub(super) struct Args {
+    /// Load and attach the programs, remove them, or only print the status
+    #[arg(value_enum)]
+    task: Task,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The work of a call, before the status is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Task {
+    Setup,
+    Teardown,
+    Status,
+}
 
 /// The state of the node.
 struct State {
@@ -25,10 +51,9 @@ struct State {
 }
 
 /// Sets the node up or removes what that made if asked to, and prints the status.
-pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let task = given.argument(0);
-    let state = state_after(task).map_err(Failure::failed)?;
-    if task == "setup" {
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let state = state_after(args.task).map_err(Failure::failed)?;
+    if args.task == Task::Setup {
         for uplink in &state.status.uplinks_without {
             writeln!(err, "slipway node: uplink {} is left to nftables: {}", uplink.name, uplink.why)?;
         }
@@ -41,7 +66,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
             }
         }
     }
-    if given.json() {
+    if args.output.json() {
         json::print(document(&state), out)?;
     } else {
         print_text(&state, out)?;
@@ -49,24 +74,24 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
     Ok(0)
 }
 
-fn state_after(task: &str) -> Result<State, CniError> {
+fn state_after(task: Task) -> Result<State, CniError> {
     let read = NodeDefaults::read();
     // A mistake in the settings does not keep the programs on the node.
     let NodeDefaults { ebpf: settings, udp_gro_forwarding: wanted, .. } =
-        if task == "teardown" { read.unwrap_or_default() } else { read? };
+        if task == Task::Teardown { read.unwrap_or_default() } else { read? };
     let merging = match (task, wanted) {
         // First: it does not need the programs.
-        ("setup", Some(switch)) => ebpf::switch_merging(&settings.uplinks, switch)?,
-        ("teardown", Some(Switch::On)) => ebpf::switch_merging(&settings.uplinks, Switch::Off)?,
+        (Task::Setup, Some(switch)) => ebpf::switch_merging(&settings.uplinks, switch)?,
+        (Task::Teardown, Some(Switch::On)) => ebpf::switch_merging(&settings.uplinks, Switch::Off)?,
         _ => ebpf::merging(&settings.uplinks)?,
     };
     let status = match task {
-        "setup" => ebpf::setup_node(&settings)?,
-        "teardown" => {
+        Task::Setup => ebpf::setup_node(&settings)?,
+        Task::Teardown => {
             ebpf::teardown_node()?;
             ebpf::status(&settings)?
         }
-        _ => ebpf::status(&settings)?,
+        Task::Status => ebpf::status(&settings)?,
     };
     Ok(State { status, merging, is_asked: wanted == Some(Switch::On) })
 }

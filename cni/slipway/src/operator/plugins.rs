@@ -4,17 +4,49 @@
 
 use std::io::{self, Write};
 
+use clap::builder::PossibleValuesParser;
 use serde_json::{Value, json};
 
 use cni_plugins::registry;
 use slipway_cli::json;
-use slipway_cli::{Failure, Given, did_you_mean};
+use slipway_cli::{Failure, Output};
+
+/// List the plugins of this binary and the versions that they speak
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway plugins
+  slipway plugins --names
+  slipway plugins --output json")]
+pub(super) struct ListArgs {
+    /// Print the names only
+    #[arg(long)]
+    names: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Run a plugin by its name, without a link
+///
+/// The request is in the environment and on standard input, as the CNI specification defines them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  the plugin failed; the error is on standard output
+
+Examples:
+  CNI_COMMAND=VERSION slipway plugin bridge")]
+pub(super) struct ServeArgs {
+    /// The plugin's name
+    #[arg(value_name = "PLUGIN", value_parser = PossibleValuesParser::new(registry::names()))]
+    name: String,
+}
 
 /// Lists the plugins.
-pub(super) fn list(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    if given.json() {
+pub(super) fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    if args.output.json() {
         json::print(document(), out)?;
-    } else if given.has("--names") {
+    } else if args.names {
         registry::names().iter().try_for_each(|name| writeln!(out, "{name}"))?;
     } else {
         table(out)?;
@@ -45,13 +77,10 @@ pub(super) fn document() -> Value {
 }
 
 /// Runs a plugin by its name.
-pub(super) fn serve(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let name = given.argument(0);
-    let Some(plugin) = registry::find(name) else {
-        let near = did_you_mean(name, registry::names().into_iter());
-        return Err(Failure::Usage(format!("no plugin {name:?}{near}")));
-    };
-    Ok(cni_plugins::registry::serve(plugin, out, err))
+pub(super) fn serve(args: &ServeArgs, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let plugin = registry::find(&args.name.to_lowercase());
+    let plugin = plugin.ok_or_else(|| Failure::usage(format!("no plugin {:?}", args.name)))?;
+    Ok(registry::serve(plugin, out, err))
 }
 
 #[cfg(test)]

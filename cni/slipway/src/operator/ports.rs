@@ -9,19 +9,34 @@ use cni_dataplane::{Backend, Dataplane, Listed, Traffic};
 use serde_json::{Value, json};
 
 use super::filter::Filter;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
 use slipway_cli::{columns, json};
 
 use super::names;
 
+/// List published ports, their owners and connections
+///
+/// Packets and bytes are those that conntrack or the BPF programs have counted; `-` where nothing counts. CONNECTIONS is
+/// the number of flows that exist now. `slipwayd top` shows rates.
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway ports --network pods
+  slipway ports --container 3f29 --output json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    filter: Filter,
+    #[command(flatten)]
+    output: Output,
+}
+
 type Row = (Listed, Option<Traffic>);
 
 /// Prints the published ports.
-pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let filter = Filter::new(given);
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     let dataplane = Dataplane::default();
     let mut listed = dataplane.list().map_err(Failure::failed)?;
-    listed.retain(|one| filter.includes(one.owner.as_ref()));
+    listed.retain(|one| args.filter.includes(one.owner.as_ref()));
     // Without conntrack the list is still worth printing.
     let traffic = match dataplane.traffic(&listed) {
         Ok(traffic) => traffic.into_iter().map(Some).collect(),
@@ -31,7 +46,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
         }
     };
     let rows: Vec<Row> = listed.into_iter().zip(traffic).collect();
-    if given.json() {
+    if args.output.json() {
         json::print(document(&rows), out)?;
     } else {
         print_table(&rows, out)?;

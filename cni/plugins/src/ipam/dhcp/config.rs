@@ -10,9 +10,9 @@ use serde::Deserialize;
 use super::message::{Options, code as known};
 
 /// The daemon's default socket.
-pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
+pub const SOCKET: &str = "/run/cni/dhcp.sock";
 /// The daemon's folder of leases.
-pub(super) const STATE: &str = "/var/lib/cni/dhcp";
+pub const STATE: &str = "/var/lib/cni/dhcp";
 /// The options that are requested unless `skipDefault`: the router and the subnet mask.
 const DEFAULT_REQUEST: [u8; 2] = [known::ROUTER, known::SUBNET_MASK];
 /// The longest value of an option, in bytes (RFC 2132, section 2).

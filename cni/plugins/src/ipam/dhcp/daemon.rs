@@ -4,7 +4,7 @@
 //! one for each running call.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,14 +19,31 @@ use cni_kernel::lock::{FileLock, LockError};
 use cni_spec::{CniError, ErrorCode};
 use nix::sys::stat::{Mode, umask};
 
-use super::flags::{FlagError, Flags};
+use super::config::on_host;
+pub use super::config::{SOCKET, STATE};
 use super::keeper::Patience;
 use super::lease::Owner;
 use super::leases::{LOCK, Leases, STACK};
 use super::protocol::{self, Reply, Request};
 
-/// Arguments of the command.
-pub const USAGE: &str = "daemon [-pidfile PATH] [-hostprefix PATH] [-socketpath PATH] [-statedir PATH] [-timeout 10s] [-resendmax 62s] [-resendtimeout 208s] [-broadcast]";
+/// What the daemon's caller chooses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    pub pid_file: Option<PathBuf>,
+    /// The host's root directory, if the daemon is in a container.
+    pub host_prefix: String,
+    pub socket: PathBuf,
+    /// The directory of the leases.
+    pub state: PathBuf,
+    /// The time to wait for a server's reply.
+    pub timeout: Duration,
+    /// The longest time between two requests.
+    pub resend_max: Duration,
+    /// The time after which an ADD fails.
+    pub resend_timeout: Duration,
+    /// Servers are asked to reply by broadcast.
+    pub broadcast: bool,
+}
 
 /// The limit of concurrent calls; more wait in the socket's queue.
 const MAX_CALLS: usize = 512;
@@ -35,26 +52,9 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the lock of an earlier daemon that is ending.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs `slipway dhcp ARGS` and `dhcp daemon`.
-pub fn dhcp_command(args: &[String], _out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let fail = |text: &str, code: u8, err: &mut dyn Write| writeln!(err, "{text}").map_or(1, |()| code);
-    let flags = match args.split_first() {
-        Some((word, flags)) if word == "daemon" => Flags::parse(flags),
-        _ => Err(FlagError::NoDaemon),
-    };
-    let flags = match flags {
-        Ok(flags) => flags,
-        Err(error) => return fail(&format!("slipway dhcp: {error}\nusage: slipway dhcp {USAGE}"), 2, err),
-    };
-    match run(&flags) {
-        Ok(()) => 0,
-        Err(error) => fail(&format!("slipway dhcp: {error}"), 1, err),
-    }
-}
-
 /// Why the daemon does not start. The reference's daemon has the texts that begin with a capital.
 #[derive(Debug, thiserror::Error)]
-enum StartError {
+pub enum StartError {
     #[error("Error getting listener: {0}")]
     Inherited(#[source] ActivationError),
     #[error("Error getting listener: {0}")]
@@ -72,29 +72,30 @@ enum StartError {
 }
 
 /// Serves until the process is killed.
-fn run(flags: &Flags) -> Result<(), StartError> {
+pub fn run(options: &Options) -> Result<(), StartError> {
+    let on_host = |path: &Path| on_host(&options.host_prefix, path);
     let inherited = activation::listener().map_err(StartError::Inherited)?;
-    if let Some(path) = flags.pid_file.as_ref().filter(|path| !path.is_absolute()) {
+    if let Some(path) = options.pid_file.as_ref().filter(|path| !path.is_absolute()) {
         return Err(StartError::RelativePidFile(path.clone()));
     }
-    let store = open_state(&flags.on_host(&flags.state))?;
+    let store = open_state(&on_host(&options.state))?;
     // Two daemons would keep the same leases. Held until the process ends.
     let _lock = FileLock::acquire(&store, LOCK, 0o600, LOCK_LIMIT).map_err(StartError::Lock)?;
     let listener = match inherited {
         Some(listener) => listener,
-        None => listen(&flags.on_host(&flags.socket)).map_err(StartError::Listener)?,
+        None => listen(&on_host(&options.socket)).map_err(StartError::Listener)?,
     };
     // Only now, as the file may belong to another daemon.
-    if let Some(path) = &flags.pid_file {
+    if let Some(path) = &options.pid_file {
         write_pid(path).map_err(|error| StartError::PidFile(path.clone(), error))?;
     }
     let patience = Patience {
-        timeout: flags.timeout,
-        resend_max: flags.resend_max,
-        resend_timeout: flags.resend_timeout,
-        broadcast: flags.broadcast,
+        timeout: options.timeout,
+        resend_max: options.resend_max,
+        resend_timeout: options.resend_timeout,
+        broadcast: options.broadcast,
     };
-    let leases = Arc::new(Leases::new(store, patience, flags.host_prefix.clone()));
+    let leases = Arc::new(Leases::new(store, patience, options.host_prefix.clone()));
     leases.load();
     log::info!("ready");
     serve(&leases, &listener);

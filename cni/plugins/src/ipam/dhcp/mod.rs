@@ -6,7 +6,6 @@
 mod config;
 pub mod daemon;
 mod exchange;
-mod flags;
 mod frame;
 mod keeper;
 mod lease;

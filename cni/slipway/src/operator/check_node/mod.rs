@@ -13,7 +13,24 @@ pub(super) use host::dropping_forward_chains;
 use serde_json::{Value, json};
 
 use slipway_cli::json;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
+
+/// Check the kernel and the host for missing features and conflicts
+///
+/// Probes the kernel in a network namespace of its own and changes nothing on the node. Each finding that needs attention
+/// has a reason and a fix.
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  something required is missing
+
+Examples:
+  slipway check-node
+  slipway check-node --output json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: Output,
+}
 
 /// The meaning of a finding for the plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,11 +92,11 @@ impl Finding {
 }
 
 /// Checks the node and prints the findings. The exit code is 1 if something required is missing.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut findings = kernel::findings();
     findings.extend(host::findings());
     findings.extend(engines::findings());
-    if given.json() {
+    if args.output.json() {
         json::print(document(&findings), out)?;
     } else {
         print_text(&findings, out)?;

@@ -19,8 +19,9 @@ use cni_kernel::route::RouteSocket;
 use cni_runtime::{Network, config};
 use cni_spec::AddResult;
 use serde_json::Value;
-use slipway_cli::{Failure, Given, json};
+use slipway_cli::{Failure, Output, json};
 
+use super::directories::PluginDirs;
 use super::interrupt::Interrupt;
 use checks::Stage;
 use lab::{Attacher, LINK, LabError, Member, Site, Spaces};
@@ -33,6 +34,41 @@ const SERVED: u16 = 8080;
 const PORTS: std::ops::Range<u16> = 20000..30000;
 /// The exit code if a promise is not kept.
 const BROKEN: u8 = 3;
+
+/// Try a network's published ports and masquerade with real packets
+///
+/// Attaches network namespaces as containers, publishes a free port for one of them, and sends requests from it, from
+/// another one, from the node and from a namespace that stands for another host. Packets go to addresses that the test
+/// made, and to the published port. Everything is removed at the end; what a killed test left, the next call removes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  the test could not run
+  3  a check failed; the reason is printed
+
+Examples:
+  slipway connectivity-test
+  slipway connectivity-test --config /tmp/new.conflist --plugin-dir /usr/lib/cni
+  slipway connectivity-test --network pods --output json
+  slipway connectivity-test --clean")]
+pub(super) struct Args {
+    /// The network; by default the first one, which a runtime takes
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// The network's configuration, in place of --network
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The networks' configurations
+    #[arg(long, value_name = "DIR", default_value = config::DIRECTORY)]
+    config_dir: PathBuf,
+    #[command(flatten)]
+    plugins: PluginDirs,
+    /// Only remove what a killed test left
+    #[arg(long)]
+    clean: bool,
+    #[command(flatten)]
+    output: Output,
+}
 
 /// The network under test, the published port, the node.
 #[derive(Debug)]
@@ -118,13 +154,13 @@ fn free_port() -> Result<u16, LabError> {
 }
 
 /// The network of the command line, or the one that a runtime would take.
-fn network(given: &Given) -> Result<Network, LabError> {
+fn network(args: &Args) -> Result<Network, LabError> {
     let other = |error: config::LoadError| LabError::Other(error.to_string());
-    if let Some(file) = given.value("--config") {
-        return Network::from_file(Path::new(file)).map_err(other);
+    if let Some(file) = &args.config {
+        return Network::from_file(file).map_err(other);
     }
-    let directory = Path::new(given.value("--config-dir").unwrap_or(config::DIRECTORY));
-    if let Some(name) = given.value("--network") {
+    let directory = &args.config_dir;
+    if let Some(name) = &args.network {
         return config::load(directory, name).map_err(other);
     }
     let first = config::load_all(directory).map_err(other)?.into_iter().find_map(|file| file.network.ok());
@@ -132,20 +168,17 @@ fn network(given: &Given) -> Result<Network, LabError> {
 }
 
 /// Tests, or only removes what a killed test left.
-pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     let interrupt = Interrupt::hold()?;
     let (site, left) = Site::enter().map_err(Failure::failed)?;
     for one in &left {
         writeln!(err, "removed what an earlier test left: {one}")?;
     }
-    if given.has("--clean") {
+    if args.clean {
         return Ok(0);
     }
-    let network = network(given).map_err(Failure::failed)?;
-    let mut dirs: Vec<PathBuf> = given.values("--plugin-dir").map(PathBuf::from).collect();
-    if dirs.is_empty() {
-        dirs = config::plugin_directories();
-    }
+    let network = network(args).map_err(Failure::failed)?;
+    let dirs = args.plugins.all();
     let tried = test(&site, network, &dirs, &mut |row| {
         // A closed standard error does not end the test.
         drop(writeln!(err, "{}", row.line()));
@@ -153,7 +186,7 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
     });
     let cleaned = site.clean();
     let results = tried.map_err(Failure::failed)?;
-    if given.json() {
+    if args.output.json() {
         json::print(results.document(), out)?;
     } else {
         out.write_all(results.text()?.as_bytes())?;

@@ -18,7 +18,7 @@ use cni_runtime::Cache;
 use ipnet::IpNet;
 
 use super::super::check_node;
-use crate::operator::caches;
+use crate::operator::directories;
 use cni_plugins::meta::portmap;
 
 /// The number of published ports near the queried one that are printed.
@@ -328,7 +328,7 @@ fn is_bound(line: &str, port: u16, state: &str) -> bool {
 /// with a host address of its own also applies on the loopback.
 fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
     let family = AddressFamily::of(packet.to.ip());
-    let caches = caches::USUAL.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);
+    let caches = directories::CACHES.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);
     let all = caches.filter_map(|cache| cache.read().ok()).flat_map(|(all, _)| all);
     let mut ours = all.filter(|cached| AttachmentHash::of(&cached.attachment) == owner.attachment_hash);
     let configs = ours.next()?.configs().ok()?;

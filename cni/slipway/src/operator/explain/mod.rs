@@ -15,12 +15,36 @@ use std::net::{IpAddr, SocketAddr};
 use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
+use super::destination::Destination;
 use facts::Facts;
 pub(super) use facts::origin;
 use render::Explanation;
 pub(super) use render::listener_at;
 use slipway_cli::json;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
+
+/// Follow the first packet of a connection through the node's rules
+///
+/// Makes the kernel's lookups one by one and prints each step with its reason. No packet is sent. Without --from and --iif
+/// the packet comes from another host, or from the node itself if it goes to a loopback address. The exit code is 0
+/// whatever becomes of the packet.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway explain tcp 192.0.2.2:8080
+  slipway explain udp 192.0.2.2:53 --from 10.22.0.7 --iif cni0 -o json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    destination: Destination,
+    /// The source
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    from: Option<IpAddr>,
+    /// The link that the packet arrives on; lo: the node sends it
+    #[arg(long, value_name = "LINK")]
+    iif: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
 
 /// The packet of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,12 +56,12 @@ struct Query {
 }
 
 /// Prints the packet's path.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    let Query { protocol, to, from, link } = Query::new(given)?;
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let Query { protocol, to, from, link } = Query::new(args)?;
     let origin = facts::origin(from, link.as_deref(), to.ip()).map_err(Failure::failed)?;
     let facts = Facts::gather(Packet { protocol, to, from, origin }).map_err(Failure::failed)?;
     let explanation = Explanation::of(&facts);
-    if given.json() {
+    if args.output.json() {
         json::print(explanation.document(), out)?;
     } else {
         out.write_all(explanation.text().as_bytes())?;
@@ -59,38 +83,16 @@ pub(super) fn end(packet: Packet) -> Option<String> {
     Some(format!("{last}{}", explanation.outcome()))
 }
 
-/// The protocol and the destination of a command line.
-pub(super) fn query(given: &Given) -> Result<(Protocol, SocketAddr), Failure> {
-    let name = given.argument(0);
-    let protocol = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
-    let protocol = protocol.ok_or_else(|| Failure::usage(format!("{name:?} is not a protocol")))?;
-    let to = given.argument(1).parse().map_err(|_| {
-        let given = given.argument(1);
-        Failure::usage(format!(
-            "{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080"
-        ))
-    })?;
-    Ok((protocol, to))
-}
-
 impl Query {
-    fn new(given: &Given) -> Result<Self, Failure> {
-        let (protocol, to) = query(given)?;
-        // The older spelling of `--from ADDRESS`.
-        let positional = match given.arguments().get(2..).unwrap_or_default() {
-            [] => None,
-            [word, address] if word == "from" => Some(address.as_str()),
-            [other, ..] => return Err(Failure::usage(format!("unexpected argument {other:?}"))),
-        };
-        let from = given.value("--from").or(positional).map(|text| source(text, to)).transpose()?;
-        Ok(Self { protocol, to, from, link: given.value("--iif").map(str::to_owned) })
+    fn new(args: &Args) -> Result<Self, Failure> {
+        let Destination { protocol, to } = args.destination;
+        if let Some(from) = args.from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
+            return Err(Failure::usage(format!("{from} and {to} are of different families")));
+        }
+        Ok(Self { protocol, to, from: args.from, link: args.iif.clone() })
     }
 }
 
-fn source(text: &str, to: SocketAddr) -> Result<IpAddr, Failure> {
-    let address: IpAddr = text.parse().map_err(|_| Failure::usage(format!("{text:?} is not an address")))?;
-    if address.is_ipv4() != to.is_ipv4() {
-        return Err(Failure::usage(format!("{address} and {to} are of different families")));
-    }
-    Ok(address)
+fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| "an address".to_owned())
 }

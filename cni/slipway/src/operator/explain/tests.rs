@@ -8,13 +8,11 @@ use cni_kernel::route::Switch;
 use cni_spec::Attachment;
 use expect_test::expect;
 
-use super::Query;
 use super::facts::{Facts, Place, Table, Way};
 use super::render::Explanation;
+use super::{Args, Query};
 use slipway_cli::Failure;
-use slipway_cli::{checks, parse};
-
-use crate::operator::commands;
+use slipway_cli::checks;
 
 fn host(port: u16) -> HostPorts {
     let address = HostAddress::Any(AddressFamily::V4);
@@ -170,13 +168,10 @@ fn json_has_the_steps() {
 
 #[test]
 fn queries() {
-    let read = |text: &str| {
-        let args: Vec<String> = text.split(' ').map(str::to_owned).collect();
-        match Query::new(&parse(commands::find("explain").unwrap(), &args).unwrap()) {
-            Ok(query) => Ok(query),
-            Err(Failure::Usage(text)) => Err(text),
-            Err(other) => panic!("{text}: {other:?}"),
-        }
+    let read = |text: &str| match Query::new(&checks::args::<Args>(text)?) {
+        Ok(query) => Ok(query),
+        Err(Failure::Usage(text)) => Err(text),
+        Err(other) => panic!("{text}: {other:?}"),
     };
     let wanted = Query {
         protocol: Protocol::Udp,
@@ -184,9 +179,9 @@ fn queries() {
         from: Some("2001:db8::2".parse().unwrap()),
         link: Some("eth1".to_owned()),
     };
-    assert_eq!(read("UDP [2001:db8::1]:53 from 2001:db8::2 --iif eth1"), Ok(wanted.clone()));
+    assert_eq!(read("UDP [2001:db8::1]:53 --from 2001:db8::2 --iif eth1"), Ok(wanted.clone()));
     assert_eq!(read("udp [2001:db8::1]:53 --iif=eth1 --from=2001:db8::2"), Ok(wanted));
     assert_eq!(read("tcp 192.0.2.1:80 x").unwrap_err(), "unexpected argument \"x\"");
     assert!(read("tcp 192.0.2.1:80 --from fd00::1").unwrap_err().contains("different families"));
-    assert!(read("tcp 192.0.2.1").unwrap_err().contains("not an address and a port"));
+    assert!(read("tcp 192.0.2.1").unwrap_err().contains("must be an address and a port"));
 }

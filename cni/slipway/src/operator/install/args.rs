@@ -2,11 +2,11 @@
 
 //! The options of `slipway install` and `slipway uninstall`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::DEFAULT_DIR;
 use cni_plugins::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
-use slipway_cli::{Failure, Given};
+use slipway_cli::Failure;
 
 /// Changes, or only their report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,49 +58,100 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// Takes the options of either command.
-    ///
+/// Install this binary and a link per plugin into a plugin directory
+///
+/// Each name changes by one rename, so that a runtime finds a whole plugin at any moment. Nothing is changed if a name is
+/// taken and --replace is not given.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway install --replace --dry-run
+  slipway install --to /usr/lib/cni --share-dir /usr/local/share")]
+pub(crate) struct InstallArgs {
+    #[command(flatten)]
+    plugins: PluginDir,
+    /// Replace plugins of other sets; `uninstall` brings them back
+    #[arg(long)]
+    replace: bool,
+    /// Also write manual pages and completions below it, as /usr/local/share; `uninstall` removes them
+    #[arg(long, value_name = "DIR")]
+    share_dir: Option<PathBuf>,
+}
+
+/// Remove the plugins and what they left, and bring back what was replaced
+///
+/// Removes only what Slipway made and no container uses; what stays is printed with the reason. Refuses while containers use
+/// Slipway's tables.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  something failed, or a container was added while the plugins were removed
+
+Examples:
+  slipway uninstall --dry-run
+  slipway uninstall --to /usr/lib/cni --keep-state")]
+pub(crate) struct UninstallArgs {
+    #[command(flatten)]
+    plugins: PluginDir,
+    /// Host-local's reservations
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA_DIR)]
+    data_dir: PathBuf,
+    /// Remove the plugins only: tables, bridges and files stay
+    #[arg(long)]
+    keep_state: bool,
+    /// Remove the tables although containers use them: their ports and masquerade end
+    #[arg(long, conflicts_with = "keep_state")]
+    force: bool,
+}
+
+/// What both commands have.
+#[derive(Debug, clap::Args)]
+struct PluginDir {
+    /// The plugin directory
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
+    to: PathBuf,
+    /// Only report what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl PluginDir {
+    fn options(&self) -> Options {
+        let mode = if self.dry_run { Mode::DryRun } else { Mode::Apply };
+        Options { dir: self.to.clone(), mode, ..Options::default() }
+    }
+}
+
+impl InstallArgs {
     /// # Errors
-    /// `--keep-state` together with `--force`; a `--share-dir` that is relative to no working directory.
-    pub(crate) fn new(given: &Given) -> Result<Self, Failure> {
-        let state = match (given.has("--keep-state"), given.has("--force")) {
-            (true, true) => {
-                return Err(Failure::usage("--keep-state and --force cannot be given together"));
-            }
-            (true, false) => State::Keep,
+    /// A `--share-dir` that is relative to no working directory.
+    pub(super) fn options(&self) -> Result<Options, Failure> {
+        let share_dir =
+            self.share_dir.as_ref().map(std::path::absolute).transpose().map_err(Failure::failed)?;
+        Ok(Options { replace: self.replace, share_dir, ..self.plugins.options() })
+    }
+}
+
+impl UninstallArgs {
+    pub(super) fn options(&self) -> Options {
+        let state = match (self.keep_state, self.force) {
+            (true, _) => State::Keep,
             (false, true) => State::Force,
             (false, false) => State::Remove,
         };
-        let path = |option, usual: &str| PathBuf::from(given.value(option).unwrap_or(usual));
-        let share_dir = given.value("--share-dir").map(Path::new).map(std::path::absolute);
-        Ok(Self {
-            dir: path("--to", DEFAULT_DIR),
-            replace: given.has("--replace"),
-            mode: if given.has("--dry-run") { Mode::DryRun } else { Mode::Apply },
-            share_dir: share_dir.transpose().map_err(Failure::failed)?,
-            state,
-            data_dir: path("--data-dir", DEFAULT_DATA_DIR),
-        })
+        Options { state, data_dir: self.data_dir.clone(), ..self.plugins.options() }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use slipway_cli::checks;
+
     use super::*;
-    use slipway_cli::parse;
-
-    use crate::operator::commands;
-
-    fn options(line: &str) -> Result<Options, Failure> {
-        let (command, args) = line.split_once(' ').unwrap_or((line, ""));
-        let args: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
-        Options::new(&parse(commands::find(command).unwrap(), &args).unwrap())
-    }
 
     #[test]
     fn the_default_is_the_directory_of_runtimes() {
-        let options = options("install").unwrap();
+        let options = checks::args::<InstallArgs>("").unwrap().options().unwrap();
         assert_eq!(options, Options::default());
         assert_eq!(options.dir, PathBuf::from("/opt/cni/bin"));
         assert_eq!(options.data_dir, PathBuf::from("/var/lib/cni/networks"));
@@ -108,12 +159,17 @@ mod tests {
 
     #[test]
     fn options_of_both_commands() {
-        let install = options("install --to=/b --replace --dry-run --share-dir /usr/local/share").unwrap();
+        let words = "--to=/b --replace --dry-run --share-dir /usr/local/share";
+        let install = checks::args::<InstallArgs>(words).unwrap().options().unwrap();
         assert_eq!((install.dir, install.mode, install.replace), ("/b".into(), Mode::DryRun, true));
         assert_eq!(install.share_dir, Some("/usr/local/share".into()));
-        let uninstall = options("uninstall --data-dir /d --keep-state").unwrap();
-        assert_eq!((uninstall.data_dir, uninstall.state), ("/d".into(), State::Keep));
-        assert_eq!(options("uninstall --force").unwrap().state, State::Force);
-        assert!(matches!(options("uninstall --force --keep-state"), Err(Failure::Usage(_))));
+        let uninstall = |words: &str| checks::args::<UninstallArgs>(words).map(|args| args.options());
+        let keep = uninstall("--data-dir /d --keep-state").unwrap();
+        assert_eq!((keep.data_dir, keep.state), ("/d".into(), State::Keep));
+        assert_eq!(uninstall("--force").unwrap().state, State::Force);
+        assert_eq!(
+            uninstall("--force --keep-state").unwrap_err(),
+            "--force cannot be used with --keep-state"
+        );
     }
 }

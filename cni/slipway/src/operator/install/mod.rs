@@ -15,14 +15,15 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
+use clap::Command;
 use cni_dataplane::teardown::UsedTable;
 
 use cni_plugins::registry;
-use slipway_cli::{Failure, Given, SharePlan};
+use slipway_cli::{Failure, SharePlan};
 
 use super::cnitool;
-use super::commands::PROGRAM;
-pub(crate) use args::{Mode, Options, State};
+pub(crate) use args::{InstallArgs, UninstallArgs};
+use args::{Mode, Options, State};
 pub(crate) use dir::InstallError;
 use dir::{Entry, PluginDir};
 use leftovers::Leftover;
@@ -93,6 +94,7 @@ pub(crate) fn install(
     binary: &Path,
     plugins: &[&str],
     options: &Options,
+    program: &Command,
     out: &mut dyn Write,
 ) -> Result<Vec<Step>, InstallError> {
     let dry = options.mode == Mode::DryRun;
@@ -102,10 +104,10 @@ pub(crate) fn install(
             .into_iter()
             .chain(plugins.iter().map(|name| Step::Link((*name).to_owned())))
             .collect();
-        return report_steps(steps, &SharePlan::install(&PROGRAM, options.share_dir.as_deref(), None)?, out);
+        return report_steps(steps, &SharePlan::install(program, options.share_dir.as_deref(), None)?, out);
     };
     let steps = plan_install(&dir, binary, plugins, options)?;
-    let share = SharePlan::install(&PROGRAM, options.share_dir.as_deref(), dir.share_dir()?)?;
+    let share = SharePlan::install(program, options.share_dir.as_deref(), dir.share_dir()?)?;
     if !dry {
         for step in &steps {
             match step {
@@ -132,12 +134,16 @@ pub(crate) fn install(
 ///
 /// # Errors
 /// [`InstallError::Io`] if a system call fails.
-pub(crate) fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
+pub(crate) fn uninstall(
+    options: &Options,
+    program: &Command,
+    out: &mut dyn Write,
+) -> Result<Vec<Step>, InstallError> {
     let Some(dir) = PluginDir::open(&options.dir)? else {
         return Ok(Vec::new());
     };
     let steps = plan_uninstall(&dir)?;
-    let share = SharePlan::uninstall(&PROGRAM, dir.share_dir()?.as_deref())?;
+    let share = SharePlan::uninstall(program, dir.share_dir()?.as_deref())?;
     if options.mode != Mode::DryRun {
         for step in &steps {
             match step {
@@ -216,10 +222,16 @@ fn report_steps(steps: Vec<Step>, share: &SharePlan, out: &mut dyn Write) -> Res
 ///
 /// # Errors
 /// The arguments are wrong, or a step fails.
-pub(crate) fn install_command(given: &Given, plugins: &[&str], out: &mut dyn Write) -> Result<u8, Failure> {
-    let options = Options::new(given)?;
+pub(crate) fn install_command(
+    args: &InstallArgs,
+    plugins: &[&str],
+    program: &Command,
+    out: &mut dyn Write,
+) -> Result<u8, Failure> {
+    let options = args.options()?;
     // The file itself: argv[0] is chosen by the caller, and may be a link.
-    let steps = install(Path::new("/proc/self/exe"), plugins, &options, out).map_err(Failure::failed)?;
+    let steps =
+        install(Path::new("/proc/self/exe"), plugins, &options, program, out).map_err(Failure::failed)?;
     report_count(&options, &steps, out)?;
     Ok(0)
 }
@@ -229,14 +241,15 @@ pub(crate) fn install_command(given: &Given, plugins: &[&str], out: &mut dyn Wri
 /// # Errors
 /// The arguments are wrong, containers use a table, or a step fails.
 pub(crate) fn uninstall_command(
-    given: &Given,
+    args: &UninstallArgs,
+    program: &Command,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<u8, Failure> {
-    let options = Options::new(given)?;
+    let options = args.options();
     let in_use = match options.state {
         State::Keep => {
-            uninstall_plugins(&options, out)?;
+            uninstall_plugins(&options, program, out)?;
             return Ok(0);
         }
         State::Remove => UsedTable::Keep,
@@ -249,7 +262,7 @@ pub(crate) fn uninstall_command(
     if options.mode == Mode::Apply {
         leftovers::remove_tables(&mut leftovers, in_use).map_err(Failure::failed)?;
     }
-    uninstall_plugins(&options, out)?;
+    uninstall_plugins(&options, program, out)?;
     let mut late = Vec::new();
     if options.mode == Mode::Apply {
         late = leftovers::remove_rest(&mut leftovers, in_use).map_err(Failure::failed)?;
@@ -259,8 +272,8 @@ pub(crate) fn uninstall_command(
     Ok(u8::from(!late.is_empty()))
 }
 
-fn uninstall_plugins(options: &Options, out: &mut dyn Write) -> Result<(), Failure> {
-    let steps = uninstall(options, out).map_err(Failure::failed)?;
+fn uninstall_plugins(options: &Options, program: &Command, out: &mut dyn Write) -> Result<(), Failure> {
+    let steps = uninstall(options, program, out).map_err(Failure::failed)?;
     Ok(report_count(options, &steps, out)?)
 }
 

@@ -8,9 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use tempfile::TempDir;
 
 use super::*;
-use slipway_cli::parse;
-
-use crate::operator::commands;
+use slipway_cli::checks;
 
 const PLUGINS: &[&str] = &["bridge", "host-local", "portmap"];
 
@@ -18,6 +16,13 @@ struct World {
     root: TempDir,
     dir: std::path::PathBuf,
     binary: std::path::PathBuf,
+}
+
+fn program() -> Command {
+    Command::new("slipway")
+        .version("0.1.0")
+        .about("A program")
+        .subcommand(Command::new("ports").about("Ports"))
 }
 
 fn world() -> World {
@@ -33,7 +38,7 @@ impl World {
     }
 
     fn install(&self, options: &Options) -> Result<Vec<Step>, InstallError> {
-        install(&self.binary, PLUGINS, options, &mut Vec::new())
+        install(&self.binary, PLUGINS, options, &program(), &mut Vec::new())
     }
 
     fn replace(&self) -> Vec<Step> {
@@ -41,7 +46,7 @@ impl World {
     }
 
     fn uninstall(&self) -> Vec<Step> {
-        uninstall(&self.options(), &mut Vec::new()).unwrap()
+        uninstall(&self.options(), &program(), &mut Vec::new()).unwrap()
     }
 
     /// Name and content (or link target) of everything in the directory and in the backup directory.
@@ -102,7 +107,8 @@ fn the_installed_binary_can_install_itself() {
     let world = world();
     world.install(&world.options()).unwrap();
     fs::remove_file(world.dir.join("bridge")).unwrap();
-    let steps = install(&world.dir.join("slipway"), PLUGINS, &world.options(), &mut Vec::new()).unwrap();
+    let steps =
+        install(&world.dir.join("slipway"), PLUGINS, &world.options(), &program(), &mut Vec::new()).unwrap();
     assert_eq!(steps[..2], [Step::Keep("slipway".into()), Step::Link("bridge".into())]);
     assert_eq!(world.listing(), INSTALLED);
 }
@@ -229,7 +235,7 @@ fn a_dry_run_changes_nothing_and_plans_the_same() {
     let planned = world.install(&dry).unwrap();
     assert!(!world.dir.exists());
     assert_eq!(world.install(&world.options()).unwrap(), planned);
-    let planned = uninstall(&dry, &mut Vec::new()).unwrap();
+    let planned = uninstall(&dry, &program(), &mut Vec::new()).unwrap();
     assert_eq!(world.listing(), INSTALLED);
     assert_eq!(world.uninstall(), planned);
     assert!(world.listing().is_empty());
@@ -295,16 +301,13 @@ fn a_manual_page_of_another_program_stops_everything_before_the_first_change() {
 fn the_commands_print_what_they_do() {
     let world = world();
     let to = format!("--to={}", world.dir.display());
-    let given = |name: &str, args: &[&str]| {
-        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        parse(commands::find(name).unwrap(), &args).unwrap()
-    };
+    let args = checks::args(&to).unwrap();
     let mut out = Vec::new();
-    assert_eq!(install_command(&given("install", &[&to]), PLUGINS, &mut out).unwrap(), 0);
+    assert_eq!(install_command(&args, PLUGINS, &program(), &mut out).unwrap(), 0);
     let out = String::from_utf8(out).unwrap();
     assert!(out.starts_with("copy    slipway\nlink    bridge -> slipway\n"), "{out}");
     assert!(out.ends_with("cni/bin: 4 of 4 names changed\n"), "{out}");
     // Without the state of the machine that the tests run on.
-    let keep = given("uninstall", &[&to, "--keep-state"]);
-    assert_eq!(uninstall_command(&keep, &mut Vec::new(), &mut Vec::new()).unwrap(), 0);
+    let keep = checks::args(&format!("{to} --keep-state")).unwrap();
+    assert_eq!(uninstall_command(&keep, &program(), &mut Vec::new(), &mut Vec::new()).unwrap(), 0);
 }

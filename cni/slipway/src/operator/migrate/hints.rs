@@ -12,7 +12,7 @@ use cni_runtime::{Cache, Cached};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::operator::caches;
+use crate::operator::directories;
 
 /// The default directory of host-local's reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
@@ -34,7 +34,7 @@ pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<
 
 /// Reads the attachments in these caches, or else in the usual ones.
 pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, DirError> {
-    let usual = caches::USUAL.map(PathBuf::from);
+    let usual = directories::CACHES.map(PathBuf::from);
     let mut cached = Vec::new();
     for directory in if directories.is_empty() { usual.as_slice() } else { directories } {
         let Some(cache) = Cache::open(directory)? else { continue };

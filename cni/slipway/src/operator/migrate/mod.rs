@@ -15,12 +15,89 @@ use cni_dataplane::{BackendName, Error as DataplaneError};
 use cni_kernel::dir::DirError;
 use cni_spec::CniError;
 
+use super::directories::CacheDirs;
 use super::migration_lock::{self, MigrationLockError};
 use super::restore::liveness::LivenessError;
 use cni_plugins::meta::portmap;
 use cni_plugins::node_defaults::NodeDefaults;
 use slipway_cli::json;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
+
+/// Move running containers from one backend to another
+///
+/// Published ports and masquerade move, container by container, while they serve. Connections survive.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  something failed
+  3  with --dry-run: something would move
+  4  something was skipped; the reasons are printed
+
+Examples:
+  slipway migrate --to nftables --from iptables --dry-run
+  slipway migrate --to ebpf --network pods --output json
+  slipway migrate --to nftables --cache-dir /var/lib/containers/cni --data-dir /srv/cni/networks")]
+pub(super) struct Args {
+    /// The backend to move to
+    #[arg(long, value_enum, value_name = "BACKEND")]
+    to: Target,
+    /// The backend to move from; reference: the nftables backend of the reference plugins; any number of times
+    #[arg(long, value_enum, value_name = "BACKEND", default_value = "all")]
+    from: Vec<Source>,
+    /// Only containers of this network; any number of times
+    #[arg(long = "network", value_name = "NAME")]
+    networks: Vec<String>,
+    /// Only report what would move
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    caches: CacheDirs,
+    /// Host-local's reservations; any number of times (/var/lib/cni/networks)
+    #[arg(long = "data-dir", value_name = "DIR")]
+    data_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Backends to move to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Target {
+    Nftables,
+    Iptables,
+    Ebpf,
+}
+
+/// Places to move from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Source {
+    Nftables,
+    Iptables,
+    Reference,
+    Ebpf,
+    All,
+}
+
+impl From<Target> for BackendName {
+    fn from(target: Target) -> Self {
+        match target {
+            Target::Nftables => Self::Nftables,
+            Target::Iptables => Self::Iptables,
+            Target::Ebpf => Self::Ebpf,
+        }
+    }
+}
+
+impl Source {
+    fn includes(self, place: Place) -> bool {
+        match self {
+            Self::Nftables => place == Place::Nftables,
+            Self::Iptables => place == Place::Iptables,
+            Self::Reference => place == Place::Reference,
+            Self::Ebpf => place == Place::Ebpf,
+            Self::All => true,
+        }
+    }
+}
 
 /// The time limit for the lock that excludes a second call and `slipway restore`.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,10 +135,10 @@ enum MigrateError {
 
 /// Migrates, and prints the outcome. The exit code is 1 if something failed, 3 if a dry run found something
 /// to move, 4 if something was skipped.
-pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let options = Options::new(given)?;
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let options = Options::new(args)?;
     let rows = moved(&options, err).map_err(Failure::failed)?;
-    if given.json() {
+    if args.output.json() {
         json::print(report::document(&rows, options.to), out)?;
     } else {
         report::print(&rows, options.to, out)?;
@@ -76,24 +153,20 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
 }
 
 impl Options {
-    fn new(given: &Given) -> Result<Self, Failure> {
-        let to = given.value("--to").and_then(BackendName::from_name);
-        let to = to.ok_or_else(|| Failure::usage("--to is missing"))?;
-        let wanted: Vec<&str> = given.values("--from").collect();
-        let is_all = wanted.is_empty() || wanted.contains(&"all");
-        let from: Vec<Place> =
-            PLACES.into_iter().filter(|place| is_all || wanted.contains(&place.as_str())).collect();
+    fn new(args: &Args) -> Result<Self, Failure> {
+        let to = BackendName::from(args.to);
+        let is_wanted = |place: &Place| args.from.iter().any(|source| source.includes(*place));
+        let from: Vec<Place> = PLACES.into_iter().filter(is_wanted).collect();
         if from.iter().all(|place| place.as_str() == to.as_str()) {
             return Err(Failure::usage(format!("--from and --to are both {}", to.as_str())));
         }
-        let paths = |option| given.values(option).map(PathBuf::from).collect();
         Ok(Self {
             to,
             from,
-            networks: given.values("--network").map(str::to_owned).collect(),
-            mode: if given.has("--dry-run") { Mode::DryRun } else { Mode::Migrate },
-            cache_dirs: paths("--cache-dir"),
-            data_dirs: paths("--data-dir"),
+            networks: args.networks.clone(),
+            mode: if args.dry_run { Mode::DryRun } else { Mode::Migrate },
+            cache_dirs: args.caches.cache_dirs.clone(),
+            data_dirs: args.data_dirs.clone(),
         })
     }
 }
@@ -136,13 +209,10 @@ fn open_loopbacks(rows: &mut [Row]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slipway_cli::parse;
-
-    use crate::operator::commands;
+    use slipway_cli::checks;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::new(&parse(commands::find("migrate").unwrap(), &args).unwrap())
+        Options::new(&checks::args(line).unwrap())
     }
 
     #[test]

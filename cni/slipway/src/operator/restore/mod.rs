@@ -20,14 +20,45 @@ use cni_kernel::lock::FileLock;
 use cni_runtime::{Cache, Cached};
 use cni_spec::{Attachment, CniError, NetConf};
 
-use super::caches;
+use super::directories::{self, CacheDirs};
 use super::migration_lock::{self, MigrationLockError};
 use cni_plugins::plugin::{Env, Request, Restorable};
 use cni_plugins::registry;
 use liveness::{Liveness, LivenessError, Node};
 use report::{Row, State};
 use slipway_cli::json;
-use slipway_cli::{Failure, Given};
+use slipway_cli::{Failure, Output};
+
+/// Put back what running containers lost when the ruleset was flushed
+///
+/// Restores published ports, masquerade and the guard against spoofed addresses of each container that is in a runtime's
+/// cache and that the kernel shows to be running. Does nothing where nothing is missing.
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  1  something could not be read or restored; everything else was restored
+  3  with --dry-run: something is missing
+
+Examples:
+  slipway restore
+  slipway restore --dry-run --output json
+  slipway restore --cache-dir /var/lib/containers/cni")]
+pub(super) struct Args {
+    /// Only report what is missing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    caches: CacheDirs,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Args {
+    /// Reports, and changes nothing.
+    pub(super) fn dry_run() -> Self {
+        Self { dry_run: true, ..Self::default() }
+    }
+}
 
 /// The time between the two checks for a concurrent DEL. A DEL calls portmap before the interface's plugin,
 /// each in its own process: a container that is still attached after this time was not being deleted when
@@ -66,13 +97,12 @@ enum Mode {
 
 /// Restores what is missing and prints the outcome. The exit code is 1 if something failed, and 3 if a dry
 /// run found something missing.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    let mode = if given.has("--dry-run") { Mode::DryRun } else { Mode::Restore };
-    let directories: Vec<PathBuf> = given.values("--cache-dir").map(PathBuf::from).collect();
-    let mut restoration = Restoration::begin(mode, &directories).map_err(Failure::failed)?;
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Restore };
+    let mut restoration = Restoration::begin(mode, &args.caches.cache_dirs).map_err(Failure::failed)?;
     restoration.run().map_err(Failure::failed)?;
     let rows = restoration.rows;
-    if given.json() {
+    if args.output.json() {
         json::print(report::document(&rows), out)?;
     } else {
         report::print(&rows, out)?;
@@ -154,7 +184,7 @@ impl Restoration {
             caches.push(Cache::open(directory)?.ok_or_else(none)?);
         }
         if directories.is_empty() {
-            let usual = caches::USUAL.map(PathBuf::from);
+            let usual = directories::CACHES.map(PathBuf::from);
             for directory in &usual {
                 caches.extend(Cache::open(directory)?);
             }

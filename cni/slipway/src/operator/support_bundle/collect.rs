@@ -4,8 +4,8 @@
 
 use std::ffi::OsStr;
 use std::fmt::{Display, Write as _};
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use cni_dataplane::{Owner, dump};
 use cni_kernel::AddressFamily;
@@ -21,9 +21,9 @@ use nix::sys::utsname::uname;
 
 use super::redact::{Rule, is_address, is_name, is_path, length};
 use cni_plugins::interface::bridge::MADE;
-use slipway_cli::{Code, execute};
+use slipway_cli::Failure;
 
-use crate::operator::{caches, check_node, commands, ports, restore};
+use crate::operator::{check_node, directories, ports, restore};
 use cni_plugins::registry;
 
 /// The largest configuration, in bytes.
@@ -111,16 +111,20 @@ pub(super) struct Places<'a> {
 pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
     let mut parts = vec![
         Part::new("about.txt", "versions of slipway, kernel and distribution", &about()),
-        Part::new("check-node.txt", "output of check-node", &printed("check-node", check_node::run, &[])),
+        Part::new(
+            "check-node.txt",
+            "output of check-node",
+            &printed("check-node", |out, _| check_node::run(&check_node::Args::default(), out)),
+        ),
         Part::new(
             "ports.txt",
             "published ports: names of networks, container IDs, addresses",
-            &printed("ports", ports::run, &[]),
+            &printed("ports", |out, err| ports::run(&ports::Args::default(), out, err)),
         ),
         Part::new(
             "restore.txt",
             "output of restore --dry-run: container IDs, addresses, paths",
-            &printed("restore", restore::run, &["--dry-run"]),
+            &printed("restore", |out, _| restore::run(&restore::Args::dry_run(), out)),
         ),
         Part::read("nftables.txt", "our tables; names of other tables", dump::own_tables()),
         Part::new("iptables.txt", "names of the chains of legacy iptables", &legacy_chains()),
@@ -154,11 +158,13 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
 }
 
 /// The output of a command of this binary, and its exit code.
-fn printed(name: &str, code: Code, args: &[&str]) -> String {
-    let Some(command) = commands::find(name) else { return format!("no command {name}\n") };
-    let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+fn printed(
+    name: &str,
+    run: impl FnOnce(&mut dyn io::Write, &mut dyn io::Write) -> Result<u8, Failure>,
+) -> String {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = execute(&commands::PROGRAM, command, code, &args, &mut out, &mut err);
+    let done = run(&mut out, &mut err);
+    let code = slipway_cli::report(&format!("slipway {name}"), done, &mut err);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}exit code {code}\n", text(&out), text(&err))
 }
@@ -359,7 +365,7 @@ fn owner(content: &[u8]) -> String {
 
 fn cached() -> Result<String, DirError> {
     let mut text = String::new();
-    for directory in caches::USUAL {
+    for directory in directories::CACHES {
         text.push_str(&pending(Path::new(directory))?);
         let Some(cache) = Cache::open(Path::new(directory))? else { continue };
         let (all, faults) = cache.read()?;

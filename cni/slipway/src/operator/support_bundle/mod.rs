@@ -20,21 +20,40 @@ use collect::{Part, Places};
 use tar::Archive;
 
 use cni_runtime::config;
-use slipway_cli::{Failure, Given};
+use slipway_cli::Failure;
+
+use super::directories::PluginDirs;
+
+/// Collect what a bug report needs into one tar file
+///
+/// Changes nothing on the node. Only the owner can read the file; one that exists is not overwritten. Of configurations it
+/// has the values of known keys; of all other values only the type and the length. Review it before you share it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway support-bundle
+  slipway support-bundle --file slipway-support.tar
+  slipway support-bundle --config-dir /etc/containers/cni --plugin-dir /usr/lib/cni")]
+pub(super) struct Args {
+    /// The file to write (slipway-support-TIME.tar)
+    #[arg(short = 'o', long, alias = "output", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The networks' configurations
+    #[arg(long, value_name = "DIR", default_value = config::DIRECTORY)]
+    config_dir: PathBuf,
+    #[command(flatten)]
+    plugins: PluginDirs,
+}
 
 /// The directory in the archive.
 const FOLDER: &str = "slipway-support";
 
 /// Writes the file and lists its contents.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let usual = || PathBuf::from(format!("{FOLDER}-{time}.tar"));
-    let file = given.value("--file").map_or_else(usual, PathBuf::from);
-    let named = given.value("--plugin-dir").map(|path| vec![PathBuf::from(path)]);
-    let parts = collect::all(&Places {
-        configurations: Path::new(given.value("--config-dir").unwrap_or("/etc/cni/net.d")),
-        plugins: &named.unwrap_or_else(config::plugin_directories),
-    });
+    let file = args.file.clone().unwrap_or_else(usual);
+    let parts = collect::all(&Places { configurations: &args.config_dir, plugins: &args.plugins.all() });
     write(&file, &parts, time).map_err(|e| Failure::Failed(format!("write {}: {e}", file.display())))?;
     summary(&file, &parts, out)?;
     Ok(0)

@@ -21,23 +21,43 @@ use cni_dataplane::trace::{Report, TracedPacket, Tracer};
 use cni_dataplane::{Error, Protocol, ebpf};
 use cni_kernel::route::RouteSocket;
 use serde_json::{Value, json};
-use slipway_cli::{Failure, Given, json};
+use slipway_cli::{Failure, Output, json};
 
-use super::explain::query;
+use super::destination::Destination;
 use super::explain::{self as explanation};
 use super::interrupt::Interrupt;
 use journey::{Journey, Journeys};
 use words::{Description, Facts};
 
-/// The time and the packets without `--for` and `--count`, and their limits.
-const TIME: Duration = Duration::from_secs(10);
+/// The longest time.
 const LONGEST: Duration = Duration::from_secs(600);
-const COUNT: usize = 10;
-const MOST: usize = 1000;
 /// The time between two looks at signals and at packets that are not seen again.
 const LOOK: Duration = Duration::from_millis(100);
 /// The time between two looks at the records of the BPF programs, all of which are read.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
+
+/// Show real packets to a port, hook by hook through the node's rules
+///
+/// Has the kernel trace packets to this address and port, a few a second at most, and prints what each chain did with them,
+/// also chains of other programs. The rule for this ends with the command, even if it is killed. No packet is sent. Packets
+/// that BPF programs carry past netfilter are counted only; rules of iptables-legacy are not shown.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway trace tcp 192.0.2.2:8080
+  slipway trace udp 192.0.2.2:53 --for 1m --count 3 --output json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    destination: Destination,
+    /// The time after which it ends, 10m at most
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = seconds)]
+    time: Duration,
+    /// The packets after which it ends, 1000 at most
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = slipway_cli::number(1..=1000_usize))]
+    count: usize,
+    #[command(flatten)]
+    output: Output,
+}
 
 /// The packets of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,29 +68,16 @@ struct Wanted {
     count: usize,
 }
 
-impl Wanted {
-    fn new(given: &Given) -> Result<Self, Failure> {
-        let (protocol, to) = query(given)?;
-        let time = given.value("--for").map_or(Ok(TIME), seconds)?;
-        let count = given.value("--count").map_or(Ok(COUNT), |text| {
-            let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
-            count.ok_or_else(|| Failure::usage(format!("{text:?} is not a number from 1 to {MOST}")))
-        })?;
-        Ok(Self { protocol, to, time, count })
-    }
-}
-
 /// Reads a time in seconds or minutes: `10s`, `2m`, `10`.
-fn seconds(text: &str) -> Result<Duration, Failure> {
+fn seconds(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix('m') {
         Some(minutes) => (minutes, 60),
         None => (text.strip_suffix('s').unwrap_or(text), 1),
     };
     let time =
         number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Duration::from_secs);
-    time.filter(|time| !time.is_zero() && *time <= LONGEST).ok_or_else(|| {
-        Failure::usage(format!("{text:?} is not a time from 1s to {}m", LONGEST.as_secs() / 60))
-    })
+    time.filter(|time| !time.is_zero() && *time <= LONGEST)
+        .ok_or_else(|| format!("a time between 1s and {}m", LONGEST.as_secs() / 60))
 }
 
 /// The result of a trace, besides its packets.
@@ -87,23 +94,24 @@ struct Summary {
 }
 
 /// Traces packets and prints their ways, each as soon as it is complete.
-pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let wanted = Wanted::new(given)?;
-    let Wanted { protocol, to, time, count } = wanted;
-    if !given.json() {
+pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let Destination { protocol, to } = args.destination;
+    let (time, count) = (args.time, args.count);
+    let wanted = Wanted { protocol, to, time, count };
+    if !args.output.json() {
         writeln!(err, "tracing {protocol} to {to}: {count} packets at most, {} s at most", time.as_secs())?;
     }
     let mut all = Vec::new();
     let mut failed = Ok(());
     let summary = watch(&wanted, &mut |described| {
         all.push(described.document());
-        if !given.json() && failed.is_ok() {
+        if !args.output.json() && failed.is_ok() {
             failed = out.write_all(described.text(all.len()).as_bytes()).and_then(|()| out.flush());
         }
     });
     let summary = summary.map_err(Failure::failed)?;
     failed?;
-    if given.json() {
+    if args.output.json() {
         json::print(document(&wanted, &summary, &all), out)?;
     } else {
         out.write_all(closing(&wanted, &summary, all.len()).as_bytes())?;

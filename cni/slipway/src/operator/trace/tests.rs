@@ -141,8 +141,12 @@ fn json_has_each_packet() {
         Journey { first: TracedPacket { link_in: None, ..journey.first.clone() }, ..journey.clone() };
     let packets: Vec<Value> =
         [journey, of_node].iter().map(|one| Description::of(one, Protocol::Tcp, &Known).document()).collect();
-    let wanted =
-        Wanted { protocol: Protocol::Tcp, to: "192.0.2.2:8080".parse().unwrap(), time: TIME, count: COUNT };
+    let wanted = Wanted {
+        protocol: Protocol::Tcp,
+        to: "192.0.2.2:8080".parse().unwrap(),
+        time: Duration::from_secs(10),
+        count: 10,
+    };
     let summary = Summary { ended: "time", lost: false, carried: None, counted: Vec::new() };
     let counted = vec![(Counter::Carried, 9), (Counter::Unlike, 2)];
     let carried = Summary { carried: Some(3), counted, ..summary.clone() };

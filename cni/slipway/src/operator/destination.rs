@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The packets that `slipway explain` and `slipway trace` are about.
+
+use std::net::SocketAddr;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use cni_dataplane::Protocol;
+
+/// Where the packets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
+pub(super) struct Destination {
+    /// The protocol
+    #[arg(value_name = "PROTOCOL", value_parser = protocols())]
+    pub(super) protocol: Protocol,
+    /// The destination; IPv6 as [2001:db8::2]:8080
+    #[arg(value_name = "ADDRESS:PORT", value_parser = socket)]
+    pub(super) to: SocketAddr,
+}
+
+fn protocols() -> impl clap::builder::TypedValueParser<Value = Protocol> {
+    PossibleValuesParser::new(Protocol::ALL.map(Protocol::as_str)).try_map(|word| {
+        let named = Protocol::ALL.into_iter().find(|one| one.as_str().eq_ignore_ascii_case(&word));
+        named.ok_or("a protocol")
+    })
+}
+
+fn socket(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "an address and a port, such as 192.0.2.2:8080 or [2001:db8::2]:8080".to_owned())
+}
