@@ -8,6 +8,7 @@ use std::io::Write as _;
 use std::process::{Command as Process, Stdio};
 
 use clap::Command;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::completions::{Shell, script};
@@ -140,11 +141,12 @@ fn documented(heading: &str) -> Fields {
 ///
 /// # Panics
 /// They differ.
-pub fn assert_documented(heading: &str, documents: &[Value]) {
+pub fn assert_documented<T: Serialize>(heading: &str, documents: &[T]) {
     let wanted = documented(heading);
     let mut found = Fields::new();
     for document in documents {
-        in_object("", document, &wanted, &mut found);
+        let document = serde_json::to_value(document).expect("a document");
+        in_object("", &document, &wanted, &mut found);
     }
     assert_eq!(found, wanted, "{heading}, and docs/json.md on the right");
 }

@@ -4,19 +4,15 @@
 
 use std::io::{self, Write};
 
-use serde_json::{Value, json};
+use cni_state::documents::Document;
+use serde::Serialize;
 
-/// The number of the documents' form. It changes if a field is removed or gets another meaning.
-const SCHEMA: u32 = 1;
-
-/// Prints a document with the number of its form.
+/// Prints a document with the number of its form, its fields sorted by their names.
 ///
 /// # Errors
 /// `out` cannot be written.
-pub fn print(mut document: Value, out: &mut dyn Write) -> io::Result<()> {
-    if let Value::Object(fields) = &mut document {
-        fields.insert("schema".to_owned(), json!(SCHEMA));
-    }
+pub fn print<T: Serialize>(document: T, out: &mut dyn Write) -> io::Result<()> {
+    let document = serde_json::to_value(Document::new(document))?;
     serde_json::to_writer_pretty(&mut *out, &document)?;
     writeln!(out)
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Parser;
-use serde_json::json;
+use cni_state::documents::Version;
 
 use crate::completions::{self, Shell};
 use crate::error::Failure;
@@ -64,7 +64,7 @@ impl Own {
             Self::Version { output } => {
                 let (name, version) = (command.get_name(), command.get_version().unwrap_or_default());
                 match output.json() {
-                    true => document::print(json!({ "version": version }), out)?,
+                    true => document::print(Version { version: version.to_owned() }, out)?,
                     false => writeln!(out, "{name} {version}")?,
                 }
             }

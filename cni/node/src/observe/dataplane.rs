@@ -170,7 +170,7 @@ mod tests {
             missing.starts_with(&format!("run {name} ")) && missing.contains("No such file"),
             "{missing}"
         );
-        let ports = r#"[ $1 = ports ] && exec echo '{"ports": []}'"#;
+        let ports = r#"[ $1 = ports ] && exec echo '{"schema": 1, "ports": []}'"#;
         let failed = error(program(temp.path(), &format!("{ports}\nexit 3"))).await;
         assert_eq!(failed, format!("{name} node status --output json: exit status: 3"));
         let invalid = program(temp.path(), &format!("{ports}\necho '{{'"));

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use cni_spec::Attachment;
-use serde::Deserialize;
+use cni_state::documents::{
+    self, BpfNode, Detach, DetachState, DocumentError, Restore, RestoreItem, RestoreState,
+};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
@@ -24,8 +26,6 @@ use crate::host::mounts;
 const LIMIT: Duration = Duration::from_secs(120);
 /// The longest output that is read, in bytes: that of some 100,000 ports.
 const LONGEST: u64 = 64 << 20;
-/// The form of the documents that are understood.
-const SCHEMA: u32 = 1;
 /// The most bytes of an error message that are reported.
 const MESSAGE: usize = 500;
 
@@ -75,23 +75,6 @@ pub struct Restoration {
     pub failed: Vec<String>,
 }
 
-/// The document of `slipway restore`, docs/json.md.
-#[derive(Debug, Deserialize)]
-struct Document {
-    schema: u32,
-    items: Vec<Item>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Item {
-    network: Option<String>,
-    container: Option<String>,
-    interface: Option<String>,
-    item: String,
-    state: String,
-    reason: String,
-}
-
 /// The condition of `slipway detach --only-if`: the attachment is that of a pod's sandbox, and its namespace is so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DetachCondition {
@@ -108,22 +91,6 @@ pub enum DetachOutcome {
     Done,
     /// The condition does not hold, for this reason.
     Kept(String),
-}
-
-/// The parts of its document, docs/json.md, that count here.
-#[derive(Debug, Deserialize)]
-struct DetachedDocument {
-    schema: u32,
-    state: String,
-    reason: Option<String>,
-}
-
-/// The part of `slipway node`'s document that counts here.
-#[derive(Debug, Deserialize)]
-struct Node {
-    schema: u32,
-    built_in: bool,
-    loaded: bool,
 }
 
 impl Program {
@@ -143,9 +110,8 @@ impl Program {
             self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
         );
         let output = self.call(&words, LIMIT).await?;
-        let document: Document = self.document(&words, &output)?;
-        self.check(&words, document.schema)?;
-        Ok(report(document.items))
+        let Restore { items, .. } = self.document(&words, &output)?;
+        Ok(report(items))
     }
 
     /// Detaches a container from its network, if the condition holds. `conflist` is the network's configuration, for an
@@ -175,25 +141,23 @@ impl Program {
             self.cache.iter().flat_map(|cache| ["--cache-dir".into(), cache.clone().into_os_string()]),
         );
         let output = self.call(&words, LIMIT).await?;
-        let document: DetachedDocument = self.document(&words, &output)?;
-        self.check(&words, document.schema)?;
-        let reason = || bounded(document.reason.as_deref().unwrap_or_default(), MESSAGE);
-        match document.state.as_str() {
-            "detached" => Ok(DetachOutcome::Done),
-            "kept" => Ok(DetachOutcome::Kept(reason())),
-            other => {
-                Err(ProgramError::Output(self.name(&words), format!("state {}", bounded(other, MESSAGE))))
-            }
-        }
+        let Detach { state, reason, .. } = self.document(&words, &output)?;
+        Ok(match state {
+            DetachState::Detached => DetachOutcome::Done,
+            DetachState::Kept => DetachOutcome::Kept(bounded(reason.as_deref().unwrap_or_default(), MESSAGE)),
+        })
     }
 
     /// The document of a call, which other exit codes than 0 may have, too.
     fn document<T: DeserializeOwned>(&self, words: &[OsString], output: &Output) -> Result<T, ProgramError> {
-        serde_json::from_slice(&output.stdout).map_err(|error| {
-            if output.status.success() {
-                ProgramError::Output(self.name(words), error.to_string())
-            } else {
-                self.failed(words, output)
+        documents::parse(&output.stdout).map_err(|error| match error {
+            DocumentError::Schema(_) => {
+                let text = format!("{error}: install the slipway of this version");
+                ProgramError::Output(self.name(words), text)
+            }
+            DocumentError::Form(_) if !output.status.success() => self.failed(words, output),
+            DocumentError::Form(error) => {
+                ProgramError::Output(self.name(words), bounded(&error.to_string(), MESSAGE))
             }
         })
     }
@@ -204,8 +168,7 @@ impl Program {
     /// [`ProgramError`].
     pub async fn set_up_programs(&self) -> Result<bool, ProgramError> {
         let words = ["node", "status", "--output", "json"].map(OsString::from);
-        let node: Node = self.read(&words, LIMIT).await?;
-        self.check(&words, node.schema)?;
+        let node: BpfNode = self.read(&words, LIMIT).await?;
         let is_wanted = node.loaded || self.loads_programs && node.built_in;
         if is_wanted {
             self.successful(&["node", "setup"].map(OsString::from), LIMIT).await?;
@@ -282,14 +245,6 @@ impl Program {
         let text = if text.is_empty() { output.status.to_string() } else { bounded(text, MESSAGE) };
         ProgramError::Failed(self.name(words), text)
     }
-
-    fn check(&self, words: &[OsString], schema: u32) -> Result<(), ProgramError> {
-        if schema == SCHEMA {
-            return Ok(());
-        }
-        let text = format!("schema {schema}, not {SCHEMA}: install the slipway of this version");
-        Err(ProgramError::Output(self.name(words), text))
-    }
 }
 
 /// Runs a command to its end.
@@ -310,17 +265,17 @@ async fn whole(stream: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn report(items: Vec<Item>) -> Restoration {
+fn report(items: Vec<RestoreItem>) -> Restoration {
     let mut report = Restoration::default();
     for item in items {
         let owner = [&item.network, &item.container, &item.interface].map(Option::as_deref);
         let owner = owner.into_iter().flatten().collect::<Vec<_>>().join(" ");
         let line = [owner, item.item, item.reason].into_iter().filter(|part| !part.is_empty());
         let line = line.collect::<Vec<_>>().join(": ");
-        match item.state.as_str() {
-            "restored" => report.restored.push(line),
-            "failed" => report.failed.push(line),
-            _ => {}
+        match item.state {
+            RestoreState::Restored => report.restored.push(line),
+            RestoreState::Failed => report.failed.push(line),
+            RestoreState::Present | RestoreState::Missing | RestoreState::Skipped => {}
         }
     }
     report
@@ -330,6 +285,9 @@ fn report(items: Vec<Item>) -> Restoration {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
+
+    use cni_state::documents::Document;
+    use serde::Serialize;
 
     use super::*;
 
@@ -341,18 +299,28 @@ mod tests {
         Program::new(path)
     }
 
+    /// The command that prints a document.
+    fn echo(content: impl Serialize) -> String {
+        format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
+    }
+
     #[tokio::test]
     async fn a_report_with_failures_is_a_report() {
         let directory = tempfile::tempdir().unwrap();
-        let item = |item: &str, state: &str| {
-            serde_json::json!({
-                "network": "pods", "container": "web", "interface": "eth0", "item": item, "state": state,
-                "reason": "it was gone",
-            })
+        let item = |item: &str, state| RestoreItem {
+            network: Some("pods".to_owned()),
+            container: Some("web".to_owned()),
+            interface: Some("eth0".to_owned()),
+            item: item.to_owned(),
+            state,
+            reason: "it was gone".to_owned(),
         };
-        let items = [item("masquerade", "restored"), item("ports", "failed"), item("guard", "present")];
-        let document = serde_json::json!({ "schema": 1, "ok": false, "items": items });
-        let program = script(directory.path(), &format!("echo '{document}'; exit 1"));
+        let items = vec![
+            item("masquerade", RestoreState::Restored),
+            item("ports", RestoreState::Failed),
+            item("guard", RestoreState::Present),
+        ];
+        let program = script(directory.path(), &format!("{}; exit 1", echo(Restore { ok: false, items })));
         let report = program.restore().await.unwrap();
         assert_eq!(report.restored, ["pods web eth0: masquerade: it was gone"]);
         assert_eq!(report.failed, ["pods web eth0: ports: it was gone"]);
@@ -374,7 +342,7 @@ mod tests {
         let words = ["ports".into()];
         let limit = Duration::from_millis(100);
         let hangs =
-            script(directory.path(), "exec sleep 600").read::<Document>(&words, limit).await.unwrap_err();
+            script(directory.path(), "exec sleep 600").read::<Restore>(&words, limit).await.unwrap_err();
         assert_eq!(hangs.to_string(), format!("{path} ports: no result after 0.1 s: killed"));
         let error = Program::new("/nonexistent").restore().await.unwrap_err().to_string();
         assert!(error.starts_with("run /nonexistent restore"), "{error}");
@@ -388,27 +356,30 @@ mod tests {
             let program = script(directory.path(), text);
             program.detach(&attachment, DetachCondition::Unused, Path::new("/run/a.conflist")).await
         };
-        let document = |state: &str, reason: Option<&str>| {
-            let document = serde_json::json!({ "schema": 1, "state": state, "reason": reason });
-            format!("echo '{document}'")
+        let document = |state, reason: Option<&str>| {
+            let [network, container, interface] = ["pods", "8f3a", "eth0"].map(str::to_owned);
+            echo(Detach { network, container, interface, state, reason: reason.map(str::to_owned) })
         };
         let here = directory.path().display();
         let called = format!(
             "[ \"$*\" = 'detach pods 8f3a eth0 --only-if unused --output json --conflist /run/a.conflist --plugin-dir \
              {here}' ] || exit 1"
         );
-        let done = detach(&format!("{called}\n{}", document("detached", None))).await;
+        let done = detach(&format!("{called}\n{}", document(DetachState::Detached, None))).await;
         assert_eq!(done.unwrap(), DetachOutcome::Done);
-        let kept = detach(&format!("{}; exit 3", document("kept", Some("it runs")))).await;
+        let kept = detach(&format!("{}; exit 3", document(DetachState::Kept, Some("it runs")))).await;
         assert_eq!(kept.unwrap(), DetachOutcome::Kept("it runs".to_owned()));
         for (text, expected) in [
-            (document("lost", None), "unexpected output: state lost"),
+            (
+                document(DetachState::Kept, None).replace("kept", "lost"),
+                "unexpected output: unknown variant `lost`",
+            ),
             ("echo no plugin >&2; exit 1".to_owned(), "no plugin"),
             // An earlier version has no such command.
             ("echo unknown command >&2; exit 2".to_owned(), "unknown command"),
         ] {
             let error = detach(&text).await.unwrap_err().to_string();
-            assert!(error.ends_with(expected), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 
@@ -416,8 +387,8 @@ mod tests {
     async fn programs_are_set_up_where_they_are_loaded_or_wanted() {
         let directory = tempfile::tempdir().unwrap();
         let node = |built_in: bool, loaded: bool| {
-            let document = serde_json::json!({ "schema": 1, "built_in": built_in, "loaded": loaded });
-            format!("case $2 in status) echo '{document}';; setup) exit 0;; *) exit 1;; esac")
+            let document = echo(BpfNode { built_in, loaded, ..BpfNode::default() });
+            format!("case $2 in status) {document};; setup) exit 0;; *) exit 1;; esac")
         };
         for (built_in, loaded, loads, expected) in [
             (true, true, false, true),

@@ -13,8 +13,8 @@ use cni_kernel::route::{RouteError, RouteSocket};
 use cni_runtime::config::LoadError;
 use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
 use cni_spec::Attachment;
+use cni_state::documents::{Detach, DetachState};
 use nix::errno::Errno;
-use serde_json::{Value, json};
 use slipway_cli::{Failure, Output, json};
 
 use super::directories::{CacheDirs, PluginDirs};
@@ -131,18 +131,18 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(if outcome == Outcome::Detached { 0 } else { KEPT })
 }
 
-fn document(attachment: &Attachment, outcome: &Outcome) -> Value {
+fn document(attachment: &Attachment, outcome: &Outcome) -> Detach {
     let (state, reason) = match outcome {
-        Outcome::Detached => ("detached", None),
-        Outcome::Kept(reason) => ("kept", Some(reason)),
+        Outcome::Detached => (DetachState::Detached, None),
+        Outcome::Kept(reason) => (DetachState::Kept, Some(reason.clone())),
     };
-    json!({
-        "network": attachment.network(),
-        "container": attachment.container_id(),
-        "interface": attachment.ifname(),
-        "state": state,
-        "reason": reason,
-    })
+    Detach {
+        network: attachment.network().to_owned(),
+        container: attachment.container_id().to_owned(),
+        interface: attachment.ifname().to_owned(),
+        state,
+        reason,
+    }
 }
 
 fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachError> {
@@ -415,7 +415,7 @@ mod tests {
     fn the_document_is_as_documented() {
         let kept = Outcome::Kept("process 7 is in its namespace /run/netns/web".to_owned());
         let documents = [document(&attachment(), &Outcome::Detached), document(&attachment(), &kept)];
-        assert_eq!(documents[1]["state"], "kept");
+        assert_eq!(documents[1].state, DetachState::Kept);
         checks::assert_documented("slipway detach", &documents);
     }
 }

@@ -2,12 +2,13 @@
 
 //! `slipway node`: the BPF programs of the eBPF backend on this node, and UDP GRO forwarding at its uplinks.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use cni_dataplane::ebpf::{self, Fill, Merging, Status, UnservedLink};
 use cni_kernel::ethtool::Switch;
 use cni_spec::CniError;
-use serde_json::{Map, Value, json};
+use cni_state::documents::{BpfMap, BpfNode, EarlierFilter, LeftToNftables, UdpGroForwarding};
 
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
@@ -135,51 +136,48 @@ fn print_text(State { status, merging, is_asked }: &State, out: &mut dyn Write) 
 }
 
 /// The document of `slipway node`.
-fn document(State { status, merging, .. }: &State) -> Value {
-    let counts = |are_drops: bool| -> Map<String, Value> {
+fn document(State { status, merging, .. }: &State) -> BpfNode {
+    let counts = |are_drops: bool| -> BTreeMap<String, u64> {
         let all = status.counters.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
-        all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), json!(count))).collect()
+        all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), *count)).collect()
     };
-    let left = |links: &[UnservedLink]| -> Vec<Value> {
-        links.iter().map(|left| json!({ "name": left.name, "reason": left.why })).collect()
+    let left = |links: &[UnservedLink]| -> Vec<LeftToNftables> {
+        let link = |left: &UnservedLink| LeftToNftables { name: left.name.clone(), reason: left.why.clone() };
+        links.iter().map(link).collect()
     };
-    let earlier: Vec<Value> = status
-        .foreign_filters
-        .iter()
-        .map(|one| {
-            json!({ "interface": one.link, "hook": one.hook, "kind": one.kind, "preference": one.preference })
-        })
-        .collect();
-    let maps: Vec<Value> = status
-        .maps
-        .iter()
-        .map(|fill| json!({ "name": fill.map, "elements": fill.elements, "max_elements": fill.max_elements }))
-        .collect();
-    let merging: Vec<Value> = merging
-        .iter()
-        .map(|one| {
-            let (state, reason) = match &one.state {
-                Ok(Switch::On) => ("on", "".to_owned()),
-                Ok(Switch::Off) => ("off", String::new()),
-                Err(error) => ("unknown", error.to_string()),
-            };
-            json!({ "interface": one.link, "state": state, "reason": reason })
-        })
-        .collect();
-    json!({
-        "built_in": ebpf::object().is_some(),
-        "loaded": status.is_set_up,
-        "current": status.is_current,
-        "uplinks": status.uplinks,
-        "uplinks_left_to_nftables": left(&status.uplinks_without),
-        "earlier_filters": earlier,
-        "containers": status.containers,
-        "containers_left_to_nftables": left(&status.containers_without),
-        "counters": counts(false),
-        "dropped": counts(true),
-        "maps": maps,
-        "udp_gro_forwarding": merging,
-    })
+    let earlier = |one: &ebpf::ForeignFilter| EarlierFilter {
+        interface: one.link.clone(),
+        hook: one.hook.to_owned(),
+        kind: one.kind.clone(),
+        preference: one.preference,
+    };
+    let map = |fill: &Fill| BpfMap {
+        name: fill.map.to_owned(),
+        elements: fill.elements.into(),
+        max_elements: fill.max_elements.into(),
+    };
+    let forwarding = |one: &Merging| {
+        let (state, reason) = match &one.state {
+            Ok(Switch::On) => ("on", String::new()),
+            Ok(Switch::Off) => ("off", String::new()),
+            Err(error) => ("unknown", error.to_string()),
+        };
+        UdpGroForwarding { interface: one.link.clone(), state: state.to_owned(), reason }
+    };
+    BpfNode {
+        built_in: ebpf::object().is_some(),
+        loaded: status.is_set_up,
+        current: status.is_current,
+        uplinks: status.uplinks.clone(),
+        uplinks_left_to_nftables: left(&status.uplinks_without),
+        earlier_filters: status.foreign_filters.iter().map(earlier).collect(),
+        containers: status.containers as u64,
+        containers_left_to_nftables: left(&status.containers_without),
+        counters: counts(false),
+        dropped: counts(true),
+        maps: status.maps.iter().map(map).collect(),
+        udp_gro_forwarding: merging.iter().map(forwarding).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -242,12 +240,9 @@ mod tests {
         );
         let document = document(&state);
         slipway_cli::checks::assert_documented("slipway node", std::slice::from_ref(&document));
-        assert_eq!(
-            (&document["containers"], &document["counters"]["carried_packets"]),
-            (&json!(2), &json!(7))
-        );
-        let unknown =
-            json!({ "interface": "eth2", "state": "unknown", "reason": "the kernel has no feature gro" });
-        assert_eq!(document["udp_gro_forwarding"][2], unknown);
+        assert_eq!((document.containers, document.counters["carried_packets"]), (2, 7));
+        let [interface, state, reason] =
+            ["eth2", "unknown", "the kernel has no feature gro"].map(str::to_owned);
+        assert_eq!(document.udp_gro_forwarding[2], UdpGroForwarding { interface, state, reason });
     }
 }

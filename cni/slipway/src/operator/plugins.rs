@@ -5,9 +5,8 @@
 use std::io::{self, Write};
 
 use clap::builder::PossibleValuesParser;
-use serde_json::{Value, json};
-
 use cni_plugins::registry;
+use cni_state::documents::{PluginVersions, Plugins};
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
 
@@ -68,12 +67,12 @@ fn table(out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The document of `slipway plugins`.
-pub(super) fn document() -> Value {
+pub(super) fn document() -> Plugins {
     let row = |plugin: &&dyn cni_plugins::plugin::Plugin| {
-        let versions: Vec<String> = plugin.versions().iter().map(ToString::to_string).collect();
-        json!({ "name": plugin.name(), "versions": versions, "summary": plugin.summary() })
+        let versions = plugin.versions().iter().map(ToString::to_string).collect();
+        PluginVersions { name: plugin.name().to_owned(), versions, summary: plugin.summary().to_owned() }
     };
-    json!({ "plugins": registry::PLUGINS.iter().map(row).collect::<Vec<_>>() })
+    Plugins { plugins: registry::PLUGINS.iter().map(row).collect() }
 }
 
 /// Runs a plugin by its name.
@@ -94,7 +93,6 @@ mod tests {
         checks::assert_documented("slipway plugins", &[document()]);
         let mut out = Vec::new();
         json::print(document(), &mut out).unwrap();
-        let printed: Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(printed["schema"], 1);
+        assert_eq!(cni_state::documents::parse::<Plugins>(&out).unwrap(), document());
     }
 }

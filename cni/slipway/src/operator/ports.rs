@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 
 use cni_dataplane::{Backend, Dataplane, Listed, Traffic};
-use serde_json::{Value, json};
+use cni_state::documents::{Port, Ports};
 
 use super::filter::Filter;
 use slipway_cli::{Failure, Output};
@@ -97,30 +97,29 @@ fn line(listed: &Listed, traffic: Option<Traffic>) -> [String; 10] {
 }
 
 /// The document of `slipway ports`.
-fn document(rows: &[Row]) -> Value {
-    let ports: Vec<Value> = rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect();
-    json!({ "ports": ports })
+fn document(rows: &[Row]) -> Ports {
+    Ports { ports: rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect() }
 }
 
-fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
+fn object(listed: &Listed, traffic: Option<Traffic>) -> Port {
     let counted = traffic.and_then(|traffic| traffic.counted);
     let port = &listed.port;
     let owner = listed.owner.as_ref();
-    json!({
-        "network": owner.map(|owner| &owner.network),
-        "container": owner.map(|owner| &owner.container_id),
-        "interface": owner.map(|owner| &owner.ifname),
-        "protocol": port.host.protocol.as_str(),
-        "host_ip": port.host.address.ip().to_string(),
-        "host_port": port.host.first,
-        "host_port_end": port.host.last,
-        "container_ip": port.container.to_string(),
-        "container_port": port.container_port,
-        "backend": listed.backend.as_str(),
-        "connections": traffic.map(|traffic| traffic.connections),
-        "packets": counted.map(|(packets, _)| packets),
-        "bytes": counted.map(|(_, bytes)| bytes),
-    })
+    Port {
+        network: owner.map(|owner| owner.network.clone()),
+        container: owner.map(|owner| owner.container_id.clone()),
+        interface: owner.map(|owner| owner.ifname.clone()),
+        protocol: port.host.protocol.as_str().to_owned(),
+        host_ip: port.host.address.ip(),
+        host_port: port.host.first,
+        host_port_end: port.host.last,
+        container_ip: port.container,
+        container_port: port.container_port,
+        backend: listed.backend.as_str().to_owned(),
+        connections: traffic.map(|traffic| traffic.connections as u64),
+        packets: counted.map(|(packets, _)| packets),
+        bytes: counted.map(|(_, bytes)| bytes),
+    }
 }
 
 #[cfg(test)]
@@ -169,18 +168,18 @@ mod tests {
     #[test]
     fn without_ports_there_is_a_header_or_an_empty_list() {
         assert_eq!(printed(|out| print_table(&[], out)).lines().count(), 1);
-        assert_eq!(document(&[]), json!({ "ports": [] }));
+        assert!(document(&[]).ports.is_empty());
     }
 
     #[test]
     fn json_has_everything() {
         let document = document(&rows());
         slipway_cli::checks::assert_documented("slipway ports", &[document.clone(), super::document(&[])]);
-        let [container, by_hand] = [&document["ports"][0], &document["ports"][1]];
-        assert_eq!(container["host_ip"], "0.0.0.0");
-        assert_eq!((&container["connections"], &container["bytes"]), (&json!(3), &json!(3000)));
-        assert_eq!((&container["backend"], &by_hand["bytes"]), (&json!("ebpf"), &Value::Null));
-        assert_eq!((&by_hand["host_port"], &by_hand["host_port_end"]), (&json!(9000), &json!(9099)));
-        assert_eq!(by_hand["network"], Value::Null);
+        let [container, by_hand] = &document.ports[..] else { panic!("{document:?}") };
+        assert_eq!(container.host_ip.to_string(), "0.0.0.0");
+        assert_eq!((container.connections, container.bytes), (Some(3), Some(3000)));
+        assert_eq!((container.backend.as_str(), by_hand.bytes), ("ebpf", None));
+        assert_eq!((by_hand.host_port, by_hand.host_port_end), (9000, 9099));
+        assert_eq!(by_hand.network, None);
     }
 }

@@ -9,8 +9,8 @@ mod kernel;
 
 use std::io::{self, Write};
 
+use cni_state::documents::{self, CheckNode};
 pub(super) use host::dropping_forward_chains;
-use serde_json::{Value, json};
 
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
@@ -126,14 +126,15 @@ fn print_text(findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The document of `slipway check-node`.
-fn document(findings: &[Finding]) -> Value {
-    let rows: Vec<Value> = findings
-        .iter()
-        .map(|Finding { subject, state, found, reason, fix }| {
-            json!({ "subject": subject, "state": state.word(), "found": found, "reason": reason, "fix": fix })
-        })
-        .collect();
-    json!({ "ok": is_ok(findings), "findings": rows })
+fn document(findings: &[Finding]) -> CheckNode {
+    let row = |finding: &Finding| documents::Finding {
+        subject: finding.subject.clone(),
+        state: finding.state.word().to_owned(),
+        found: finding.found.clone(),
+        reason: finding.reason.clone(),
+        fix: finding.fix.clone(),
+    };
+    CheckNode { ok: is_ok(findings), findings: findings.iter().map(row).collect() }
 }
 
 #[cfg(test)]
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(String::from_utf8(text).unwrap(), expected);
         let document = document(&findings);
         slipway_cli::checks::assert_documented("slipway check-node", std::slice::from_ref(&document));
-        assert_eq!(document["ok"], false);
-        assert_eq!(document["findings"][1]["fix"], "put it back");
+        assert!(!document.ok);
+        assert_eq!(document.findings[1].fix, "put it back");
     }
 }

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 
 use cni_runtime::{Network, NetworkError, Runtime};
 use cni_spec::{AddResult, Interface, IpConfig, fold};
-use serde_json::{Value, json};
+use cni_state::documents::{CnitoolOutcome, PluginVerdict};
+use serde_json::Value;
 
 use slipway_cli::columns;
 
@@ -59,12 +60,12 @@ impl Verdict {
         self.error.as_ref().map_or_else(|| "ok".to_owned(), ToString::to_string)
     }
 
-    fn document(&self) -> Value {
-        json!({
-            "type": self.plugin,
-            "supported_versions": self.supported,
-            "error": self.error.as_ref().map(ToString::to_string),
-        })
+    fn document(&self) -> PluginVerdict {
+        PluginVerdict {
+            kind: self.plugin.clone(),
+            supported_versions: self.supported.clone(),
+            error: self.error.as_ref().map(ToString::to_string),
+        }
     }
 }
 
@@ -74,7 +75,7 @@ pub(super) fn document(
     command: &str,
     error: Option<&NetworkError>,
     verdicts: Option<&[Verdict]>,
-) -> Value {
+) -> CnitoolOutcome {
     let errors: Vec<String> = match (error, verdicts) {
         (Some(NetworkError::Several(all)), _) => all.iter().map(ToString::to_string).collect(),
         (Some(error), _) => vec![error.to_string()],
@@ -83,17 +84,14 @@ pub(super) fn document(
             errors.map(ToString::to_string).collect()
         }
     };
-    let mut document = json!({
-        "network": network.name(),
-        "cni_version": network.list().version.as_str(),
-        "command": command,
-        "ok": errors.is_empty(),
-        "errors": errors,
-    });
-    if let Some(verdicts) = verdicts {
-        document["plugins"] = verdicts.iter().map(Verdict::document).collect();
+    CnitoolOutcome {
+        network: network.name().to_owned(),
+        cni_version: network.list().version.as_str().to_owned(),
+        command: command.to_owned(),
+        ok: errors.is_empty(),
+        errors,
+        plugins: verdicts.map(|verdicts| verdicts.iter().map(Verdict::document).collect()),
     }
-    document
 }
 
 /// Prints the result of an ADD: a line for each address, and for each interface without one.
@@ -133,6 +131,7 @@ mod tests {
     use cni_runtime::exec::{Expected, Fake};
     use cni_runtime::verbs::Command;
     use cni_spec::{CniError, Version};
+    use serde_json::json;
 
     use super::*;
     use slipway_cli::checks;
@@ -158,10 +157,9 @@ mod tests {
     fn json_is_as_documented() {
         let verdicts = verdicts();
         let good = document(&network(), "status", None, None);
-        assert_eq!((&good["ok"], &good["errors"]), (&json!(true), &json!([])));
+        assert!(good.ok && good.errors.is_empty());
         let failed = document(&network(), "validate", None, Some(&verdicts));
-        assert_eq!(failed["ok"], false);
-        assert_eq!(failed["errors"].as_array().unwrap().len(), 2);
+        assert_eq!((failed.ok, failed.errors.len()), (false, 2));
         checks::assert_documented("slipway cnitool", &[good, failed]);
     }
 

@@ -23,7 +23,8 @@ use cni_kernel::route::{
 use cni_runtime::{CallOptions, Container, Network, NetworkError, Runtime};
 use cni_spec::{AddResult, CniError, ListError};
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// The directory of a test: its lock, its record, the runtime's cache.
 const DIRECTORY: &str = "/run/slipway/connectivity-test";
@@ -100,6 +101,14 @@ impl From<io::Error> for LabError {
     }
 }
 
+/// The file from which a later test removes what a killed one has left.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Record {
+    network: String,
+    plugin_dirs: Vec<String>,
+    port: u16,
+}
+
 /// The containers' network and its plugins.
 #[derive(Debug)]
 pub(super) struct Attacher {
@@ -147,23 +156,20 @@ impl Attacher {
         }
     }
 
-    fn record(&self) -> Value {
-        let dirs: Vec<_> = self.runtime.plugin_dirs().iter().map(|dir| dir.display().to_string()).collect();
-        json!({
-            "network": String::from_utf8_lossy(self.network.bytes()),
-            "plugin_dirs": dirs,
-            "port": self.port,
-        })
+    fn record(&self) -> Record {
+        let dirs = self.runtime.plugin_dirs().iter().map(|dir| dir.display().to_string());
+        Record {
+            network: String::from_utf8_lossy(self.network.bytes()).into_owned(),
+            plugin_dirs: dirs.collect(),
+            port: self.port,
+        }
     }
 
     fn of_record(bytes: &[u8]) -> Result<Self, LabError> {
-        let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
-        let network =
-            Network::from_bytes(record["network"].as_str().unwrap_or_default().as_bytes().to_vec())?;
-        let dirs = record["plugin_dirs"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let dirs: Vec<PathBuf> = dirs.map(PathBuf::from).collect();
-        let port = record["port"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(0);
-        Ok(Self::new(network, &dirs, port))
+        // A record that cannot be read has no network, and is refused for that.
+        let Record { network, plugin_dirs, port } = serde_json::from_slice(bytes).unwrap_or_default();
+        let dirs: Vec<PathBuf> = plugin_dirs.into_iter().map(PathBuf::from).collect();
+        Ok(Self::new(Network::from_bytes(network)?, &dirs, port))
     }
 }
 
@@ -205,7 +211,7 @@ impl Site {
 
     /// Writes the record, before the first plugin is called.
     pub(super) fn record(&self, attacher: &Attacher) -> Result<(), LabError> {
-        Ok(self.directory.replace(RECORD, attacher.record().to_string().as_bytes(), 0o600)?)
+        Ok(self.directory.replace(RECORD, cni_spec::text::compact(&attacher.record()).as_bytes(), 0o600)?)
     }
 
     /// Removes everything. Continues after a failure, and returns the first.

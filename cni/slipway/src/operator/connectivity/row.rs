@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use cni_dataplane::Protocol;
-use serde_json::{Value, json};
+use cni_state::documents::{ConnectivityCheck, ConnectivityTest};
 use slipway_cli::columns;
 
 /// The result of a check.
@@ -89,18 +89,18 @@ impl Row {
         format!("{}: {from} to {what}, {} {}", state.word(), self.protocol_name(), self.target())
     }
 
-    fn document(&self) -> Value {
-        json!({
-            "from": self.from,
-            "to": self.what,
-            "protocol": self.protocol.map(Protocol::as_str),
-            "destination": self.to.map(|to| to.to_string()),
-            "state": self.state.word(),
-            "saw": self.saw,
-            "why": self.why,
-            "cause": self.cause,
-            "page": self.page,
-        })
+    fn document(&self) -> ConnectivityCheck {
+        ConnectivityCheck {
+            from: self.from.to_owned(),
+            to: self.what.clone(),
+            protocol: self.protocol.map(|protocol| protocol.as_str().to_owned()),
+            destination: self.to.map(|to| to.to_string()),
+            state: self.state.word().to_owned(),
+            saw: self.saw.clone(),
+            why: self.why.clone(),
+            cause: self.cause.clone(),
+            page: self.page.to_owned(),
+        }
     }
 }
 
@@ -166,14 +166,14 @@ impl Results {
     }
 
     /// The document of `slipway connectivity-test`.
-    pub(super) fn document(&self) -> Value {
-        json!({
-            "network": self.network,
-            "backend": self.backend,
-            "ok": self.count(State::Failed) == 0,
-            "checks": self.rows.iter().map(Row::document).collect::<Vec<_>>(),
-            "not_shown": LIMITS,
-        })
+    pub(super) fn document(&self) -> ConnectivityTest {
+        ConnectivityTest {
+            network: self.network.clone(),
+            backend: self.backend.map(str::to_owned),
+            ok: self.count(State::Failed) == 0,
+            checks: self.rows.iter().map(Row::document).collect(),
+            not_shown: LIMITS.map(str::to_owned).into(),
+        }
     }
 }
 
@@ -229,6 +229,6 @@ mod tests {
             "slipway connectivity-test",
             &[results().document(), foreign.document()],
         );
-        assert_eq!(results().document()["ok"], false);
+        assert!(!results().document().ok);
     }
 }

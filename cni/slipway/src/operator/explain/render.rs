@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::{HostAddress, Listed, Owner, Protocol};
 use cni_kernel::route::Switch;
-use serde_json::{Value, json};
+use cni_state::documents::{Explain, Step};
 
 use super::facts::{Facts, Place, Table, Way, listed_target, listens};
 
@@ -66,23 +66,21 @@ impl<'a> Explanation<'a> {
     }
 
     /// The document of `slipway explain`.
-    pub(super) fn document(&self) -> Value {
+    pub(super) fn document(&self) -> Explain {
         let Packet { protocol, to, from, origin } = self.packet;
         let (is_of_node, link) = match origin {
             Origin::Node => (true, None),
             Origin::Elsewhere(link) => (false, link.as_ref()),
         };
-        let steps: Vec<Value> =
-            self.steps.iter().map(|(stage, text)| json!({ "stage": stage, "text": text })).collect();
-        json!({
-            "protocol": protocol.as_str(),
-            "destination": to.to_string(),
-            "source": from.map(|from| from.to_string()),
-            "sent_by_node": is_of_node,
-            "link": link,
-            "steps": steps,
-            "outcome": self.outcome,
-        })
+        Explain {
+            protocol: protocol.as_str().to_owned(),
+            destination: to.to_string(),
+            source: from.map(|from| from.to_string()),
+            sent_by_node: is_of_node,
+            link: link.cloned(),
+            steps: self.steps.iter().map(Step::from).collect(),
+            outcome: self.outcome.clone(),
+        }
     }
 }
 

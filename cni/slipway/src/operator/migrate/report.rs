@@ -6,8 +6,7 @@ use std::io::{self, Write};
 
 use cni_dataplane::BackendName;
 use cni_dataplane::migrate::{Row, State};
-use cni_spec::Attachment;
-use serde_json::{Value, json};
+use cni_state::documents::{Migrate, MigrateItem};
 
 const STATES: [State; 5] = [State::Moved, State::Planned, State::Removed, State::LeftAlone, State::Failed];
 
@@ -49,30 +48,32 @@ pub(super) fn print(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::R
 }
 
 /// The document of `slipway migrate`.
-pub(super) fn document(rows: &[Row], to: BackendName) -> Value {
-    let is_ok = rows.iter().all(|row| row.state != State::Failed);
-    json!({ "ok": is_ok, "items": rows.iter().map(|row| object(row, to)).collect::<Vec<_>>() })
+pub(super) fn document(rows: &[Row], to: BackendName) -> Migrate {
+    let ok = rows.iter().all(|row| row.state != State::Failed);
+    Migrate { ok, items: rows.iter().map(|row| object(row, to)).collect() }
 }
 
-fn object(row: &Row, to: BackendName) -> Value {
+fn object(row: &Row, to: BackendName) -> MigrateItem {
     let owner = row.owner.as_ref();
     let moves = !matches!(row.state, State::ToRecord | State::Recorded);
-    json!({
-        "network": owner.map(Attachment::network),
-        "container": owner.map(Attachment::container_id),
-        "interface": owner.map(Attachment::ifname),
-        "item": row.item,
-        "from": moves.then(|| row.from.as_str()),
-        "to": moves.then(|| to.as_str()),
-        "state": word(row.state).replace(' ', "_"),
-        "reason": row.reason,
-    })
+    MigrateItem {
+        network: owner.map(|owner| owner.network().to_owned()),
+        container: owner.map(|owner| owner.container_id().to_owned()),
+        interface: owner.map(|owner| owner.ifname().to_owned()),
+        item: row.item.clone(),
+        from: moves.then(|| row.from.as_str().to_owned()),
+        to: moves.then(|| to.as_str().to_owned()),
+        state: word(row.state).replace(' ', "_"),
+        reason: row.reason.clone(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use cni_dataplane::migrate::Place;
     use expect_test::expect;
+
+    use cni_spec::Attachment;
 
     use super::*;
     use slipway_cli::checks;
@@ -105,9 +106,9 @@ mod tests {
         let without_owner = Row { owner: None, ..row("table ip cni_hostport", State::Removed, "") };
         let document = document(&[rows.as_slice(), &[without_owner]].concat(), BackendName::Nftables);
         checks::assert_documented("slipway migrate", std::slice::from_ref(&document));
-        assert_eq!(document["ok"], true);
-        let items = &document["items"];
-        assert_eq!(items[0]["state"], "moved");
-        assert_eq!((&items[1]["from"], &items[1]["to"]), (&Value::Null, &Value::Null));
+        assert!(document.ok);
+        let items = &document.items;
+        assert_eq!(items[0].state, "moved");
+        assert_eq!((&items[1].from, &items[1].to), (&None, &None));
     }
 }

@@ -5,36 +5,12 @@
 use std::io::{self, Write};
 
 use cni_spec::Attachment;
-use serde_json::{Value, json};
+use cni_state::documents::{Restore, RestoreItem};
 
-/// The state of an object at the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// It existed.
-    Present,
-    /// It is missing, and this is a dry run.
-    Missing,
-    /// It was missing and was restored.
-    Restored,
-    /// It was left alone, for the reason in the row.
-    Skipped,
-    /// It could not be checked or restored.
-    Failed,
-}
+pub(super) use cni_state::documents::RestoreState as State;
 
-impl State {
-    const ALL: [Self; 5] = [Self::Restored, Self::Missing, Self::Present, Self::Skipped, Self::Failed];
-
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Present => "present",
-            Self::Missing => "missing",
-            Self::Restored => "restored",
-            Self::Skipped => "skipped",
-            Self::Failed => "failed",
-        }
-    }
-}
+/// The states as they are counted below the rows.
+const STATES: [State; 5] = [State::Restored, State::Missing, State::Present, State::Skipped, State::Failed];
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,32 +45,32 @@ pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     for row in rows {
         let owner = row.owner.as_ref();
         let owner = owner.map(|o| format!("{} {} {}: ", o.network(), o.container_id(), o.ifname()));
-        writeln!(out, "{:8}  {}{}", row.state.word(), owner.unwrap_or_default(), row.item)?;
+        writeln!(out, "{:8}  {}{}", row.state.as_str(), owner.unwrap_or_default(), row.item)?;
         if !row.reason.is_empty() {
             writeln!(out, "{:8}    {}", "", row.reason)?;
         }
     }
     let count = |state: &State| rows.iter().filter(|row| row.state == *state).count();
     let counts: Vec<String> =
-        State::ALL.iter().map(|state| format!("{} {}", count(state), state.word())).collect();
+        STATES.iter().map(|state| format!("{} {}", count(state), state.as_str())).collect();
     writeln!(out, "{}", counts.join(", "))
 }
 
 /// The document of `slipway restore`.
-pub(super) fn document(rows: &[Row]) -> Value {
-    json!({ "ok": is_ok(rows), "items": rows.iter().map(object).collect::<Vec<_>>() })
+pub(super) fn document(rows: &[Row]) -> Restore {
+    Restore { ok: is_ok(rows), items: rows.iter().map(object).collect() }
 }
 
-fn object(row: &Row) -> Value {
+fn object(row: &Row) -> RestoreItem {
     let owner = row.owner.as_ref();
-    json!({
-        "network": owner.map(Attachment::network),
-        "container": owner.map(Attachment::container_id),
-        "interface": owner.map(Attachment::ifname),
-        "item": row.item,
-        "state": row.state.word(),
-        "reason": row.reason,
-    })
+    RestoreItem {
+        network: owner.map(|owner| owner.network().to_owned()),
+        container: owner.map(|owner| owner.container_id().to_owned()),
+        interface: owner.map(|owner| owner.ifname().to_owned()),
+        item: row.item.clone(),
+        state: row.state,
+        reason: row.reason.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -122,8 +98,8 @@ mod tests {
         .assert_eq(&String::from_utf8(out).unwrap());
         let document = document(&rows);
         checks::assert_documented("slipway restore", std::slice::from_ref(&document));
-        assert_eq!(document["ok"], true);
-        assert_eq!(document["items"][1]["container"], "web");
-        assert_eq!(document["items"][0]["network"], Value::Null);
+        assert!(document.ok);
+        assert_eq!(document.items[1].container.as_deref(), Some("web"));
+        assert_eq!(document.items[0].network, None);
     }
 }

@@ -10,7 +10,6 @@ mod tests;
 mod words;
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use cni_dataplane::explain::{self, Packet};
 use cni_dataplane::trace::{Report, TracedPacket, Tracer};
 use cni_dataplane::{Error, Protocol, ebpf};
 use cni_kernel::route::RouteSocket;
-use serde_json::{Value, json};
+use cni_state::documents::{PacketTrace, Trace};
 use slipway_cli::{Failure, Output, json};
 
 use super::destination::Destination;
@@ -112,7 +111,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Resu
     let summary = summary.map_err(Failure::failed)?;
     failed?;
     if args.output.json() {
-        json::print(document(&wanted, &summary, &all), out)?;
+        json::print(document(&wanted, &summary, all), out)?;
     } else {
         out.write_all(closing(&wanted, &summary, all.len()).as_bytes())?;
     }
@@ -225,18 +224,17 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
 }
 
 /// The document of `slipway trace`.
-fn document(wanted: &Wanted, summary: &Summary, packets: &[Value]) -> Value {
-    let counters = summary.counted.iter().map(|(counter, count)| (ebpf::of_counter(*counter), count));
-    let counters: BTreeMap<_, _> = counters.collect();
-    json!({
-        "protocol": wanted.protocol.as_str(),
-        "destination": wanted.to.to_string(),
-        "packets": packets,
-        "ended": summary.ended,
-        "events_lost": summary.lost,
-        "carried_packets": summary.carried,
-        "counters": counters,
-    })
+fn document(wanted: &Wanted, summary: &Summary, packets: Vec<PacketTrace>) -> Trace {
+    let counters = summary.counted.iter();
+    Trace {
+        protocol: wanted.protocol.as_str().to_owned(),
+        destination: wanted.to.to_string(),
+        packets,
+        ended: summary.ended.to_owned(),
+        events_lost: summary.lost,
+        carried_packets: summary.carried,
+        counters: counters.map(|(counter, count)| (ebpf::of_counter(*counter).to_owned(), *count)).collect(),
+    }
 }
 
 /// Facts of the node that runs the command.

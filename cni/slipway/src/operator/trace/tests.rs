@@ -139,7 +139,7 @@ fn json_has_each_packet() {
     let journey = journeys.quiet(Instant::now() + Duration::from_secs(1)).remove(0);
     let of_node =
         Journey { first: TracedPacket { link_in: None, ..journey.first.clone() }, ..journey.clone() };
-    let packets: Vec<Value> =
+    let packets: Vec<PacketTrace> =
         [journey, of_node].iter().map(|one| Description::of(one, Protocol::Tcp, &Known).document()).collect();
     let wanted = Wanted {
         protocol: Protocol::Tcp,
@@ -159,7 +159,7 @@ fn json_has_each_packet() {
     "#]].assert_eq(&closing(&wanted, &carried, 2));
     slipway_cli::checks::assert_documented(
         "slipway trace",
-        &[document(&wanted, &summary, &packets), document(&wanted, &carried, &packets)],
+        &[document(&wanted, &summary, packets.clone()), document(&wanted, &carried, packets)],
     );
 }
 

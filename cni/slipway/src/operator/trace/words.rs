@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use cni_dataplane::Protocol;
 use cni_dataplane::trace::{Policy, TracedPacket};
-use serde_json::{Value, json};
+use cni_state::documents::{PacketTrace, Step};
 
 use super::journey::{ByRule, End, Exit, Journey, Run};
 
@@ -73,17 +73,15 @@ impl Description {
     }
 
     /// The packet's object in the document of `slipway trace`.
-    pub(super) fn document(&self) -> Value {
-        let steps: Vec<Value> =
-            self.steps.iter().map(|(stage, text)| json!({ "stage": stage, "text": text })).collect();
-        json!({
-            "source": self.seen.from.to_string(),
-            "destination": self.seen.to.to_string(),
-            "link": self.link,
-            "steps": steps,
-            "outcome": self.outcome,
-            "dropped": self.dropped,
-        })
+    pub(super) fn document(&self) -> PacketTrace {
+        PacketTrace {
+            source: self.seen.from.to_string(),
+            destination: self.seen.to.to_string(),
+            link: self.link.clone(),
+            steps: self.steps.iter().map(Step::from).collect(),
+            outcome: self.outcome.clone(),
+            dropped: self.dropped,
+        }
     }
 
     fn step(&mut self, stage: &'static str, what: impl Into<String>) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The JSON documents that the commands of `slipway` print with `--output json`: what they print and the agent reads is
+//! one type, declared here. `docs/json.md` has the meaning of each field, and tests compare it
+//! with what is printed.
+//!
+//! Each document has the number of its form beside its own fields ([`Document`]). Fields may be added under the same
+//! number.
+
+mod check_node;
+mod cnitool;
+mod connectivity;
+mod detach;
+mod items;
+mod node;
+mod packets;
+mod plugins;
+mod ports;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use check_node::{CheckNode, Finding};
+pub use cnitool::{CnitoolOutcome, PluginVerdict};
+pub use connectivity::{ConnectivityCheck, ConnectivityTest};
+pub use detach::{Detach, DetachState};
+pub use items::{Migrate, MigrateItem, Restore, RestoreItem, RestoreState};
+pub use node::{BpfMap, BpfNode, EarlierFilter, LeftToNftables, UdpGroForwarding};
+pub use packets::{Explain, PacketTrace, Step, Trace};
+pub use plugins::{PluginVersions, Plugins, Version};
+pub use ports::{Port, Ports};
+
+/// The number of the documents' form. It changes if a field is removed or gets another meaning.
+pub const SCHEMA: u32 = 1;
+
+/// A document as it is printed: the number of its form, and its own fields.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Document<T> {
+    schema: u32,
+    #[serde(flatten)]
+    content: T,
+}
+
+impl<T> Document<T> {
+    pub fn new(content: T) -> Self {
+        Self { schema: SCHEMA, content }
+    }
+}
+
+/// Text that is not a document of the wanted type.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    #[error(transparent)]
+    Form(#[from] serde_json::Error),
+    /// It is from another version.
+    #[error("schema {0}, not {SCHEMA}")]
+    Schema(u32),
+}
+
+/// Reads a document that another program has printed.
+pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, DocumentError> {
+    #[derive(Deserialize)]
+    struct Form {
+        schema: u32,
+    }
+    // First: the fields of another form may have other types.
+    let Form { schema } = serde_json::from_slice(text)?;
+    if schema != SCHEMA {
+        return Err(DocumentError::Schema(schema));
+    }
+    Ok(serde_json::from_slice(text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_reads_back_unless_its_form_is_another() {
+        let detach = Detach {
+            network: "pods".to_owned(),
+            container: "web".to_owned(),
+            interface: "eth0".to_owned(),
+            state: DetachState::Kept,
+            reason: Some("it runs".to_owned()),
+        };
+        let text = serde_json::to_string(&Document::new(&detach)).unwrap();
+        assert!(text.starts_with(r#"{"schema":1,"#) && text.contains(r#""state":"kept""#), "{text}");
+        assert_eq!(parse::<Detach>(text.as_bytes()).unwrap(), detach);
+        // A later version may add fields, not change the form.
+        let more = text.replacen('{', r#"{"more":[],"#, 1);
+        assert_eq!(parse::<Detach>(more.as_bytes()).unwrap(), detach);
+        let error = parse::<Detach>(br#"{"schema": 2, "state": 7}"#).unwrap_err();
+        assert_eq!(error.to_string(), "schema 2, not 1");
+        assert!(parse::<Detach>(br#"{"state": "kept"}"#).unwrap_err().to_string().contains("schema"));
+    }
+}
