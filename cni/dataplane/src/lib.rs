@@ -23,8 +23,6 @@ mod error;
 pub mod explain;
 pub mod fake;
 pub mod firewall;
-#[cfg(test)]
-mod floors;
 mod flow;
 pub mod iptables;
 mod lock;
