@@ -139,8 +139,10 @@ fn fish_completes() {
     }
     let Some(fish) = Shell::find("fish") else { skip!("fish") };
     complete(|share, line| {
+        // Completions call functions that fish loads from its own folder, which --no-config leaves out.
         let script = format!(
-            "source {}/fish/vendor_completions.d/{}.fish; complete -C '{line}'",
+            "set -p fish_function_path {}; source {}/fish/vendor_completions.d/{}.fish; complete -C '{line}'",
+            quoted(fish.root.join("usr/share/fish/functions")),
             quoted(share),
             program(line)
         );
