@@ -25,7 +25,16 @@ pub(crate) fn script(shell: Shell, program: &Command) -> String {
         Shell::Fish => clap_complete::Shell::Fish,
     };
     clap_complete::generate(shell, &mut program, &name, &mut text);
-    let text = String::from_utf8_lossy(&text);
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if shell == clap_complete::Shell::Fish {
+        // The words behind `help` are completed as long as none of them is there; `help` itself is no such word.
+        let seen = "using_subcommand help; and not __fish_seen_subcommand_from";
+        let lines = text.lines().map(|line| match line.contains(seen) {
+            true => format!("{}\n", line.replacen(" help\" -f", "\" -f", 1)),
+            false => format!("{line}\n"),
+        });
+        text = lines.collect();
+    }
     // zsh wants its #compdef in the first line.
     let (first, rest) = match text.split_once('\n') {
         Some((first, rest)) if first.starts_with('#') => (format!("{first}\n"), rest),
