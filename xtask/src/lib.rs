@@ -72,9 +72,6 @@ enum Task {
     /// Render the documentation as a site with search, which needs no server
     #[command(disable_help_flag = true)]
     Docs(delegate::Args),
-    /// Look for words and forms that the project does not use
-    #[command(disable_help_flag = true)]
-    Words(delegate::Args),
     #[command(hide = true)]
     Serve(serve::Args),
 }
@@ -101,7 +98,6 @@ pub fn main() -> ExitCode {
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
         Task::Docs(args) => delegate::run(Crate::Docs, "docs", &args),
-        Task::Words(args) => delegate::run(Crate::Docs, "words", &args),
         Task::Serve(args) => serve::run(&args),
     };
     xtask_base::error::exit_code("xtask", result)

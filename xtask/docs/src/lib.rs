@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The documentation: checks of its links, its statements and its words, and the pages as a site.
+//! The documentation: checks of its links and its statements, and the pages as a site.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 mod links;
 mod site;
 mod statements;
-mod words;
 
 use std::process::ExitCode;
 
@@ -24,8 +23,6 @@ struct Cli {
 enum Task {
     /// Render the documentation as a site with search, which needs no server
     Docs(site::Args),
-    /// Look for words and forms that the project does not use
-    Words(words::Args),
     /// Check the pages against the tree and the built programs
     #[command(hide = true)]
     Pages(statements::Args),
@@ -40,7 +37,6 @@ pub fn command() -> clap::Command {
 pub fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Docs(args) => site::run(&args),
-        Task::Words(args) => words::run(&args),
         Task::Pages(args) => statements::run(&args),
     };
     xtask_base::error::exit_code("xtask", result)

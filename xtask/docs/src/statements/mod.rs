@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::links;
-use crate::words;
 use mentions::{Helps, Program, mentions, xtask_knows};
 use xtask_base::error::{Error, Result};
 use xtask_base::workspace;
@@ -29,7 +28,7 @@ const OBJECTS: [(&str, &str, &str); 2] = [
     ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/maps.rs"),
 ];
 
-/// Check the links, the words and the statements of the pages.
+/// Check the links and the statements of the pages.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The built slipway
@@ -45,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
     let links = links::check(root)?;
     let statements = check(root, &args.slipway, &args.slipwayd)?;
-    println!("{links} links in the pages lead somewhere; {statements}; {}", words::check(root)?);
+    println!("{links} links in the pages lead somewhere; {statements}");
     Ok(())
 }
 
