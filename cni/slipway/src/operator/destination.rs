@@ -13,8 +13,7 @@ pub(super) struct Destination {
     /// The protocol
     #[arg(value_name = "PROTOCOL", value_parser = protocols())]
     pub(super) protocol: Protocol,
-    /// The destination; IPv6 as [2001:db8::2]:8080
-    #[arg(value_name = "ADDRESS:PORT", value_parser = socket)]
+    #[arg(value_name = "ADDRESS:PORT", help = "The destination; IPv6 as [2001:db8::2]:8080", value_parser = socket)]
     pub(super) to: SocketAddr,
 }
 
