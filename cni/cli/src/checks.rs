@@ -25,7 +25,7 @@ const RESULT: &str = "CNI result";
 /// Reads the arguments of one command.
 ///
 /// # Errors
-/// What is wrong, as it is printed.
+/// The message that a program would print.
 pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
     let command = finish(A::augment_args(Command::new("command").no_binary_name(true)));
     let matches = command.try_get_matches_from(words.split_whitespace());
@@ -67,7 +67,7 @@ fn examples_are_valid(program: &Command) {
     collect_examples(program, &mut found);
     for example in found {
         let words = example.split_whitespace().skip_while(|word| *word != program.get_name());
-        // What follows three spaces or a hash explains the example.
+        // A comment, a pipe or a redirection ends the call.
         let words = words.take_while(|word| !matches!(*word, "#" | "|" | ">"));
         if let Err(error) = program.clone().try_get_matches_from(words) {
             assert!(!error.use_stderr(), "{example}: {error}");

@@ -8,7 +8,6 @@ use crate::manual::mark;
 
 /// The shells with completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[allow(missing_docs, reason = "their names say it")]
 pub enum Shell {
     Bash,
     Zsh,
@@ -27,7 +26,8 @@ pub(crate) fn script(shell: Shell, program: &Command) -> String {
     clap_complete::generate(shell, &mut program, &name, &mut text);
     let mut text = String::from_utf8_lossy(&text).into_owned();
     if shell == clap_complete::Shell::Fish {
-        // The words behind `help` are completed as long as none of them is there; `help` itself is no such word.
+        // clap_complete offers the commands after `help` until one of them was typed. It counts `help` itself as one of
+        // them, so it would never offer any.
         let seen = "using_subcommand help; and not __fish_seen_subcommand_from";
         let lines = text.lines().map(|line| match line.contains(seen) {
             true => format!("{}\n", line.replacen(" help\" -f", "\" -f", 1)),

@@ -37,7 +37,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What clap found, in one line.
+/// Formats an error of clap as one line. Words of the user are escaped: a line's end in one of them stays in the line.
 pub(crate) fn line(error: &clap::Error) -> String {
     use ContextKind::{
         InvalidArg, InvalidSubcommand, InvalidValue, PriorArg, SuggestedArg, SuggestedSubcommand,
@@ -51,7 +51,7 @@ pub(crate) fn line(error: &clap::Error) -> String {
     let name = option_name(&arg);
     match error.kind() {
         ErrorKind::UnknownArgument if arg.starts_with('-') => {
-            format!("unknown option {arg}{}", near(SuggestedArg))
+            format!("unknown option {}{}", arg.escape_debug(), near(SuggestedArg))
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {arg:?}"),
         ErrorKind::InvalidSubcommand => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the command lines of `slipway` and `slipwayd` share, on top of clap.
+//! The parts of the command lines of `slipway` and `slipwayd` that both share, on top of clap.
 //!
 //! A program derives its commands, and calls [`run`]:
 //!

@@ -62,7 +62,7 @@ fn page(program: &Command, call: &str, command: &Command) -> io::Result<Page> {
     Ok(Page { name, text: String::from_utf8_lossy(&text).into_owned() })
 }
 
-/// What stands between the summary and the usage in help.
+/// The description: in help it is printed between the summary and the usage.
 fn description(command: &Command) -> String {
     let text = command.get_before_help().or(command.get_about());
     text.map(ToString::to_string).unwrap_or_default()

@@ -139,6 +139,21 @@ fn help_is_the_same_in_each_spelling() {
 }
 
 #[test]
+fn a_lines_end_in_an_argument_does_not_end_the_line() {
+    for (args, want) in [
+        (&["--all\npod"][..], "try: unknown option --all\\npod (see `try --help`)\n"),
+        (&["a\nb"], "try: unknown command \"a\\nb\" (see `try --help`)\n"),
+        (&["pod", "up", "a", "--from", "a\nb"], "try pod up: --from must be here or there, not \"a\\nb\""),
+    ] {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let code = run::<Try>(&args, &mut out, &mut err, |_, _, _| Ok(0));
+        let err = String::from_utf8(err).unwrap();
+        assert!(code == 2 && err.starts_with(want) && err.lines().count() == 1, "{err:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said_in_one_line() {
     for (line, want) in [
         ("pod ups --all", "try pod: unknown command \"ups\": did you mean up? (see `try pod --help`)"),
