@@ -124,7 +124,7 @@ impl MasqueradeRequest {
     }
 }
 
-/// What one attachment should have: its published ports, or its masqueraded addresses.
+/// The objects that one attachment should have: published ports, or masqueraded addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Published ports.

@@ -158,7 +158,7 @@ pub enum RequestError {
     Contradiction(Box<[PublishedPort; 2]>),
 }
 
-/// The reason why there is no nf_tables.
+/// The reason why nf_tables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NfTablesLack {
     /// The kernel refused netfilter's socket or a request as one that it does not support.

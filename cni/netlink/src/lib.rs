@@ -9,6 +9,8 @@
 //! The kernel handles a request within the system call that sends it, so that a blocking call takes two system calls
 //! and never waits for another process.
 
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
 pub mod message;
 
 mod ack;

@@ -3,39 +3,10 @@
 //! The crates of the workspace and which of them each uses.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::circles::Graph;
-
-/// Why a manifest cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file cannot be read.
-    #[error("read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A manifest is not TOML.
-    #[error("parse {}: {source}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What the parser says.
-        source: toml::de::Error,
-    },
-    /// A key is missing.
-    #[error("{} has no {key}", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: &'static str,
-    },
-}
+use crate::error::{self, Error};
 
 /// A member of the workspace.
 #[derive(Debug, Clone)]
@@ -73,8 +44,7 @@ fn member(workspace: &Path, folder: &str) -> Result<Crate, Error> {
 }
 
 fn manifest(path: &Path) -> Result<toml::Table, Error> {
-    let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    text.parse().map_err(|source| Error::Parse { path: path.to_owned(), source })
+    error::text(path)?.parse().map_err(|source| Error::Manifest { path: path.to_owned(), source })
 }
 
 /// For each crate's folder, the folders of the members that it uses.

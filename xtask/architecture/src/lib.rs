@@ -8,6 +8,7 @@
 
 pub mod circles;
 pub mod crates;
+pub mod error;
 #[cfg(test)]
 mod floors;
 pub mod imports;

@@ -3,31 +3,11 @@
 //! The modules of a crate: which file each is in, and what its names mean.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use syn::{Attribute, Item, UseTree};
 
-/// Why the sources of a crate cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file cannot be read.
-    #[error("read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A file is not Rust.
-    #[error("parse {}: {source}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What the parser says.
-        source: syn::Error,
-    },
-}
+use crate::error::{self, Error};
 
 /// The path of a module from the crate's root, which is the empty path.
 pub type ModulePath = Vec<String>;
@@ -80,10 +60,8 @@ struct Place<'a> {
 }
 
 fn add_file(modules: &mut Modules, path: ModulePath, place: &Place<'_>) -> Result<(), Error> {
-    let text =
-        fs::read_to_string(&place.file).map_err(|source| Error::Read { path: place.file.clone(), source })?;
-    let parsed =
-        syn::parse_file(&text).map_err(|source| Error::Parse { path: place.file.clone(), source })?;
+    let text = error::text(&place.file)?;
+    let parsed = syn::parse_file(&text).map_err(|source| Error::Rust { path: place.file.clone(), source })?;
     add_items(modules, path, parsed.items, place)
 }
 

@@ -2,7 +2,6 @@
 
 //! The documentation: checks of its links and its statements, and the pages as a site.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 mod links;
 mod site;

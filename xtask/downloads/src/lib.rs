@@ -4,7 +4,6 @@
 //! Kubernetes, shells. It is fetched from Debian, or built from Debian's source packages, below the target folder;
 //! nothing is installed.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 pub mod debian_root;
 pub mod kube;

@@ -21,7 +21,7 @@ use crate::{Error, Request};
 pub(crate) enum LinkError {
     #[error("its interface is no veth")]
     NoVeth,
-    /// Its network namespace is unknown, and its addresses lead to no link or to several.
+    /// The container's network namespace is unknown, and its addresses lead to no link or to several.
     #[error("its interface cannot be found")]
     NotFound,
     #[error(transparent)]

@@ -56,7 +56,7 @@ pub(crate) struct PortContent {
     pub(crate) mapped: Vec<(Protocol, u16)>,
 }
 
-/// A reason why no request stands for the rules of a container.
+/// The reason why no request describes the rules of a container.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error(transparent)]

@@ -83,7 +83,7 @@ impl Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownAttachment {
     pub attachment: Attachment,
-    /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
+    /// The container's addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
     /// the addresses are unknown.
     pub addresses: Vec<IpNet>,
     pub netns: Option<ContainerNetns>,

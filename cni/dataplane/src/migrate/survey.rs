@@ -49,7 +49,7 @@ enum OwnerError {
     Ambiguous,
 }
 
-/// A reason why no request stands for objects.
+/// The reason why no request describes the objects.
 #[derive(Debug, thiserror::Error)]
 enum ContentError {
     #[error(transparent)]

@@ -29,7 +29,7 @@ pub(crate) struct AttachmentElements {
     pub(crate) content: Result<Content, Unreadable>,
 }
 
-/// A reason why no request stands for an attachment's elements.
+/// The reason why no request describes an attachment's elements.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error(transparent)]
