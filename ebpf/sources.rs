@@ -12,6 +12,14 @@ use sha2::{Digest, Sha256};
 /// The files and directories below `ebpf` on which the object depends.
 const SOURCES: [&str; 4] = ["Cargo.toml", "Cargo.lock", "abi", "programs"];
 
+/// The file next to the committed object that tells what it was built from.
+pub(crate) const BUILT_FROM: &str = "built-from.txt";
+
+/// The value of a line `NAME: VALUE` of that file.
+pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
 /// SHA-256, in hexadecimal, of the names and contents of the sources in the directory `ebpf`.
 pub(crate) fn digest(ebpf: &Path) -> io::Result<String> {
     let mut files = Vec::new();

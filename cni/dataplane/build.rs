@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds the BPF object that `cargo xtask ebpf` has built, for the binary to carry.
+//! Finds the BPF object for the binary to carry: the one that `cargo xtask ebpf` has built, else the committed one.
 //!
-//! Without it, or with one that was built from other sources, the crate is built all the same, and reports at
-//! run time that it has no eBPF backend: BPF programs need a compiler that not everybody has.
+//! If both were built from other sources than the present ones, the crate is built all the same, and reports at run time
+//! that it has no eBPF backend: BPF programs need a compiler that not everybody has.
 
 use std::error::Error;
 use std::fs;
@@ -19,16 +19,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A file that cargo watches must exist, or cargo builds this crate each time.
     let built = root.join("target/ebpf");
     let _ = fs::create_dir_all(&built);
-    let (object, digest) = (built.join("slipway.o"), built.join("slipway.o.sources"));
     let ebpf = root.join("ebpf");
     for watched in [ebpf.clone(), built.clone()] {
         println!("cargo::rerun-if-changed={}", watched.display());
     }
     println!("cargo::rustc-check-cfg=cfg(ebpf_object)");
     let current = sources::digest(&ebpf)?;
-    if fs::read_to_string(&digest).is_ok_and(|built_from| built_from.trim() == current) && object.is_file() {
+    if let Some(bytes) = built_object(&built, &current).or_else(|| committed_object(&ebpf, &current)) {
         let out = PathBuf::from(std::env::var("OUT_DIR")?);
-        let bytes = fs::read(&object)?;
         fs::write(out.join("slipway.o"), &bytes)?;
         // An ADD would need a millisecond for it.
         let version: String = Sha256::digest(&bytes).iter().take(8).map(|b| format!("{b:02x}")).collect();
@@ -36,4 +34,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-cfg=ebpf_object");
     }
     Ok(())
+}
+
+fn built_object(folder: &Path, sources: &str) -> Option<Vec<u8>> {
+    let built_from = fs::read_to_string(folder.join("slipway.o.sources")).ok()?;
+    (built_from.trim() == sources).then(|| fs::read(folder.join("slipway.o")).ok())?
+}
+
+fn committed_object(ebpf: &Path, sources: &str) -> Option<Vec<u8>> {
+    let folder = ebpf.join("object");
+    let about = fs::read_to_string(folder.join(sources::BUILT_FROM)).ok()?;
+    (sources::field(&about, "sources")? == sources).then(|| fs::read(folder.join("slipway.o")).ok())?
 }

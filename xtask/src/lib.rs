@@ -5,7 +5,6 @@
 //! The other tasks are crates of their own, so that a first `cargo xtask demo` need not compile them: [`delegate`] builds
 //! and starts these. What all tasks share is in `xtask-base` and `xtask-downloads`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 pub mod build;
 pub mod cni;

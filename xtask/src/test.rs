@@ -164,6 +164,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
         stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
     }
     if args.quick {
+        rebuild_bpf_programs(stages)?;
         lints(args, stages)?;
         return unit_tests(args, stages).map(|_| String::new());
     }
@@ -180,10 +181,11 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
             // The tests are built; the lints then hold cargo's lock for long. A million mutated inputs are tried
             // later: the scheduler may let programs that only compute hold up all others, for many seconds.
             let unit = if suites.is_empty() && !args.full { unit_tests(args, stages) } else { Ok(0) };
+            let rebuilt = if args.is_part() { Ok(()) } else { rebuild_bpf_programs(stages) };
             let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
             let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
             let site = if args.full && !args.is_part() { site(&[], args, stages) } else { Ok(()) };
-            (linted.and(unit), doc.and(site))
+            (rebuilt.and(linted).and(unit), doc.and(site))
         });
         let machines = (!args.is_part() && !args.no_vm).then(|| {
             let seed = (!args.full).then_some(seed);
@@ -217,6 +219,13 @@ fn joined<T>(ended: thread::Result<T>) -> T {
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() % SEEDS
+}
+
+/// The proof that the committed object comes from its sources.
+fn rebuild_bpf_programs(stages: &Stages) -> Result<()> {
+    stages.run("BPF programs, rebuilt", |log| {
+        ebpf::rebuild(|command| run::log(&mut run::yielding(command), &log.file))
+    })
 }
 
 fn lints(args: &Args, stages: &Stages) -> Result<()> {

@@ -5,7 +5,6 @@
 //!
 //! Every task waits until this crate is compiled, so it has few dependencies.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 pub mod apt_root;
 pub mod checkout;

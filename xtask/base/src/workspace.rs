@@ -5,6 +5,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -25,6 +26,18 @@ pub fn cargo_home() -> Result<PathBuf> {
     let own = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     own.or_else(home).ok_or_else(|| Error::Failed("neither CARGO_HOME nor HOME is set".to_owned()))
+}
+
+/// The user's cache folder of the tasks, for what does not depend on the checkout: `$XDG_CACHE_HOME/slipway-build`, by
+/// default below `~/.cache`; it is created if missing.
+pub fn cache() -> Result<PathBuf> {
+    let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let dir = own.or_else(home).unwrap_or_else(|| target().join("xtask")).join("slipway-build");
+    // Files in it are run and linked: no other user may write there.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(|e| Error::file("create the directory", &dir, e))?;
+    Ok(dir)
 }
 
 /// A folder of the tasks below the target folder; it is created if missing.

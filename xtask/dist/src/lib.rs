@@ -3,7 +3,6 @@
 //! Everything that is shipped: the binaries, their packages for Debian and of rpm, a release with its list of parts, and the
 //! licences of all that is in them.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 mod binaries;
 mod built;

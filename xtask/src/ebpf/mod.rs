@@ -2,22 +2,24 @@
 
 //! `cargo xtask ebpf`: the BPF programs, which the binary carries.
 //!
-//! They are built by a compiler of their own ([`toolchain`]) and linked by bpf-linker ([`linker`]) into
-//! `target/ebpf/slipway.o`, where the build script of cni/dataplane finds the object. The object and the
-//! linker, which take a minute and a half of CPU time together, are cached in the user's cache folder.
+//! The repository has them as one object ([`committed`]), so that nobody needs their compiler who does not change them.
+//! `cargo xtask test` and `dist` build them from the sources and compare the bytes. They are built by a compiler of their
+//! own ([`toolchain`]) and linked by bpf-linker ([`linker`]) into `target/ebpf/slipway.o`, where the build script of
+//! cni/dataplane looks first. What was built, and the linker, are cached in the user's cache folder: together they take a
+//! minute and a half of CPU time.
 
+mod committed;
 mod linker;
 mod slim;
 #[path = "../../../ebpf/sources.rs"]
 mod sources;
 mod toolchain;
 
-use std::env;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use committed::Committed;
 use toolchain::Toolchain;
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, cargo};
@@ -26,13 +28,16 @@ use xtask_base::workspace::{self, Lock};
 /// The target of the BPF programs: little-endian, as x86-64 and ARM64.
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Build the BPF programs that the binary carries
+/// Build the BPF programs that the binary carries, from their sources
 ///
 /// The compiler is Debian's rustc-web with its core library for BPF, or a nightly toolchain with rust-src,
-/// whichever is installed. If neither is, it is installed: by apt-get if that has it, else by rustup. A
-/// binary that is built without the object has no eBPF backend, and `slipway node status` reports that.
+/// whichever is installed. If neither is, it is installed: by apt-get if that has it, else by rustup. After a change of the
+/// sources, `--commit` renews the object in the repository, which all other builds take.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Put the object into ebpf/object, to be committed with the sources
+    #[arg(long, conflicts_with = "lint")]
+    commit: bool,
     /// Build twice, in different folders and without the cache, and compare the bytes
     #[arg(long)]
     verify: bool,
@@ -50,7 +55,12 @@ pub fn run(args: &Args) -> Result<()> {
     if args.verify {
         println!("{}", verify(show)?);
     }
-    println!("{}", ensure(show)?);
+    let toolchain = Toolchain::require(&show)?;
+    println!("{}", ensure_in(workspace::root(), &toolchain, &show)?);
+    if args.commit {
+        let sources = digest(workspace::root())?;
+        Committed::write(workspace::root(), &object(workspace::root()), &sources, &toolchain.identity())?;
+    }
     Ok(())
 }
 
@@ -86,18 +96,44 @@ fn object(checkout: &Path) -> PathBuf {
     checkout.join("target/ebpf/slipway.o")
 }
 
-/// Builds the object, unless the cache has it; installs a toolchain if there is none. Returns a summary with
-/// the toolchain's name. `execute` runs the commands that may take long.
+/// Takes the committed object. Only if the sources were changed after it, the object is built, unless the cache has it;
+/// a toolchain is installed if there is none. Returns a summary. `execute` runs the commands that may take long.
 pub fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+    let checkout = workspace::root();
+    if let Some(committed) = Committed::current(checkout, &digest(checkout)?) {
+        put(checkout, &committed.object)?;
+        return Ok(format!("{} bytes, as committed, by {}", size(&committed.object)?, committed.compiler));
+    }
+    ensure_in(checkout, &Toolchain::require(&execute)?, &execute)
+}
+
+/// Builds the object from the sources and compares it with the committed one.
+///
+/// # Errors
+/// The committed one was built from other sources, or has other bytes although it was built by the same compiler.
+pub fn rebuild(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+    let checkout = workspace::root();
+    let renew = "`cargo xtask ebpf --commit` renews it";
+    let Some(committed) = Committed::current(checkout, &digest(checkout)?) else {
+        return Err(Error::Failed(format!("ebpf/object was built from other sources: {renew}")));
+    };
     let toolchain = Toolchain::require(&execute)?;
-    ensure_in(workspace::root(), &toolchain, &execute)
+    let summary = ensure_in(checkout, &toolchain, &execute)?;
+    if committed.compiler != toolchain.identity() {
+        return Ok(format!("{summary}; not compared with ebpf/object, which is by {}", committed.compiler));
+    }
+    let read = |path: &Path| fs::read(path).map_err(|e| Error::file("read", path, e));
+    if read(&object(checkout))? != read(&committed.object)? {
+        return Err(Error::Failed(format!("ebpf/object differs from what its sources give: {renew}")));
+    }
+    Ok(format!("{summary}: the same bytes as ebpf/object"))
 }
 
 /// Like [`ensure`], but without a toolchain it is no error: the binary is then built without the BPF
 /// programs.
 pub fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
-    match Toolchain::require(&execute) {
-        Ok(toolchain) => ensure_in(workspace::root(), &toolchain, &execute).map(Programs::Built),
+    match ensure(execute) {
+        Ok(how) => Ok(Programs::Built(how)),
         Err(_) if is_current(workspace::root())? => {
             Ok(Programs::Built("as they were built before".to_owned()))
         }
@@ -182,7 +218,7 @@ fn ensure_in(
     execute: &impl Fn(&mut Command) -> Result<()>,
 ) -> Result<String> {
     let sources = digest(checkout)?;
-    let cache = cache()?;
+    let cache = workspace::cache()?;
     // Of two concurrent tasks, the second waits and finds the object of the first.
     let _lock = Lock::take(&cache.join("lock"))?;
     let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources, [linker::VERSION, slim::VERSION])));
@@ -196,8 +232,7 @@ fn ensure_in(
         "built"
     };
     put(checkout, &kept)?;
-    let bytes = fs::metadata(&kept).map_err(|e| Error::file("look at", &kept, e))?.len();
-    Ok(format!("{bytes} bytes, {how}, by {toolchain}"))
+    Ok(format!("{} bytes, {how}, by {toolchain}", size(&kept)?))
 }
 
 /// Compiles and links below the target folder, and returns the object's path.
@@ -206,7 +241,7 @@ fn compile(
     toolchain: &Toolchain,
     execute: &impl Fn(&mut Command) -> Result<()>,
 ) -> Result<PathBuf> {
-    let linker = linker::ensure(toolchain, &cache()?, execute)?;
+    let linker = linker::ensure(toolchain, &workspace::cache()?, execute)?;
     let target = checkout.join("target/xtask/ebpf/build");
     let mut command = toolchain.cargo(&["build", "--release", "--locked", "--target", TARGET]);
     command.current_dir(checkout.join("ebpf")).env("CARGO_TARGET_DIR", &target);
@@ -255,14 +290,6 @@ fn digest(checkout: &Path) -> Result<String> {
     sources::digest(&ebpf).map_err(|e| Error::file("read", &ebpf, e))
 }
 
-/// The cache folder: `$XDG_CACHE_HOME/slipway-build`, by default below `~/.cache`.
-fn cache() -> Result<PathBuf> {
-    let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let dir = own.or_else(home).unwrap_or_else(|| workspace::target().join("xtask"));
-    let dir = dir.join("slipway-build");
-    // Files in it are run and linked: no other user may write there.
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-    made.map_err(|e| Error::file("create the directory", &dir, e))?;
-    Ok(dir)
+fn size(object: &Path) -> Result<u64> {
+    Ok(fs::metadata(object).map_err(|e| Error::file("look at", object, e))?.len())
 }

@@ -142,6 +142,18 @@ impl Toolchain {
             .ok_or_else(|| Error::Failed(format!("no {prefix} below {}", lib.display())))
     }
 
+    /// The versions that decide about the bytes of an object.
+    pub(super) fn identity(&self) -> String {
+        let rustc = self.about.lines().next().unwrap_or("rustc");
+        let llvm = self.about.lines().find(|line| line.starts_with("LLVM version: ")).unwrap_or_default();
+        let kind = match self.kind {
+            Kind::Packaged => "Debian's rustc-web",
+            Kind::Nightly => "rustup, with -Z build-std",
+        };
+        let llvm = llvm.replace(" version:", "");
+        format!("{rustc} of {kind} ({llvm}), bpf-linker {}", super::linker::VERSION)
+    }
+
     /// The cache's key of an object that this compiler and the later steps, given by their versions, build from
     /// these sources.
     pub(super) fn key(&self, sources: &str, [linker, slim]: [&str; 2]) -> String {

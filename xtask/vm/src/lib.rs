@@ -2,7 +2,6 @@
 
 //! The test suites on other kernels, in virtual machines.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
-#![allow(missing_docs, clippy::missing_errors_doc, reason = "not published: comments are for reasons")]
 
 mod arch;
 mod cpio;
