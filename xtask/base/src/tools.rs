@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Programs from crates.io that tasks use, each built once in a pinned version and kept below the target
-//! folder.
+//! Programs from crates.io that tasks use, each built once in a pinned version and kept in the user's cache folder.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -32,9 +31,10 @@ impl Tool {
     /// The program's path; it is built if it is missing. What the build prints goes to `log`.
     pub fn ensure(self, log: &File) -> Result<PathBuf> {
         let Self { name, version, features } = self;
-        let home = workspace::scratch("tools")?.join(format!("{name}-{version}"));
+        let cache = workspace::cache()?;
+        let home = cache.join(format!("{name}-{version}"));
         let program = home.join("bin").join(name);
-        let _lock = Lock::take(&workspace::scratch("tools")?.join("lock"))?;
+        let _lock = Lock::take(&cache.join(format!("{name}.lock")))?;
         if program.is_file() {
             return Ok(program);
         }

@@ -91,6 +91,7 @@ mod tests {
         let mut child = Command::new(env::current_exe().unwrap());
         child.args(["--exact", this, "--nocapture"]).env(ALONE, &dir).env("CARGO_NET_OFFLINE", "true");
         child.env("CARGO_HOME", dir.join("home")).env("CARGO_TARGET_DIR", dir.join("target"));
+        child.env("XDG_CACHE_HOME", dir.join("cache"));
         let output = child.output().unwrap();
         fs::remove_dir_all(&dir).unwrap();
         let printed =

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cross::{Cross, PROCESSORS, Processor};
-use xtask::build;
+use xtask::build::{self, Profile};
 use xtask::setup::{static_libmnl, static_libnftnl};
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{cargo, tool};
@@ -53,12 +53,12 @@ impl Toolchain {
         }
     }
 
-    /// The cargo command that builds packages as they are shipped: optimized, and without shared libraries.
-    pub fn static_build(&self, packages: &[&str]) -> Result<Command> {
+    /// The cargo command that builds packages without shared libraries.
+    pub fn static_build(&self, packages: &[&str], profile: Profile) -> Result<Command> {
         match self {
-            Self::Own => build::static_build(packages),
+            Self::Own => build::static_build(packages, profile),
             Self::Cross(cross) => {
-                let mut command = cross.cargo(&["build", "--release"])?;
+                let mut command = cross.cargo(&["build", "--profile", profile.name()])?;
                 command.args(packages.iter().flat_map(|package| ["--package", package]));
                 Ok(command)
             }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::arch::Arch;
+use xtask::build::Profile;
 use xtask_base::error::{Error, Result};
 use xtask_base::progress::Log;
 use xtask_base::run;
@@ -46,10 +47,11 @@ pub(crate) struct Wanted<'a> {
     pub(crate) agent: bool,
     /// Another implementation, to be tested in place of this one.
     pub(crate) peer: Option<&'a Path>,
+    /// The optimization of the plugins.
+    pub(crate) profile: Profile,
 }
 
-/// Builds everything. The plugins are the static release build, as it is shipped; the tests are the debug build, as
-/// outside of VMs.
+/// Builds everything. The plugins are static, as they are shipped; the tests are the debug build, as outside of VMs.
 ///
 /// # Errors
 /// A name that no test program has; a build that fails.
@@ -66,11 +68,11 @@ pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log:
     let mut built = test_programs::build_with(|words| toolchain.cargo(words), to_build, &[], log)?;
     built.retain(|test| wanted.suites.is_empty() || wanted.suites.contains(&test.name));
     let tests = stripped(built, toolchain, &dir, log)?;
-    run::log(&mut toolchain.static_build(&[INIT.0, "slipway"])?, &log.file)?;
-    let release = workspace::target().join(toolchain.triple()).join("release");
+    run::log(&mut toolchain.static_build(&[INIT.0, "slipway"], wanted.profile)?, &log.file)?;
+    let release = workspace::target().join(toolchain.triple()).join(wanted.profile.name());
     let plugins = plugin_dir(toolchain, &release.join("slipway"), &dir, log)?;
     if wanted.agent {
-        run::log(&mut toolchain.static_build(&["slipwayd"])?, &log.file)?;
+        run::log(&mut toolchain.static_build(&["slipwayd"], wanted.profile)?, &log.file)?;
         let agent = release.join("slipwayd");
         fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     }

@@ -25,6 +25,7 @@ use crate::record::Record;
 use crate::report::Row;
 use crate::system::System;
 use crate::{disk, fetch, image, kernels, outcome, parts, programs, report};
+use xtask::build::Profile;
 use xtask::setup;
 use xtask_base::checkout::{self, Sources};
 use xtask_base::error::{Error, Result};
@@ -250,7 +251,9 @@ fn run_in_vms<'a>(
             return Err(Error::Failed(format!("{} is not run in VMs: {}", one.suite, one.reason.trim())));
         }
         let agent = list.slipwayd.iter().any(is_wanted);
-        let wanted = Wanted { suites: wanted_suites, agent, peer: args.peer.as_deref() };
+        // The smoke tests ask what works on the kernel: they need not wait for link-time optimization.
+        let profile = if args.smoke { Profile::Quick } else { Profile::Release };
+        let wanted = Wanted { suites: wanted_suites, agent, peer: args.peer.as_deref(), profile };
         let mut programs = programs::build(args.arch, &toolchain, &wanted, log)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
