@@ -59,7 +59,12 @@ pub fn run(args: &Args) -> Result<()> {
     println!("{}", ensure_in(workspace::root(), &toolchain, &show)?);
     if args.commit {
         let sources = digest(workspace::root())?;
-        Committed::write(workspace::root(), &object(workspace::root()), &sources, &toolchain.identity())?;
+        Committed::write(
+            workspace::root(),
+            &object(workspace::root()),
+            &sources,
+            &toolchain.identity(linker::VERSION),
+        )?;
     }
     Ok(())
 }
@@ -119,7 +124,7 @@ pub fn rebuild(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     };
     let toolchain = Toolchain::require(&execute)?;
     let summary = ensure_in(checkout, &toolchain, &execute)?;
-    if committed.compiler != toolchain.identity() {
+    if committed.compiler != toolchain.identity(linker::VERSION) {
         return Ok(format!("{summary}; not compared with ebpf/object, which is by {}", committed.compiler));
     }
     let read = |path: &Path| fs::read(path).map_err(|e| Error::file("read", path, e));

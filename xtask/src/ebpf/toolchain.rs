@@ -142,8 +142,8 @@ impl Toolchain {
             .ok_or_else(|| Error::Failed(format!("no {prefix} below {}", lib.display())))
     }
 
-    /// The versions that decide about the bytes of an object.
-    pub(super) fn identity(&self) -> String {
+    /// The versions that decide about the bytes of an object, with that of the linker.
+    pub(super) fn identity(&self, linker: &str) -> String {
         let rustc = self.about.lines().next().unwrap_or("rustc");
         let llvm = self.about.lines().find(|line| line.starts_with("LLVM version: ")).unwrap_or_default();
         let kind = match self.kind {
@@ -151,7 +151,7 @@ impl Toolchain {
             Kind::Nightly => "rustup, with -Z build-std",
         };
         let llvm = llvm.replace(" version:", "");
-        format!("{rustc} of {kind} ({llvm}), bpf-linker {}", super::linker::VERSION)
+        format!("{rustc} of {kind} ({llvm}), bpf-linker {linker}")
     }
 
     /// The cache's key of an object that this compiler and the later steps, given by their versions, build from
