@@ -100,12 +100,12 @@ fn a_later_versions_table_is_left_alone() {
     let pod = node.pod("pod");
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
     call.add();
-    node.nft("delete chain inet slipway schema-1; add chain inet slipway schema-2");
+    node.nft("delete chain inet slipway schema-2; add chain inet slipway schema-3");
     let before = node.ruleset();
     let error = call.call("DEL").run().error();
-    assert!(error.msg.contains("schema 2"), "{error:?}");
+    assert!(error.msg.contains("schema 3"), "{error:?}");
     let error = call.clone().key("cni.dev/valid-attachments", json!([])).call("GC").run().error();
-    assert!(error.msg.contains("schema 2"), "{error:?}");
+    assert!(error.msg.contains("schema 3"), "{error:?}");
     assert_eq!(node.ruleset(), before);
 }
 
@@ -119,7 +119,7 @@ fn an_older_schema_is_upgraded_in_place() {
     // A possible table of an older version: other rules, another marker, one map fewer, a chain at another hook's
     // priority.
     node.nft(
-        "delete chain inet slipway schema-1; add chain inet slipway schema-0; flush chain inet slipway hostports4; \
+        "delete chain inet slipway schema-2; add chain inet slipway schema-1; flush chain inet slipway hostports4; \
         flush chain inet slipway output; delete chain inet slipway output; \
         add chain inet slipway output { type nat hook output priority -100; policy accept; }; \
         flush chain inet slipway guard; flush chain inet slipway hostports6; flush chain inet slipway translate6; \
@@ -130,7 +130,7 @@ fn an_older_schema_is_upgraded_in_place() {
     assert_eq!(elements_of(&node, "one"), 5);
     Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).del();
     let ruleset = node.ruleset();
-    assert!(ruleset.contains("chain schema-1") && !ruleset.contains("schema-0"), "{ruleset}");
+    assert!(ruleset.contains("chain schema-2") && !ruleset.contains("schema-1"), "{ruleset}");
     let sorted = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();

@@ -10,8 +10,8 @@ use crate::owned_table::Definition;
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
-/// The schema that this version makes.
-pub(crate) const SCHEMA: u32 = 1;
+/// The schema that this version makes. The number only grows: a node may run a build of an earlier day.
+pub(crate) const SCHEMA: u32 = 2;
 /// The table.
 pub(crate) const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
