@@ -20,18 +20,19 @@ pub const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// A pod, as the runtime identifies it.
 #[derive(Debug, Clone)]
 pub struct Pod {
-    /// The container's ID.
     pub id: String,
-    /// Its network namespace.
     pub netns: PathBuf,
+}
+
+/// A realistic ID, whose 64 hexadecimal digits differ from those of other numbers from the first one on.
+pub fn container_id(number: u32) -> String {
+    format!("{:08x}", number.wrapping_mul(0x9e37_79b1)).repeat(8)
 }
 
 /// A plugin directory and a list of plugin configurations.
 #[derive(Debug, Clone)]
 pub struct Chain {
-    /// The plugin directory.
     pub dir: PathBuf,
-    /// The network's name.
     pub network: String,
     /// The `cniVersion` of each call.
     pub version: &'static str,
@@ -45,7 +46,6 @@ pub struct Chain {
 #[derive(Debug)]
 pub struct Call {
     command: Command,
-    /// The configuration.
     pub input: Vec<u8>,
     /// `bridge ADD pod-1`, for messages.
     pub label: String,
@@ -86,9 +86,6 @@ impl Chain {
     }
 
     /// ADD through the whole list; returns the last result.
-    ///
-    /// # Errors
-    /// A plugin fails; the message has its output.
     pub fn add(&self, pod: &Pod, ports: &Value) -> Result<Value> {
         let mut result = Value::Null;
         for index in 0..self.plugins.len() {
@@ -98,9 +95,6 @@ impl Chain {
     }
 
     /// DEL through the whole list, last plugin first.
-    ///
-    /// # Errors
-    /// A plugin fails; the message has its output.
     pub fn del(&self, pod: &Pod, ports: &Value, result: &Value) -> Result<()> {
         for index in (0..self.plugins.len()).rev() {
             self.call(index, "DEL", pod, ports, result).run()?;
@@ -122,10 +116,17 @@ impl Call {
     }
 
     /// Runs the plugin and returns the JSON that it prints; null if it prints nothing.
-    ///
-    /// # Errors
-    /// It fails; the message has its input and output.
-    pub fn run(mut self) -> Result<Value> {
+    pub fn run(self) -> Result<Value> {
+        let label = self.label.clone();
+        let out = self.output()?;
+        if out.trim().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&out).map_err(|e| Error::Failed(format!("{label} printed no JSON ({e}): {out}")))
+    }
+
+    /// The same with what it prints.
+    pub fn output(mut self) -> Result<String> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
             // If the plugin ends before it has read everything, its output has the reason.
@@ -133,20 +134,17 @@ impl Call {
         }
         let output =
             child.wait_with_output().map_err(|e| Error::system(format!("wait for {}", self.label), e))?;
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if !output.status.success() {
-            return Err(Error::Failed(format!(
-                "{} ended with {}\n  input:  {}\n  output: {out}\n  errors: {err}",
-                self.label,
-                output.status,
-                String::from_utf8_lossy(&self.input)
-            )));
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Ok(out);
         }
-        if out.trim().is_empty() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_str(&out)
-            .map_err(|e| Error::Failed(format!("{} printed no JSON ({e}): {out}", self.label)))
+        Err(Error::Failed(format!(
+            "{} ended with {}\n  input:  {}\n  output: {out}\n  errors: {}",
+            self.label,
+            output.status,
+            String::from_utf8_lossy(&self.input),
+            String::from_utf8_lossy(&output.stderr)
+        )))
     }
 }
 
@@ -157,12 +155,9 @@ pub fn address(result: &Value, family: Family) -> Option<String> {
     addresses.into_iter().find(|text| (family == Family::V6) == text.contains(':')).map(str::to_owned)
 }
 
-/// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 

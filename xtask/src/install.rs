@@ -12,6 +12,7 @@ use crate::ebpf;
 use crate::manual;
 use crate::setup;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Stages;
 use xtask_base::run;
 
@@ -55,7 +56,6 @@ pub struct UninstallArgs {
     dry_run: bool,
 }
 
-/// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
     let Binary { path, left_out } = built(flavour)?;
@@ -91,8 +91,8 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
     run::show(&mut flavour.cargo_build_agent()?)?;
     // Not over a program that runs.
     let new = args.to.join(format!(".{AGENT}"));
-    fs::copy(flavour.agent(), &new).map_err(|e| Error::file("copy", &flavour.agent(), e))?;
-    fs::rename(&new, &target).map_err(|e| Error::file("rename", &new, e))?;
+    files::copy(flavour.agent(), &new)?;
+    files::rename(&new, &target)?;
     println!("{}: installed", target.display());
     let share = share_dir(&args.to);
     if let Some(old) = recorded.filter(|old| share.as_deref() != Some(old)) {
@@ -101,7 +101,6 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
     share.map_or(Ok(()), |share| run::show(&mut manual::write(&target, &share)))
 }
 
-/// Runs the task.
 pub fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     // The installed binary knows what it installed; a new one is built only if it is missing.
     let installed = args.to.join("slipway");

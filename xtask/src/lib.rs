@@ -19,23 +19,17 @@ mod pool;
 pub mod sandbox;
 mod serve;
 pub mod setup;
+pub mod task;
 mod test;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use xtask_base::error::Result;
 
 use delegate::Crate;
+use task::Tasks;
 
-/// Builds, tests, shows, measures and installs Slipway.
-#[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
-
-#[derive(Debug, Subcommand)]
+#[derive(Debug, clap::Subcommand)]
 enum Task {
     /// Install what this machine lacks to build, test and show Slipway
     Setup(setup::Args),
@@ -75,29 +69,32 @@ enum Task {
     Serve(serve::Args),
 }
 
-/// The tasks of this crate, with their options.
-pub fn command() -> clap::Command {
-    Cli::command()
+impl Tasks for Task {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Setup(args) => setup::run(&args),
+            Self::Build(args) => build::run(&args),
+            Self::Ebpf(args) => ebpf::run(&args),
+            Self::Test(args) => test::run(&args),
+            Self::Demo(args) => demo::run(&args),
+            Self::VmTest(args) => delegate::run(Crate::Vm, "vm-test", &args),
+            Self::Bench(args) => delegate::run(Crate::Bench, "bench", &args),
+            Self::Figures(args) => delegate::run(Crate::Bench, "figures", &args),
+            Self::Dist(args) => delegate::run(Crate::Dist, "dist", &args),
+            Self::Release(args) => delegate::run(Crate::Dist, "release", &args),
+            Self::Manual(args) => manual::run(&args),
+            Self::Install(args) => install::run(&args),
+            Self::Uninstall(args) => install::run_uninstall(&args),
+            Self::Docs(args) => delegate::run(Crate::Docs, "docs", &args),
+            Self::Serve(args) => serve::run(&args),
+        }
+    }
 }
 
-/// Runs the task that the command line names.
+pub fn command() -> clap::Command {
+    task::command::<Task>()
+}
+
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::Setup(args) => setup::run(&args),
-        Task::Build(args) => build::run(&args),
-        Task::Ebpf(args) => ebpf::run(&args),
-        Task::Test(args) => test::run(&args),
-        Task::Demo(args) => demo::run(&args),
-        Task::VmTest(args) => delegate::run(Crate::Vm, "vm-test", &args),
-        Task::Bench(args) => delegate::run(Crate::Bench, "bench", &args),
-        Task::Figures(args) => delegate::run(Crate::Bench, "figures", &args),
-        Task::Dist(args) => delegate::run(Crate::Dist, "dist", &args),
-        Task::Release(args) => delegate::run(Crate::Dist, "release", &args),
-        Task::Manual(args) => manual::run(&args),
-        Task::Install(args) => install::run(&args),
-        Task::Uninstall(args) => install::run_uninstall(&args),
-        Task::Docs(args) => delegate::run(Crate::Docs, "docs", &args),
-        Task::Serve(args) => serve::run(&args),
-    };
-    xtask_base::error::exit_code("xtask", result)
+    task::main::<Task>("xtask")
 }

@@ -14,6 +14,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid};
 
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// The folder of named namespaces, also for `ip netns`.
 const NETNS_DIR: &str = "/run/netns";
@@ -28,9 +29,6 @@ pub enum State<'a> {
 
 /// Moves this process into new namespaces, the node. Must be called before any thread is started. A user who
 /// is not root becomes root in a user namespace, if the system allows that.
-///
-/// # Errors
-/// The system does not allow it; the message explains what helps.
 pub fn enter(state: State<'_>) -> Result<()> {
     if !Uid::effective().is_root() {
         become_root()?;
@@ -66,7 +64,7 @@ fn become_root() -> Result<()> {
         ("gid_map", format!("0 {gid} 1")),
     ] {
         let path = Path::new("/proc/self").join(file);
-        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))?;
+        files::write(&path, text)?;
     }
     Ok(())
 }
@@ -85,12 +83,11 @@ pub fn netns_path(name: &str) -> PathBuf {
 pub fn add_netns(name: &str) -> Result<PathBuf> {
     let path = netns_path(name);
     fs::File::create_new(&path).map_err(|e| Error::file("create", &path, e))?;
-    let target = path.clone();
-    in_thread(move || {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("make the namespace", &target, e))?;
+    in_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("make the namespace", &path, e))?;
         let none: Option<&str> = None;
-        mount(Some("/proc/thread-self/ns/net"), &target, none, MsFlags::MS_BIND, none)
-            .map_err(|e| Error::file("mount the namespace on", &target, e))
+        mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none)
+            .map_err(|e| Error::file("mount the namespace on", &path, e))
     })?;
     Ok(path)
 }
@@ -107,8 +104,8 @@ pub fn switch_to(path: &Path) -> Result<()> {
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("enter", path, e))
 }
 
-fn in_thread(body: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-    thread::spawn(body)
-        .join()
+/// Runs a function on a new thread, whose namespaces are its own.
+pub fn in_thread<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| scope.spawn(body).join())
         .unwrap_or_else(|_| Err(Error::Failed("a helper thread ended with a panic".to_owned())))
 }

@@ -13,6 +13,7 @@ use nix::unistd::Uid;
 use needs::{NEEDS, Need};
 use xtask_base::apt_root::AptRoot;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 
 /// The suite whose libmnl-dev holds a static library: Debian 12's does not.
@@ -38,7 +39,6 @@ pub struct Args {
     static_libs: bool,
 }
 
-/// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let missing = report();
     let wanted: Vec<&Need> = missing.into_iter().filter(|need| need.required() || args.optional).collect();
@@ -49,8 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     components(args.check)?;
     if args.static_libs {
-        let dir = static_libmnl()?;
-        println!("static libmnl: {}", dir.display());
+        println!("static libmnl: {}", static_libmnl()?.display());
     }
     Ok(())
 }
@@ -81,10 +80,8 @@ pub fn static_libmnl() -> Result<PathBuf> {
     }
     let unpacked = AptRoot::open(STATIC_SUITE)?.fetch("libmnl-dev")?;
     let libraries = unpacked.join("usr/lib");
-    let entries = std::fs::read_dir(&libraries).map_err(|e| Error::file("list", &libraries, e))?;
-    entries
-        .filter_map(std::result::Result::ok)
-        .map(|entry| entry.path())
+    files::list(&libraries)?
+        .into_iter()
         .find(|dir| dir.join("libmnl.a").is_file())
         .ok_or_else(|| Error::Failed(format!("libmnl-dev of {STATIC_SUITE} has no libmnl.a")))
 }

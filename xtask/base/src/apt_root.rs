@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::run::{self, tool};
 use crate::workspace::{self, Lock};
 
@@ -37,9 +38,6 @@ pub struct AptRoot {
 impl AptRoot {
     /// Prepares the root for a suite (`trixie`, `unstable`, `bookworm-security`) and downloads its lists of
     /// packages if they are older than a day.
-    ///
-    /// # Errors
-    /// There is no apt, no Debian mirror among the machine's sources or no keyring, or apt fails.
     pub fn open(suite: &str) -> Result<Self> {
         Self::prepare(&[suite], None)
     }
@@ -58,7 +56,7 @@ impl AptRoot {
         let root = Self { suites, foreign, dir: workspace::scratch("apt")?.join(name) };
         for part in ["lists/partial", "cache/archives/partial", "debs", "unpacked"] {
             let dir = root.dir.join(part);
-            fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+            files::create_dir(&dir)?;
         }
         let _lock = root.lock()?;
         root.write("status", "")?;
@@ -71,7 +69,6 @@ impl AptRoot {
         Ok(root)
     }
 
-    /// The lock of the root, for one run at a time.
     fn lock(&self) -> Result<Lock> {
         Lock::take(&self.dir.join("lock"))
     }
@@ -111,11 +108,9 @@ impl AptRoot {
         if fs::read_to_string(&stamp).is_ok_and(|from| from == name) {
             return Ok(unpacked);
         }
-        if unpacked.exists() {
-            fs::remove_dir_all(&unpacked).map_err(|e| Error::file("remove", &unpacked, e))?;
-        }
+        crate::workspace::remove(&unpacked)?;
         run::capture(tool("dpkg-deb", &["-x"]).arg(&deb).arg(&unpacked))?;
-        fs::write(&stamp, name).map_err(|e| Error::file("write", &stamp, e))?;
+        files::write(&stamp, name)?;
         Ok(unpacked)
     }
 
@@ -140,8 +135,7 @@ impl AptRoot {
         run::capture(self.apt("apt-get").arg("clean"))?;
         self.with_new_lists(|| run::capture(self.apt("apt-get").args(words).args(packages)))?;
         let archives = self.dir.join("cache/archives");
-        let entries = fs::read_dir(&archives).map_err(|e| Error::file("list", &archives, e))?;
-        for entry in entries.filter_map(std::result::Result::ok).map(|entry| entry.path()) {
+        for entry in files::list(&archives)? {
             if entry.extension().is_some_and(|extension| extension == "deb") {
                 unpack(&entry, into)?;
             }
@@ -164,12 +158,12 @@ impl AptRoot {
         let dir = self.dir.join("sources");
         for part in ["lists/partial", "archives"] {
             let dir = dir.join(part);
-            fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+            files::create_dir(&dir)?;
         }
         let into = dir.join("archives");
         let list = dir.join("sources.list");
         let lines = self.source_lines()?.replace("deb [", "deb-src [");
-        fs::write(&list, lines).map_err(|e| Error::file("write", &list, e))?;
+        files::write(&list, lines)?;
         let apt = || {
             let mut apt = self.apt("apt-get");
             apt.arg(format!("-oDir::State::lists={}", dir.join("lists").display()));
@@ -256,7 +250,7 @@ impl AptRoot {
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.dir.join(name);
-        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
+        files::write(&path, text)
     }
 }
 
@@ -272,7 +266,7 @@ fn newest(dir: &Path, prefix: &str) -> Option<PathBuf> {
 /// Unpacks a package over existing files. Symbolic links to folders stay: if `lib` links to `usr/lib`, files
 /// of `/lib` go there.
 fn unpack(deb: &Path, into: &Path) -> Result<()> {
-    fs::create_dir_all(into).map_err(|e| Error::file("create the directory", into, e))?;
+    files::create_dir(into)?;
     let mut reader = tool("dpkg-deb", &["--fsys-tarfile"]);
     let mut reader =
         reader.arg(deb).stdout(Stdio::piped()).spawn().map_err(|e| Error::file("unpack", deb, e))?;
@@ -291,7 +285,7 @@ fn unpack(deb: &Path, into: &Path) -> Result<()> {
 pub fn merged_usr(root: &Path) -> Result<()> {
     for name in ["bin", "lib", "lib64", "sbin"] {
         let target = root.join("usr").join(name);
-        fs::create_dir_all(&target).map_err(|e| Error::file("create the directory", &target, e))?;
+        files::create_dir(&target)?;
         let link = root.join(name);
         symlink(Path::new("usr").join(name), &link).map_err(|e| Error::file("link", &link, e))?;
     }

@@ -21,21 +21,10 @@ pub enum Error {
     },
     /// A system call failed on a file.
     #[error("{operation} {}: {source}", path.display())]
-    File {
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
+    File { operation: &'static str, path: PathBuf, source: io::Error },
     /// Another system call failed.
     #[error("{operation}: {source}")]
-    System {
-        /// The operation and its object.
-        operation: String,
-        /// The kernel's error.
-        source: io::Error,
-    },
+    System { operation: String, source: io::Error },
     /// A check of the task failed.
     #[error("{0}")]
     Failed(String),
@@ -53,7 +42,6 @@ impl Error {
     }
 }
 
-/// The result of a task.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Prints the error of a task, if there is one.

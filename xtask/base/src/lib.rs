@@ -9,6 +9,7 @@
 pub mod apt_root;
 pub mod checkout;
 pub mod error;
+pub mod files;
 pub mod progress;
 pub mod run;
 pub mod test_programs;

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::workspace;
 
 /// The time between two drawings of the live line.
@@ -56,7 +57,7 @@ impl Stages {
     /// Stages of the task `name`.
     pub fn new(name: &str) -> Result<Self> {
         let logs = workspace::scratch("logs")?.join(name);
-        fs::create_dir_all(&logs).map_err(|e| Error::file("create the directory", &logs, e))?;
+        files::create_dir(&logs)?;
         let live = io::stdout().is_terminal();
         Ok(Self {
             started: Instant::now(),

@@ -128,9 +128,6 @@ pub fn log(command: &mut Command, log: &File) -> Result<()> {
 }
 
 /// Like [`log`], and kills the command and its descendants if nothing was printed for as long as `silence`.
-///
-/// # Errors
-/// As [`show`]; the processes that were killed after `silence`.
 pub fn log_while_it_prints(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
     let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);

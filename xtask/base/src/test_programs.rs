@@ -19,7 +19,6 @@ use crate::workspace;
 pub struct TestProgram {
     /// Cargo's name of it, as a word.
     pub name: String,
-    /// The file.
     pub path: PathBuf,
     /// Its package's folder, where cargo would start it.
     pub package: PathBuf,

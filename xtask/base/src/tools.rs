@@ -2,10 +2,10 @@
 
 //! Programs from crates.io that tasks use, each built once in a pinned version and kept in the user's cache folder.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::run::{self, cargo};
 use crate::workspace::{self, Lock};
 
@@ -53,9 +53,7 @@ impl Tool {
             command.env_remove(name);
         }
         let built = run::log(&mut run::yielding(&command), log);
-        if work.exists() {
-            fs::remove_dir_all(&work).map_err(|e| Error::file("remove", &work, e))?;
-        }
+        crate::workspace::remove(&work)?;
         built.map(|()| program)
     }
 }

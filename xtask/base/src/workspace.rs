@@ -9,6 +9,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The checkout's top folder.
 pub fn root() -> &'static Path {
@@ -43,7 +44,7 @@ pub fn cache() -> Result<PathBuf> {
 /// A folder of the tasks below the target folder; it is created if missing.
 pub fn scratch(name: &str) -> Result<PathBuf> {
     let path = target().join("xtask").join(name);
-    fs::create_dir_all(&path).map_err(|e| Error::file("create the directory", &path, e))?;
+    files::create_dir(&path)?;
     Ok(path)
 }
 
@@ -76,7 +77,7 @@ impl Lock {
     }
 
     fn open(path: &Path) -> Result<File> {
-        File::create(path).map_err(|e| Error::file("create", path, e))
+        files::create(path)
     }
 }
 

@@ -18,6 +18,7 @@ use xtask::build::{self, Profile};
 use xtask::ebpf;
 use xtask::setup;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::{Log, Stages};
 use xtask_base::run::{self, cargo, tool};
 use xtask_base::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
@@ -61,7 +62,6 @@ pub(crate) struct Proof {
     pub(crate) test: bool,
 }
 
-/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("dist")?;
     let proof = Proof { verify: args.verify, test: !args.no_test };
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let sum = run::capture(tool("sha256sum", &PROGRAMS.map(|program| program.name)).current_dir(&out))?;
     let file = out.join("SHA256SUMS");
-    fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
+    files::write(&file, &sum)?;
     println!("{}\n{}", out.display(), sum.trim_end());
     Ok(())
 }
@@ -88,7 +88,7 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
     let out = out_dir(target);
-    fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
+    files::create_dir(&out)?;
     let [plugins, agent] = PROGRAMS;
     let binary = out.join(plugins.name);
     let mut toolchain = Toolchain::Own;
@@ -108,7 +108,7 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built>
             copy_sources(program, &toolchain.triple(), &copy)?;
             ebpf::copy_built(workspace::root(), &copy)?;
             let built = build_in(&toolchain, program, &copy, &own.join("target"), log)?;
-            fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
+            files::copy(&built, &binary)?;
             build::size(&binary)
         })?;
         stages.run(&format!("look inside {name}"), |log| look_inside(&binary, limit, log))?;
@@ -155,10 +155,6 @@ fn described(toolchain: &Toolchain, out: &Path, stages: &Stages) -> Result<Built
 }
 
 /// Makes the packages and checks them.
-///
-/// # Errors
-/// A file cannot be read or written; a package differs when it is made again; a program that checks packages finds an
-/// error.
 pub(crate) fn packages(
     built: &Built,
     formats: &[Format],
@@ -231,7 +227,7 @@ pub(crate) fn dependency_list(binary: &Path, log: &Log) -> Result<Value> {
 /// Checks the file itself: its size, that it needs no loader, that it holds no path of this machine, and that
 /// its list of dependencies can be read.
 fn look_inside(binary: &Path, limit: u64, log: &Log) -> Result<String> {
-    let bytes = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
+    let bytes = files::read_bytes(binary)?;
     if bytes.len() as u64 > limit {
         return Err(Error::Failed(format!("{} bytes, the limit is {limit}", bytes.len())));
     }
@@ -260,9 +256,7 @@ fn look_inside(binary: &Path, limit: u64, log: &Log) -> Result<String> {
 /// cargo-auditable asks cargo for the dependencies, and cargo names those of a build of the whole workspace: with
 /// the features that any member enables. So each program is built in a workspace of its own.
 fn copy_sources(program: Program, triple: &str, to: &Path) -> Result<()> {
-    if to.exists() {
-        fs::remove_dir_all(to).map_err(|e| Error::file("remove", to, e))?;
-    }
+    workspace::remove(to)?;
     let words = ["ls-files", "--cached", "--others", "--exclude-standard"];
     let files = run::capture(tool("git", &words).current_dir(workspace::root()))?;
     for file in files.lines() {
@@ -271,19 +265,19 @@ fn copy_sources(program: Program, triple: &str, to: &Path) -> Result<()> {
             continue;
         }
         if let Some(folder) = copy.parent() {
-            fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
+            files::create_dir(folder)?;
         }
-        fs::copy(&from, &copy).map_err(|e| Error::file("copy", &from, e))?;
+        files::copy(&from, &copy)?;
     }
     let manifest = to.join("Cargo.toml");
-    let text = fs::read_to_string(&manifest).map_err(|e| Error::file("read", &manifest, e))?;
-    fs::write(&manifest, alone(&text, program)).map_err(|e| Error::file("write", &manifest, e))?;
+    let text = files::read(&manifest)?;
+    files::write(&manifest, alone(&text, program))?;
     // Cargo removes from the lock file what this program does not need.
     let words = ["metadata", "--format-version=1", "--filter-platform", triple];
     run::capture(cargo(&words).current_dir(to))?;
     let locked = |checkout: &Path| {
         let path = checkout.join("Cargo.lock");
-        fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))
+        files::read(&path)
     };
     match added(&locked(workspace::root())?, &locked(to)?) {
         Some(package) => Err(Error::Failed(format!("Cargo.lock has not {package}: it is not up to date"))),
@@ -317,22 +311,20 @@ fn same(one: &Path, other: &Path) -> Result<()> {
 /// Runs the tests of the shipped binary with a plugin directory that its own `install` made.
 fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
     let plugins = own.join("bin");
-    if plugins.exists() {
-        fs::remove_dir_all(&plugins).map_err(|e| Error::file("remove", &plugins, e))?;
-    }
+    workspace::remove(&plugins)?;
     run::log(Command::new(binary).args(["install", "--to"]).arg(&plugins), &log.file)?;
     let skips = own.join("skips.txt");
     fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
     let mut command = cargo(&["test", "--package", "slipway-tests", "--test", "dist"]);
     command.env("SLIPWAY_BIN_DIR", &plugins).env("SLIPWAY_SKIPS", &skips);
     run::log(&mut command, &log.file)?;
-    let skipped = fs::read_to_string(&skips).map_err(|e| Error::file("read", &skips, e))?;
+    let skipped = files::read(&skips)?;
     if !skipped.is_empty() {
         return Err(Error::Failed(format!("tests of the binary were skipped:\n{skipped}")));
     }
     let mut command = Command::new(binary);
     run::log(command.args(["uninstall", "--keep-state", "--to"]).arg(&plugins), &log.file)?;
-    let left: Vec<_> = fs::read_dir(&plugins).map_err(|e| Error::file("list", &plugins, e))?.collect();
+    let left = files::list(&plugins)?;
     if !left.is_empty() {
         return Err(Error::Failed(format!("uninstall left {left:?}")));
     }
@@ -384,7 +376,7 @@ fn test_emulated(cross: &Cross, binary: &Path, agent: &Path, log: &Log) -> Resul
     command.arg("--").args(NOT_EMULATED.iter().flat_map(|(test, _)| ["--skip", test]));
     // Emulation is ten times slower; the whole of the random input is tried on the machine itself.
     run::log(command.env("PROPTEST_CASES", "16"), &log.file)?;
-    let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
+    let printed = files::read(&log.path)?;
     let passed = xtask_base::test_programs::passed(&printed);
     if passed == 0 {
         return Err(Error::Failed("no unit test was run".to_owned()));

@@ -3,12 +3,12 @@
 //! The crates in a program, from cargo's own view: for bills of materials and for the licences of packages.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, cargo};
 use xtask_base::workspace;
 
@@ -166,7 +166,6 @@ impl Package {
         Some(Self { name, version, licence, published, checksum, authors, folder })
     }
 
-    /// Its name and version.
     pub(crate) fn title(&self) -> String {
         format!("{} {}", self.name, self.version)
     }
@@ -184,7 +183,7 @@ fn checksums(path: &Path) -> Result<BTreeMap<String, String>> {
         version: String,
         checksum: Option<String>,
     }
-    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let text = files::read(path)?;
     let lock: Lock = toml::from_str(&text).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))?;
     let pairs = lock.package.into_iter();
     Ok(pairs.filter_map(|one| Some((format!("{} {}", one.name, one.version), one.checksum?))).collect())

@@ -11,6 +11,7 @@ use std::process::Command;
 use xtask::build;
 use xtask_base::apt_root::{AptRoot, debian_architecture};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, cargo};
 use xtask_base::workspace;
 
@@ -88,7 +89,7 @@ impl Cross {
         let root = workspace::scratch("dist")?.join(format!("cross-{name}"));
         if !root.join("complete").is_file() {
             workspace::remove(&root)?;
-            fs::create_dir_all(&root).map_err(|e| Error::file("create the directory", &root, e))?;
+            files::create_dir(&root)?;
             let linker = format!("gcc-{gnu}");
             let libc = format!("libc6-dev-{debian}-cross");
             let programs = ["rustc-web", &linker, &libc, "qemu-user-static"];
@@ -97,7 +98,7 @@ impl Cross {
                 AptRoot::open_of(suites, debian)?.fetch_only(&[package], &root)?;
             }
             let stamp = root.join("complete");
-            fs::write(&stamp, "").map_err(|e| Error::file("write", &stamp, e))?;
+            files::write(&stamp, "")?;
         }
         Ok(Self { processor, root })
     }
@@ -148,7 +149,6 @@ impl Cross {
         self.tool(&format!("{}-strip", self.processor.gnu))
     }
 
-    /// The compiler's version.
     pub(crate) fn version(&self) -> Result<String> {
         Ok(run::capture(self.tool("rustc").arg("--version"))?.trim().to_owned())
     }

@@ -2,10 +2,10 @@
 
 //! Checks dependencies against `deny.toml`, with cargo-deny.
 
-use std::fs;
 use std::path::Path;
 
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::run::{self, cargo, tool};
 use xtask_base::tools::CARGO_DENY;
@@ -27,10 +27,9 @@ pub(crate) struct Args {
     require: bool,
 }
 
-/// Prints a summary.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let path = workspace::scratch("deny")?.join("log");
-    let file = fs::File::create(&path).map_err(|e| Error::file("create", &path, e))?;
+    let file = files::create(&path)?;
     println!("{}", check(&Log { file, path }, args.require)?);
     Ok(())
 }
@@ -51,7 +50,7 @@ pub(crate) fn check(log: &Log, require: bool) -> Result<String> {
         let metadata = metadata(manifest)?;
         crates += metadata.matches("\"manifest_path\":").count();
         let file = workspace::scratch("deny")?.join("metadata.json");
-        fs::write(&file, metadata).map_err(|e| Error::file("write", &file, e))?;
+        files::write(&file, metadata)?;
         let mut command = tool(
             &program.to_string_lossy(),
             &["--offline", "--config", "deny.toml", "--manifest-path", manifest],
@@ -72,6 +71,8 @@ fn metadata(manifest: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use std::env;
     use std::process::Command;
 

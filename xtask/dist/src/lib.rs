@@ -20,14 +20,8 @@ pub use toolchain::Toolchain;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-
-#[derive(Debug, clap::Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
+use xtask::task::{self, Tasks};
+use xtask_base::error::Result;
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
@@ -46,24 +40,27 @@ enum Task {
     TestPackages,
 }
 
-/// The tasks of this crate, with their options.
+impl Tasks for Task {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Dist(args) => binaries::run(&args),
+            Self::Release(args) => release::run(&args),
+            Self::Dependencies(args) => deny::run(&args),
+            Self::Sources => sources(),
+            Self::TestPackages => package::fixture::run(),
+        }
+    }
+}
+
 pub fn command() -> clap::Command {
-    Cli::command()
+    task::command::<Task>()
 }
 
-/// Runs the task that the command line names.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::Dist(args) => binaries::run(&args),
-        Task::Release(args) => release::run(&args),
-        Task::Dependencies(args) => deny::run(&args),
-        Task::Sources => sources(),
-        Task::TestPackages => package::fixture::run(),
-    };
-    xtask_base::error::exit_code("xtask", result)
+    task::main::<Task>("xtask")
 }
 
-fn sources() -> xtask_base::error::Result<()> {
+fn sources() -> Result<()> {
     let sources = licenses::check(xtask_base::workspace::root())?;
     let packages = packages::check()?.join(", ");
     println!("{sources} sources name their licence; {packages} can be published");

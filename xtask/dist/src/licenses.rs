@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// Begins the first line of a source: <https://spdx.dev/learn/handling-license-info/>.
 const TAG: &str = "// SPDX-License-Identifier: ";
@@ -18,7 +19,7 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut wrong = Vec::new();
     let sources = sources(root, None)?;
     for (path, license) in &sources {
-        let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+        let text = files::read(path)?;
         let line = format!("{TAG}{license}");
         if text.lines().next() != Some(line.as_str()) {
             wrong.push(format!("{}: {line}", path.strip_prefix(root).unwrap_or(path).display()));

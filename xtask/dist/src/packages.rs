@@ -14,9 +14,6 @@ const FILES: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "src/lib
 const LEFT_OUT: [&str; 2] = ["api/", "tests/"];
 
 /// Lists the files of each package that may be published, and looks at its manifest. Returns their names.
-///
-/// # Errors
-/// A package lacks a file or a line of its manifest; or cargo fails.
 pub(crate) fn check() -> Result<Vec<String>> {
     let metadata = checkout::metadata()?;
     let mut names = Vec::new();

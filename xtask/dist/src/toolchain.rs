@@ -3,7 +3,6 @@
 //! Compilers for the processors that binaries are built for.
 
 use std::env::consts::ARCH;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +10,7 @@ use crate::cross::{Cross, PROCESSORS, Processor};
 use xtask::build::{self, Profile};
 use xtask::setup::{static_libmnl, static_libnftnl};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{cargo, tool};
 
 /// The copyright holders of the C libraries, as their packages' copyright files name them.
@@ -130,7 +130,7 @@ pub(crate) struct Library {
 
 /// The first word after a text in a file.
 fn word_after(path: &Path, text: &str) -> Result<String> {
-    let content = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let content = files::read(path)?;
     let word = content.split_once(text).and_then(|(_, rest)| rest.split_whitespace().next());
     word.map(str::to_owned).ok_or_else(|| Error::Failed(format!("{}: no {text:?}", path.display())))
 }

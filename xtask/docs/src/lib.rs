@@ -9,14 +9,8 @@ mod statements;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-
-#[derive(Debug, clap::Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
+use xtask::task::{self, Tasks};
+use xtask_base::error::Result;
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
@@ -27,16 +21,19 @@ enum Task {
     Pages(statements::Args),
 }
 
-/// The tasks of this crate, with their options.
-pub fn command() -> clap::Command {
-    Cli::command()
+impl Tasks for Task {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Docs(args) => site::run(&args),
+            Self::Pages(args) => statements::run(&args),
+        }
+    }
 }
 
-/// Runs the task that the command line names.
+pub fn command() -> clap::Command {
+    task::command::<Task>()
+}
+
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::Docs(args) => site::run(&args),
-        Task::Pages(args) => statements::run(&args),
-    };
-    xtask_base::error::exit_code("xtask", result)
+    task::main::<Task>("xtask")
 }

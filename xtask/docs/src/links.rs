@@ -2,22 +2,19 @@
 
 //! Checks the links between the pages of the documentation.
 
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// Checks every relative link in the Markdown files and returns their number. Links with a scheme are not
 /// followed.
-///
-/// # Errors
-/// A link leads to a file that does not exist; the message has all of them and their pages.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut count = 0;
     let mut broken = Vec::new();
     for page in pages(root)? {
-        let text = fs::read_to_string(&page).map_err(|e| Error::file("read", &page, e))?;
+        let text = files::read(&page)?;
         for target in targets(&text) {
             count += 1;
             let folder = page.parent().unwrap_or(root);
@@ -35,24 +32,9 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
 
 /// The Markdown files of the checkout, without `target` and hidden folders other than `.github`.
 pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut pages = Vec::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
-        for entry in entries.filter_map(std::result::Result::ok) {
-            let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_string_lossy();
-            if (name.starts_with('.') && name != ".github") || name == "target" {
-                continue;
-            }
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => folders.push(path),
-                Ok(kind) if kind.is_file() && name.ends_with(".md") => pages.push(path),
-                _ => {}
-            }
-        }
-    }
-    pages.sort();
+    let is_entered = |name: &str| name == ".github" || files::has_sources(name);
+    let mut pages = files::below(root, is_entered)?;
+    pages.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
     Ok(pages)
 }
 
@@ -95,6 +77,8 @@ pub(crate) fn places(text: &str) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use xtask_base::apt_root::{self, AptRoot, KEYRING};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace::{self, Lock};
@@ -49,8 +50,8 @@ pub fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
     }
     run::log(&mut command, &log.file)?;
     workspace::remove(&fresh.join("var/cache/apt/archives"))?;
-    fs::rename(&fresh, &root).map_err(|e| Error::file("rename", &fresh, e))?;
-    fs::write(&stamp, LAYOUT).map_err(|e| Error::file("write", &stamp, e))?;
+    files::rename(&fresh, &root)?;
+    files::write(&stamp, LAYOUT)?;
     Ok(root)
 }
 
@@ -68,7 +69,7 @@ pub fn with_programs(name: &str, packages: &[&str], suite: &str, log: &Log) -> R
     workspace::remove(&folder)?;
     apt_root::merged_usr(&folder)?;
     AptRoot::open(suite)?.fetch_all(packages, &folder)?;
-    fs::write(&stamp, wanted).map_err(|e| Error::file("write", &stamp, e))?;
+    files::write(&stamp, wanted)?;
     Ok(lower(&folder, &base))
 }
 

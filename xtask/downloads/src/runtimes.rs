@@ -13,6 +13,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use crate::debian_root;
 use xtask_base::apt_root::{self, AptRoot};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::{Log, Stages};
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
@@ -254,13 +255,13 @@ impl Wanted {
         for old in [&stamp, root] {
             workspace::remove(old)?;
         }
-        fs::rename(&fresh, root).map_err(|e| Error::file("rename", &fresh, e))?;
+        files::rename(&fresh, root)?;
         let versions = self.versions(&plan);
         if let Err(e) = built {
             // Without the stamp it is tried again.
             return Ok((versions, Some(e)));
         }
-        fs::write(&stamp, &plan).map_err(|e| Error::file("write", &stamp, e))?;
+        files::write(&stamp, &plan)?;
         Ok((versions, None))
     }
 
@@ -327,7 +328,7 @@ fn build_cnitool(source: &Path, root: &Path, log: &Log) -> Result<()> {
     let unpacked = root.join(GO_PATH).join("src").join(CNI_IMPORT);
     let cache = root.join("tmp/go");
     for dir in [&*unpacked, &*cache, &root.join("dev")] {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
+        files::create_dir(dir)?;
     }
     null_device(&root.join("dev/null"))?;
     let mut tar = tool("tar", &["--extract", "--strip-components=1", "--file"]);

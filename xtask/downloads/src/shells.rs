@@ -2,11 +2,11 @@
 
 //! zsh and fish for the tests of completions, from Debian's packages. Nothing is installed.
 
-use std::fs;
 use std::path::PathBuf;
 
 use xtask_base::apt_root::AptRoot;
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 use xtask_base::workspace;
 
 /// The variable with the root of their files, for the tests.
@@ -28,10 +28,8 @@ pub fn find() -> Result<PathBuf> {
     if root.is_dir() {
         return Ok(root);
     }
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).map_err(|e| Error::file("remove", &fresh, e))?;
-    }
+    workspace::remove(&fresh)?;
     AptRoot::open(RELEASE)?.fetch_only(&PACKAGES, &fresh)?;
-    fs::rename(&fresh, &root).map_err(|e| Error::file("rename", &fresh, e))?;
+    files::rename(&fresh, &root)?;
     Ok(root)
 }

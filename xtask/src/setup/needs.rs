@@ -10,7 +10,6 @@ use xtask_base::run::{self, tool};
 /// and 13 and in Ubuntu 22.04 and 24.04.
 #[derive(Debug)]
 pub(crate) struct Need {
-    /// Its name for people.
     pub(crate) name: &'static str,
     /// The tasks that need it, and what for.
     pub(crate) purpose: &'static str,
@@ -103,12 +102,10 @@ const fn optional(
 }
 
 impl Need {
-    /// True if tasks fail without it.
     pub(crate) fn required(&self) -> bool {
         self.grade == Grade::Required
     }
 
-    /// True if it is on the machine.
     pub(crate) fn is_there(&self) -> bool {
         match self.probe {
             Probe::Program(names) => names.iter().any(|name| run::which(name).is_some()),

@@ -20,14 +20,8 @@ mod system;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-
-#[derive(Debug, clap::Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
+use xtask::task::{self, Tasks};
+use xtask_base::error::Result;
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
@@ -44,18 +38,23 @@ enum Task {
     Stale,
 }
 
+impl Tasks for Task {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::VmTest(args) => suites::run(&args),
+            Self::Smoke(args) => suites::smoke(&args),
+            Self::Marked => kernels::print_marked(),
+            Self::Stale => report::print_stale(),
+        }
+    }
+}
+
 /// The tasks of this crate, with their options.
 pub fn command() -> clap::Command {
-    Cli::command()
+    task::command::<Task>()
 }
 
 /// Runs the task that the command line names.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::VmTest(args) => suites::run(&args),
-        Task::Smoke(args) => suites::smoke(&args),
-        Task::Marked => kernels::print_marked(),
-        Task::Stale => report::print_stale(),
-    };
-    xtask_base::error::exit_code("xtask", result)
+    task::main::<Task>("xtask")
 }

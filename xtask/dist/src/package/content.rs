@@ -3,13 +3,13 @@
 //! The entries of the packages.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::copyright::Copyright;
 use super::{Build, Entry, Format, Package, Processor, Role, deb, maintainer, time};
 use crate::built::{Built, Program};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 
 /// The folder of the plugins.
@@ -54,6 +54,9 @@ impl Source {
         ];
         let mut list = tool("git", &["ls-files", "--cached", "--others", "--exclude-standard", "--"]);
         let listed = run::capture(list.args(words).current_dir(xtask_base::workspace::root()))?;
+        let shared = files::below(share, |_| true)?;
+        let inner = shared.iter().filter_map(|path| path.strip_prefix(share).ok());
+        let shared: Vec<String> = inner.map(|path| path.display().to_string()).collect();
         let units = build.checkout.join("cni/slipway/systemd");
         let dhcp = DHCP_UNITS.iter().map(|(from, to)| Ok((*to, dhcp_unit(&text(&units.join(from))?))));
         Ok(Self {
@@ -63,7 +66,7 @@ impl Source {
             maintainer: maintainer(),
             plugins: plugins.clone(),
             unit: agent_unit(unit)?,
-            share: contents(share, &names_below(share, share)?)?,
+            share: contents(share, &shared)?,
             pages: contents(build.checkout, &listed.lines().map(str::to_owned).collect::<Vec<_>>())?,
             dhcp: dhcp.collect::<Result<_>>()?,
         })
@@ -71,29 +74,15 @@ impl Source {
 }
 
 fn text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::file("read", path, e))
+    files::read(path)
 }
 
 fn contents(folder: &Path, names: &[String]) -> Result<BTreeMap<String, Vec<u8>>> {
     let read = |name: &String| {
         let path = folder.join(name);
-        Ok((name.clone(), fs::read(&path).map_err(|e| Error::file("read", &path, e))?))
+        Ok((name.clone(), files::read_bytes(&path)?))
     };
     names.iter().map(read).collect()
-}
-
-/// The paths of all files below a folder, relative to `top`.
-fn names_below(folder: &Path, top: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(|e| Error::file("list", folder, e))? {
-        let path: PathBuf = entry.map_err(|e| Error::file("list", folder, e))?.path();
-        if path.is_dir() {
-            names.extend(names_below(&path, top)?);
-        } else if let Ok(inner) = path.strip_prefix(top) {
-            names.push(inner.to_string_lossy().into_owned());
-        }
-    }
-    Ok(names)
 }
 
 /// A unit of the dhcp daemon for the package's paths and names.
@@ -126,7 +115,7 @@ pub(super) fn package(
     source: &Source,
     copyright: &Copyright,
 ) -> Result<Package> {
-    let binary = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
+    let binary = files::read_bytes(binary)?;
     let mut tree = Tree { name: program.name, format, entries: BTreeMap::new() };
     tree.share(source)?;
     tree.copyright(copyright);

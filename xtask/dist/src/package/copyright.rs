@@ -115,9 +115,6 @@ impl Copyright {
 }
 
 /// The licences of a program's package.
-///
-/// # Errors
-/// Cargo's metadata cannot be read; a licence has no text.
 pub(super) fn of(program: Program, built: &Built) -> Result<Copyright> {
     let binary = Graph::of_program(program.package, program.name, &built.triple)?;
     let programs = (program.name == "slipway").then(Graph::of_bpf_programs).transpose()?;
@@ -157,7 +154,6 @@ fn holders(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// A crate of the workspace.
 fn member(package: &Package) -> Part {
     let folder = package.folder.strip_prefix(workspace::root()).unwrap_or(&package.folder);
     let files = format!("{}/*", folder.display());

@@ -2,13 +2,13 @@
 
 //! The files for the tests of packages: packages in two versions, systems to install them on, and the reference's package.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Build, Format, VERSION, lint};
 use crate::built::Built;
 use xtask_base::apt_root::AptRoot;
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::workspace;
 use xtask_downloads::debian_root;
@@ -21,7 +21,7 @@ const REFERENCE: &str = "containernetworking-plugins";
 /// Prints the folder with the files.
 pub(crate) fn run() -> Result<()> {
     let path = workspace::scratch("logs")?.join("test-packages.log");
-    let file = fs::File::create(&path).map_err(|e| Error::file("create", &path, e))?;
+    let file = files::create(&path)?;
     println!("{}", make(&Log { file, path })?.display());
     Ok(())
 }
@@ -34,7 +34,7 @@ fn make(log: &Log) -> Result<PathBuf> {
     let built = Built::in_target(workspace::scratch("test")?.join("share"), log)?;
     write(&built, &folder)?;
     let reference = folder.join("reference");
-    fs::create_dir_all(&reference).map_err(|e| Error::file("create the directory", &reference, e))?;
+    files::create_dir(&reference)?;
     for suite in SUITES {
         let base = debian_root::minimal(suite, log)?;
         system(&folder.join(suite), &base)?;
@@ -42,7 +42,7 @@ fn make(log: &Log) -> Result<PathBuf> {
         system(&folder.join(format!("{suite}-systemd")), &booted)?;
         let deb = AptRoot::open(suite)?.fetch_file(REFERENCE)?;
         let copy = reference.join(format!("{suite}.deb"));
-        fs::copy(&deb, &copy).map_err(|e| Error::file("copy", &deb, e))?;
+        files::copy(&deb, &copy)?;
     }
     system(&folder.join("rpm"), &lint::programs(log)?)?;
     let both = debian_root::with_programs("rpm-systemd", &["rpm", "systemd"], lint::SUITE, log)?;
@@ -61,5 +61,5 @@ fn write(built: &Built, folder: &Path) -> Result<()> {
 }
 
 fn system(file: &Path, lower: &Path) -> Result<()> {
-    fs::write(file, lower.display().to_string()).map_err(|e| Error::file("write", file, e))
+    files::write(file, lower.display().to_string())
 }

@@ -3,10 +3,10 @@
 //! Checks packages with lintian and rpmlint, which run in a Debian system below the target folder. A warning is repaired, or
 //! has its reason in [`overrides`].
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace::{self, Lock};
@@ -66,8 +66,8 @@ pub(crate) fn check(folder: &Path, log: &Log) -> Result<String> {
 }
 
 fn packages(folder: &Path, end: &str) -> Result<usize> {
-    let entries = fs::read_dir(folder).map_err(|e| Error::file("list", folder, e))?;
-    Ok(entries.flatten().filter(|entry| entry.path().extension().is_some_and(|found| found == end)).count())
+    let is_wanted = |path: &PathBuf| path.extension().is_some_and(|found| found == end);
+    Ok(files::list(folder)?.into_iter().filter(is_wanted).count())
 }
 
 /// The lower folders of the system: the programs upon a bare system of their suite.

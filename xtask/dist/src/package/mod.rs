@@ -15,7 +15,6 @@ mod rpm_file;
 mod scripts;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +25,7 @@ use crate::built::Built;
 use content::Source;
 use xtask_base::checkout;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of the packaging itself.
@@ -65,7 +65,6 @@ struct Package {
     units: &'static [&'static str],
     /// By their paths, without the first slash. Folders of entries need none of their own.
     entries: BTreeMap<String, Entry>,
-    /// The plugins' names.
     plugins: Vec<String>,
     /// The time of all entries, in seconds since 1970.
     time: u64,
@@ -130,11 +129,11 @@ pub(crate) struct Build<'a> {
 impl Build<'_> {
     /// Writes the packages into a folder; returns their names.
     pub(crate) fn write(&self, formats: &[Format], folder: &Path) -> Result<Vec<String>> {
-        fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
+        files::create_dir(folder)?;
         let packages = self.packages(formats)?;
         for (name, bytes) in &packages {
             let path = folder.join(name);
-            fs::write(&path, bytes).map_err(|e| Error::file("write", &path, e))?;
+            files::write(&path, bytes)?;
         }
         Ok(packages.into_iter().map(|(name, _)| name).collect())
     }
@@ -158,9 +157,6 @@ impl Build<'_> {
 
     /// Makes the packages again with the documentation of another folder, at another time and with another umask, and
     /// compares the bytes.
-    ///
-    /// # Errors
-    /// As [`Build::write`]; a package differs.
     pub(crate) fn verify(&self, formats: &[Format], folder: &Path, elsewhere: &Path) -> Result<()> {
         // Times in packages are whole seconds; gzip's, too.
         thread::sleep(Duration::from_secs(2));
@@ -169,7 +165,7 @@ impl Build<'_> {
         umask(mask);
         for (name, bytes) in again? {
             let path = folder.join(&name);
-            if fs::read(&path).map_err(|e| Error::file("read", &path, e))? != bytes {
+            if files::read_bytes(&path)? != bytes {
                 return Err(Error::Failed(format!("{name} has other bytes when it is built again")));
             }
         }
@@ -198,7 +194,6 @@ fn maintainer() -> String {
     format!("{name} <{}>", variable("DEBEMAIL", "slipway@localhost.localdomain"))
 }
 
-/// A package for tests.
 #[cfg(test)]
 fn sample(name: &'static str) -> Package {
     let entries = [

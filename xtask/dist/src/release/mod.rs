@@ -6,7 +6,6 @@
 mod sbom;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +17,7 @@ use sbom::Subject;
 use xtask::ebpf;
 use xtask_base::checkout;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::{Log, Stages};
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
@@ -41,7 +41,6 @@ pub(crate) struct Args {
     quick: bool,
 }
 
-/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let stages = Stages::new("release")?;
     let version = version()?;
@@ -55,10 +54,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if args.dry_run { Ok(list) } else { Err(Error::Failed(list)) }
     })?;
     let out = workspace::target().join("release").join(&version);
-    if out.exists() {
-        fs::remove_dir_all(&out).map_err(|e| Error::file("remove", &out, e))?;
-    }
-    fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
+    workspace::remove(&out)?;
+    files::create_dir(&out)?;
     for processor in PROCESSORS {
         let proof = Proof { verify: !args.quick, test: !args.quick };
         let built = binaries::make(processor, proof, &stages)?;
@@ -71,7 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let formats = [Format::Deb, Format::Rpm];
         let packages =
             binaries::packages(&built, &formats, &binaries::out_dir(processor), proof.verify, &stages)?;
-        copy_all(&packages, &out)?;
+        for package in files::list(&packages)? {
+            files::copy(&package, out.join(package.file_name().unwrap_or_default()))?;
+        }
         // The same for every processor.
         stages.run("manual", |_| manual(&built.share, &version, &out))?;
     }
@@ -86,17 +85,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Copies the files of a folder.
-fn copy_all(from: &Path, to: &Path) -> Result<()> {
-    for entry in fs::read_dir(from).map_err(|e| Error::file("list", from, e))? {
-        let entry = entry.map_err(|e| Error::file("list", from, e))?;
-        fs::copy(entry.path(), to.join(entry.file_name()))
-            .map_err(|e| Error::file("copy", &entry.path(), e))?;
-    }
-    Ok(())
-}
-
-/// The version of the binary.
 fn version() -> Result<String> {
     let metadata = checkout::metadata()?;
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
@@ -109,10 +97,10 @@ fn version() -> Result<String> {
 fn find_obstacles(version: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let path = workspace::root().join("CHANGELOG.md");
-    let changelog = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    let changelog = files::read(&path)?;
     found.extend(changelog_obstacle(&changelog, version));
     let manifest = workspace::root().join("ebpf/Cargo.toml");
-    let programs = fs::read_to_string(&manifest).map_err(|e| Error::file("read", &manifest, e))?;
+    let programs = files::read(&manifest)?;
     if !programs.lines().any(|line| line == format!("version = \"{version}\"")) {
         found.push(format!("ebpf/Cargo.toml has another version than {version}"));
     }
@@ -160,8 +148,8 @@ fn bill(
     to: &Path,
     log: &Log,
 ) -> Result<String> {
-    fs::copy(binary, to).map_err(|e| Error::file("copy", binary, e))?;
-    let content = fs::read(to).map_err(|e| Error::file("read", to, e))?;
+    files::copy(binary, to)?;
+    let content = files::read_bytes(to)?;
     let subject = Subject {
         program,
         version,
@@ -184,7 +172,7 @@ fn bill(
     let text = serde_json::to_string_pretty(&bill.document)
         .map_err(|e| Error::Failed(format!("print the bill of materials: {e}")))?;
     let path = PathBuf::from(format!("{}.cdx.json", to.display()));
-    fs::write(&path, text + "\n").map_err(|e| Error::file("write", &path, e))?;
+    files::write(&path, text + "\n")?;
     let components = bill.document["components"].as_array().map_or(0, Vec::len);
     Ok(format!("{components} components, {} of them crates that the binary lists", bill.crates.len()))
 }
@@ -213,7 +201,7 @@ fn manual(share: &Path, version: &str, out: &Path) -> Result<String> {
     if path.exists() {
         run::capture(tool("cmp", &[]).args([&new, &path]))?;
     }
-    fs::rename(&new, &path).map_err(|e| Error::file("rename", &new, e))?;
+    files::rename(&new, &path)?;
     Ok(name)
 }
 
@@ -227,13 +215,11 @@ fn sources(version: &str, out: &Path) -> Result<String> {
 
 /// Writes `SHA256SUMS` over all files.
 fn checksums(out: &Path) -> Result<String> {
-    let entries = fs::read_dir(out).map_err(|e| Error::file("list", out, e))?;
-    let mut names: Vec<PathBuf> =
-        entries.filter_map(|entry| Some(PathBuf::from(entry.ok()?.file_name()))).collect();
-    names.sort();
+    let paths = files::list(out)?;
+    let names: Vec<_> = paths.iter().filter_map(|path| path.file_name()).collect();
     let sums = run::capture(tool("sha256sum", &[]).args(&names).current_dir(out))?;
     let path = out.join("SHA256SUMS");
-    fs::write(&path, sums).map_err(|e| Error::file("write", &path, e))?;
+    files::write(&path, sums)?;
     run::capture(tool("sha256sum", &["--check", "--strict", "SHA256SUMS"]).current_dir(out))?;
     Ok(format!("{} files", names.len()))
 }

@@ -14,7 +14,6 @@ use xtask_base::error::Result;
 /// The subject of a bill.
 #[derive(Debug)]
 pub(super) struct Subject<'a> {
-    /// The binary.
     pub(super) program: Program,
     /// The version of the workspace.
     pub(super) version: &'a str,

@@ -2,12 +2,12 @@
 
 //! Opens the site in Debian's headless Chromium, from its files and without a network.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use xtask_base::apt_root::{self, AptRoot};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
 use xtask_downloads::runtimes;
@@ -30,9 +30,6 @@ const EMPTY: usize = 20_000;
 const SEARCH: (&str, &str) = ("masquerade", "docs/dataplane.html");
 
 /// Takes pictures into `into`, and searches. Returns the number of pictures.
-///
-/// # Errors
-/// The browser cannot be had, a page takes too long, or the search does not find the page.
 pub(super) fn check(site: &Path, into: &Path) -> Result<usize> {
     let root = root()?;
     let copy = root.join("site");
@@ -56,8 +53,7 @@ pub(super) fn check(site: &Path, into: &Path) -> Result<usize> {
             stage_picture(&root, &frame)?;
             let size = format!("--window-size={},1520", width + 20);
             run::capture(browser(&root).args([&size, "--screenshot=/tmp/page.png", "file:///frame.html"]))?;
-            let picture = fs::read(root.join("tmp/page.png"))
-                .map_err(|e| Error::file("read", &root.join("tmp/page.png"), e))?;
+            let picture = files::read_bytes(root.join("tmp/page.png"))?;
             let file = into.join(format!("{}-{width}.png", page.replace('/', "-")));
             super::stage::write(&file, &picture)?;
             if !shows_a_page(&picture, width + 20) {
@@ -92,11 +88,11 @@ pub(super) fn root() -> Result<PathBuf> {
     AptRoot::open(SUITE)?.fetch_all(&PACKAGES, &fresh)?;
     for dir in ["dev", "proc", "tmp"] {
         let dir = fresh.join(dir);
-        fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        files::create_dir(&dir)?;
     }
     runtimes::null_device(&fresh.join("dev/null"))?;
     workspace::remove(&root)?;
-    fs::rename(&fresh, &root).map_err(|e| Error::file("rename", &fresh, e))?;
+    files::rename(&fresh, &root)?;
     Ok(root)
 }
 

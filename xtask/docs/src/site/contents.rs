@@ -2,11 +2,11 @@
 
 //! The order of the site's pages.
 
-use std::fs;
 use std::path::Path;
 
 use crate::links;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// Parts of the site with their pages. A page of `docs/x/` that follows `docs/x.md` is below it.
 const PARTS: [(&str, &[&str]); 5] = [
@@ -145,7 +145,7 @@ pub(super) fn summary(root: &Path) -> Result<String> {
 
 fn title(root: &Path, page: &str) -> Result<String> {
     let path = root.join(page);
-    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    let text = files::read(&path)?;
     let heading = text.lines().find_map(|line| line.strip_prefix("# "));
     heading
         .map(str::to_owned)

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::run::{self, tool};
 use xtask_base::tools::MDBOOK;
@@ -51,9 +52,6 @@ pub(crate) struct Args {
 }
 
 /// Runs the task.
-///
-/// # Errors
-/// mdBook cannot be had or fails; a link of the site leads nowhere.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.fetch {
         return fetch(args);
@@ -65,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Fetches and builds what the site needs.
 fn fetch(args: &Args) -> Result<()> {
     let path = workspace::scratch("docs")?.join("fetch.log");
-    let file = fs::File::create(&path).map_err(|e| Error::file("create", &path, e))?;
+    let file = files::create(&path)?;
     MDBOOK.ensure(&file)?;
     if args.browser {
         browser::root()?;
@@ -77,7 +75,7 @@ fn make(args: &Args) -> Result<String> {
     let dir = workspace::scratch("docs")?;
     let _lock = Lock::take(&dir.join("lock"))?;
     let path = dir.join("log");
-    let file = fs::File::create(&path).map_err(|e| Error::file("create", &path, e))?;
+    let file = files::create(&path)?;
     let log = Log { file, path };
     let site = dir.join("site");
     render(&dir.join("book"), &site, args.source_url.as_deref(), &log)?;
@@ -121,20 +119,6 @@ fn render(book: &Path, site: &Path, source_url: Option<&str>, log: &Log) -> Resu
     run::log(&mut command, &log.file).map_err(|e| Error::Failed(format!("{e}: see {}", log.path.display())))
 }
 
-/// The files below a folder, sorted.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
-        for path in entries.filter_map(std::result::Result::ok).map(|entry| entry.path()) {
-            if path.is_dir() { folders.push(path) } else { found.push(path) }
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
 fn same(one: &Path, other: &Path) -> Result<()> {
     run::capture(tool("diff", &["--recursive", "--brief"]).arg(one).arg(other)).map(|_| ())
 }
@@ -150,8 +134,8 @@ fn copy(site: &Path, to: &Path) -> Result<()> {
         )));
     }
     workspace::remove(to)?;
-    for file in files(site)? {
-        let bytes = fs::read(&file).map_err(|e| Error::file("read", &file, e))?;
+    for file in files::below(site, |_| true)? {
+        let bytes = files::read_bytes(&file)?;
         stage::write(&to.join(file.strip_prefix(site).unwrap_or(&file)), &bytes)?;
     }
     Ok(())
@@ -159,7 +143,9 @@ fn copy(site: &Path, to: &Path) -> Result<()> {
 
 /// The size of all files, in megabytes.
 fn size(folder: &Path) -> Result<f64> {
-    let sizes = files(folder)?.into_iter().map(|file| fs::metadata(&file).map_or(0, |meta| meta.len()));
+    let sizes = files::below(folder, |_| true)?
+        .into_iter()
+        .map(|file| fs::metadata(&file).map_or(0, |meta| meta.len()));
     let kilobytes = u32::try_from(sizes.sum::<u64>() / 1000).unwrap_or(u32::MAX);
     Ok(f64::from(kilobytes) / 1000.0)
 }

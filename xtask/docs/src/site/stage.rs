@@ -2,13 +2,13 @@
 
 //! Copies the pages for mdBook, with links that hold in the site.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::contents;
 use crate::links;
 use crate::statements::normal;
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 
 /// The outcome for a link.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum Link {
 pub(super) fn stage(root: &Path, into: &Path, source_url: Option<&str>) -> Result<()> {
     for page in contents::pages() {
         let path = root.join(page);
-        let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+        let text = files::read(&path)?;
         let mut files: Vec<String> = Vec::new();
         let staged = rewrite(&text, |target| {
             let link = link(page, target, source_url);
@@ -34,7 +34,7 @@ pub(super) fn stage(root: &Path, into: &Path, source_url: Option<&str>) -> Resul
         write(&into.join(contents::place(page)), staged.as_bytes())?;
         for file in files {
             let from = root.join(&file);
-            let bytes = fs::read(&from).map_err(|e| Error::file("read", &from, e))?;
+            let bytes = files::read_bytes(&from)?;
             write(&into.join(&file), &bytes)?;
         }
     }
@@ -43,8 +43,8 @@ pub(super) fn stage(root: &Path, into: &Path, source_url: Option<&str>) -> Resul
 
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(path);
-    fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
-    fs::write(path, bytes).map_err(|e| Error::file("write", path, e))
+    files::create_dir(folder)?;
+    files::write(path, bytes)
 }
 
 /// The path from the root that a page's relative link leads to, and its anchor.

@@ -3,11 +3,11 @@
 //! Checks the rendered site: links, anchors, and that nothing is loaded from other hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::statements::normal;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// Elements that load what their attributes name.
 const LOADING: [&str; 5] = ["script ", "link ", "img ", "iframe ", "source "];
@@ -16,10 +16,10 @@ const LOADING: [&str; 5] = ["script ", "link ", "img ", "iframe ", "source "];
 pub(super) fn check(site: &Path) -> Result<usize> {
     let mut texts = BTreeMap::new();
     let mut files = BTreeSet::new();
-    for path in super::files(site)? {
+    for path in files::below(site, |_| true)? {
         let name = path.strip_prefix(site).unwrap_or(&path).display().to_string();
         if name.ends_with(".html") || name.ends_with(".css") {
-            texts.insert(name.clone(), fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?);
+            texts.insert(name.clone(), files::read(&path)?);
         }
         files.insert(name);
     }
@@ -85,22 +85,24 @@ fn broken(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use xtask_base::workspace;
 
-    fn checked(page: &str) -> std::result::Result<usize, String> {
+    fn checked(page: &str) -> Result<usize> {
         let site = workspace::scratch(&format!("docs-verify-{}", page.len())).unwrap();
         fs::write(site.join("a.html"), page).unwrap();
         fs::write(site.join("b.css"), "b { src: url(\"b.css\") }").unwrap();
-        check(&site).map_err(|e| e.to_string())
+        check(&site)
     }
 
     #[test]
     fn a_link_an_anchor_and_a_file_of_another_host_are_named() {
         let page = "<h1 id=\"x\">a</h1><a href=\"#x\">b</a> <a href=\"https://h.example/\">c</a><link href=\"b.css\">";
-        assert_eq!(checked(page), Ok(3));
+        assert_eq!(checked(page).unwrap(), 3);
         let page = "<a href=\"c.html\"></a><a href=\"a.html#y\"></a><img src=\"https://h.example/i.png\">";
-        let error = checked(page).unwrap_err();
+        let error = checked(page).unwrap_err().to_string();
         for line in [
             "a.html: c.html: no such file",
             "a.html: a.html#y: no such anchor",

@@ -5,12 +5,12 @@
 mod mentions;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::links;
 use mentions::{Helps, Program, mentions, xtask_knows};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::workspace;
 
 /// Pages about the past, or written by a program.
@@ -49,9 +49,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway` and `slipwayd`.
-///
-/// # Errors
-/// [`Error::Failed`] with a line for each statement that does not hold, or a file that cannot be read.
 fn check(root: &Path, slipway: &Path, slipwayd: &Path) -> Result<String> {
     let pages = pages(root)?;
     let mut wrong = tree(root, &pages)?;
@@ -77,7 +74,7 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     }));
     for (name, heading, source) in OBJECTS {
         wrong.extend(
-            objects(page(pages, name)?, heading, &read(&root.join(source))?)
+            objects(page(pages, name)?, heading, &files::read(root.join(source))?)
                 .map(|object| format!("{name}: {source} has no {object}")),
         );
     }
@@ -105,14 +102,10 @@ fn pages(root: &Path) -> Result<Vec<(String, String)>> {
     for path in links::pages(root)? {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         if !LEFT_OUT.contains(&&*name) {
-            pages.push((name, read(&path)?));
+            pages.push((name, files::read(&path)?));
         }
     }
     Ok(pages)
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::file("read", path, e))
 }
 
 fn page<'a>(pages: &'a [(String, String)], wanted: &str) -> Result<&'a str> {
@@ -123,11 +116,9 @@ fn page<'a>(pages: &'a [(String, String)], wanted: &str) -> Result<&'a str> {
 /// Compares the README's list of plugins, and the numbers of installed names, with the plugins' pages.
 fn plugins(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let readme = page(pages, "README.md")?;
-    let folder = root.join("docs/plugins");
-    let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
-    let names: Vec<String> = entries
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".md")?.to_owned()))
-        .collect();
+    let paths = files::list(root.join("docs/plugins"))?;
+    let names: Vec<&str> =
+        paths.iter().filter_map(|path| path.file_name()?.to_str()?.strip_suffix(".md")).collect();
     let mut wrong: Vec<String> = names
         .iter()
         .filter(|name| !readme.contains(&format!("[{name}](docs/plugins/{name}.md)")))
@@ -209,7 +200,7 @@ fn variables(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let mut known = BTreeSet::new();
     for folder in SOURCES {
         for path in sources(&root.join(folder))? {
-            known.extend(names_of_variables(&read(&path)?));
+            known.extend(names_of_variables(&files::read(&path)?));
         }
     }
     let wrong = pages.iter().flat_map(|(page, text)| {
@@ -219,20 +210,9 @@ fn variables(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     Ok(wrong.collect())
 }
 
-/// The source files below a folder.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?.flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
-            if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(path);
-            }
-        }
-    }
+    let mut found = files::below(folder, files::has_sources)?;
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
     Ok(found)
 }
 
@@ -257,7 +237,7 @@ fn objects<'a>(text: &'a str, heading: &str, source: &'a str) -> impl Iterator<I
 
 /// The codes of the specification and of the reference by the names that `cni-spec` gives them.
 fn error_codes(root: &Path) -> Result<BTreeMap<String, u32>> {
-    let text = read(&root.join(ERROR_CODES))?;
+    let text = files::read(root.join(ERROR_CODES))?;
     let arms = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
     Ok(arms
         .filter_map(|(name, code)| Some((name.to_owned(), code.strip_suffix(',')?.parse().ok()?)))
@@ -268,7 +248,7 @@ fn error_codes(root: &Path) -> Result<BTreeMap<String, u32>> {
 fn codes_of_plugins(root: &Path, all: &BTreeMap<String, u32>, errors: &str) -> Result<Vec<String>> {
     let mut used = BTreeSet::new();
     for path in sources(&root.join("cni"))?.iter().filter(|path| !path.ends_with(ERROR_CODES)) {
-        let text = read(path)?;
+        let text = files::read(path)?;
         let names = text.split("ErrorCode::").skip(1);
         let names = names.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next());
         used.extend(names.filter_map(|name| all.get(name)));

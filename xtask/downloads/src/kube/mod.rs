@@ -5,11 +5,11 @@
 mod build;
 
 use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use xtask_base::apt_root::AptRoot;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Stages;
 use xtask_base::workspace::{self, Lock};
 
@@ -167,12 +167,14 @@ fn names(programs: &[Program]) -> String {
 /// Copies a program. The file with its name is always a whole one.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let part = to.with_extension("part");
-    fs::copy(from, &part).map_err(|e| Error::file("copy", from, e))?;
-    fs::rename(&part, to).map_err(|e| Error::file("rename", &part, e))
+    files::copy(from, &part)?;
+    files::rename(&part, to)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
