@@ -4,7 +4,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 /// Each variant names the operation and its object.
 #[derive(Debug, thiserror::Error)]
@@ -43,14 +42,3 @@ impl Error {
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Prints the error of a task, if there is one.
-pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("{program}: {e}");
-            ExitCode::FAILURE
-        }
-    }
-}

@@ -2,7 +2,6 @@
 
 //! A plugin set to measure, with its own node.
 
-use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -11,9 +10,10 @@ use serde_json::{Value, json};
 
 use super::measure::{self, Cost};
 use super::trace::{self, Trace};
-use xtask::cni::{Chain, Pod, SYSTEM_PATH};
+use xtask::cni::{Chain, Pod, SYSTEM_PATH, container_id};
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
 
@@ -66,7 +66,7 @@ impl Backend {
 /// A folder with links of these names to these programs.
 fn links(folder: &str, links: &[(String, String)]) -> Result<String> {
     let dir = workspace::scratch("bench")?.join(folder);
-    fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+    files::create_dir(&dir)?;
     for (name, program) in links {
         let (program, link) = (run::which(program).unwrap_or_default(), dir.join(name));
         match symlink(&program, &link) {
@@ -104,6 +104,13 @@ pub(super) struct Sample {
     /// The second DEL, of an attachment that is gone. It has no result: the first DEL has emptied the
     /// runtime's cache.
     pub(super) gone: Vec<Cost>,
+}
+
+impl Sample {
+    /// All calls, in their order.
+    pub(super) fn calls(&self) -> impl Iterator<Item = &Cost> {
+        self.add.iter().chain(&self.del).chain(&self.gone)
+    }
 }
 
 /// An attached pod.
@@ -229,14 +236,12 @@ impl Contender {
         Ok(cost)
     }
 
-    /// A pod with a realistic ID and an empty namespace. Namespaces stay until the end: the removal of one
+    /// A pod with an empty namespace. Namespaces stay until the end: the removal of one
     /// holds locks for which the next measurement would wait.
     fn pod(&mut self) -> Result<Pod> {
         self.next += 1;
         let netns = sandbox::add_netns(&format!("{}-{}", self.name, self.next))?;
-        // 64 hexadecimal digits that differ from the first one on.
-        let id = format!("{:08x}", self.next.wrapping_mul(0x9e37_79b1)).repeat(8);
-        Ok(Pod { id, netns })
+        Ok(Pod { id: container_id(self.next), netns })
     }
 
     fn chain(&mut self, bridge: u32) -> &Chain {

@@ -12,10 +12,12 @@ use super::ControlArgs;
 use super::contender::{Backend, Contender};
 use super::floor::Floor;
 use super::measure;
+use super::output;
 use super::report::{FloorSeries, Profile, Report, Series};
 use super::sets::version;
 use xtask::sandbox;
-use xtask_base::error::{Error, Result};
+use xtask_base::error::Result;
+use xtask_base::files;
 use xtask_base::progress::Stages;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
@@ -31,7 +33,6 @@ const WARM_UP: u32 = 2;
 /// Repetitions, if their number is not given.
 const REPETITIONS: u32 = 20;
 
-/// A measurement.
 struct Run {
     contenders: Vec<Contender>,
     floor: Floor,
@@ -41,12 +42,9 @@ struct Run {
     number: u32,
 }
 
-/// Runs the benchmark.
 pub(super) fn run(args: &ControlArgs) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let mut conditions = conditions(args, &peer)?;
-    let out = workspace::target().join("bench");
-    let save = save_dir(args);
     let state = fresh_state()?;
     let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Folder(&state))?;
@@ -71,13 +69,7 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
         stages.run(&format!("{pods} pods: measure"), |_| run.measure(pods, idle))?;
     }
     let report = Report::new(conditions, &run.series, &run.floors, profiles, OWN);
-    println!("\n{}", report.text());
-    for dir in [Some(out), save].into_iter().flatten() {
-        for path in report.save(&dir)? {
-            println!("written: {}", path.display());
-        }
-    }
-    Ok(())
+    output::publish(&report, args.save.as_deref())
 }
 
 /// The plugin sets, each with its own node.
@@ -96,11 +88,6 @@ pub(super) fn contenders(args: &ControlArgs, own: &Path, peer: &Path) -> Result<
     }
     let make = |(name, dir, backend)| Contender::new(name, dir, backend, &args.iptables);
     contenders.into_iter().map(make).collect()
-}
-
-/// The directory to which figures are written as well.
-pub(super) fn save_dir(args: &ControlArgs) -> Option<PathBuf> {
-    args.save.as_deref().map(|dir| workspace::root().join(dir))
 }
 
 /// Warms up, and drops a contender that does not support its backend, which a condition names.
@@ -232,10 +219,8 @@ pub(super) fn idle_rate() -> Result<f64> {
 /// An empty folder for all state, on the checkout's disk.
 pub(super) fn fresh_state() -> Result<PathBuf> {
     let dir = workspace::scratch("bench")?.join("var-lib");
-    if dir.exists() {
-        fs::remove_dir_all(&dir).map_err(|e| Error::file("remove", &dir, e))?;
-    }
-    fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+    workspace::remove(&dir)?;
+    files::create_dir(&dir)?;
     Ok(dir)
 }
 
@@ -271,7 +256,6 @@ pub(super) fn load() -> String {
 
 /// The bytes of all regular files in a plugin directory.
 fn directory_size(dir: &Path) -> Result<u64> {
-    let entries = fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))?;
-    let files = entries.filter_map(|entry| entry.ok()?.metadata().ok()).filter(fs::Metadata::is_file);
-    Ok(files.map(|file| file.len()).sum())
+    let metadata = files::list(dir)?.into_iter().filter_map(|path| path.symlink_metadata().ok());
+    Ok(metadata.filter(fs::Metadata::is_file).map(|file| file.len()).sum())
 }

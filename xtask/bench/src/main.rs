@@ -9,28 +9,26 @@ mod contender;
 mod control;
 mod figures;
 mod floor;
+mod goal;
 mod measure;
 mod memory;
+mod output;
 mod plot;
+mod process;
 mod report;
 mod runtime;
 mod sets;
+mod statistics;
+mod table;
 mod trace;
 mod traffic;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use sets::Plugins;
+use xtask::task::{self, Tasks};
 use xtask_base::error::Result;
-
-#[derive(Debug, clap::Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    task: Task,
-}
 
 #[derive(Debug, clap::Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "one value in the life of the process")]
@@ -102,12 +100,17 @@ pub(crate) struct ControlArgs {
     save: Option<PathBuf>,
 }
 
+impl Tasks for Task {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Bench(bench) => run(&bench),
+            Self::Figures(args) => figures::run(&args),
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().task {
-        Task::Bench(bench) => run(&bench),
-        Task::Figures(args) => figures::run(&args),
-    };
-    xtask_base::error::exit_code("bench", result)
+    task::main::<Task>("bench")
 }
 
 fn run(bench: &Bench) -> Result<()> {

@@ -2,16 +2,15 @@
 
 //! The cost of one call: wall clock, CPU of the processes, and the whole machine's busy time.
 
-use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::time::TimeValLike;
 
 use xtask::cni::Call;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// The cost of an operation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,50 +31,31 @@ impl Cost {
 }
 
 /// Runs a call as a runtime does, and returns its output.
-///
-/// # Errors
-/// It fails; the message has its input and output.
-pub(super) fn call(mut call: Call) -> Result<(Cost, String)> {
+pub(super) fn call(call: Call) -> Result<(Cost, String)> {
     let cpu = children_cpu()?;
     let begun = Instant::now();
-    let mut child = call.spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // If the plugin ends before it has read everything, its output has the reason.
-        let _ = stdin.write_all(&call.input);
-    }
-    let output =
-        child.wait_with_output().map_err(|e| Error::system(format!("wait for {}", call.label), e))?;
+    let out = call.output()?;
     let wall = begun.elapsed();
-    let cost = Cost { wall, cpu: children_cpu()?.saturating_sub(cpu) };
-    let out = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok((cost, out));
-    }
-    Err(Error::Failed(format!(
-        "{} ended with {}\n  input:  {}\n  output: {out}\n  errors: {}",
-        call.label,
-        output.status,
-        String::from_utf8_lossy(&call.input),
-        String::from_utf8_lossy(&output.stderr)
-    )))
+    Ok((Cost { wall, cpu: children_cpu()?.saturating_sub(cpu) }, out))
 }
 
 /// User and system time of all children that were waited for.
 pub(super) fn children_cpu() -> Result<Duration> {
-    let usage =
-        getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|e| Error::system("read the children's CPU time", e))?;
-    Ok(duration(usage.user_time()) + duration(usage.system_time()))
+    cpu_time(UsageWho::RUSAGE_CHILDREN)
 }
 
-fn duration(time: TimeVal) -> Duration {
-    Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0))
+/// User and system time.
+pub(super) fn cpu_time(of: UsageWho) -> Result<Duration> {
+    let usage = getrusage(of).map_err(|e| Error::system("read the CPU time", e))?;
+    let micros = (usage.user_time() + usage.system_time()).num_microseconds();
+    Ok(Duration::from_micros(u64::try_from(micros).unwrap_or(0)))
 }
 
 /// The busy time of all processors since boot. It includes soft interrupts and kernel threads, which no
 /// process is charged for.
 pub(super) fn busy() -> Result<Duration> {
     let path = Path::new("/proc/stat");
-    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let text = files::read(path)?;
     busy_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
 }
 

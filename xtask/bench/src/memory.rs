@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use xtask_base::error::{Error, Result};
 
@@ -24,7 +24,7 @@ pub(crate) enum Measured {
 }
 
 /// The memory of a process, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     /// Resident, with pages that other processes have, too.
     pub(crate) resident_bytes: u64,

@@ -2,17 +2,18 @@
 
 //! `cargo xtask bench plot`: draws the documentation's pictures from figures in the repository.
 
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
-use super::traffic::Report;
+use super::burst::report::Report as Bursts;
+use super::output::read;
+use super::report::{Report as Control, Row};
+use super::traffic::figures::{Line, Report as Traffic};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::workspace;
 
 /// Draw ADD and DEL by the number of pods, their latencies in a burst, and packets by the number of ports, as SVG.
@@ -26,55 +27,6 @@ pub(crate) struct PlotArgs {
     out: PathBuf,
 }
 
-/// The part of control.json that is drawn.
-#[derive(Debug, Deserialize)]
-struct Data {
-    rows: Vec<Row>,
-    floor: Vec<Floor>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    contender: String,
-    pods: u32,
-    add_p50_ms: f64,
-    add_p95_ms: f64,
-    del_p50_ms: f64,
-    del_p95_ms: f64,
-}
-
-/// The part of burst.json that is drawn.
-#[derive(Debug, Deserialize)]
-struct Bursts {
-    rows: Vec<BurstRow>,
-}
-
-#[derive(Debug, Deserialize)]
-struct BurstRow {
-    contender: String,
-    pods: u32,
-    add: Latencies,
-    del: Latencies,
-}
-
-#[derive(Debug, Deserialize)]
-struct Latencies {
-    p50_ms: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    slowest_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Floor {
-    pods: u32,
-    sum_p50_ms: f64,
-    sum_p95_ms: f64,
-}
-
-/// One line of a panel: its name and, per number of pods, median and 95th percentile (or the largest figure).
-type Line = (String, Vec<(u32, f64, f64)>);
-
 /// One panel of a picture.
 struct Panel<'a> {
     title: &'a str,
@@ -82,7 +34,6 @@ struct Panel<'a> {
     lines: &'a [Line],
 }
 
-/// Runs the task.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
     for (name, picture) in pictures(&workspace::root().join(&args.data))? {
         write(&args.out.join(name), &picture)?;
@@ -102,7 +53,7 @@ fn pictures(data: &Path) -> Result<Vec<(&'static str, String)>> {
         pictures.push(("burst.svg", draw_burst(&read(&file)?)?));
     }
     if let Some(file) = find(&["traffic.json"]) {
-        pictures.push(("traffic.svg", draw_traffic(&Report::read(&file)?)?));
+        pictures.push(("traffic.svg", draw_traffic(&read(&file)?)?));
     }
     if pictures.is_empty() {
         return Err(Error::Failed(format!(
@@ -113,22 +64,17 @@ fn pictures(data: &Path) -> Result<Vec<(&'static str, String)>> {
     Ok(pictures)
 }
 
-fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
-    let text = fs::read_to_string(file).map_err(|e| Error::file("read", file, e))?;
-    serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))
-}
-
 fn write(out: &Path, picture: &str) -> Result<()> {
     let out = workspace::root().join(out);
     if let Some(dir) = out.parent() {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
+        files::create_dir(dir)?;
     }
-    fs::write(&out, picture).map_err(|e| Error::file("write", &out, e))?;
+    files::write(&out, picture)?;
     println!("{}", out.display());
     Ok(())
 }
 
-fn draw_traffic(report: &Report) -> Result<String> {
+fn draw_traffic(report: &Traffic) -> Result<String> {
     let (mut picture, plots) = (String::new(), report.plots());
     {
         let width = 400 * u32::try_from(plots.len().max(1)).unwrap_or(1);
@@ -142,7 +88,7 @@ fn draw_traffic(report: &Report) -> Result<String> {
     Ok(picture)
 }
 
-fn draw(data: &Data) -> Result<String> {
+fn draw(data: &Control) -> Result<String> {
     let of = "ms (median, 95th percentile)";
     draw_verbs(of, "pods present", &[adds(data), dels(data)])
 }
@@ -150,16 +96,14 @@ fn draw(data: &Data) -> Result<String> {
 /// The latencies with the fewest pods present.
 fn draw_burst(data: &Bursts) -> Result<String> {
     let fewest = data.rows.iter().map(|row| row.pods).min();
-    let lines = |of: fn(&BurstRow) -> &Latencies| -> Vec<Line> {
-        let rows = data.rows.iter().filter(|row| Some(row.pods) == fewest);
-        rows.map(|row| {
-            let of = of(row);
+    let (mut adds, mut dels): (Vec<Line>, Vec<Line>) = (Vec::new(), Vec::new());
+    for row in data.rows.iter().filter(|row| Some(row.pods) == fewest) {
+        for (lines, of) in [(&mut adds, &row.add), (&mut dels, &row.del)] {
             let points = [(50, of.p50_ms), (95, of.p95_ms), (99, of.p99_ms), (100, of.slowest_ms)];
-            (name(&row.contender), points.map(|(percent, ms)| (percent, ms, ms)).to_vec())
-        })
-        .collect()
-    };
-    draw_verbs("ms", "percentile", &[lines(|row| &row.add), lines(|row| &row.del)])
+            lines.push((name(&row.contender), points.map(|(percent, ms)| (percent, ms, ms)).to_vec()));
+        }
+    }
+    draw_verbs("ms", "percentile", &[adds, dels])
 }
 
 /// A panel for ADD and one for DEL.
@@ -182,7 +126,7 @@ fn name(contender: &str) -> String {
     contender.replace("peer-", "reference, ")
 }
 
-fn lines(data: &Data, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
+fn lines(data: &Control, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for row in &data.rows {
         let (p50, p95) = of(row);
@@ -196,11 +140,11 @@ fn lines(data: &Data, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
     lines
 }
 
-fn adds(data: &Data) -> Vec<Line> {
+fn adds(data: &Control) -> Vec<Line> {
     lines(data, |row| (row.add_p50_ms, row.add_p95_ms))
 }
 
-fn dels(data: &Data) -> Vec<Line> {
+fn dels(data: &Control) -> Vec<Line> {
     let floor = data.floor.iter().map(|floor| (floor.pods, floor.sum_p50_ms, floor.sum_p95_ms)).collect();
     let mut lines = lines(data, |row| (row.del_p50_ms, row.del_p95_ms));
     lines.push(("the kernel's floor".to_owned(), floor));
@@ -276,7 +220,11 @@ fn to_float(n: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::burst::report::{Figures, Row as BurstRow};
+    use crate::report::FloorRow;
 
     #[test]
     fn every_contender_is_a_line_of_both_panels() {
@@ -287,10 +235,11 @@ mod tests {
             add_p95_ms: 12.0,
             del_p50_ms: 40.0,
             del_p95_ms: 50.0,
+            ..Row::default()
         };
         let rows = vec![row("one", 0), row("two", 0), row("one", 100), row("two", 100)];
-        let floor = vec![Floor { pods: 0, sum_p50_ms: 30.0, sum_p95_ms: 33.0 }];
-        let data = Data { rows, floor };
+        let floor = vec![FloorRow { sum_p50_ms: 30.0, sum_p95_ms: 33.0, ..FloorRow::default() }];
+        let data = Control { rows, floor, ..Control::default() };
         assert_eq!(adds(&data).iter().map(|(_, points)| points.len()).collect::<Vec<_>>(), [2, 2]);
         let picture = draw(&data).unwrap();
         for word in ["one", "two", "the kernel&apos;s floor", ">100<"] {
@@ -324,15 +273,22 @@ mod tests {
 
     #[test]
     fn a_burst_is_drawn_with_the_fewest_pods() {
-        let of = |ms: f64| Latencies { p50_ms: ms, p95_ms: 2.0 * ms, p99_ms: 3.0 * ms, slowest_ms: 4.0 * ms };
+        let of = |ms: f64| Figures {
+            p50_ms: ms,
+            p95_ms: 2.0 * ms,
+            p99_ms: 3.0 * ms,
+            slowest_ms: 4.0 * ms,
+            ..Figures::default()
+        };
         let row = |contender: &str, pods| BurstRow {
             contender: contender.to_owned(),
             pods,
             add: of(10.0),
             del: of(20.0),
+            ..BurstRow::default()
         };
         let rows = vec![row("one", 0), row("peer-two", 0), row("three", 1000)];
-        let picture = draw_burst(&Bursts { rows }).unwrap().replace('\n', "");
+        let picture = draw_burst(&Bursts { rows, ..Bursts::default() }).unwrap().replace('\n', "");
         for word in ["one", "reference, two", ">99<", "percentile"] {
             assert!(picture.contains(word), "{word}: {picture}");
         }

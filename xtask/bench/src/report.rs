@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Figures of samples: quantiles, ratios, the table, JSON and CSV.
+//! Figures of samples of ADD and DEL: quantiles, ratios, the table, JSON and CSV.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::contender::Sample;
 use super::floor;
+use super::goal::{self, Goal};
 use super::measure::Cost;
+use super::output;
+use super::statistics::{mean, megabytes, milliseconds, quantile};
+use super::table::{Column, Table, column};
 use super::trace::Trace;
-use xtask_base::error::{Error, Result};
+
+/// The calls of a sample, in their order: two of each ADD, each DEL, and each DEL that finds nothing.
+const CALLS: [&str; 6] =
+    ["bridge ADD", "portmap ADD", "portmap DEL", "bridge DEL", "portmap second DEL", "bridge second DEL"];
 
 /// All samples of one contender at one number of pods.
 #[derive(Debug)]
@@ -33,7 +38,7 @@ pub(super) struct FloorSeries {
 }
 
 /// A contender's static figures.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Profile {
     pub(super) contender: String,
     /// The version that the plugins print.
@@ -71,69 +76,87 @@ impl Profile {
     }
 }
 
-/// One row of the table. Times in milliseconds.
-#[derive(Debug, Serialize)]
-struct Row {
-    contender: String,
-    pods: u32,
-    repetitions: usize,
-    add_p50_ms: f64,
-    add_p95_ms: f64,
-    add_cpu_ms: f64,
-    del_p50_ms: f64,
-    del_p95_ms: f64,
-    del_cpu_ms: f64,
+/// ADD and DEL of one contender at one number of pods.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Row {
+    pub(super) contender: String,
+    pub(super) pods: u32,
+    pub(super) repetitions: usize,
+    pub(super) add_p50_ms: f64,
+    pub(super) add_p95_ms: f64,
+    pub(super) add_cpu_ms: f64,
+    pub(super) del_p50_ms: f64,
+    pub(super) del_p95_ms: f64,
+    pub(super) del_cpu_ms: f64,
     /// A DEL of an attachment that is gone.
-    gone_p50_ms: f64,
-    gone_p95_ms: f64,
-    gone_cpu_ms: f64,
+    pub(super) gone_p50_ms: f64,
+    pub(super) gone_p95_ms: f64,
+    pub(super) gone_cpu_ms: f64,
     /// Whole machine, per ADD and both DELs together.
-    pair_busy_ms: f64,
+    pub(super) pair_busy_ms: f64,
     /// Each plugin, in the order of the calls.
-    plugins: Vec<PluginRow>,
+    pub(super) plugins: Vec<PluginRow>,
 }
 
-/// One plugin's part. Times in milliseconds.
-#[derive(Debug, Serialize)]
-struct PluginRow {
+const ROW: &[Column<Row>] = &[
+    column("ADD p50 (ms)", |row| row.add_p50_ms),
+    column("p95", |row| row.add_p95_ms),
+    column("CPU", |row| row.add_cpu_ms),
+    column("DEL p50", |row| row.del_p50_ms),
+    column("p95", |row| row.del_p95_ms),
+    column("CPU", |row| row.del_cpu_ms),
+    column("second p50", |row| row.gone_p50_ms),
+    column("p95", |row| row.gone_p95_ms),
+    column("CPU", |row| row.gone_cpu_ms),
+    column("all busy", |row| row.pair_busy_ms),
+];
+
+/// One plugin's part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct PluginRow {
     /// `bridge ADD`.
     call: String,
     p50_ms: f64,
     cpu_ms: f64,
 }
 
-/// The floor of a DEL. Times in milliseconds.
-#[derive(Debug, Serialize)]
-struct FloorRow {
-    pods: u32,
-    repetitions: usize,
-    batch_p50_ms: f64,
-    veth_p50_ms: f64,
+/// The floor of a DEL.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct FloorRow {
+    pub(super) pods: u32,
+    pub(super) repetitions: usize,
+    pub(super) batch_p50_ms: f64,
+    pub(super) veth_p50_ms: f64,
     /// Of the sums, not the sum of the medians.
-    sum_p50_ms: f64,
-    sum_p95_ms: f64,
+    pub(super) sum_p50_ms: f64,
+    pub(super) sum_p95_ms: f64,
 }
 
-/// A ratio and the goal for it.
-#[derive(Debug, Serialize)]
-struct Ratio {
-    what: String,
-    value: f64,
-    goal: f64,
-    met: bool,
-}
+const FLOOR: &[Column<FloorRow>] = &[
+    column("DEL p50 (ms)", |row| row.sum_p50_ms),
+    column("p95", |row| row.sum_p95_ms),
+    column("batch p50", |row| row.batch_p50_ms),
+    column("veth p50", |row| row.veth_p50_ms),
+];
 
-/// The figures of a run.
-#[derive(Debug, Serialize)]
+const PROFILE: &[Column<Profile>] = &[
+    column("ADD peak (MB)", |of| megabytes(of.add_peak_bytes)),
+    column("DEL peak (MB)", |of| megabytes(of.del_peak_bytes)),
+    column("ADD programs", |of| of.add_programs.into()),
+    column("DEL programs", |of| of.del_programs.into()),
+    column("directory (MB)", |of| megabytes(of.directory_bytes)),
+];
+
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Report {
     /// The machine and the conditions, one line each.
-    conditions: Vec<String>,
-    rows: Vec<Row>,
-    floor: Vec<FloorRow>,
-    profiles: Vec<Profile>,
-    ratios: Vec<Ratio>,
+    pub(super) conditions: Vec<String>,
+    pub(super) rows: Vec<Row>,
+    pub(super) floor: Vec<FloorRow>,
+    pub(super) profiles: Vec<Profile>,
+    pub(super) ratios: Vec<Goal>,
     #[serde(skip)]
-    csv: String,
+    pub(super) csv: String,
 }
 
 impl Report {
@@ -150,139 +173,46 @@ impl Report {
         let ratios = ratios(&rows, &floor, &profiles, own);
         Self { conditions, rows, floor, profiles, ratios, csv: csv(series, floors) }
     }
+}
 
-    /// Writes `control.json` and `control.csv` into a directory and returns their paths.
-    pub(super) fn save(&self, dir: &Path) -> Result<[PathBuf; 2]> {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
-        let paths = [dir.join("control.json"), dir.join("control.csv")];
-        for (path, text) in paths.iter().zip([json + "\n", self.csv.clone()]) {
-            fs::write(path, text).map_err(|e| Error::file("write", path, e))?;
-        }
-        Ok(paths)
-    }
+impl output::Report for Report {
+    const NAME: &str = "control";
 
-    /// The tables for people.
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        for line in &self.conditions {
-            let _ = writeln!(text, "{line}");
-        }
-        let _ = writeln!(
-            text,
-            "\n{:<18} {:>5}  {:>9} {:>9} {:>9}  {:>9} {:>9} {:>9}  {:>10} {:>9} {:>9}  {:>10}",
-            "ms per operation",
-            "pods",
-            "ADD p50",
-            "p95",
-            "CPU",
-            "DEL p50",
-            "p95",
-            "CPU",
-            "second p50",
-            "p95",
-            "CPU",
-            "all busy"
-        );
+    fn text(&self) -> String {
+        let mut rows = Table::new(&["", "pods"], ROW);
+        let (mut floor, mut profiles) =
+            (Table::new(&["the kernel's floor with pods"], FLOOR), Table::new(&[""], PROFILE));
+        let (mut plugins, mut programs) = (String::new(), String::new());
         for row in &self.rows {
-            let _ = writeln!(
-                text,
-                "{:<18} {:>5}  {:>9.2} {:>9.2} {:>9.2}  {:>9.2} {:>9.2} {:>9.2}  {:>10.2} {:>9.2} {:>9.2}  {:>10.1}",
-                row.contender,
-                row.pods,
-                row.add_p50_ms,
-                row.add_p95_ms,
-                row.add_cpu_ms,
-                row.del_p50_ms,
-                row.del_p95_ms,
-                row.del_cpu_ms,
-                row.gone_p50_ms,
-                row.gone_p95_ms,
-                row.gone_cpu_ms,
-                row.pair_busy_ms
-            );
+            rows.add(&[&row.contender, &row.pods], row);
+            let part =
+                |part: &PluginRow| format!("{} {:.2} (CPU {:.2})", part.call, part.p50_ms, part.cpu_ms);
+            let parts: Vec<String> = row.plugins.iter().map(part).collect();
+            // Writing to a String cannot fail.
+            let _ = writeln!(plugins, "{}, {} pods: {}", row.contender, row.pods, parts.join(", "));
         }
-        self.plugin_text(&mut text);
-        for row in &self.floor {
-            let _ = writeln!(
-                text,
-                "{:<18} {:>5}  {:>9} {:>9} {:>9}  {:>9.2} {:>9.2}  (batch {:.2} + veth {:.2})",
-                "kernel's floor",
-                row.pods,
-                "",
-                "",
-                "",
-                row.sum_p50_ms,
-                row.sum_p95_ms,
-                row.batch_p50_ms,
-                row.veth_p50_ms
-            );
+        self.floor.iter().for_each(|row| floor.add(&[&row.pods], row));
+        for of in &self.profiles {
+            profiles.add(&[&of.contender], of);
+            let started = of.add_program_names.join(", ");
+            let _ = writeln!(programs, "{}, {}: ADD starts {started}", of.contender, of.version);
         }
-        self.profile_text(&mut text);
-        text
+        let goals = goal::text(&self.ratios);
+        [
+            self.conditions.join("\n"),
+            rows.to_string(),
+            plugins,
+            floor.to_string(),
+            profiles.to_string(),
+            programs,
+            goals,
+        ]
+        .join("\n")
     }
 
-    fn plugin_text(&self, text: &mut String) {
-        for row in &self.rows {
-            let parts: Vec<String> = row
-                .plugins
-                .iter()
-                .map(|part| format!("{} {:.2} (CPU {:.2})", part.call, part.p50_ms, part.cpu_ms))
-                .collect();
-            let _ = writeln!(text, "{:<18} {:>5}  {}", row.contender, row.pods, parts.join(", "));
-        }
+    fn csv(&self) -> Option<&str> {
+        Some(&self.csv)
     }
-
-    fn profile_text(&self, text: &mut String) {
-        let _ = writeln!(
-            text,
-            "\n{:<18} {:>12} {:>12} {:>14} {:>14}  directory MB",
-            "", "ADD peak MB", "DEL peak MB", "ADD programs", "DEL programs"
-        );
-        for p in &self.profiles {
-            let _ = writeln!(
-                text,
-                "{:<18} {:>12.1} {:>12.1} {:>14} {:>14}  {:>12.1}   {}",
-                p.contender,
-                megabytes(p.add_peak_bytes),
-                megabytes(p.del_peak_bytes),
-                p.add_programs,
-                p.del_programs,
-                megabytes(p.directory_bytes),
-                p.version
-            );
-            let _ = writeln!(text, "{:<18} ADD starts {}", "", p.add_program_names.join(", "));
-        }
-        let _ = writeln!(text);
-        for ratio in &self.ratios {
-            let verdict = if ratio.met { "met   " } else { "MISSED" };
-            let _ = writeln!(text, "{verdict}  {:>7.3}  goal {:>6}  {}", ratio.value, ratio.goal, ratio.what);
-        }
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-pub(super) fn megabytes(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
-}
-
-pub(super) fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
-}
-
-/// The nearest-rank quantile, in per cent.
-pub(super) fn quantile(times: impl Iterator<Item = Duration>, percent: usize) -> f64 {
-    let mut times: Vec<Duration> = times.collect();
-    times.sort_unstable();
-    let rank = (times.len() * percent).div_ceil(100).max(1);
-    times.get(rank - 1).copied().map_or(f64::NAN, milliseconds)
-}
-
-pub(super) fn mean(times: impl Iterator<Item = Duration>) -> f64 {
-    let (count, sum) = times.fold((0u32, Duration::ZERO), |(n, sum), time| (n + 1, sum + time));
-    sum.checked_div(count).map_or(f64::NAN, milliseconds)
 }
 
 impl Row {
@@ -314,22 +244,12 @@ impl Row {
 
 impl PluginRow {
     fn all(series: &Series) -> Vec<Self> {
-        let of = |call: &str, costs: Vec<Cost>| Self {
-            call: call.to_owned(),
-            p50_ms: quantile(costs.iter().map(|c| c.wall), 50),
-            cpu_ms: mean(costs.iter().map(|c| c.cpu)),
+        let of = |(at, call): (usize, &&str)| {
+            let costs = || series.samples.iter().filter_map(move |sample| sample.calls().nth(at));
+            let (p50_ms, cpu_ms) = (quantile(costs().map(|c| c.wall), 50), mean(costs().map(|c| c.cpu)));
+            Self { call: (*call).to_owned(), p50_ms, cpu_ms }
         };
-        let adds = |index| series.samples.iter().filter_map(|s| s.add.get(index).copied()).collect();
-        let dels = |index| series.samples.iter().filter_map(|s| s.del.get(index).copied()).collect();
-        let gone = |index| series.samples.iter().filter_map(|s| s.gone.get(index).copied()).collect();
-        vec![
-            of("bridge ADD", adds(0)),
-            of("portmap ADD", adds(1)),
-            of("portmap DEL", dels(0)),
-            of("bridge DEL", dels(1)),
-            of("portmap second DEL", gone(0)),
-            of("bridge second DEL", gone(1)),
-        ]
+        CALLS.iter().enumerate().map(of).collect()
     }
 }
 
@@ -347,11 +267,9 @@ impl FloorRow {
     }
 }
 
-fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> Vec<Ratio> {
+fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> Vec<Goal> {
     let mut ratios = Vec::new();
-    let mut add = |what: String, value: f64, goal: f64| {
-        ratios.push(Ratio { what, value, goal, met: value <= goal });
-    };
+    let mut add = |what: String, value: f64, goal: f64| ratios.push(Goal::at_most(what, value, goal));
     let ours: Vec<&Row> = rows.iter().filter(|row| row.contender == own).collect();
     let Some(first) = ours.first() else { return ratios };
     for row in &ours {
@@ -359,32 +277,19 @@ fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> 
         let is_peer = |peer: &&Row| !peer.contender.starts_with(own) && peer.pods == row.pods;
         let peers = || rows.iter().filter(is_peer);
         let (pods, best) = (row.pods, |of: fn(&Row) -> f64| peers().map(of).fold(f64::NAN, f64::min));
-        add(
-            format!("ADD p50 to the faster peer's, {pods} pods"),
-            row.add_p50_ms / best(|r| r.add_p50_ms),
-            0.1,
-        );
-        add(
-            format!("DEL p50 to the faster peer's, {pods} pods"),
-            row.del_p50_ms / best(|r| r.del_p50_ms),
-            0.25,
-        );
-        add(
-            format!("ADD CPU to the thriftier peer's, {pods} pods"),
-            row.add_cpu_ms / best(|r| r.add_cpu_ms),
-            0.1,
-        );
-        add(
-            format!("DEL CPU to the thriftier peer's, {pods} pods"),
-            row.del_cpu_ms / best(|r| r.del_cpu_ms),
-            0.25,
-        );
+        type Value = fn(&Row) -> f64;
+        let to_peers: [(&str, Value, f64); 4] = [
+            ("ADD p50 to the faster", |row| row.add_p50_ms, 0.1),
+            ("DEL p50 to the faster", |row| row.del_p50_ms, 0.25),
+            ("ADD CPU to the thriftier", |row| row.add_cpu_ms, 0.1),
+            ("DEL CPU to the thriftier", |row| row.del_cpu_ms, 0.25),
+        ];
+        for (what, value, goal) in to_peers {
+            add(format!("{what} peer's, {pods} pods"), value(row) / best(value), goal);
+        }
         for floor in floor.iter().filter(|floor| floor.pods == pods) {
-            add(
-                format!("DEL p50 to the kernel's floor, {pods} pods"),
-                row.del_p50_ms / floor.sum_p50_ms,
-                1.3,
-            );
+            let what = format!("DEL p50 to the kernel's floor, {pods} pods");
+            add(what, row.del_p50_ms / floor.sum_p50_ms, 1.3);
         }
     }
     for row in &ours[1..] {
@@ -406,16 +311,7 @@ fn csv(series: &[Series], floors: &[FloorSeries]) -> String {
     let mut text = String::from("contender,pods,repetition,call,wall_us,cpu_us\n");
     for one in series {
         for (rep, sample) in one.samples.iter().enumerate() {
-            let calls = [
-                "bridge ADD",
-                "portmap ADD",
-                "portmap DEL",
-                "bridge DEL",
-                "portmap second DEL",
-                "bridge second DEL",
-            ];
-            let costs = sample.add.iter().chain(&sample.del).chain(&sample.gone);
-            for (call, cost) in calls.iter().zip(costs) {
+            for (call, cost) in CALLS.iter().zip(sample.calls()) {
                 let (wall, cpu) = (cost.wall.as_micros(), cost.cpu.as_micros());
                 let _ = writeln!(text, "{},{},{rep},{call},{wall},{cpu}", one.contender, one.pods);
             }
@@ -443,14 +339,6 @@ mod tests {
         let cost = |wall| vec![Cost { wall: ms(wall / 2), cpu: ms(wall / 2) }; 2];
         let sample = Sample { add: cost(add), del: cost(del), gone: cost(2) };
         Series { contender: contender.into(), pods, samples: vec![sample; 3], busy: ms(30) }
-    }
-
-    #[test]
-    fn quantiles_are_nearest_ranks() {
-        let times = || (1..=20).map(ms);
-        assert_eq!((quantile(times(), 50), quantile(times(), 95)), (10.0, 19.0));
-        assert_eq!(quantile([ms(7)].into_iter(), 95), 7.0);
-        assert!(quantile(std::iter::empty(), 50).is_nan());
     }
 
     #[test]

@@ -33,7 +33,6 @@ pub(super) struct Plugins {
 /// The programs of the runtime's side.
 #[derive(Debug)]
 pub(super) struct Callers {
-    /// `slipwayd`.
     pub(super) agent: PathBuf,
     /// The runtime library's example `calls`.
     pub(super) calls: PathBuf,
@@ -65,7 +64,6 @@ impl Plugins {
         if self.static_ { Flavour::Static } else { Flavour::Release }
     }
 
-    /// The peer's plugins.
     pub(super) fn peer(&self) -> Result<PathBuf> {
         let dir = if self.fetch_peer {
             reference::fetch(reference::NEWEST)?

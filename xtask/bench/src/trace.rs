@@ -52,9 +52,6 @@ impl Trace {
 }
 
 /// Runs a call and traces it.
-///
-/// # Errors
-/// It cannot be traced, or fails; the message has its output.
 pub(super) fn run(mut call: Call) -> Result<Trace> {
     let mut child = call.spawn()?;
     let root = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));

@@ -2,9 +2,8 @@
 
 //! `bench control --burst`: many pods at once, from many callers, as after a reboot or a drain.
 
-mod report;
+pub(super) mod report;
 
-use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::sync::Barrier;
@@ -18,13 +17,14 @@ use super::ControlArgs;
 use super::contender::Contender;
 use super::control::{self, fresh_state, idle_rate};
 use super::measure;
+use super::output;
 use report::{Report, Rounds, Row};
 use xtask::cni::Pod;
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Stages;
 use xtask_base::run::{self, tool};
-use xtask_base::workspace;
 
 /// Bursts of each contender, if their number is not given.
 const ROUNDS: u32 = 5;
@@ -56,7 +56,6 @@ struct Shape {
     callers: usize,
 }
 
-/// Runs the benchmark.
 pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let shape = Shape { pods, callers: args.callers.into() };
@@ -72,8 +71,6 @@ pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
         format!("{} flows in each node's conntrack", args.conntrack),
         control::load(),
     ];
-    let out = workspace::target().join("bench");
-    let save = control::save_dir(args);
     let state = fresh_state()?;
     let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Folder(&state))?;
@@ -100,11 +97,7 @@ pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
         })?;
     }
     let report = Report::new(conditions, shape, rows);
-    println!("\n{}", report.text());
-    for dir in [Some(out), save].into_iter().flatten() {
-        println!("written: {}", report.save(&dir)?.display());
-    }
-    Ok(())
+    output::publish(&report, args.save.as_deref())
 }
 
 /// All bursts at one number of pods. A different contender begins each round.
@@ -189,7 +182,7 @@ fn fill_conntrack(contender: &Contender, count: u32) -> Result<u32> {
     let fill = || -> Result<u32> {
         sandbox::switch_to(contender.node())?;
         let setting = Path::new("/proc/sys/net/netfilter/nf_conntrack_udp_timeout");
-        fs::write(setting, "86400").map_err(|e| Error::file("write", setting, e))?;
+        files::write(setting, "86400")?;
         run::capture(&mut tool("ip", &ROUTER.split(' ').collect::<Vec<_>>()))?;
         let socket = UdpSocket::bind("192.0.2.1:0").map_err(|e| Error::system("open a socket", e))?;
         for number in 0..count {
@@ -199,7 +192,7 @@ fn fill_conntrack(contender: &Contender, count: u32) -> Result<u32> {
             socket.send_to(&[0], (to, port)).map_err(|e| Error::system(format!("send to {to}"), e))?;
         }
         let path = Path::new("/proc/sys/net/netfilter/nf_conntrack_count");
-        let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+        let text = files::read(path)?;
         let present = text.trim().parse().unwrap_or(0);
         if present < count {
             return Err(Error::Failed(format!(
@@ -209,5 +202,5 @@ fn fill_conntrack(contender: &Contender, count: u32) -> Result<u32> {
         }
         Ok(present)
     };
-    thread::scope(|scope| scope.spawn(fill).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    sandbox::in_thread(fill)
 }

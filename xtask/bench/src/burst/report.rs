@@ -2,16 +2,15 @@
 
 //! Figures of bursts: the table, and JSON.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Shape, Side};
-use crate::report::{milliseconds, quantile};
-use xtask_base::error::{Error, Result};
+use crate::goal::{self, Bound, Goal};
+use crate::output;
+use crate::statistics::{milliseconds, quantile};
+use crate::table::{Column, Table, column};
 
 /// All bursts of one contender at one number of pods.
 #[derive(Debug)]
@@ -21,59 +20,54 @@ pub(super) struct Rounds {
     pub(super) dels: Vec<Side>,
 }
 
-/// One row of the table.
-#[derive(Debug, Serialize)]
-pub(super) struct Row {
-    contender: String,
+/// The bursts of one contender at one number of pods.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) contender: String,
     /// Pods that were present before.
-    pods: u32,
+    pub(crate) pods: u32,
     /// Flows that were made in conntrack before.
-    conntrack: u32,
-    bursts: usize,
-    add: Figures,
-    del: Figures,
+    pub(crate) conntrack: u32,
+    pub(crate) bursts: usize,
+    pub(crate) add: Figures,
+    pub(crate) del: Figures,
 }
 
 /// The figures of one verb. Times of a pod are those of its whole list.
-#[derive(Debug, Serialize)]
-struct Figures {
-    pods_per_second: f64,
-    p50_ms: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    slowest_ms: f64,
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) pods_per_second: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p95_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) slowest_ms: f64,
     /// The plugins' CPU time for a pod.
-    cpu_ms: f64,
+    pub(crate) cpu_ms: f64,
     /// The whole machine's, with the kernel's work for it.
-    busy_ms: f64,
+    pub(crate) busy_ms: f64,
 }
 
-/// A limit for a ratio.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Goal {
-    AtLeast(f64),
-    AtMost(f64),
-}
+const COLUMNS: &[Column<Figures>] = &[
+    column("pods/s", |of| of.pods_per_second),
+    column("p50 (ms)", |of| of.p50_ms),
+    column("p95", |of| of.p95_ms),
+    column("p99", |of| of.p99_ms),
+    column("slowest", |of| of.slowest_ms),
+    column("CPU (ms)", |of| of.cpu_ms),
+    column("all busy", |of| of.busy_ms),
+];
+/// Those of the page.
+pub(crate) const PAGE: &[Column<Figures>] = COLUMNS.split_at(6).0;
 
-#[derive(Debug, Serialize)]
-struct Ratio {
-    what: String,
-    value: f64,
-    goal: Goal,
-    met: bool,
-}
-
-/// The figures of a run.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
     /// The machine and the conditions, one line each.
-    conditions: Vec<String>,
+    pub(crate) conditions: Vec<String>,
     /// Pods of a burst.
-    burst: u32,
-    callers: usize,
-    rows: Vec<Row>,
-    ratios: Vec<Ratio>,
+    pub(crate) burst: u32,
+    pub(crate) callers: usize,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) ratios: Vec<Goal>,
 }
 
 impl Figures {
@@ -107,78 +101,32 @@ impl Row {
     }
 }
 
-impl Goal {
-    fn is_met(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(least) => value >= least,
-            Self::AtMost(most) => value <= most,
-        }
-    }
-}
-
 impl Report {
     pub(super) fn new(conditions: Vec<String>, shape: Shape, rows: Vec<Row>) -> Self {
         let ratios = ratios(&rows);
         Self { conditions, burst: shape.pods, callers: shape.callers, rows, ratios }
     }
+}
 
-    /// Writes `burst.json` into a directory and returns its path.
-    pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
-        let path = dir.join("burst.json");
-        fs::write(&path, json + "\n").map_err(|e| Error::file("write", &path, e))?;
-        Ok(path)
-    }
+impl output::Report for Report {
+    const NAME: &str = "burst";
 
-    /// The tables for people.
-    pub(super) fn text(&self) -> String {
-        let mut text = self.conditions.join("\n");
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "\n\n{:<18} {:>5} {:>4}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
-            "ms per pod", "pods", "", "pods/s", "p50", "p95", "p99", "slowest", "CPU", "all busy"
-        );
+    fn text(&self) -> String {
+        let mut table = Table::new(&["", "pods", ""], COLUMNS);
         for row in &self.rows {
-            for (verb, one) in [("ADD", &row.add), ("DEL", &row.del)] {
-                let _ = writeln!(
-                    text,
-                    "{:<18} {:>5} {verb:>4}  {:>8.1} {:>8.1} {:>8.1} {:>8.1} {:>8.1} {:>8.2} {:>8.2}",
-                    row.contender,
-                    row.pods,
-                    one.pods_per_second,
-                    one.p50_ms,
-                    one.p95_ms,
-                    one.p99_ms,
-                    one.slowest_ms,
-                    one.cpu_ms,
-                    one.busy_ms
-                );
-            }
+            table.add(&[&row.contender, &row.pods, &"ADD"], &row.add);
+            table.add(&[&row.contender, &row.pods, &"DEL"], &row.del);
         }
-        let _ = writeln!(text);
-        for ratio in &self.ratios {
-            let verdict = if ratio.met { "met   " } else { "MISSED" };
-            let (sign, goal) = match ratio.goal {
-                Goal::AtLeast(goal) => (">=", goal),
-                Goal::AtMost(goal) => ("<=", goal),
-            };
-            let _ = writeln!(text, "{verdict}  {:>7.2}  goal {sign} {goal:<5}  {}", ratio.value, ratio.what);
-        }
-        text
+        [self.conditions.join("\n"), table.to_string(), goal::text(&self.ratios)].join("\n")
     }
 }
 
 /// A figure of a row.
 type Value = fn(&Row) -> f64;
 
-fn ratios(rows: &[Row]) -> Vec<Ratio> {
+fn ratios(rows: &[Row]) -> Vec<Goal> {
     let mut ratios = Vec::new();
-    let mut add = |what: String, value: f64, goal: Goal| {
-        ratios.push(Ratio { what, value, goal, met: goal.is_met(value) });
-    };
+    let mut add = |what: String, value: f64, bound: Bound| ratios.push(Goal::bounded(what, value, bound));
     for row in rows.iter().filter(|row| row.contender == "slipway") {
         let pods = row.pods;
         let named = |name: &str| rows.iter().find(|other| other.pods == pods && other.contender == name);
@@ -186,17 +134,17 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
         let best = |of: Value| rows.iter().filter(is_peer).map(of).fold(f64::NAN, f64::max);
         let adds: Value = |row| row.add.pods_per_second;
         let dels: Value = |row| row.del.pods_per_second;
-        add(format!("ADDs to the faster peer's, {pods} pods"), adds(row) / best(adds), Goal::AtLeast(20.0));
-        add(format!("DELs to the faster peer's, {pods} pods"), dels(row) / best(dels), Goal::AtLeast(12.0));
+        add(format!("ADDs to the faster peer's, {pods} pods"), adds(row) / best(adds), Bound::AtLeast(20.0));
+        add(format!("DELs to the faster peer's, {pods} pods"), dels(row) / best(dels), Bound::AtLeast(12.0));
         let slowest = row.del.slowest_ms / row.del.p50_ms;
-        add(format!("slowest DEL to the median, {pods} pods"), slowest, Goal::AtMost(3.0));
+        add(format!("slowest DEL to the median, {pods} pods"), slowest, Bound::AtMost(3.0));
         if let Some(ebpf) = named("slipway-ebpf") {
             let value = adds(row) / adds(ebpf);
-            add(format!("nftables' ADDs to ebpf's, {pods} pods"), value, Goal::AtMost(1.5));
+            add(format!("nftables' ADDs to ebpf's, {pods} pods"), value, Bound::AtMost(1.5));
         }
         if let (Some(ours), Some(peer)) = (named("slipway-iptables"), named("peer-iptables")) {
             let value = adds(ours) / adds(peer);
-            add(format!("iptables' ADDs to the peer's, {pods} pods"), value, Goal::AtLeast(5.0));
+            add(format!("iptables' ADDs to the peer's, {pods} pods"), value, Bound::AtLeast(5.0));
         }
     }
     ratios
@@ -238,7 +186,7 @@ mod tests {
         let report = Report::new(Vec::new(), Shape { pods: 4, callers: 2 }, rows);
         let found: Vec<(f64, bool)> = report.ratios.iter().map(|ratio| (ratio.value, ratio.met)).collect();
         assert_eq!(found, [(20.0, true), (10.0, false), (2.0, true), (2.0, false), (5.0, true)]);
-        let text = report.text();
-        assert!(text.contains("MISSED    10.00  goal >= 12"), "{text}");
+        let text = output::Report::text(&report);
+        assert!(text.contains("MISSED   10.000  goal ≥ 12    DELs to the faster peer's"), "{text}");
     }
 }

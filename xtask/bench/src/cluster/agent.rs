@@ -3,16 +3,12 @@
 //! The measured `slipwayd run`, and the routes of this network namespace.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::objects::name;
-use super::server::Process;
 use crate::memory::{self, Memory};
+use crate::process::{Lines, Process};
 use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, tool};
 
@@ -22,7 +18,6 @@ const PROTOCOL: &str = "83";
 /// The kernel's ticks in a second for user space (`USER_HZ`).
 const TICKS: u64 = 100;
 
-/// A running agent.
 #[derive(Debug)]
 pub(super) struct Agent {
     process: Process,
@@ -45,14 +40,13 @@ impl Agent {
             "--tunnel=never".to_owned(),
         ];
         let begun = Instant::now();
-        Ok(Self { process: Process::start(program, &arguments, &directory.join("slipwayd.log"))?, begun })
+        Ok(Self { process: Process::logged(program, &arguments, &directory.join("slipwayd.log"))?, begun })
     }
 
     pub(super) fn memory(&self) -> Result<Memory> {
         memory::of_process(self.process.id()).ok_or_else(ended)
     }
 
-    /// Its CPU time so far.
     pub(super) fn cpu(&self) -> Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).map_err(|_| ended())?;
         // proc(5): fields 14 and 15, utime and stime, of all threads, also of those that have ended. The second field is a
@@ -83,54 +77,14 @@ pub(super) async fn wait_for_routes(count: u32, limit: Duration) -> Result<()> {
     }
 }
 
-/// The kernel's changes of routes, each with the time at which it was read.
-#[derive(Debug)]
-pub(super) struct Monitor {
-    child: Child,
-    lines: Receiver<(Instant, String)>,
+/// The kernel's changes of routes.
+pub(super) fn monitor() -> Result<Lines> {
+    Lines::of(&mut tool("ip", &["-4", "-o", "monitor", "route"]))
 }
 
-impl Monitor {
-    /// Begins to follow them.
-    pub(super) fn start() -> Result<Self> {
-        let mut command: Command = tool("ip", &["-4", "-o", "monitor", "route"]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child = child.map_err(|e| Error::system("start ip monitor", e))?;
-        let output = child.stdout.take();
-        let (send, lines) = mpsc::channel();
-        // It ends with the command's output.
-        thread::spawn(move || {
-            for line in output.into_iter().flat_map(|output| BufReader::new(output).lines()) {
-                let Ok(line) = line else { return };
-                if send.send((Instant::now(), line)).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Self { child, lines })
-    }
-
-    /// Waits for a new route to a subnet by a gateway; returns the time of its notification.
-    pub(super) fn wait_for(&self, subnet: &str, gateway: &str) -> Result<Instant> {
-        let until = Instant::now() + Duration::from_secs(10);
-        let wanted = format!("{subnet} via {gateway} ");
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok((time, line)) if line.starts_with(&wanted) => return Ok(time),
-                Ok(_) => {}
-                Err(e) => return Err(Error::Failed(format!("no route to {subnet} by {gateway}: {e}"))),
-            }
-        }
-    }
-}
-
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        for result in [self.child.kill(), self.child.wait().map(drop)] {
-            if let Err(e) = result {
-                eprintln!("end ip monitor: {e}");
-            }
-        }
-    }
+/// Waits for a new route to a subnet by a gateway; returns the time of its notification.
+pub(super) fn wait_for(monitor: &Lines, subnet: &str, gateway: &str) -> Result<Instant> {
+    let wanted = format!("{subnet} via {gateway} ");
+    let failed = |e| Error::Failed(format!("no route to {subnet} by {gateway}: {e}"));
+    monitor.wait_for(Duration::from_secs(10), |line| line.starts_with(&wanted)).map_err(failed)
 }

@@ -7,7 +7,7 @@
 
 mod agent;
 mod objects;
-mod report;
+pub(super) mod report;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
 
 use super::control::{fresh_state, idle_rate, load, machine};
-use agent::{Agent, Monitor, wait_for_routes};
+use super::output;
+use agent::{Agent, monitor, wait_for, wait_for_routes};
 use objects::{NODES, name};
 use report::{Report, Row, Samples};
 use server::{ADDRESS, JSON, Server, ask};
@@ -65,14 +66,12 @@ pub(crate) struct ClusterArgs {
     save: Option<PathBuf>,
 }
 
-/// The programs of a run.
 struct Programs {
     slipway: PathBuf,
     agent: PathBuf,
     kube: PathBuf,
 }
 
-/// Runs the benchmark.
 pub(super) fn run(args: &ClusterArgs) -> Result<()> {
     let kube = xtask_downloads::kube::programs()?;
     let programs = match &args.slipway {
@@ -86,8 +85,6 @@ pub(super) fn run(args: &ClusterArgs) -> Result<()> {
         }
     };
     let stages = Stages::new("bench")?;
-    let save = args.save.as_deref().map(workspace::absolute).transpose()?;
-    let out = workspace::target().join("bench");
     let state = fresh_state()?;
     sandbox::enter(sandbox::State::Folder(&state))?;
     make_uplink()?;
@@ -105,11 +102,7 @@ pub(super) fn run(args: &ClusterArgs) -> Result<()> {
         })?;
     }
     let report = Report { conditions, other_work, heartbeats_per_second: args.heartbeats, rows };
-    println!("\n{}", report.text());
-    for dir in [Some(out), save].into_iter().flatten() {
-        println!("written: {}", report.save(&dir)?.display());
-    }
-    Ok(())
+    output::publish(&report, args.save.as_deref())
 }
 
 /// The node's uplink. The API server looks for the link of the default route.
@@ -187,13 +180,13 @@ async fn beat(client: &Client, args: &ClusterArgs, nodes: u32) -> Result<u32> {
 async fn change_address(client: &Client, change: u32, nodes: u32) -> Result<Duration> {
     let number = 1 + change * (nodes / 100).max(1) % nodes;
     let address = objects::other_address(change);
-    let monitor = Monitor::start()?;
+    let monitor = monitor()?;
     // ip(8) subscribes within this time.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let begun = Instant::now();
     let path = format!("{NODES}/{}/status", name(number));
     let patch = objects::moved(number, &address);
     ask(client, "PATCH", "application/merge-patch+json", &path, &patch).await?;
-    let time = monitor.wait_for(&objects::pod_cidr(number), &address)?;
+    let time = wait_for(&monitor, &objects::pod_cidr(number), &address)?;
     Ok(time.duration_since(begun))
 }

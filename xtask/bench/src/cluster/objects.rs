@@ -42,7 +42,6 @@ fn conditions(time: u32) -> Vec<Value> {
         .collect()
 }
 
-/// A new Node.
 pub(super) fn node(number: u32) -> Value {
     let image = |image: u32| {
         json!({

@@ -2,16 +2,14 @@
 
 //! The figures of a run.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::memory::Memory;
-use crate::report::{megabytes, milliseconds, quantile};
-use xtask_base::error::{Error, Result};
+use crate::output;
+use crate::statistics::{megabytes, milliseconds, quantile};
+use crate::table::{Column, column};
 
 /// The samples of one number of Nodes.
 #[derive(Debug)]
@@ -30,26 +28,24 @@ pub(super) struct Samples {
     pub(super) rest: (Duration, Duration),
     /// CPU time and time with heartbeats.
     pub(super) busy: (Duration, Duration),
-    /// The number of heartbeats.
     pub(super) heartbeats: u32,
     /// From the request that changes a Node to the notification of its new route.
     pub(super) reactions: Vec<Duration>,
 }
 
-/// The figures of a run.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
     /// The machine and the conditions, one line each.
-    pub(super) conditions: Vec<String>,
-    pub(super) other_work: f64,
-    pub(super) heartbeats_per_second: u32,
-    pub(super) rows: Vec<Row>,
+    pub(crate) conditions: Vec<String>,
+    pub(crate) other_work: f64,
+    pub(crate) heartbeats_per_second: u32,
+    pub(crate) rows: Vec<Row>,
 }
 
 /// One number of Nodes.
-#[derive(Debug, Serialize)]
-pub(super) struct Row {
-    nodes: u32,
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) nodes: u32,
     first_sync_ms: f64,
     first_sync_cpu_ms: f64,
     memory: Memory,
@@ -58,11 +54,29 @@ pub(super) struct Row {
     heartbeats: u32,
     heartbeat_cpu_percent: f64,
     heartbeat_cpu_us: f64,
-    changes: usize,
-    change_p50_ms: f64,
-    change_p95_ms: f64,
+    pub(crate) changes: usize,
+    pub(crate) change_p50_ms: f64,
+    pub(crate) change_p95_ms: f64,
     change_longest_ms: f64,
 }
+
+const COLUMNS: &[Column<Row>] = &[
+    column("start to last route (s)", |row| row.first_sync_ms / 1e3),
+    column("CPU for it (s)", |row| row.first_sync_cpu_ms / 1e3),
+    column("memory after it (MB)", |row| megabytes(row.memory.resident_bytes)),
+    column("memory at the end (MB)", |row| megabytes(row.memory_after.resident_bytes)),
+    column("CPU at rest (% of one processor)", |row| row.rest_cpu_percent),
+    column("CPU per heartbeat (µs)", |row| row.heartbeat_cpu_us),
+    column("private memory after it (MB)", |row| megabytes(row.memory.private_bytes)),
+    column("private memory at the end (MB)", |row| megabytes(row.memory_after.private_bytes)),
+    column("heartbeats", |row| row.heartbeats.into()),
+    column("CPU with heartbeats (%)", |row| row.heartbeat_cpu_percent),
+    column("change, median (ms)", |row| row.change_p50_ms),
+    column("p95", |row| row.change_p95_ms),
+    column("longest", |row| row.change_longest_ms),
+];
+/// Those of the page, each a line.
+pub(crate) const PAGE: &[Column<Row>] = COLUMNS.split_at(6).0;
 
 impl Row {
     pub(super) fn of(samples: &Samples) -> Self {
@@ -93,46 +107,16 @@ impl Row {
     }
 }
 
-impl Report {
-    /// Writes `cluster.json` into a directory and returns its path.
-    pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
-        let path = dir.join("cluster.json");
-        fs::write(&path, json + "\n").map_err(|e| Error::file("write", &path, e))?;
-        Ok(path)
-    }
+impl output::Report for Report {
+    const NAME: &str = "cluster";
 
-    /// The figures for people.
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        for line in &self.conditions {
-            let _ = writeln!(text, "{line}");
-        }
+    fn text(&self) -> String {
+        let mut text = self.conditions.join("\n") + "\n";
         for row in &self.rows {
-            let _ = write!(
-                text,
-                "\n{} Nodes\n  first synchronization  {:.0} ms, {:.0} ms of CPU\n  memory                 {:.1} MB resident, {:.1} \
-                 MB private; at the end {:.1} and {:.1}\n  CPU at rest            {:.2} %\n  with {} heartbeats    {:.2} %, {:.0} us \
-                 each\n  {} changed addresses   median {:.1} ms, p95 {:.1} ms, longest {:.1} ms\n",
-                row.nodes,
-                row.first_sync_ms,
-                row.first_sync_cpu_ms,
-                megabytes(row.memory.resident_bytes),
-                megabytes(row.memory.private_bytes),
-                megabytes(row.memory_after.resident_bytes),
-                megabytes(row.memory_after.private_bytes),
-                row.rest_cpu_percent,
-                row.heartbeats,
-                row.heartbeat_cpu_percent,
-                row.heartbeat_cpu_us,
-                row.changes,
-                row.change_p50_ms,
-                row.change_p95_ms,
-                row.change_longest_ms
-            );
+            text += &format!("\n{} Nodes\n", row.nodes);
+            for Column { name, value } in COLUMNS {
+                text += &format!("  {name:<34} {:>9.2}\n", value(row));
+            }
         }
         text
     }

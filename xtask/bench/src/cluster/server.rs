@@ -2,16 +2,16 @@
 
 //! An API server with its etcd, and a client for it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
+use crate::process::Process;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// The node's own address, at which the server listens.
 pub(super) const ADDRESS: &str = "10.50.0.1";
@@ -19,14 +19,12 @@ pub(super) const ADDRESS: &str = "10.50.0.1";
 const TOKEN: &str = "bench";
 /// The type of an object.
 pub(super) const JSON: &str = "application/json";
+/// A key for the tokens of service accounts, of which there are none: P-256, as RFC 5915 writes it.
+const KEY: &str = "-----BEGIN EC PRIVATE KEY-----\nMDECAQEEIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHoAoGCCqGSM49AwEH\n\
+                   -----END EC PRIVATE KEY-----\n";
 /// The longest start of the server.
 const START: Duration = Duration::from_secs(240);
 
-/// A process that is killed when it is dropped.
-#[derive(Debug)]
-pub(super) struct Process(Child);
-
-/// The running server.
 #[derive(Debug)]
 pub(super) struct Server {
     /// The file with the access to it.
@@ -35,44 +33,18 @@ pub(super) struct Server {
     _etcd: Process,
 }
 
-impl Process {
-    /// Starts a program with its output in a file.
-    pub(super) fn start(program: &Path, arguments: &[String], log: &Path) -> Result<Self> {
-        let output = fs::File::create(log).map_err(|e| Error::file("create", log, e))?;
-        let errors = output.try_clone().map_err(|e| Error::file("open", log, e))?;
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(output).stderr(errors);
-        command.spawn().map(Self).map_err(|e| Error::file("start", program, e))
-    }
-
-    /// Its number.
-    pub(super) fn id(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        for result in [self.0.kill(), self.0.wait().map(drop)] {
-            if let Err(e) = result {
-                eprintln!("end a process: {e}");
-            }
-        }
-    }
-}
-
 impl Server {
     /// Starts both and waits until the server is ready.
     pub(super) async fn start(programs: &Path, directory: &Path) -> Result<(Self, Client)> {
         let write = |name: &str, text: String| {
             let path = directory.join(name);
-            fs::write(&path, text).map_err(|e| Error::file("write", &path, e)).map(|()| path)
+            files::write(&path, text).map(|()| path)
         };
-        fs::create_dir_all(directory).map_err(|e| Error::file("create", directory, e))?;
+        files::create_dir(directory)?;
         let tokens = write("tokens", format!("{TOKEN},admin,1,system:masters\n"))?;
-        let key = write("key", key())?;
+        let key = write("key", KEY.to_owned())?;
         let shown = |path: &Path| path.display().to_string();
-        let etcd = Process::start(
+        let etcd = Process::logged(
             &programs.join("etcd"),
             &[
                 format!("--data-dir={}", shown(&directory.join("etcd"))),
@@ -82,7 +54,7 @@ impl Server {
             &directory.join("etcd.log"),
         )?;
         let certificates = directory.join("certificates");
-        let server = Process::start(
+        let server = Process::logged(
             &programs.join("kube-apiserver"),
             &[
                 "--etcd-servers=http://127.0.0.1:2379".to_owned(),
@@ -122,7 +94,6 @@ impl Server {
     }
 }
 
-/// A kubeconfig.
 fn config(certificate: &Path) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "bench",
@@ -141,7 +112,6 @@ async fn client(certificate: &Path) -> Result<Client> {
     Client::try_from(config.map_err(|e| failed(&e))?).map_err(|e| failed(&e))
 }
 
-/// Sends a request and reads the reply.
 pub(super) async fn ask(
     client: &Client,
     method: &str,
@@ -153,14 +123,4 @@ pub(super) async fn ask(
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let request = http::Request::builder().method(method).uri(path).header("Content-Type", kind).body(body);
     client.request_text(request.map_err(|e| failed(&e))?).await.map_err(|e| failed(&e))
-}
-
-/// A key for the tokens of service accounts, of which there are none: P-256, as RFC 5915 writes it.
-fn key() -> String {
-    use base64::Engine as _;
-    let mut der = vec![0x30, 0x31, 2, 1, 1, 4, 0x20];
-    der.extend([7; 32]);
-    der.extend([0xa0, 0x0a, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7]);
-    let text = base64::engine::general_purpose::STANDARD.encode(der);
-    format!("-----BEGIN EC PRIVATE KEY-----\n{text}\n-----END EC PRIVATE KEY-----\n")
 }

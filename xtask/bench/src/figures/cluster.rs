@@ -4,68 +4,31 @@
 
 use std::fmt::Write as _;
 
-use serde::Deserialize;
-
-use super::{Data, digits};
+use super::Data;
+use crate::cluster::report::{PAGE, Report, Row};
+use crate::table::{Column, digits};
 use xtask_base::error::Result;
 
 /// The run that the page shows.
 const FILE: &str = "cluster.json";
-
-/// The numbers of Nodes, as `bench cluster` saves them.
-#[derive(Debug, Deserialize)]
-struct Cluster {
-    other_work: f64,
-    heartbeats_per_second: u32,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    nodes: u32,
-    first_sync_ms: f64,
-    first_sync_cpu_ms: f64,
-    memory: Memory,
-    memory_after: Memory,
-    rest_cpu_percent: f64,
-    heartbeat_cpu_us: f64,
-    changes: u32,
-    change_p50_ms: f64,
-    change_p95_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Memory {
-    resident_bytes: f64,
-}
 
 /// The part of `docs/cluster.md` between the marks.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }
 
-fn text(data: &Cluster) -> String {
+fn text(data: &Report) -> String {
     let mut text = format!(
         "| |{}\n|---|{}\n",
         column(data, |row| format!("{} Nodes", row.nodes)),
         "---:|".repeat(data.rows.len())
     );
-    type Cell = fn(&Row) -> String;
-    let lines: [(&str, Cell); 7] = [
-        ("start to last route (s)", |row| digits(row.first_sync_ms / 1e3)),
-        ("CPU for it (s)", |row| digits(row.first_sync_cpu_ms / 1e3)),
-        ("memory after it (MB)", |row| digits(row.memory.resident_bytes / 1e6)),
-        ("memory at the end (MB)", |row| digits(row.memory_after.resident_bytes / 1e6)),
-        ("CPU at rest (% of one processor)", |row| digits(row.rest_cpu_percent)),
-        ("CPU per heartbeat (µs)", |row| digits(row.heartbeat_cpu_us)),
-        ("changed address to route (ms): median, 95th percentile", |row| {
-            format!("{}, {}", digits(row.change_p50_ms), digits(row.change_p95_ms))
-        }),
-    ];
     // Writing to a String cannot fail.
-    for (name, cell) in lines {
-        let _ = writeln!(text, "| {name} |{}", column(data, cell));
+    for Column { name, value } in PAGE {
+        let _ = writeln!(text, "| {name} |{}", column(data, |row| digits(value(row))));
     }
+    let change = column(data, |row| format!("{}, {}", digits(row.change_p50_ms), digits(row.change_p95_ms)));
+    let _ = writeln!(text, "| changed address to route (ms): median, 95th percentile |{change}");
     let changes = data.rows.first().map_or(0, |row| row.changes);
     let _ = write!(
         text,
@@ -77,7 +40,7 @@ fn text(data: &Cluster) -> String {
     text
 }
 
-fn column(data: &Cluster, cell: impl Fn(&Row) -> String) -> String {
+fn column(data: &Report, cell: impl Fn(&Row) -> String) -> String {
     data.rows.iter().map(|row| format!(" {} |", cell(row))).collect()
 }
 
@@ -88,15 +51,18 @@ mod tests {
     #[test]
     fn each_number_of_nodes_has_a_column() {
         let row = |nodes: u32| {
-            serde_json::json!({
+            serde_json::from_value(serde_json::json!({
                 "nodes": nodes, "first_sync_ms": 1234.0, "first_sync_cpu_ms": 560.0,
-                "memory": { "resident_bytes": 12_300_000 }, "memory_after": { "resident_bytes": 12_400_000 },
-                "rest_cpu_percent": 0.1, "heartbeat_cpu_us": 123.0, "changes": 50, "change_p50_ms": 7.0,
-                "change_p95_ms": 9.0,
-            })
+                "memory": { "resident_bytes": 12_300_000, "proportional_bytes": 0, "private_bytes": 0 },
+                "memory_after": { "resident_bytes": 12_400_000, "proportional_bytes": 0, "private_bytes": 0 },
+                "rest_cpu_percent": 0.1, "heartbeats": 1, "heartbeat_cpu_percent": 0.1, "heartbeat_cpu_us": 123.0,
+                "changes": 50, "change_p50_ms": 7.0, "change_p95_ms": 9.0, "change_longest_ms": 9.5,
+            }))
+            .unwrap()
         };
-        let data = serde_json::json!({ "other_work": 0.02, "heartbeats_per_second": 40, "rows": [row(10), row(20)] });
-        let text = text(&serde_json::from_value(data).unwrap());
+        let rows = vec![row(10), row(20)];
+        let data = Report { other_work: 0.02, heartbeats_per_second: 40, rows, ..Report::default() };
+        let text = text(&data);
         for line in [
             "| | 10 Nodes | 20 Nodes |",
             "|---|---:|---:|",

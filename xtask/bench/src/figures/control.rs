@@ -4,9 +4,10 @@
 
 use std::fmt::Write as _;
 
-use serde::Deserialize;
-
-use super::{Data, Goal, digits, goals, grouped, head, row};
+use super::{Data, goals};
+use crate::report::{Profile, Report, Row};
+use crate::statistics::megabytes;
+use crate::table::{digits, grouped, head, row};
 use xtask_base::error::{Error, Result};
 
 /// The run of all contenders, by the number of pods; and the number that the README shows.
@@ -32,50 +33,13 @@ const CONTENDERS: [(&str, &str); 5] = [
 const README: [&str; 4] = ["slipway", "slipway-ebpf", "peer-nftables", "peer-iptables"];
 const IPTABLES: [&str; 4] = ["slipway-iptables", "peer-iptables", "slipway", "peer-nftables"];
 
-/// ADD and DEL, as `bench control` saves them.
-#[derive(Debug, Deserialize)]
-struct Control {
-    rows: Vec<Row>,
-    floor: Vec<Floor>,
-    profiles: Vec<Profile>,
-    ratios: Vec<Goal>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    contender: String,
-    pods: u32,
-    repetitions: u32,
-    add_p50_ms: f64,
-    add_cpu_ms: f64,
-    del_p50_ms: f64,
-    del_cpu_ms: f64,
-    gone_p50_ms: f64,
-    gone_cpu_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Floor {
-    pods: u32,
-    sum_p50_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Profile {
-    contender: String,
-    directory_bytes: f64,
-    add_peak_bytes: f64,
-    add_programs: u32,
-    del_programs: u32,
-}
-
-impl Control {
+impl Report {
     fn row(&self, contender: &str, pods: u32) -> Result<&Row> {
         let row = self.rows.iter().find(|row| row.contender == contender && row.pods == pods);
         row.ok_or_else(|| Error::Failed(format!("the figures lack {contender} with {pods} pods")))
     }
 
-    fn repetitions(&self) -> u32 {
+    fn repetitions(&self) -> usize {
         self.rows.iter().map(|row| row.repetitions).max().unwrap_or_default()
     }
 
@@ -106,7 +70,7 @@ pub(super) fn readme(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", readme_table(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
 
-fn readme_table(run: &Control) -> Result<String> {
+fn readme_table(run: &Report) -> Result<String> {
     let profile = |name: &str| {
         let found = run.profiles.iter().find(|profile| profile.contender == name);
         found.ok_or_else(|| Error::Failed(format!("the figures lack the profile of {name}")))
@@ -125,8 +89,8 @@ fn readme_table(run: &Control) -> Result<String> {
         ("DEL (ms)", |row, _| digits(row.del_p50_ms)),
         ("DEL of what is gone already (ms)", |row, _| digits(row.gone_p50_ms)),
         ("programs started by ADD, by DEL", |_, of| format!("{}, {}", of.add_programs, of.del_programs)),
-        ("memory of the largest process (MB)", |_, of| digits(of.add_peak_bytes / 1e6)),
-        ("all plugins on disk (MB)", |_, of| digits(of.directory_bytes / 1e6)),
+        ("memory of the largest process (MB)", |_, of| digits(megabytes(of.add_peak_bytes))),
+        ("all plugins on disk (MB)", |_, of| digits(megabytes(of.directory_bytes))),
     ];
     for (name, cell) in lines {
         let cells: Vec<String> = columns.iter().map(|(row, profile)| cell(row, profile)).collect();
@@ -140,7 +104,7 @@ pub(super) fn pods(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", pods_tables(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
 
-fn pods_tables(run: &Control) -> Result<String> {
+fn pods_tables(run: &Report) -> Result<String> {
     let mut columns = shown(&all());
     columns.push("the kernel's floor".to_owned());
     let mut text = format!(
@@ -167,7 +131,7 @@ pub(super) fn second_dels(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", second_del_table(&data.read(CONTROL)?)?, data.source(CONTROL)?))
 }
 
-fn second_del_table(run: &Control) -> Result<String> {
+fn second_del_table(run: &Report) -> Result<String> {
     let mut text = head("pods present", &shown(&all()));
     for floor in &run.floor {
         let rows = run.of(&all(), floor.pods)?;
@@ -189,7 +153,7 @@ pub(super) fn iptables(data: &Data<'_>) -> Result<String> {
     Ok(text + &sources)
 }
 
-fn foreign_rows(run: &Control, rules: u32, variant: &str) -> Result<String> {
+fn foreign_rows(run: &Report, rules: u32, variant: &str) -> Result<String> {
     let rows = run.of(&IPTABLES, 0)?;
     let adds: Vec<String> = rows.iter().map(|row| time(row.add_p50_ms, row.add_cpu_ms)).collect();
     let dels: Vec<String> = rows.iter().map(|row| time(row.del_p50_ms, row.del_cpu_ms)).collect();
@@ -199,26 +163,35 @@ fn foreign_rows(run: &Control, rules: u32, variant: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::FloorRow;
 
-    fn run() -> Control {
-        let row = |(contender, _): (&str, &str)| {
-            serde_json::json!({
-                "contender": contender, "pods": 100, "repetitions": 7, "add_p50_ms": 5.67, "add_cpu_ms": 4.0,
-                "del_p50_ms": 123.4, "del_cpu_ms": 3.0, "gone_p50_ms": 2.3, "gone_cpu_ms": 2.1,
-            })
+    fn run() -> Report {
+        let row = |(contender, _): (&str, &str)| Row {
+            contender: contender.to_owned(),
+            pods: 100,
+            repetitions: 7,
+            add_p50_ms: 5.67,
+            add_cpu_ms: 4.0,
+            del_p50_ms: 123.4,
+            del_cpu_ms: 3.0,
+            gone_p50_ms: 2.3,
+            gone_cpu_ms: 2.1,
+            ..Row::default()
         };
-        let profile = |(contender, _): (&str, &str)| {
-            serde_json::json!({
-                "contender": contender, "directory_bytes": 5_900_000, "add_peak_bytes": 5_300_000, "add_programs": 2,
-                "del_programs": 3,
-            })
+        let profile = |(contender, _): (&str, &str)| Profile {
+            contender: contender.to_owned(),
+            directory_bytes: 5_900_000,
+            add_peak_bytes: 5_300_000,
+            add_programs: 2,
+            del_programs: 3,
+            ..Profile::default()
         };
-        let data = serde_json::json!({
-            "rows": CONTENDERS.map(row), "profiles": CONTENDERS.map(profile),
-            "floor": [{"pods": 100, "sum_p50_ms": 28.1}],
-            "ratios": [{"what": "ADD", "value": 0.057, "goal": 0.1, "met": true}],
-        });
-        serde_json::from_value(data).unwrap()
+        Report {
+            rows: CONTENDERS.map(row).into(),
+            profiles: CONTENDERS.map(profile).into(),
+            floor: vec![FloorRow { pods: 100, sum_p50_ms: 28.1, ..FloorRow::default() }],
+            ..Report::default()
+        }
     }
 
     #[track_caller]

@@ -10,14 +10,14 @@ mod runs;
 mod runtime;
 mod traffic;
 
-use std::fs;
 use std::path::Path;
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-
+use crate::goal::Goal;
+use crate::output::{self, Report};
+use crate::table::row;
 use runs::Runs;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::workspace;
 
 /// The line of a page behind each part.
@@ -74,10 +74,8 @@ impl<'a> Data<'a> {
     }
 
     /// Reads what a benchmark saved.
-    fn read<T: DeserializeOwned>(&self, file: &str) -> Result<T> {
-        let path = self.root.join(FOLDER).join(file);
-        serde_json::from_str(&read(&path)?)
-            .map_err(|error| Error::Failed(format!("decode {}: {error}", path.display())))
+    fn read<R: Report>(&self, file: &str) -> Result<R> {
+        output::read(&self.root.join(FOLDER).join(file))
     }
 
     /// The line below a table of a run.
@@ -106,7 +104,6 @@ pub(crate) struct Args {
     again: bool,
 }
 
-/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
     if args.check {
@@ -125,9 +122,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             continue;
         }
         let path = root.join(part.page);
-        let page = read(&path)?;
+        let page = files::read(&path)?;
         let [before, _, after] = part.around(&page)?;
-        fs::write(&path, format!("{before}{written}{after}")).map_err(|e| Error::file("write", &path, e))?;
+        files::write(&path, format!("{before}{written}{after}"))?;
     }
     Ok(())
 }
@@ -136,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn check(root: &Path) -> Result<()> {
     let runs = Runs::read(root)?;
     for part in PARTS {
-        let page = read(&root.join(part.page))?;
+        let page = files::read(root.join(part.page))?;
         let [_, written, _] = part.around(&page)?;
         if written != (part.text)(&Data::new(root, &runs, part.page))? {
             return Err(Error::Failed(format!(
@@ -148,42 +145,12 @@ fn check(root: &Path) -> Result<()> {
     runs.check(root)
 }
 
-/// A figure with three digits at most, and one after the point at most.
-fn digits(value: f64) -> String {
-    if value < 99.95 { format!("{value:.1}") } else { format!("{value:.0}") }
-}
-
-/// A number with commas between thousands.
-fn grouped(number: u32) -> String {
-    if number < 1000 {
-        return number.to_string();
-    }
-    format!("{},{:03}", grouped(number / 1000), number % 1000)
-}
-
-/// A row of a table.
-fn row(name: &str, cells: &[String]) -> String {
-    format!("| {name} | {} |\n", cells.join(" | "))
-}
-
-/// The first two lines of a table, with a column of names.
-fn head(name: &str, columns: &[String]) -> String {
-    row(name, columns) + &format!("|---{}|\n", "|---:".repeat(columns.len()))
-}
-
-/// A goal of a benchmark: the most that a figure should be.
-#[derive(Debug, Deserialize)]
-struct Goal {
-    what: String,
-    value: f64,
-    goal: f64,
-    met: bool,
-}
-
 /// The table of goals, each a row.
 fn goals(goals: &[Goal]) -> String {
-    let cells =
-        |one: &Goal| [format!("{:.2}", one.value), format!("≤ {}", one.goal), met(one.met).to_owned()];
+    let cells = |one: &Goal| {
+        let met = if one.met { "met" } else { "missed" };
+        [format!("{:.2}", one.value), one.limit(), met.to_owned()]
+    };
     let rows = goals.iter().map(|one| row(&one.what, &cells(one)));
     GOALS.to_owned() + &rows.collect::<String>()
 }
@@ -191,18 +158,10 @@ fn goals(goals: &[Goal]) -> String {
 /// The first two lines of a table of goals.
 const GOALS: &str = "| ratio | | goal | |\n|---|---:|---:|---|\n";
 
-/// A word for a goal.
-fn met(is_met: bool) -> &'static str {
-    if is_met { "met" } else { "missed" }
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::file("read", path, e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::goal::Bound;
 
     #[test]
     fn the_pages_have_the_figures_of_the_data() {
@@ -210,17 +169,32 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits_at_most() {
-        let shown: Vec<String> = [3.653, 19.732, 99.97, 444.46].into_iter().map(digits).collect();
-        assert_eq!(shown, ["3.7", "19.7", "100", "444"]);
-        assert_eq!([1, 1000, 60_000, 1_002_003].map(grouped), ["1", "1,000", "60,000", "1,002,003"]);
+    fn what_was_saved_is_read_and_written_with_the_same_bytes() {
+        fn again<R: Report>(name: &str) {
+            let path = workspace::root().join(FOLDER).join(name);
+            let report: R = output::read(&path).unwrap();
+            let written = serde_json::to_string_pretty(&report).unwrap() + "\n";
+            assert!(written == files::read(&path).unwrap(), "{name} would be saved in another form");
+        }
+        for file in ["control", "control-foreign-nft-0", "control-foreign-legacy-10000"] {
+            again::<crate::report::Report>(&format!("{file}.json"));
+        }
+        for file in ["burst-100.json", "burst-250.json", "burst-flows.json"] {
+            again::<crate::burst::report::Report>(file);
+        }
+        for file in ["traffic.json", "traffic-ways.json"] {
+            again::<crate::traffic::figures::Report>(file);
+        }
+        again::<crate::runtime::report::Report>("runtime.json");
+        again::<crate::cluster::report::Report>("cluster.json");
     }
 
     #[test]
     fn each_goal_is_a_row() {
-        let goal = |value: f64, met| Goal { what: "ADD".to_owned(), value, goal: 0.1, met };
-        let rows = "| ADD | 0.06 | ≤ 0.1 | met |\n| ADD | 0.20 | ≤ 0.1 | missed |\n";
-        assert_eq!(goals(&[goal(0.057, true), goal(0.2, false)]), format!("{GOALS}{rows}"));
+        let goal = |value: f64| Goal::at_most("ADD".to_owned(), value, 0.1);
+        let least = Goal::bounded("ADDs".to_owned(), 13.77, Bound::AtLeast(20.0));
+        let rows = "| ADD | 0.06 | ≤ 0.1 | met |\n| ADD | 0.20 | ≤ 0.1 | missed |\n| ADDs | 13.77 | ≥ 20 | missed |\n";
+        assert_eq!(goals(&[goal(0.057), goal(0.2), least]), format!("{GOALS}{rows}"));
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 //! The runs whose figures the pages have, `docs/data/runs.toml`.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{FOLDER, read};
+use super::FOLDER;
 use xtask_base::checkout::{PRODUCT, Sources, is_unchanged, today};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, cargo};
 use xtask_base::workspace;
 
@@ -20,8 +20,12 @@ const LIST: &str = "runs.toml";
 const BENCH: &str = "cargo xtask bench ";
 
 /// The benchmarks, without their drawing.
-const MEASURED_BY: [&str; 3] =
-    ["xtask/bench", ":(exclude)xtask/bench/src/plot.rs", ":(exclude)xtask/bench/src/figures"];
+const MEASURED_BY: [&str; 4] = [
+    "xtask/bench",
+    ":(exclude)xtask/bench/src/plot.rs",
+    ":(exclude)xtask/bench/src/table.rs",
+    ":(exclude)xtask/bench/src/figures",
+];
 
 /// One run of a benchmark.
 #[derive(Debug, Deserialize)]
@@ -77,10 +81,9 @@ impl Run {
 }
 
 impl Runs {
-    /// Reads the list.
     pub(super) fn read(root: &Path) -> Result<Self> {
         let path = root.join(FOLDER).join(LIST);
-        toml::from_str(&read(&path)?)
+        toml::from_str(&files::read(&path)?)
             .map_err(|error| Error::Failed(format!("decode {}: {error}", path.display())))
     }
 
@@ -92,19 +95,15 @@ impl Runs {
 
     /// Compares the list with the files.
     pub(super) fn check(&self, root: &Path) -> Result<()> {
-        let data = root.join(FOLDER);
-        let mut files: Vec<String> = fs::read_dir(&data)
-            .map_err(|e| Error::file("list", &data, e))?
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| name.ends_with(".json"))
-            .collect();
-        let mut listed: Vec<String> = self.run.iter().map(|run| run.file.clone()).collect();
-        files.sort();
+        let paths = files::list(root.join(FOLDER))?;
+        let names = paths.iter().filter_map(|path| path.file_name()?.to_str());
+        let saved: Vec<&str> = names.filter(|name| name.ends_with(".json")).collect();
+        let mut listed: Vec<&str> = self.run.iter().map(|run| &*run.file).collect();
         listed.sort();
-        if files == listed {
+        if saved == listed {
             return Ok(());
         }
-        Err(Error::Failed(format!("{FOLDER} has {files:?}, and {LIST} lists {listed:?}")))
+        Err(Error::Failed(format!("{FOLDER} has {saved:?}, and {LIST} lists {listed:?}")))
     }
 }
 
@@ -138,7 +137,7 @@ pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> 
         for ending in ["json", "csv"].into_iter().take(1 + usize::from(run.samples)) {
             let from = scratch.join(Run::saved(options)).with_extension(ending);
             let to = root.join(FOLDER).join(run.name()).with_extension(ending);
-            fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+            files::copy(&from, &to)?;
         }
         let measured = Run {
             file: run.file.clone(),
@@ -147,8 +146,8 @@ pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> 
             commit: commit.clone(),
             samples: run.samples,
         };
-        let text = with_entry(&read(&list)?, &measured);
-        fs::write(&list, text).map_err(|e| Error::file("write", &list, e))?;
+        let text = with_entry(&files::read(&list)?, &measured);
+        files::write(&list, text)?;
     }
     bench(["plot"].into_iter())
 }

@@ -4,83 +4,21 @@
 
 use std::fmt::Write as _;
 
-use serde::Deserialize;
-
-use super::{Data, digits};
+use super::Data;
+use crate::runtime::report::{Name, Operation, PAGE, Report, WatchRow};
+use crate::statistics::megabytes;
+use crate::table::{digits, figures, heading, row};
 use xtask_base::error::Result;
 
 /// The run that the page shows.
 const FILE: &str = "runtime.json";
-
-/// The callers, as `bench runtime` saves them.
-#[derive(Debug, Deserialize)]
-struct Runtime {
-    other_work: f64,
-    calls: Vec<CallRow>,
-    pods: u32,
-    callers: u32,
-    batches: Vec<BatchRow>,
-    watch: Watch,
-}
-
-#[derive(Debug, Deserialize)]
-struct CallRow {
-    caller: String,
-    plugins: String,
-    repetitions: u32,
-    add: Operation,
-    del: Operation,
-    caller_peak_bytes: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Operation {
-    p50_ms: f64,
-    p90_ms: f64,
-    cpu_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct BatchRow {
-    caller: String,
-    plugins: String,
-    rounds: u32,
-    up: Throughput,
-    down: Throughput,
-    callers_peak_bytes: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Throughput {
-    pods_per_second: f64,
-    p50_ms: f64,
-    p90_ms: f64,
-    p99_ms: f64,
-    cpu_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Watch {
-    rest: Memory,
-    after: Memory,
-    changes: u32,
-    p50_ms: f64,
-    p95_ms: f64,
-    longest_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Memory {
-    resident_bytes: f64,
-    private_bytes: f64,
-}
 
 /// The part of `docs/benchmarks.md` between the marks.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }
 
-fn text(data: &Runtime) -> String {
+fn text(data: &Report) -> String {
     let (repetitions, rounds) = (
         data.calls.first().map_or(0, |row| row.repetitions),
         data.batches.first().map_or(0, |row| row.rounds),
@@ -90,56 +28,56 @@ fn text(data: &Runtime) -> String {
          caller and plugins;\nthe peak memory of the calling process alone:\n\n\
          | caller | plugins | ADD (ms) | CPU | DEL (ms) | CPU | memory (MB) |\n|---|---|---:|---:|---:|---:|---:|\n"
     );
-    // Writing to a String cannot fail.
-    for row in &data.calls {
-        let CallRow { caller, plugins, add, del, .. } = row;
-        let time = |of: &Operation| format!("{} ({})", digits(of.p50_ms), digits(of.p90_ms));
-        let _ = writeln!(
-            text,
-            "| {caller} | {plugins} | {} | {} | {} | {} | {} |",
-            time(add),
-            digits(add.cpu_ms),
-            time(del),
-            digits(del.cpu_ms),
-            digits(row.caller_peak_bytes / 1e6)
+    for one in &data.calls {
+        let Name { caller, plugins } = &one.name;
+        let cells =
+            |of: &Operation| [format!("{} ({})", digits(of.p50_ms), digits(of.p90_ms)), digits(of.cpu_ms)];
+        let memory = digits(megabytes(one.caller_peak_bytes));
+        text += &row(
+            &format!("{caller} | {plugins}"),
+            &[&cells(&one.add)[..], &cells(&one.del), &[memory]].concat(),
         );
     }
-    let Runtime { pods, callers, watch, .. } = data;
+    let Report { pods, callers, .. } = data;
+    let heading = heading(&["caller", "plugins", ""], PAGE);
+    let (titles, rule) = heading.split_once('\n').unwrap_or_default();
+    // Writing to a String cannot fail.
     let _ = write!(
         text,
         "\n{pods} pods up, then down, {callers} operations at a time: pods per second (the median of {rounds} rounds), the \
          latency of an\noperation (50th, 90th and 99th percentile), CPU time per pod; the peak memory of all calling \
-         processes together:\n\n\
-         | caller | plugins | | pods/s | p50 (ms) | p90 | p99 | CPU | memory (MB) |\n\
-         |---|---|---|---:|---:|---:|---:|---:|---:|\n"
+         processes together:\n\n{titles} memory (MB) |\n{}---:|\n",
+        rule.trim_end()
     );
-    for row in &data.batches {
-        let BatchRow { caller, plugins, up, down, .. } = row;
-        let memory = digits(row.callers_peak_bytes / 1e6);
-        let up_names = format!("{caller} | {plugins}");
-        for (names, word, of, memory) in [(&*up_names, "up", up, &*memory), (" | ", "down", down, "")] {
-            let figures =
-                [of.pods_per_second, of.p50_ms, of.p90_ms, of.p99_ms, of.cpu_ms].map(digits).join(" | ");
-            let _ = writeln!(text, "| {names} | {word} | {figures} | {memory} |");
-        }
+    for one in &data.batches {
+        let Name { caller, plugins } = &one.name;
+        let line = |names: &str, of, memory| row(names, &[figures(of, PAGE), vec![memory]].concat());
+        let memory = digits(megabytes(one.callers_peak_bytes));
+        text += &line(&format!("{caller} | {plugins} | up"), &one.up, memory);
+        text += &line(" |  | down", &one.down, String::new());
     }
-    let Watch { rest, after, changes, .. } = watch;
-    let megabytes = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
-    let _ = write!(
-        text,
+    text + &watch(&data.watch)
+        + &format!(
+            "\nOther work took {:.0} % of one processor before the measurements.\n",
+            data.other_work * 100.0
+        )
+}
+
+fn watch(watch: &WatchRow) -> String {
+    let WatchRow { rest, after, changes, .. } = watch;
+    let size = |bytes: u64| format!("{:.1} MB", megabytes(bytes));
+    format!(
         "\n`slipwayd networks --watch` at rest: {} resident, {} of them private; after {changes} changes {} and {}. From \
          the\nrename of a configuration file to the printed network: median {} ms, 95th percentile {} ms, longest {} \
-         ms.\n\nOther work took {:.0} % of one processor before the measurements.\n",
-        megabytes(rest.resident_bytes),
-        megabytes(rest.private_bytes),
-        megabytes(after.resident_bytes),
-        megabytes(after.private_bytes),
+         ms.\n",
+        size(rest.resident_bytes),
+        size(rest.private_bytes),
+        size(after.resident_bytes),
+        size(after.private_bytes),
         digits(watch.p50_ms),
         digits(watch.p95_ms),
-        digits(watch.longest_ms),
-        data.other_work * 100.0
-    );
-    text
+        digits(watch.longest_ms)
+    )
 }
 
 #[cfg(test)]
@@ -148,16 +86,16 @@ mod tests {
 
     #[test]
     fn every_caller_has_a_row_and_every_batch_two() {
-        let memory =
-            |resident: u32| serde_json::json!({"resident_bytes": resident, "private_bytes": 1_000_000});
+        let memory = |resident: u32| serde_json::json!({"resident_bytes": resident, "proportional_bytes": 0, "private_bytes": 1_000_000});
         let operation = |p50: f64| serde_json::json!({"p50_ms": p50, "p90_ms": 120.0, "cpu_ms": 4.56});
         let rate = |rate: f64| {
             serde_json::json!({
                 "pods_per_second": rate, "p50_ms": 1.0, "p90_ms": 2.0, "p99_ms": 3.0, "cpu_ms": 4.0,
+                "least_pods_per_second": 1.0, "most_pods_per_second": 2.0,
             })
         };
         let data = serde_json::json!({
-            "other_work": 0.034, "pods": 200, "callers": 32,
+            "conditions": [], "other_work": 0.034, "pods": 200, "callers": 32,
             "calls": [
                 {"caller": "library", "plugins": "slipway", "repetitions": 20, "add": operation(12.34),
                  "del": operation(56.7), "caller_peak_bytes": 3_450_000},

@@ -2,9 +2,11 @@
 
 //! The tables of packets.
 
-use serde::Deserialize;
-
-use super::{Data, Goal, digits, goals, grouped, head, row};
+use super::{Data, goals};
+use crate::table::{digits, grouped, head, row};
+use crate::traffic::contender::{Kind, Way};
+use crate::traffic::figures::{Report, Row};
+use crate::traffic::load::Work;
 use xtask_base::error::{Error, Result};
 
 /// The run of all contenders, by the number of published ports.
@@ -16,66 +18,45 @@ const WAYS: &str = "traffic-ways.json";
 /// Client and server on any processor.
 const UNPINNED: &str = "traffic-unpinned.json";
 
-/// The contenders of the README: their names in the files, and for readers.
-const README: [(&str, &str); 4] = [
-    ("nftables", "Slipway, nftables"),
-    ("ebpf", "Slipway, eBPF"),
-    ("reference-nftables", "reference 1.9.1, nftables"),
-    ("reference-iptables", "reference 1.9.1, iptables"),
+/// The contenders of the README, and their names for readers.
+const README: [(Kind, &str); 4] = [
+    (Kind::Nftables, "Slipway, nftables"),
+    (Kind::Ebpf, "Slipway, eBPF"),
+    (Kind::ReferenceNftables, "reference 1.9.1, nftables"),
+    (Kind::ReferenceIptables, "reference 1.9.1, iptables"),
 ];
 
-/// The ways: their names in the files, and for readers.
-const NAMES_OF_WAYS: [(&str, &str); 4] = [
-    ("port", "another host to a published port"),
-    ("masquerade", "a pod to another host"),
-    ("node", "the node to its published port"),
-    ("node-direct", "the node to the pod's address"),
-];
-
-/// Packets, as `bench traffic` saves them.
-#[derive(Debug, Deserialize)]
-struct Traffic {
-    rows: Vec<Row>,
-    goals: Vec<Goal>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    contender: String,
-    way: String,
-    work: String,
-    ports: u32,
-    unit: String,
-    machine: Spread,
-    /// To `routed`.
-    ratio: Spread,
-    rounds: Vec<serde_json::Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Spread {
-    median: f64,
+/// A way for readers.
+fn shown(way: Way) -> &'static str {
+    match way {
+        Way::Port => "another host to a published port",
+        Way::Masquerade => "a pod to another host",
+        Way::Node => "the node to its published port",
+        Way::NodeDirect => "the node to the pod's address",
+    }
 }
 
 impl Row {
     /// Time and ratio.
     fn cell(&self) -> String {
         let time = digits(self.machine.median);
-        if self.contender == "routed" { time } else { format!("{time} ({:.2})", self.ratio.median) }
+        match self.ratio {
+            Some(ratio) if self.contender != Kind::Routed => format!("{time} ({:.2})", ratio.median),
+            _ => time,
+        }
     }
 
     fn title(&self) -> String {
-        format!("{} ({})", self.work, self.unit)
+        format!("{} ({})", self.work.name(), self.unit)
     }
 }
 
-impl Traffic {
-    fn find(&self, contender: &str, way: &str, work: &str, ports: u32) -> Result<&Row> {
-        let is_it =
-            |row: &&Row| (&*row.contender, &*row.way, &*row.work, row.ports) == (contender, way, work, ports);
-        let missing =
-            || Error::Failed(format!("the figures lack {work} of {contender} with {ports} ports ({way})"));
-        self.rows.iter().find(is_it).ok_or_else(missing)
+impl Report {
+    fn row(&self, contender: Kind, way: Way, work: Work, ports: u32) -> Result<&Row> {
+        self.find(way, work, contender, ports).ok_or_else(|| {
+            let (contender, way, work) = (contender.name(), way.name(), work.name());
+            Error::Failed(format!("the figures lack {work} of {contender} with {ports} ports ({way})"))
+        })
     }
 
     /// The values of a column of the rows, each once, in the order of the rows.
@@ -89,18 +70,8 @@ impl Traffic {
         found
     }
 
-    fn contenders(&self) -> Vec<String> {
-        self.each(|row| row.contender.clone())
-    }
-
-    fn ports(&self) -> Vec<u32> {
-        let mut ports = self.each(|row| row.ports);
-        ports.sort_unstable();
-        ports
-    }
-
-    fn works(&self) -> Vec<(String, String)> {
-        self.each(|row| (row.work.clone(), row.title()))
+    fn works(&self) -> Vec<(Work, String)> {
+        self.each(|row| (row.work, row.title()))
     }
 
     fn rounds(&self) -> usize {
@@ -110,14 +81,14 @@ impl Traffic {
     /// A table for each kind of traffic to a published port: contenders by numbers of ports.
     fn by_ports(&self) -> Result<String> {
         let mut text = String::new();
-        let ports = self.ports();
+        let ports = self.numbers();
         for (work, title) in self.works() {
             let columns: Vec<String> = ports.iter().map(|number| grouped(*number)).collect();
             text += &head(&title, &columns);
-            for contender in self.contenders() {
+            for contender in self.kinds() {
                 let cells =
-                    ports.iter().map(|number| Ok(self.find(&contender, "port", &work, *number)?.cell()));
-                text += &row(&contender, &cells.collect::<Result<Vec<_>>>()?);
+                    ports.iter().map(|number| Ok(self.row(contender, Way::Port, work, *number)?.cell()));
+                text += &row(contender.name(), &cells.collect::<Result<Vec<_>>>()?);
             }
             text.push('\n');
         }
@@ -127,33 +98,31 @@ impl Traffic {
     /// The share of the node in the time of an operation with the fewest ports, to that of a node that only routes: the
     /// time without what both ends cost by themselves.
     fn shares(&self) -> Result<String> {
-        let works: Vec<String> =
-            self.works().into_iter().map(|(work, _)| work).filter(|work| work != "STREAM").collect();
-        let fewest = self.ports().first().copied().unwrap_or_default();
-        let mut text = head("", &works);
-        for contender in
-            self.contenders().iter().filter(|name| !["direct", "routed"].contains(&name.as_str()))
-        {
+        let works: Vec<Work> =
+            self.works().into_iter().map(|(work, _)| work).filter(|work| *work != Work::Stream).collect();
+        let fewest = self.numbers().first().copied().unwrap_or_default();
+        let mut text = head("", &works.iter().map(|work| work.name().to_owned()).collect::<Vec<_>>());
+        let measured = |kind: &Kind| ![Kind::Direct, Kind::Routed].contains(kind);
+        for contender in self.kinds().into_iter().filter(measured) {
             let cells = works.iter().map(|work| {
-                let time = |of: &str| Ok(self.find(of, "port", work, fewest)?.machine.median);
-                let (direct, routed, own) = (time("direct")?, time("routed")?, time(contender)?);
+                let time = |of| Ok(self.row(of, Way::Port, *work, fewest)?.machine.median);
+                let (direct, routed, own) = (time(Kind::Direct)?, time(Kind::Routed)?, time(contender)?);
                 Ok(format!("{:.2}", (own - direct) / (routed - direct)))
             });
-            text += &row(contender, &cells.collect::<Result<Vec<_>>>()?);
+            text += &row(contender.name(), &cells.collect::<Result<Vec<_>>>()?);
         }
         Ok(text)
     }
 
     /// Contenders by way and kind of traffic, with one number of ports.
     fn by_ways(&self) -> Result<String> {
-        let ports = self.ports().first().copied().unwrap_or_default();
-        let contenders = self.contenders();
-        let mut text = head("", &contenders);
-        for way in self.each(|row| row.way.clone()) {
-            let name = NAMES_OF_WAYS.iter().find(|(one, _)| *one == way).map_or(&*way, |(_, name)| name);
+        let ports = self.numbers().first().copied().unwrap_or_default();
+        let contenders = self.kinds();
+        let mut text = head("", &contenders.iter().map(|kind| kind.name().to_owned()).collect::<Vec<_>>());
+        for way in self.each(|row| row.way) {
             for (work, title) in self.works() {
-                let cells = contenders.iter().map(|of| Ok(self.find(of, &way, &work, ports)?.cell()));
-                text += &row(&format!("{name}: {title}"), &cells.collect::<Result<Vec<_>>>()?);
+                let cells = contenders.iter().map(|of| Ok(self.row(*of, way, work, ports)?.cell()));
+                text += &row(&format!("{}: {title}", shown(way)), &cells.collect::<Result<Vec<_>>>()?);
             }
         }
         Ok(text)
@@ -165,15 +134,16 @@ pub(super) fn readme(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", readme_table(&data.read(TRAFFIC)?)?, data.source(TRAFFIC)?))
 }
 
-fn readme_table(run: &Traffic) -> Result<String> {
+fn readme_table(run: &Report) -> Result<String> {
     let names = README.map(|(_, shown)| shown.to_owned());
     let mut text = format!(
         "A connection to a published port with one byte each way, by the number of published ports: processor \
          time of the\nwhole machine in µs, in parentheses its ratio to a node that only routes.\n\n{}",
         head("", &names)
     );
-    for ports in run.ports() {
-        let cells = README.iter().map(|(name, _)| Ok(run.find(name, "port", "CRR", ports)?.cell()));
+    for ports in run.numbers() {
+        let cells =
+            README.iter().map(|(kind, _)| Ok(run.row(*kind, Way::Port, Work::Connections, ports)?.cell()));
         text += &row(&grouped(ports), &cells.collect::<Result<Vec<_>>>()?);
     }
     Ok(text)
@@ -181,7 +151,7 @@ fn readme_table(run: &Traffic) -> Result<String> {
 
 /// Packets to a published port by the number of ports, the share of the node, and the goals.
 pub(super) fn packets(data: &Data<'_>) -> Result<String> {
-    let run: Traffic = data.read(TRAFFIC)?;
+    let run: Report = data.read(TRAFFIC)?;
     Ok(format!(
         "Processor time of the whole machine, in parentheses the median of its ratios to `routed`; both ends on one \
          processor,\n{} rounds:\n\n{}The share of the node, (contender - direct) / (routed - direct), with the fewest \
@@ -196,7 +166,7 @@ pub(super) fn packets(data: &Data<'_>) -> Result<String> {
 
 /// One port with many rounds, other ways, and both ends on any processor.
 pub(super) fn others(data: &Data<'_>) -> Result<String> {
-    let (one, ways, unpinned): (Traffic, Traffic, Traffic) =
+    let (one, ways, unpinned): (Report, Report, Report) =
         (data.read(ONE_PORT)?, data.read(WAYS)?, data.read(UNPINNED)?);
     Ok(format!(
         "Connections to the only published port, {} rounds:\n\n{}{}\n\
@@ -206,7 +176,7 @@ pub(super) fn others(data: &Data<'_>) -> Result<String> {
         one.rounds(),
         one.by_ports()?,
         data.source(ONE_PORT)?,
-        grouped(ways.ports().first().copied().unwrap_or_default()),
+        grouped(ways.numbers().first().copied().unwrap_or_default()),
         ways.rounds(),
         ways.by_ways()?,
         data.source(WAYS)?,
@@ -219,27 +189,27 @@ pub(super) fn others(data: &Data<'_>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::traffic::cost::Spent;
+    use crate::traffic::figures::Series;
 
-    fn run(contenders: &[&str], ways: &[&str]) -> Traffic {
-        let mut rows = Vec::new();
-        for (way, work) in ways.iter().flat_map(|way| [(way, "RR"), (way, "CRR")]) {
+    fn run(contenders: &[Kind], ways: &[Way]) -> Report {
+        let mut series = Vec::new();
+        for (way, work) in ways.iter().flat_map(|way| [(way, Work::Requests), (way, Work::Connections)]) {
             for (at, contender) in contenders.iter().enumerate() {
                 for ports in [1, 60_000] {
-                    let time = 100.0 + 50.0 * at as f64;
-                    rows.push(serde_json::json!({
-                        "contender": contender, "way": way, "work": work, "ports": ports, "unit": "µs",
-                        "machine": {"median": time}, "ratio": {"median": time / 150.0}, "rounds": [{}, {}],
-                    }));
+                    let busy = 100.0 + 50.0 * at as f64;
+                    let spent = Spent { operations: 1e6, busy, ..Spent::default() };
+                    let (contender, way) = (*contender, *way);
+                    series.push(Series { contender, way, work, ports, rounds: vec![spent; 2] });
                 }
             }
         }
-        let goals = [serde_json::json!({"what": "port CRR", "value": 1.166, "goal": 1.1, "met": false})];
-        serde_json::from_value(serde_json::json!({ "rows": rows, "goals": goals })).unwrap()
+        Report::new(Vec::new(), &series, Vec::new())
     }
 
     #[test]
     fn contenders_are_rows_and_ports_columns() {
-        let run = run(&["direct", "routed", "nftables"], &["port"]);
+        let run = run(&[Kind::Direct, Kind::Routed, Kind::Nftables], &[Way::Port]);
         let table = "| CRR (µs) | 1 | 60,000 |\n|---|---:|---:|\n| direct | 100 (0.67) | 100 (0.67) |\n\
                      | routed | 150 | 150 |\n| nftables | 200 (1.33) | 200 (1.33) |\n\n";
         let text = run.by_ports().unwrap();
@@ -254,8 +224,8 @@ mod tests {
 
     #[test]
     fn each_way_has_a_row_for_each_kind_of_traffic() {
-        let text = run(&["routed", "nftables"], &["masquerade", "node"]).by_ways().unwrap();
+        let text = run(&[Kind::Routed, Kind::Nftables], &[Way::Masquerade, Way::Node]).by_ways().unwrap();
         assert_eq!(text.lines().count(), 6, "{text}");
-        assert!(text.contains("| a pod to another host: RR (µs) | 100 | 150 (1.00) |\n"), "{text}");
+        assert!(text.contains("| a pod to another host: RR (µs) | 100 | 150 (1.50) |\n"), "{text}");
     }
 }

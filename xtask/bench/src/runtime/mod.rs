@@ -7,7 +7,7 @@
 
 mod caller;
 mod node;
-mod report;
+pub(super) mod report;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::thread;
 
 use super::control::{SETTLE, fresh_state, idle_rate, load, machine};
+use super::output;
 use super::sets::{Callers, Plugins, version};
 use caller::{Contender, Program, Verb};
 use node::{Node, Target};
@@ -23,10 +24,8 @@ use watch::Watch;
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
 use xtask_base::progress::Stages;
-use xtask_base::workspace;
 use xtask_downloads::runtimes;
 
-/// The plugin sets.
 const OWN: &str = "slipway";
 const REFERENCE: &str = "reference";
 
@@ -75,7 +74,6 @@ struct Line {
     batches: Option<Batches>,
 }
 
-/// A measurement.
 struct Run {
     nodes: [Rc<Node>; 2],
     targets: Vec<Target>,
@@ -83,7 +81,6 @@ struct Run {
     other_work: f64,
 }
 
-/// Runs the benchmark.
 pub(super) fn run(args: &RuntimeArgs) -> Result<()> {
     let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let programs = args.plugins.callers()?;
@@ -96,8 +93,6 @@ pub(super) fn run(args: &RuntimeArgs) -> Result<()> {
     let versions = format!("plugins: {}; {}", version(&own), version(&peer));
     let mut conditions =
         vec![shape(args), machine()?, versions, format!("reference caller: {newest}"), load()];
-    let out = workspace::target().join("bench");
-    let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
     let state = fresh_state()?;
     sandbox::enter(sandbox::State::Folder(&state))?;
 
@@ -121,13 +116,7 @@ pub(super) fn run(args: &RuntimeArgs) -> Result<()> {
     let watch =
         watched.ok_or_else(|| Error::Failed("slipwayd networks --watch was not measured".to_owned()))?;
     let report = Report::new(conditions, &run.into_samples(args, watch));
-    println!("\n{}", report.text());
-    for dir in [Some(out), save].into_iter().flatten() {
-        for path in report.save(&dir)? {
-            println!("written: {}", path.display());
-        }
-    }
-    Ok(())
+    output::publish(&report, args.save.as_deref())
 }
 
 fn shape(args: &RuntimeArgs) -> String {
@@ -171,9 +160,9 @@ impl Run {
             contender.node.expect(attached)?;
         }
         let peak = contender.own_peak(target)?;
-        let name = Name { caller: contender.caller, plugins: contender.node.name };
+        let name = Name { caller: contender.caller.to_owned(), plugins: contender.node.name.to_owned() };
         let has_batches =
-            BATCHES.iter().any(|(set, callers)| *set == name.plugins && callers.contains(&name.caller));
+            BATCHES.iter().any(|(set, callers)| *set == name.plugins && callers.contains(&&*name.caller));
         let batches = has_batches.then(|| Batches { name: name.clone(), memory: 0, rounds: Vec::new() });
         self.lines.push(Line { contender, calls: Calls { name, peak, samples: Vec::new() }, batches });
         Ok(())

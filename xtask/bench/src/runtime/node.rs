@@ -2,14 +2,15 @@
 
 //! A plugin set with its own node, and the pods.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
 use crate::contender::{Backend, make_node};
+use xtask::cni::container_id;
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 
 /// The folder with a configuration directory for each set, in the private `/var/lib`.
@@ -23,7 +24,6 @@ pub(super) struct Node {
     /// Its name in tables, and the network's.
     pub(super) name: &'static str,
     pub(super) plugins: PathBuf,
-    /// The configuration directory.
     pub(super) configuration: PathBuf,
     /// `PATH` of the callers: only nft.
     pub(super) path: String,
@@ -85,18 +85,17 @@ pub(super) fn write(directory: &Path, set: &str, network: &str) -> Result<()> {
             { "type": "portmap", "backend": "nftables", "capabilities": { "portMappings": true } },
         ],
     });
-    fs::create_dir_all(directory).map_err(|e| Error::file("create the directory", directory, e))?;
+    files::create_dir(directory)?;
     let (new, file) = (directory.join(".new"), directory.join("10-bench.conflist"));
-    fs::write(&new, list.to_string()).map_err(|e| Error::file("write", &new, e))?;
-    fs::rename(&new, &file).map_err(|e| Error::file("rename", &new, e))
+    files::write(&new, list.to_string())?;
+    files::rename(&new, &file)
 }
 
 /// Makes so many pods. All contenders use them, so that the number of namespaces does not change between
 /// measurements: the removal of one holds locks for which the next measurement would wait.
 pub(super) fn targets(count: u16) -> Result<Vec<Target>> {
     let target = |number: u16| {
-        // 64 hexadecimal digits that differ from the first one on.
-        let id = format!("{:08x}", u32::from(number + 1).wrapping_mul(0x9e37_79b1)).repeat(8);
+        let id = container_id((number + 1).into());
         Ok(Target { id, netns: sandbox::add_netns(&format!("pod-{number}"))?, port: FIRST_PORT + number })
     };
     (0..count).map(target).collect()
@@ -104,6 +103,8 @@ pub(super) fn targets(count: u16) -> Result<Vec<Target>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -3,24 +3,23 @@
 //! Figures of the samples: the rows of JSON, the table and CSV.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::caller::Batch;
 use super::watch::Watch;
 use crate::measure::Cost;
 use crate::memory::Memory;
-use crate::report::{mean, megabytes, milliseconds, quantile};
-use xtask_base::error::{Error, Result};
+use crate::output;
+use crate::statistics::{mean, megabytes, milliseconds, quantile};
+use crate::table::{Column, Table, column};
 
 /// A caller with a plugin set, by the names in tables.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Name {
-    pub(super) caller: &'static str,
-    pub(super) plugins: &'static str,
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Name {
+    pub(crate) caller: String,
+    pub(crate) plugins: String,
 }
 
 /// The operations of a caller on one pod at a time: ADD and DEL of each repetition.
@@ -41,7 +40,6 @@ pub(super) struct Batches {
     pub(super) rounds: Vec<(Batch, Batch)>,
 }
 
-/// The samples of a run.
 #[derive(Debug)]
 pub(super) struct Samples {
     pub(super) calls: Vec<Calls>,
@@ -54,54 +52,65 @@ pub(super) struct Samples {
     pub(super) other_work: f64,
 }
 
-/// The figures of a run.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
     /// The machine and the conditions, one line each.
     conditions: Vec<String>,
-    other_work: f64,
-    calls: Vec<CallRow>,
-    pods: u16,
-    callers: u16,
-    batches: Vec<BatchRow>,
-    watch: WatchRow,
+    pub(crate) other_work: f64,
+    pub(crate) calls: Vec<CallRow>,
+    pub(crate) pods: u16,
+    pub(crate) callers: u16,
+    pub(crate) batches: Vec<BatchRow>,
+    pub(crate) watch: WatchRow,
     #[serde(skip)]
     csv: String,
 }
 
 /// One pod at a time.
-#[derive(Debug, Serialize)]
-struct CallRow {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CallRow {
     #[serde(flatten)]
-    name: Name,
-    repetitions: usize,
-    add: Operation,
-    del: Operation,
-    caller_peak_bytes: u64,
+    pub(crate) name: Name,
+    pub(crate) repetitions: usize,
+    pub(crate) add: Operation,
+    pub(crate) del: Operation,
+    /// The peak memory of the calling process alone.
+    pub(crate) caller_peak_bytes: u64,
 }
 
-/// Times in milliseconds.
-#[derive(Debug, Serialize)]
-struct Operation {
-    p50_ms: f64,
-    p90_ms: f64,
-    cpu_ms: f64,
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Operation {
+    pub(crate) p50_ms: f64,
+    pub(crate) p90_ms: f64,
+    /// Of caller and plugins.
+    pub(crate) cpu_ms: f64,
 }
+
+const CALL: &[Column<CallRow>] = &[
+    column("ADD (ms)", |row| row.add.p50_ms),
+    column("p90", |row| row.add.p90_ms),
+    column("CPU", |row| row.add.cpu_ms),
+    column("DEL (ms)", |row| row.del.p50_ms),
+    column("p90", |row| row.del.p90_ms),
+    column("CPU", |row| row.del.cpu_ms),
+    column("memory (MB)", |row| megabytes(row.caller_peak_bytes)),
+];
 
 /// Many pods at once.
-#[derive(Debug, Serialize)]
-struct BatchRow {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct BatchRow {
     #[serde(flatten)]
-    name: Name,
-    rounds: usize,
-    up: Throughput,
-    down: Throughput,
-    callers_peak_bytes: u64,
+    pub(crate) name: Name,
+    pub(crate) rounds: usize,
+    pub(crate) up: Throughput,
+    pub(crate) down: Throughput,
+    /// The peak memory of all calling processes together.
+    pub(crate) callers_peak_bytes: u64,
 }
 
-/// Pods per second are medians of the rounds, the latencies those of all operations, in milliseconds.
-#[derive(Debug, Serialize)]
-struct Throughput {
+/// Pods per second are medians of the rounds, the latencies those of all operations.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Throughput {
     pods_per_second: f64,
     least_pods_per_second: f64,
     most_pods_per_second: f64,
@@ -112,18 +121,35 @@ struct Throughput {
     cpu_ms: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct WatchRow {
-    rest: Memory,
-    after: Memory,
-    changes: usize,
-    p50_ms: f64,
-    p95_ms: f64,
-    longest_ms: f64,
+const BATCH: &[Column<Throughput>] = &[
+    column("pods/s", |of| of.pods_per_second),
+    column("p50 (ms)", |of| of.p50_ms),
+    column("p90", |of| of.p90_ms),
+    column("p99", |of| of.p99_ms),
+    column("CPU", |of| of.cpu_ms),
+    column("least pods/s", |of| of.least_pods_per_second),
+    column("most", |of| of.most_pods_per_second),
+];
+/// Those of the page.
+pub(crate) const PAGE: &[Column<Throughput>] = BATCH.split_at(5).0;
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WatchRow {
+    pub(crate) rest: Memory,
+    pub(crate) after: Memory,
+    pub(crate) changes: usize,
+    pub(crate) p50_ms: f64,
+    pub(crate) p95_ms: f64,
+    pub(crate) longest_ms: f64,
 }
 
+const MEMORY: &[Column<Memory>] = &[
+    column("resident (MB)", |memory| megabytes(memory.resident_bytes)),
+    column("proportional", |memory| megabytes(memory.proportional_bytes)),
+    column("private", |memory| megabytes(memory.private_bytes)),
+];
+
 impl Report {
-    /// Computes the figures.
     pub(super) fn new(conditions: Vec<String>, samples: &Samples) -> Self {
         let Samples { calls, batches, watch, pods, callers, other_work } = samples;
         Self {
@@ -137,86 +163,44 @@ impl Report {
             csv: csv(samples),
         }
     }
-
-    /// Writes `runtime.json` and `runtime.csv` into a directory and returns their paths.
-    pub(super) fn save(&self, dir: &Path) -> Result<[PathBuf; 2]> {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
-        let paths = [dir.join("runtime.json"), dir.join("runtime.csv")];
-        for (path, text) in paths.iter().zip([json + "\n", self.csv.clone()]) {
-            fs::write(path, text).map_err(|e| Error::file("write", path, e))?;
-        }
-        Ok(paths)
-    }
-
-    /// The tables for people.
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        for line in &self.conditions {
-            let _ = writeln!(text, "{line}");
-        }
-        let heading = format!("{:<18} {:<10}", "ms per operation", "plugins");
-        let figures = format!("{:>8} {:>8} {:>8}", "p50", "p90", "CPU");
-        let _ = writeln!(text, "\n{heading}  ADD {figures}  DEL {figures}  {:>10}", "caller MB");
-        for row in &self.calls {
-            let figures =
-                |of: &Operation| format!("{:>8.2} {:>8.2} {:>8.2}", of.p50_ms, of.p90_ms, of.cpu_ms);
-            let _ = writeln!(
-                text,
-                "{}      {}      {}  {:>10.1}",
-                row.name.padded(),
-                figures(&row.add),
-                figures(&row.del),
-                megabytes(row.caller_peak_bytes)
-            );
-        }
-        let heading = format!("{:<18} {:<10}", format!("{} pods", self.pods), "plugins");
-        let _ = writeln!(
-            text,
-            "\n{heading}       pods/s (least–most)        p50      p90      p99      CPU  ({} callers)",
-            self.callers
-        );
-        for row in &self.batches {
-            for (word, of) in [("up", &row.up), ("down", &row.down)] {
-                let _ = writeln!(
-                    text,
-                    "{} {word:<4} {:>7.1} {:>16} {:>8.1} {:>8.1} {:>8.1} {:>8.2}",
-                    row.name.padded(),
-                    of.pods_per_second,
-                    format!("({:.1}–{:.1})", of.least_pods_per_second, of.most_pods_per_second),
-                    of.p50_ms,
-                    of.p90_ms,
-                    of.p99_ms,
-                    of.cpu_ms
-                );
-            }
-            let megabytes = megabytes(row.callers_peak_bytes);
-            let _ = writeln!(text, "{} callers together {megabytes:.1} MB", row.name.padded());
-        }
-        let WatchRow { rest, after, changes, p50_ms, p95_ms, longest_ms } = &self.watch;
-        let _ = writeln!(text, "\nslipwayd networks --watch");
-        for (when, memory) in [("at rest", rest), ("after the changes", after)] {
-            let _ = writeln!(
-                text,
-                "{when}: {:.2} MB resident, {:.2} MB proportional, {:.2} MB private",
-                megabytes(memory.resident_bytes),
-                megabytes(memory.proportional_bytes),
-                megabytes(memory.private_bytes)
-            );
-        }
-        let _ = writeln!(
-            text,
-            "{changes} changes: median {p50_ms:.1} ms, p95 {p95_ms:.1} ms, longest {longest_ms:.1} ms"
-        );
-        text
-    }
 }
 
-impl Name {
-    fn padded(&self) -> String {
-        format!("{:<18} {:<10}", self.caller, self.plugins)
+impl output::Report for Report {
+    const NAME: &str = "runtime";
+
+    fn text(&self) -> String {
+        let mut calls = Table::new(&["caller", "plugins"], CALL);
+        for row in &self.calls {
+            calls.add(&[&row.name.caller, &row.name.plugins], row);
+        }
+        let pods = format!("{} pods", self.pods);
+        let mut batches = Table::new(&["caller", "plugins", &pods], BATCH);
+        let mut memory = String::new();
+        for BatchRow { name: Name { caller, plugins }, up, down, callers_peak_bytes, .. } in &self.batches {
+            batches.add(&[caller, plugins, &"up"], up);
+            batches.add(&[caller, plugins, &"down"], down);
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                memory,
+                "{} {caller} of {plugins}: {:.1} MB",
+                self.callers,
+                megabytes(*callers_peak_bytes)
+            );
+        }
+        let WatchRow { rest, after, changes, p50_ms, p95_ms, longest_ms } = &self.watch;
+        let mut watch = Table::new(&["slipwayd networks --watch"], MEMORY);
+        watch.add(&[&"at rest"], rest);
+        watch.add(&[&"after the changes"], after);
+        let reactions = format!(
+            "{changes} changes: median {p50_ms:.1} ms, p95 {p95_ms:.1} ms, longest {longest_ms:.1} ms\n"
+        );
+        let parts =
+            [self.conditions.join("\n"), calls.to_string(), batches.to_string(), memory, watch.to_string()];
+        parts.join("\n") + &reactions
+    }
+
+    fn csv(&self) -> Option<&str> {
+        Some(&self.csv)
     }
 }
 
@@ -336,7 +320,7 @@ mod tests {
 
     #[test]
     fn figures_are_of_all_samples() {
-        let name = Name { caller: "library (tokio)", plugins: "slipway" };
+        let name = Name { caller: "library (tokio)".to_owned(), plugins: "slipway".to_owned() };
         let cost = |n| Cost { wall: ms(n), cpu: ms(n / 2) };
         let batch = |wall| Batch { wall: ms(wall), cpu: ms(40), calls: vec![ms(10), ms(30)] };
         let samples = Samples {
@@ -373,8 +357,11 @@ mod tests {
         assert_eq!(json["other_work"], 0.012);
         assert_eq!(report.csv.lines().count(), 1 + 4 + 6 + 20);
         assert!(report.csv.lines().all(|line| line.split(',').count() == 7));
-        for part in ["a machine", "20.00", "callers together 7.0 MB", "20 changes: median 10.0 ms"] {
-            assert!(report.text().contains(part), "{part}: {}", report.text());
+        for part in
+            ["a machine", "20.00", "2 library (tokio) of slipway: 7.0 MB", "20 changes: median 10.0 ms"]
+        {
+            let text = output::Report::text(&report);
+            assert!(text.contains(part), "{part}: {text}");
         }
     }
 }

@@ -2,15 +2,14 @@
 
 //! `slipwayd networks --watch`: its memory, and the time from a changed file to the printed network.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::node::{self, Node};
 use crate::memory::{self, Memory};
+use crate::process::Lines;
 use xtask_base::error::{Error, Result};
 
 /// The directory whose changes are followed.
@@ -33,12 +32,6 @@ pub(super) struct Watch {
     pub(super) reactions: Vec<Duration>,
 }
 
-/// A running command, and its lines with the time at which they were read. It is killed when dropped.
-struct Running {
-    child: Child,
-    lines: Receiver<(Instant, String)>,
-}
-
 /// Starts the command, changes the file so many times, and measures.
 pub(super) fn measure(agent: &Path, node: &Node, changes: u32) -> Result<Watch> {
     let directory = Path::new(DIRECTORY);
@@ -49,75 +42,32 @@ pub(super) fn measure(agent: &Path, node: &Node, changes: u32) -> Result<Watch> 
     };
     node.enter()?;
     let first = change(0)?;
-    let running = Running::start(agent, node)?;
-    running.wait_for(&first)?;
+    let mut command = Command::new(agent);
+    command.args(["networks", "--watch", "--output", "json", "--cni-conf-dir", DIRECTORY]);
+    command.arg("--cni-bin-dir").arg(&node.plugins).env_clear().env("PATH", &node.path);
+    let running = Lines::of(&mut command)?;
+    wait_for(&running, &first)?;
     thread::sleep(REST);
-    let rest = running.memory()?;
+    let rest = memory(&running)?;
     let mut reactions = Vec::new();
     for number in 1..=changes {
         thread::sleep(PAUSE);
         let begun = Instant::now();
         let network = change(number)?;
-        reactions.push(running.wait_for(&network)?.duration_since(begun));
+        reactions.push(wait_for(&running, &network)?.duration_since(begun));
     }
     thread::sleep(REST);
-    Ok(Watch { rest, after: running.memory()?, reactions })
+    Ok(Watch { rest, after: memory(&running)?, reactions })
 }
 
-impl Running {
-    fn start(agent: &Path, node: &Node) -> Result<Self> {
-        let mut command = Command::new(agent);
-        command.args(["networks", "--watch", "--output", "json", "--cni-conf-dir", DIRECTORY]);
-        command.arg("--cni-bin-dir").arg(&node.plugins).env_clear().env("PATH", &node.path);
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| Error::file("start", agent, e))?;
-        let output = child.stdout.take();
-        let (send, lines) = mpsc::channel();
-        // It ends with the command's output.
-        thread::spawn(move || {
-            for line in output.into_iter().flat_map(|output| BufReader::new(output).lines()) {
-                let Ok(line) = line else { return };
-                if send.send((Instant::now(), line)).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Self { child, lines })
-    }
-
-    /// Waits until the network is the default one; returns the time of the line.
-    fn wait_for(&self, network: &str) -> Result<Instant> {
-        let wanted = format!("\"default_network\": \"{network}\"");
-        let until = Instant::now() + LIMIT;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok((time, line)) if line.contains(&wanted) => return Ok(time),
-                Ok(_) => {}
-                Err(e) => {
-                    return Err(Error::Failed(format!(
-                        "slipwayd networks --watch did not print network {network}: {e}"
-                    )));
-                }
-            }
-        }
-    }
-
-    fn memory(&self) -> Result<Memory> {
-        memory::of_process(self.child.id())
-            .ok_or_else(|| Error::Failed("slipwayd networks --watch has ended".to_owned()))
-    }
+/// Waits until the network is the default one; returns the time of the line.
+fn wait_for(running: &Lines, network: &str) -> Result<Instant> {
+    let wanted = format!("\"default_network\": \"{network}\"");
+    let failed = |e| Error::Failed(format!("slipwayd networks --watch did not print network {network}: {e}"));
+    running.wait_for(LIMIT, |line| line.contains(&wanted)).map_err(failed)
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        for result in [self.child.kill(), self.child.wait().map(drop)] {
-            if let Err(e) = result {
-                eprintln!("end slipwayd networks --watch: {e}");
-            }
-        }
-    }
+fn memory(running: &Lines) -> Result<Memory> {
+    memory::of_process(running.process.id())
+        .ok_or_else(|| Error::Failed("slipwayd networks --watch has ended".to_owned()))
 }

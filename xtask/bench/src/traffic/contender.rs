@@ -2,7 +2,7 @@
 
 //! A contender: a way from the client to a pod, with its own node.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +19,7 @@ use super::space::{Habits, JOINED_POD, NODE_ADDRESS, Space, in_net, outside};
 use crate::contender::Backend;
 use xtask::cni::{self, Chain, Family, Pod};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 
 const PODS_PER_BRIDGE: usize = 250;
@@ -28,7 +29,7 @@ const BULK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 /// The way of packets through a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// No node: a veth pair joins client and pod. The cost of both ends alone.
     Direct,
     /// No translation: the client connects to the pod's address. There are no rules and no connection
@@ -50,7 +51,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// Its name in tables and on the command line.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Routed => "routed",
@@ -91,7 +92,7 @@ impl Kind {
 /// Client and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// Another host connects to a published port of the node.
     Port,
     /// A pod connects to another host.
@@ -104,7 +105,7 @@ pub(super) enum Way {
 
 impl Way {
     /// Its name in tables and on the command line.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Port => "port",
             Self::Masquerade => "masquerade",
@@ -127,7 +128,7 @@ pub(super) struct Setting {
 
 /// Published ports by how their rules were made.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub(super) struct Count {
+pub(crate) struct Count {
     /// Pods that a real ADD attached, and their ports.
     pub(super) live_pods: u32,
     pub(super) live_ports: u32,
@@ -290,9 +291,7 @@ impl Contender {
     fn attach(&mut self, ports: Ports) -> Result<(String, Ipv4Addr)> {
         let index = self.live.len();
         let (netns, _) = self.space.pod(&name(index))?;
-        // 64 hexadecimal digits that differ from the first one on.
-        let number = u32::try_from(index + 1).unwrap_or(0);
-        let pod = Pod { id: format!("{:08x}", number.wrapping_mul(0x9e37_79b1)).repeat(8), netns };
+        let pod = Pod { id: cni::container_id(u32::try_from(index + 1).unwrap_or(0)), netns };
         let mappings = (0..ports.count).map(
             |n| json!({ "hostPort": ports.first + n, "containerPort": plan::INSIDE + n, "protocol": "tcp" }),
         );
@@ -359,7 +358,7 @@ impl Contender {
     pub(super) fn tracked(&self) -> Result<u64> {
         let path = Path::new("/proc/sys/net/netfilter/nf_conntrack_count");
         self.space.run(|| {
-            let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+            let text = files::read(path)?;
             text.trim().parse().map_err(|e| Error::Failed(format!("{}: {e}", path.display())))
         })
     }

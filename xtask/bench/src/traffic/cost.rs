@@ -2,27 +2,26 @@
 
 //! The cost of a span of time.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
-
+use crate::measure::cpu_time;
+use nix::sys::resource::UsageWho;
 use serde::{Deserialize, Serialize};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 
 /// The operations in a span of time, and their cost.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub(super) struct Spent {
+pub(crate) struct Spent {
     /// KiB or transactions.
-    pub(super) operations: f64,
+    pub(crate) operations: f64,
     /// Wall clock, in seconds.
-    pub(super) wall: f64,
+    pub(crate) wall: f64,
     /// The whole machine's busy time, idle control not yet taken off, in seconds of one processor.
-    pub(super) busy: f64,
+    pub(crate) busy: f64,
     /// User and system time of this process, which is both ends of the connection, in seconds.
-    pub(super) own: f64,
+    pub(crate) own: f64,
 }
 
 /// A span that has begun.
@@ -56,6 +55,11 @@ impl Clock {
     }
 }
 
+/// User and system time of this process.
+fn own() -> Result<f64> {
+    Ok(cpu_time(UsageWho::RUSAGE_SELF)?.as_secs_f64())
+}
+
 /// The share of one processor that is busy while nothing is measured.
 pub(super) fn idle_rate(time: Duration) -> Result<f64> {
     let clock = Clock::start()?;
@@ -64,17 +68,9 @@ pub(super) fn idle_rate(time: Duration) -> Result<f64> {
     Ok(spent.busy / spent.wall)
 }
 
-/// User and system time of this process.
-fn own() -> Result<f64> {
-    let usage =
-        getrusage(UsageWho::RUSAGE_SELF).map_err(|e| Error::system("read the process's CPU time", e))?;
-    let time = usage.user_time() + usage.system_time();
-    Ok(Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0)).as_secs_f64())
-}
-
 fn idle() -> Result<Idle> {
     let path = Path::new("/proc/stat");
-    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let text = files::read(path)?;
     idle_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
 }
 

@@ -39,7 +39,6 @@ impl Done {
 }
 
 impl Evidence {
-    /// Reads that state.
     pub(super) fn before(contender: &Contender) -> Result<Self> {
         Ok(Self { programs: contender.programs()? })
     }

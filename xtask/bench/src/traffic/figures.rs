@@ -2,30 +2,29 @@
 
 //! Figures of rounds: medians, ratios to the routed way, goals, tables.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use serde::{Deserialize, Serialize};
 
 use super::contender::{Count, Kind, Way};
 use super::cost::Spent;
 use super::load::Work;
-use xtask_base::error::{Error, Result};
+use crate::goal::{self, Goal};
+use crate::output;
+use crate::statistics::median;
+use crate::table::{Column, Table, column};
 
 /// All rounds of one contender with one work and one number of ports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Series {
-    pub(super) contender: Kind,
-    pub(super) way: Way,
-    pub(super) work: Work,
-    pub(super) ports: u32,
-    pub(super) rounds: Vec<Spent>,
+pub(crate) struct Series {
+    pub(crate) contender: Kind,
+    pub(crate) way: Way,
+    pub(crate) work: Work,
+    pub(crate) ports: u32,
+    pub(crate) rounds: Vec<Spent>,
 }
 
 /// The pods and rules behind a number of ports.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Pods {
+pub(crate) struct Pods {
     pub(super) contender: Kind,
     /// The versions that the plugins print.
     pub(super) version: String,
@@ -45,42 +44,44 @@ pub(crate) struct Figure {
 /// A contender's figures of one work and one number of ports, per operation: a KiB of STREAM in nanoseconds,
 /// a transaction of RR or CRR in microseconds.
 #[derive(Debug, Serialize, Deserialize)]
-struct Row {
-    contender: Kind,
-    way: Way,
-    work: Work,
-    ports: u32,
-    unit: String,
+pub(crate) struct Row {
+    pub(crate) contender: Kind,
+    pub(crate) way: Way,
+    pub(crate) work: Work,
+    pub(crate) ports: u32,
+    pub(crate) unit: String,
     /// Processor time of the whole machine.
-    machine: Figure,
+    pub(crate) machine: Figure,
     /// Processor time of the process, which is both ends of the connection, and of the kernel on its behalf.
     own: Figure,
     /// Wall clock.
     wall: Figure,
     /// The machine's time to that of the routed way, round by round.
-    ratio: Option<Figure>,
+    pub(crate) ratio: Option<Figure>,
     /// The process's own time likewise.
     own_ratio: Option<Figure>,
-    rounds: Vec<Spent>,
+    pub(crate) rounds: Vec<Spent>,
 }
 
-/// A goal of the design.
-#[derive(Debug, Serialize, Deserialize)]
-struct Goal {
-    what: String,
-    value: f64,
-    goal: f64,
-    met: bool,
-}
+const COLUMNS: &[Column<Row>] = &[
+    column("machine", |row| row.machine.median),
+    column("least", |row| row.machine.least),
+    column("most", |row| row.machine.most),
+    column("process", |row| row.own.median),
+    column("wall", |row| row.wall.median),
+    column("ratio", |row| row.ratio.map_or(f64::NAN, |ratio| ratio.median)),
+    column("least", |row| row.ratio.map_or(f64::NAN, |ratio| ratio.least)),
+    column("most", |row| row.ratio.map_or(f64::NAN, |ratio| ratio.most)),
+    column("process's", |row| row.own_ratio.map_or(f64::NAN, |ratio| ratio.median)),
+];
 
-/// The figures of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// The machine and the conditions, one line each.
     conditions: Vec<String>,
     pods: Vec<Pods>,
-    rows: Vec<Row>,
-    goals: Vec<Goal>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) goals: Vec<Goal>,
 }
 
 /// A line of a plot: its name, and for each number of ports the median and the largest figure.
@@ -94,18 +95,8 @@ impl Figure {
     }
 }
 
-/// The middle value; of an even number of values the mean of the two in the middle.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    match (values.get(half.wrapping_sub(1)), values.get(half)) {
-        (Some(below), Some(above)) if values.len().is_multiple_of(2) => f64::midpoint(*below, *above),
-        (_, middle) => middle.copied().unwrap_or(f64::NAN),
-    }
-}
-
 impl Work {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stream => "STREAM",
             Self::Requests => "RR",
@@ -146,8 +137,7 @@ impl Row {
 }
 
 impl Report {
-    /// Computes the figures.
-    pub(super) fn new(conditions: Vec<String>, series: &[Series], pods: Vec<Pods>) -> Self {
+    pub(crate) fn new(conditions: Vec<String>, series: &[Series], pods: Vec<Pods>) -> Self {
         let routed = |one: &Series| {
             series.iter().find(|base| {
                 base.contender == Kind::Routed
@@ -157,72 +147,6 @@ impl Report {
         let rows: Vec<Row> = series.iter().map(|one| Row::new(one, routed(one))).collect();
         let goals = goals(&rows);
         Self { conditions, pods, rows, goals }
-    }
-
-    /// Writes `traffic.json` into a directory and returns its path.
-    pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
-        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
-        let path = dir.join("traffic.json");
-        fs::write(&path, json + "\n").map_err(|e| Error::file("write", &path, e))?;
-        Ok(path)
-    }
-
-    /// Reads saved figures.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
-        serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", path.display())))
-    }
-
-    /// The tables, for people.
-    pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        for line in &self.conditions {
-            let _ = writeln!(text, "{line}");
-        }
-        let _ = writeln!(text);
-        for pods in &self.pods {
-            let Count { live_pods, live_ports, bulk_pods, bulk_ports } = pods.count;
-            let _ = writeln!(
-                text,
-                "{:<18} {:>6} ports: {live_ports} of {live_pods} live pods, {bulk_ports} of {bulk_pods} pods as rules",
-                pods.contender.name(),
-                pods.ports
-            );
-        }
-        let _ = writeln!(
-            text,
-            "\n{:<10} {:<7} {:<18} {:>6} {:>7}  {:>9} {:>9} {:>9}  {:>9} {:>9}  {:>6} {:>6} {:>6}  {:>6}",
-            "way",
-            "",
-            "",
-            "ports",
-            "",
-            "machine",
-            "least",
-            "most",
-            "process",
-            "wall",
-            "ratio",
-            "least",
-            "most",
-            "proc."
-        );
-        for row in &self.rows {
-            let _ = writeln!(text, "{}", row.text());
-        }
-        let _ = writeln!(text);
-        for goal in &self.goals {
-            let Goal { what, value, goal, met } = goal;
-            let _ = writeln!(
-                text,
-                "{} {what}: {value:.3} (goal: {goal})",
-                if *met { "met   " } else { "MISSED" }
-            );
-        }
-        text
     }
 
     /// The lines of a plot of one work of the published ports, with its title.
@@ -243,18 +167,18 @@ impl Report {
             .collect()
     }
 
-    fn find(&self, way: Way, work: Work, kind: Kind, ports: u32) -> Option<&Row> {
+    pub(crate) fn find(&self, way: Way, work: Work, kind: Kind, ports: u32) -> Option<&Row> {
         find(&self.rows, way, work, kind, ports)
     }
 
-    fn numbers(&self) -> Vec<u32> {
+    pub(crate) fn numbers(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> = self.rows.iter().map(|row| row.ports).collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers
     }
 
-    fn kinds(&self) -> Vec<Kind> {
+    pub(crate) fn kinds(&self) -> Vec<Kind> {
         let mut kinds: Vec<Kind> = self.rows.iter().map(|row| row.contender).collect();
         kinds.sort();
         kinds.dedup();
@@ -272,26 +196,24 @@ impl Report {
     }
 }
 
-impl Row {
+impl output::Report for Report {
+    const NAME: &str = "traffic";
+
     fn text(&self) -> String {
-        let ratio = self.ratio.unwrap_or(Figure { median: f64::NAN, least: f64::NAN, most: f64::NAN });
-        format!(
-            "{:<10} {:<7} {:<18} {:>6} {:>7}  {:>9.2} {:>9.2} {:>9.2}  {:>9.2} {:>9.2}  {:>6.3} {:>6.3} {:>6.3}  {:>6.3}",
-            self.way.name(),
-            self.work.name(),
-            self.contender.name(),
-            self.ports,
-            self.unit,
-            self.machine.median,
-            self.machine.least,
-            self.machine.most,
-            self.own.median,
-            self.wall.median,
-            ratio.median,
-            ratio.least,
-            ratio.most,
-            self.own_ratio.map_or(f64::NAN, |ratio| ratio.median)
-        )
+        let mut text = self.conditions.join("\n") + "\n\n";
+        for Pods { contender, ports, count, .. } in &self.pods {
+            let Count { live_pods, live_ports, bulk_pods, bulk_ports } = count;
+            text += &format!(
+                "{:<18} {ports:>6} ports: {live_ports} of {live_pods} live pods, {bulk_ports} of {bulk_pods} pods as rules\n",
+                contender.name()
+            );
+        }
+        let mut table = Table::new(&["way", "", "", "ports", ""], COLUMNS);
+        for row in &self.rows {
+            table
+                .add(&[&row.way.name(), &row.work.name(), &row.contender.name(), &row.ports, &row.unit], row);
+        }
+        text + &format!("\n{table}\n") + &goal::text(&self.goals)
     }
 }
 
@@ -308,9 +230,7 @@ fn ratios(rounds: &[Spent], base: &[Spent], of: fn(&Spent) -> f64) -> Vec<f64> {
 fn goals(rows: &[Row]) -> Vec<Goal> {
     use Work::{Connections, Requests, Stream};
     let mut goals = Vec::new();
-    let mut add = |what: String, value: f64, goal: f64| {
-        goals.push(Goal { what, value, goal, met: value <= goal });
-    };
+    let mut add = |what: String, value: f64, goal: f64| goals.push(Goal::at_most(what, value, goal));
     let to_routed = [
         (Way::Port, Kind::Nftables, Connections, 1.10),
         (Way::Port, Kind::Ebpf, Stream, 0.95),
@@ -371,13 +291,6 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_odd_and_even_numbers_of_values() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0]), 2.5);
-        assert!(median(Vec::new()).is_nan());
-    }
-
-    #[test]
     fn figures_are_per_operation_and_ratios_by_round() {
         let all = vec![
             series(Kind::Routed, 1, [1.0, 2.0, 4.0]),
@@ -391,10 +304,12 @@ mod tests {
         let ratio = row.ratio.unwrap();
         assert!((ratio.median - 1.1).abs() < 1e-9 && (ratio.most - 1.2).abs() < 1e-9, "{ratio:?}");
         assert!(report.rows[2].ratio.is_none(), "nothing to compare with");
-        let goals: Vec<(f64, bool)> = report.goals.iter().map(|goal| (goal.goal, goal.met)).collect();
-        assert_eq!(goals, [(1.10, true)]);
+        let goals: Vec<(String, bool)> = report.goals.iter().map(|goal| (goal.limit(), goal.met)).collect();
+        assert_eq!(goals, [("≤ 1.1".to_owned(), true)]);
+        let text = output::Report::text(&report);
         assert!(
-            report.text().contains("met    port CRR nftables with 1 ports, to routed: 1.100 (goal: 1.1)")
+            text.contains("met       1.100  goal ≤ 1.1   port CRR nftables with 1 ports, to routed"),
+            "{text}"
         );
     }
 
@@ -412,12 +327,5 @@ mod tests {
         let plots = report.plots();
         assert_eq!(plots.len(), 1);
         assert_eq!(plots[0].1.iter().map(|(_, points)| points.len()).collect::<Vec<_>>(), [2, 2]);
-    }
-
-    #[test]
-    fn what_was_saved_is_read_again() {
-        let report = Report::new(vec!["x".to_owned()], &[series(Kind::Routed, 1, [1.0; 3])], Vec::new());
-        let json = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&json).unwrap().text(), report.text());
     }
 }

@@ -44,7 +44,7 @@ const ECHO: u8 = b'R';
 
 /// The kind of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// TCP_STREAM: an operation is a KiB.
     #[serde(rename = "STREAM")]
     Stream,

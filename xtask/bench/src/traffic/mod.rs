@@ -2,16 +2,15 @@
 
 //! Measures the cost of a packet from a client to a pod.
 
-mod contender;
-mod cost;
+pub(super) mod contender;
+pub(super) mod cost;
 mod evidence;
-mod figures;
-mod load;
+pub(super) mod figures;
+pub(super) mod load;
 mod plan;
 mod shape;
 mod space;
 
-use std::fs;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -20,17 +19,19 @@ use std::time::Duration;
 use contender::{Contender, Kind, Setting, Way};
 use cost::Spent;
 use evidence::Evidence;
-pub(super) use figures::Report;
-use figures::{Pods, Series};
+use figures::{Pods, Report, Series};
 use load::{Pin, Work};
 use space::Habits;
 
+use super::control::load;
+use super::output;
 use super::sets::{Plugins, version};
+use super::statistics::median;
 use xtask::sandbox;
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Stages;
 use xtask_base::run::{self, tool};
-use xtask_base::workspace;
 
 /// Pause before each measurement.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -106,7 +107,6 @@ pub(crate) struct TrafficArgs {
     save: Option<PathBuf>,
 }
 
-/// A measurement.
 struct Run {
     conditions: Vec<String>,
     contenders: Vec<Contender>,
@@ -133,8 +133,6 @@ pub(super) fn run(args: &TrafficArgs) -> Result<()> {
     let time = time.ok_or_else(|| Error::Failed("--seconds: up to 10".to_owned()))?;
     let setting = setting(args)?;
     let conditions = conditions(args, &setting)?;
-    let out = workspace::target().join("bench");
-    let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
     let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Memory)?;
     let mut run = Run::new(args, time, conditions);
@@ -145,11 +143,7 @@ pub(super) fn run(args: &TrafficArgs) -> Result<()> {
         stages.run(&format!("{ports} ports: measure"), |_| run.measure(ports))?;
     }
     let report = Report::new(run.conditions, &run.series, run.pods);
-    println!("\n{}", report.text());
-    for dir in [Some(out), save].into_iter().flatten() {
-        println!("written: {}", report.save(&dir)?.display());
-    }
-    Ok(())
+    output::publish(&report, args.save.as_deref())
 }
 
 impl Run {
@@ -237,7 +231,7 @@ impl Run {
                 }
             }
         }
-        let idle = figures::median(idle);
+        let idle = median(idle);
         for spent in series.iter_mut().flat_map(|series| &mut series.rounds) {
             spent.busy -= idle * spent.wall;
         }
@@ -299,13 +293,12 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
 /// The machine's TCP congestion control.
 fn own_congestion() -> Result<String> {
     let path = Path::new("/proc/sys/net/ipv4/tcp_congestion_control");
-    let name = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let name = files::read(path)?;
     Ok(name.trim().to_owned())
 }
 
 fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
     let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let processors = thread::available_parallelism().map_or(0, NonZero::get);
     let mut conditions = vec![
         format!(
@@ -323,6 +316,6 @@ fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
     if setting.peer != setting.own {
         conditions.push(format!("reference: {}", version(&setting.peer)));
     }
-    conditions.push(format!("load before the run: {}", load.trim()));
+    conditions.push(load());
     Ok(conditions)
 }

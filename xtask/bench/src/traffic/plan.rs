@@ -10,7 +10,6 @@ pub(super) const SINGLES: u32 = 1_000;
 pub(super) const PER_POD: u16 = 250;
 /// The largest number: ports 1000 to 60999, below those that masquerade uses by default.
 pub(super) const MOST: u32 = 60_000;
-/// The first host port.
 const FIRST: u16 = 1_000;
 /// The first container port. It differs from the host port, so that no port is published as part of a range.
 pub(super) const INSIDE: u16 = 80;
@@ -18,7 +17,6 @@ pub(super) const INSIDE: u16 = 80;
 /// A pod's published ports: consecutive TCP ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ports {
-    /// The first host port.
     pub(super) first: u16,
     /// Their number.
     pub(super) count: u16,

@@ -23,7 +23,6 @@ pub(super) struct Shape {
 /// The values in which the rules of pods differ.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// The container's ID.
     pub(super) id: String,
     pub(super) address: Ipv4Addr,
     pub(super) ports: Ports,

@@ -5,13 +5,13 @@
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use xtask::sandbox;
+use xtask::sandbox::{self, in_thread};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::run::{self, tool};
 
 /// The other host's namespace, as the node names it.
@@ -125,11 +125,6 @@ pub(super) fn in_net<T: Send>(net: &File, work: impl FnOnce() -> Result<T> + Sen
     })
 }
 
-fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| scope.spawn(work).join())
-        .unwrap_or_else(|_| Err(Error::Failed("a thread ended with a panic".to_owned())))
-}
-
 /// Makes the node's namespaces; the calling thread stays there. The machine's BPF file system is hidden.
 fn make() -> Result<(File, File)> {
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
@@ -177,7 +172,7 @@ fn unless_missing(path: &str, value: &str) -> Result<()> {
 }
 
 fn write(path: &str, value: &str) -> Result<()> {
-    fs::write(path, value).map_err(|e| Error::file("write", Path::new(path), e))
+    files::write(path, value)
 }
 
 fn ip(batch: &str) -> Result<()> {
