@@ -100,6 +100,26 @@ pub(crate) struct Missing {
     pub(crate) reason: String,
 }
 
+/// A fault of the list.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("{0}")]
+    Form(#[from] toml::de::Error),
+    #[error("{0} is there twice")]
+    NamedTwice(String),
+    #[error("no reason is given for {0}")]
+    NoReason(String),
+}
+
+/// A difference between the list and the configuration in a kernel's package.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WrongOption {
+    #[error("CONFIG_{0} is promised and not set")]
+    NotSet(String),
+    #[error("CONFIG_{0} is listed as missing and is set")]
+    Set(String),
+}
+
 impl Kernels {
     /// Reads the list.
     pub(crate) fn load() -> Result<Self> {
@@ -108,20 +128,20 @@ impl Kernels {
         Self::parse(&text).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let list: Self = toml::from_str(text).map_err(|e| e.to_string())?;
+    fn parse(text: &str) -> Result<Self, Fault> {
+        let list: Self = toml::from_str(text)?;
         let mut names = BTreeSet::new();
         for kernel in &list.kernel {
             if !names.insert(&kernel.name) {
-                return Err(format!("{} is there twice", kernel.name));
+                return Err(Fault::NamedTwice(kernel.name.clone()));
             }
         }
         let mut named = list.kernel.iter().flat_map(|kernel| &kernel.missing).chain(&list.anywhere);
         if let Some(missing) = named.find(|missing| missing.reason.trim().is_empty()) {
-            return Err(format!("no reason is given for {}", missing.feature));
+            return Err(Fault::NoReason(missing.feature.clone()));
         }
         if let Some(left_out) = list.left_out.iter().find(|one| one.reason.trim().is_empty()) {
-            return Err(format!("no reason is given for leaving {} out", left_out.suite));
+            return Err(Fault::NoReason(format!("leaving {} out", left_out.suite)));
         }
         Ok(list)
     }
@@ -173,10 +193,7 @@ impl Kernel {
     }
 
     /// Compares the configuration in the kernel's package with the list.
-    ///
-    /// # Errors
-    /// Every promised option that is not set, and every one that is listed as missing and is set.
-    pub(crate) fn check_options(&self, promised: &[String], config: &str) -> Result<(), String> {
+    pub(crate) fn wrong_options(&self, promised: &[String], config: &str) -> Vec<WrongOption> {
         let set: BTreeSet<&str> = config
             .lines()
             .filter_map(|line| line.strip_prefix("CONFIG_")?.split_once('='))
@@ -184,15 +201,10 @@ impl Kernel {
             .map(|(name, _)| name)
             .collect();
         let missing: BTreeSet<&str> = self.missing.iter().filter_map(|one| one.option.as_deref()).collect();
-        let mut wrong: Vec<String> = promised
-            .iter()
-            .map(String::as_str)
-            .filter(|option| !set.contains(option) && !missing.contains(option))
-            .map(|option| format!("CONFIG_{option} is promised and not set"))
-            .collect();
-        let stale = missing.intersection(&set);
-        wrong.extend(stale.map(|option| format!("CONFIG_{option} is listed as missing and is set")));
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+        let unset = promised.iter().filter(|name| !set.contains(&***name) && !missing.contains(&***name));
+        let unset = unset.map(|name| WrongOption::NotSet(name.clone()));
+        let stale = missing.intersection(&set).map(|name| WrongOption::Set((*name).to_owned()));
+        unset.chain(stale).collect()
     }
 }
 
@@ -290,16 +302,16 @@ mod tests {
     #[test]
     fn a_kernel_is_selected_by_name_and_processor() {
         let list = Kernels::load().unwrap();
-        let names = |names: &[&str], arch: Arch| -> Result<Vec<String>, String> {
+        let names = |names: &[&str], arch: Arch| -> Result<Vec<String>> {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let found = list.select(&names, arch).map_err(|e| e.to_string())?;
+            let found = list.select(&names, arch)?;
             Ok(found.into_iter().map(|kernel| kernel.name.clone()).collect())
         };
         assert_eq!(names(&["6.1"], Arch::Amd64).unwrap(), ["6.1"]);
         assert_eq!(names(&["6.1"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
         assert_eq!(names(&["6.1-arm64"], Arch::Arm64).unwrap(), ["6.1-arm64"]);
         for (unknown, arch) in [("6", Arch::Amd64), ("6.1-arm64", Arch::Amd64), ("5.10", Arch::Arm64)] {
-            let text = names(&[unknown], arch).unwrap_err();
+            let text = names(&[unknown], arch).unwrap_err().to_string();
             assert!(text.starts_with(&format!("no kernel {unknown} for ")), "{text}");
         }
         let all = [Arch::Amd64, Arch::Arm64].map(|arch| names(&[], arch).unwrap().len());
@@ -310,19 +322,23 @@ mod tests {
     fn a_kernel_is_named_once_and_what_it_lacks_has_a_reason() {
         let head = "promised = []\nmodules = []\npreload = []\nsmoke = []\n";
         let twice = "[[kernel]]\nname = \"a\"\nfrom = []\n".repeat(2);
-        assert_eq!(Kernels::parse(&format!("{head}{twice}")), Err("a is there twice".to_owned()));
+        let fault = |kernels: &str| Kernels::parse(&format!("{head}{kernels}")).unwrap_err().to_string();
+        assert_eq!(fault(&twice), "a is there twice");
         let bare = "[[kernel]]\nname = \"a\"\nfrom = []\nmissing = [{ feature = \"x\", reason = \" \" }]\n";
-        assert_eq!(Kernels::parse(&format!("{head}{bare}")), Err("no reason is given for x".to_owned()));
+        assert_eq!(fault(bare), "no reason is given for x");
     }
 
     #[test]
     fn options_are_compared_both_ways() {
         let promised = ["VETH".to_owned(), "NETKIT".to_owned()];
-        let check = |config| kernel().check_options(&promised, config);
-        assert_eq!(check("CONFIG_VETH=m\n# CONFIG_NETKIT is not set\n"), Ok(()));
-        assert_eq!(check("# nothing\n"), Err("CONFIG_VETH is promised and not set".to_owned()));
+        let wrong = |config| {
+            let found = kernel().wrong_options(&promised, config);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(wrong("CONFIG_VETH=m\n# CONFIG_NETKIT is not set\n").is_empty());
+        assert_eq!(wrong("# nothing\n"), ["CONFIG_VETH is promised and not set"]);
         let both = "CONFIG_VETH=y\nCONFIG_NETKIT=y\n";
-        assert_eq!(check(both), Err("CONFIG_NETKIT is listed as missing and is set".to_owned()));
+        assert_eq!(wrong(both), ["CONFIG_NETKIT is listed as missing and is set"]);
     }
 
     #[test]

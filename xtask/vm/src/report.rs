@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::kernels::{Kernel, Kernels};
@@ -15,8 +16,18 @@ use xtask_base::error::{Error, Result};
 use xtask_base::progress::seconds;
 use xtask_base::workspace;
 
-/// A kernel that was asked for: its results, or the reason why it could not be run.
-pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
+/// The reason why a kernel was not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotRun {
+    /// The same error for all kernels.
+    #[error("{0}")]
+    NoEmulator(Arc<Error>),
+    #[error("its package cannot be had: {0}")]
+    NoPackage(Error),
+}
+
+/// The results of a kernel that was asked for.
+pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, NotRun>);
 
 /// A line per kernel.
 pub(crate) fn lines(rows: &[Row<'_>]) -> String {

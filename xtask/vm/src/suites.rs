@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,7 @@ use crate::parts::Part;
 use crate::programs::{Programs, Wanted};
 use crate::qemu::{Accelerator, Qemu, Vm};
 use crate::record::Record;
-use crate::report::Row;
+use crate::report::{NotRun, Row};
 use crate::system::System;
 use crate::{disk, fetch, image, kernels, outcome, parts, programs, report};
 use xtask::build::Profile;
@@ -187,17 +187,19 @@ fn run_kernels(args: &Args, stages: &Stages, wait: &dyn Fn()) -> Result<Verdict>
     let list = Kernels::load()?;
     let mut wanted = list.select(&args.kernel, args.arch)?;
     wanted.retain(|kernel| !args.smoke || kernel.smoke);
-    let mut emulator = Err(String::new());
+    let mut emulator = None;
     stages.run("emulator", |_| {
-        emulator = Qemu::find(args.arch, args.accel).map_err(|e| e.to_string());
-        match &emulator {
+        match emulator.insert(Qemu::find(args.arch, args.accel).map_err(Arc::new)) {
             Ok(qemu) => Ok(format!("{}, {}", qemu.version()?, qemu.accelerator.describe())),
-            Err(reason) => Ok(format!("cannot be had: {reason}")),
+            Err(e) => Ok(format!("cannot be had: {e}")),
         }
     })?;
     let rows = match emulator {
-        Err(reason) => wanted.into_iter().map(|kernel| (kernel, Err(reason.clone()))).collect(),
-        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, stages, wait)?,
+        None => Vec::new(),
+        Some(Err(e)) => {
+            wanted.into_iter().map(|one| (one, Err(NotRun::NoEmulator(Arc::clone(&e))))).collect()
+        }
+        Some(Ok(qemu)) => run_in_vms(args, &list, &wanted, qemu, stages, wait)?,
     };
     conclude(args, &list, &rows)
 }
@@ -221,8 +223,9 @@ fn run_in_vms<'a>(
                 Ok(release)
             }
             Err(e) => {
-                rows.push((*kernel, Err(format!("its package cannot be had: {e}"))));
-                Ok(format!("cannot be had: {e}"))
+                let text = format!("cannot be had: {e}");
+                rows.push((*kernel, Err(NotRun::NoPackage(e))));
+                Ok(text)
             }
         })?;
     }
@@ -418,7 +421,7 @@ impl Bench<'_> {
         // It is big, and each run makes its own.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
-        if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
+        for wrong in kernel.wrong_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
         println!(

@@ -16,12 +16,22 @@ pub(super) enum Program {
     Xtask,
 }
 
-/// A command line that a page shows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mention {
     pub(super) program: Program,
     command: String,
     options: Vec<String>,
+}
+
+/// A command line that its program would refuse.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unknown {
+    #[error("`{0}`: there is no such task")]
+    Task(String),
+    #[error("`{0}`: there is no such command")]
+    Command(String),
+    #[error("`{command}` has no option {option}")]
+    Option { command: String, option: String },
 }
 
 /// The command lines of `slipway`, `slipwayd` and `cargo xtask` in code spans and code blocks.
@@ -80,7 +90,7 @@ fn mention(text: &str) -> Option<Mention> {
     Some(Mention { program, command, options: options.map(name).collect() })
 }
 
-pub(super) fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
+pub(super) fn xtask_knows(mention: &Mention) -> Result<(), Unknown> {
     let Mention { command, options, .. } = mention;
     if command == "help" {
         return Ok(());
@@ -88,7 +98,7 @@ pub(super) fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> 
     // The options of a task are declared where the task is; the small xtask only names it.
     let crates = [xtask_dist::command(), crate::command(), xtask_vm::command(), xtask::command()];
     let task = crates.iter().find_map(|tasks| tasks.find_subcommand(command));
-    let task = task.ok_or_else(|| format!("`cargo xtask {command}`: there is no such task"))?;
+    let task = task.ok_or_else(|| Unknown::Task(format!("cargo xtask {command}")))?;
     // Another program reads the options that follow.
     if task.get_arguments().any(clap::Arg::is_trailing_var_arg_set) {
         return Ok(());
@@ -115,7 +125,7 @@ impl<'a> Helps<'a> {
         Self { slipway, slipwayd, read: BTreeMap::new() }
     }
 
-    pub(super) fn know(&mut self, mention: &Mention) -> std::result::Result<(), String> {
+    pub(super) fn know(&mut self, mention: &Mention) -> Result<(), Unknown> {
         let Mention { program, command, options } = mention;
         let (name, path) = match program {
             Program::Slipwayd => ("slipwayd", self.slipwayd),
@@ -129,19 +139,15 @@ impl<'a> Helps<'a> {
     }
 }
 
-fn knows(help: Option<&str>, line: &str, options: &[String]) -> std::result::Result<(), String> {
-    let help = help.ok_or_else(|| format!("`{line}`: there is no such command"))?;
+fn knows(help: Option<&str>, line: &str, options: &[String]) -> Result<(), Unknown> {
+    let help = help.ok_or_else(|| Unknown::Command(line.to_owned()))?;
     let words: BTreeSet<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
     unknown(options, |option| words.contains(option), line)
 }
 
-fn unknown(
-    options: &[String],
-    known: impl Fn(&str) -> bool,
-    command: &str,
-) -> std::result::Result<(), String> {
+fn unknown(options: &[String], known: impl Fn(&str) -> bool, command: &str) -> Result<(), Unknown> {
     match options.iter().find(|option| *option != "--help" && !known(option)) {
-        Some(option) => Err(format!("`{command}` has no option {option}")),
+        Some(option) => Err(Unknown::Option { command: command.to_owned(), option: option.clone() }),
         None => Ok(()),
     }
 }
@@ -167,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_task_and_an_option_that_do_not_exist_are_named() {
-        let wrong = |text: &str| xtask_knows(&mention(text).unwrap()).unwrap_err();
+        let wrong = |text: &str| xtask_knows(&mention(text).unwrap()).unwrap_err().to_string();
         assert_eq!(wrong("cargo xtask brew"), "`cargo xtask brew`: there is no such task");
         assert_eq!(wrong("cargo xtask test --slow"), "`cargo xtask test` has no option --slow");
         xtask_knows(&mention("cargo xtask bench control --pods 0").unwrap()).unwrap();
@@ -179,7 +185,7 @@ mod tests {
         assert_eq!((found.len(), &*found[0].command, found[0].program), (1, "pod up", Program::Slipwayd));
         let help = Some("  --port, --sandbox");
         assert_eq!(
-            knows(help, "slipwayd pod up", &found[0].options).unwrap_err(),
+            knows(help, "slipwayd pod up", &found[0].options).unwrap_err().to_string(),
             "`slipwayd pod up` has no option --sandbx"
         );
         assert!(knows(None, "slipwayd pod up", &[]).is_err());

@@ -18,6 +18,7 @@ use nix::unistd::Uid;
 use super::Program;
 use xtask_base::apt_root::{self, AptRoot};
 use xtask_base::error::{Error, Result};
+use xtask_base::files;
 use xtask_base::progress::Log;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
@@ -88,10 +89,6 @@ pub(super) struct Build {
 
 impl Build {
     /// Fetches the tools and the source, where an earlier build has not; before, checks the space for the programs.
-    ///
-    /// # Errors
-    /// The processor has another architecture than amd64 and arm64, the disk has not the space, apt or Debian's archive
-    /// is missing, or an unpacking fails.
     pub(super) fn prepare(programs: &[Program]) -> Result<Self> {
         architecture()?;
         let build = Self { dir: workspace::scratch("kube/build")? };
@@ -147,9 +144,9 @@ impl Build {
         }
         for name in ["dev", "proc", "tmp"] {
             let dir = new.join(name);
-            fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+            files::create_dir(&dir)?;
         }
-        fs::rename(&new, &root).map_err(|e| Error::file("rename", &new, e))
+        files::rename(&new, &root)
     }
 
     fn fetch_source(&self) -> Result<()> {
@@ -161,11 +158,11 @@ impl Build {
         let archive = AptRoot::open(SUITE)?.fetch_source(SOURCE)?;
         workspace::remove(&source)?;
         workspace::remove(&new)?;
-        fs::create_dir_all(&new).map_err(|e| Error::file("create the directory", &new, e))?;
+        files::create_dir(&new)?;
         let mut tar = tool("tar", &["--extract", "--strip-components=1", "--file"]);
         run::capture(tar.arg(archive).arg("--directory").arg(&new))?;
         replace_sources(&new.join("vendor").join(REFLECT2), &self.root().join(GO_PATH).join(REFLECT2))?;
-        fs::rename(&new, &source).map_err(|e| Error::file("rename", &new, e))
+        files::rename(&new, &source)
     }
 
     /// Generates source files, where a build before this one has not.
@@ -175,7 +172,7 @@ impl Build {
             return Ok(());
         }
         self.make("generated_files", log)?;
-        fs::write(&generated, "").map_err(|e| Error::file("write", &generated, e))
+        files::write(&generated, "")
     }
 
     /// Builds a program and puts it next to the others. Returns its size, for people.
@@ -254,19 +251,23 @@ fn architecture() -> Result<&'static str> {
     }
 }
 
+/// Space that a build needs, and the disk does not have.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the build of {programs} needs {} MB of disk space, and {} MB are free", needed.div_ceil(1_000_000), free / 1_000_000)]
+struct LackOfSpace {
+    programs: String,
+    needed: u64,
+    free: u64,
+}
+
 /// Checks the free space, of which an earlier build may have used some.
-fn enough(free: u64, used: u64, programs: &[Program]) -> std::result::Result<(), String> {
+fn enough(free: u64, used: u64, programs: &[Program]) -> Result<(), LackOfSpace> {
     let needed = programs.iter().fold(SPACE, |sum, _| sum + SPACE_FOR_PROGRAM).saturating_sub(used);
     if free >= needed {
         return Ok(());
     }
     let names: Vec<&str> = programs.iter().map(|program| program.name).collect();
-    Err(format!(
-        "the build of {} needs {} MB of disk space, and {} MB are free",
-        names.join(", "),
-        needed.div_ceil(1_000_000),
-        free / 1_000_000
-    ))
+    Err(LackOfSpace { programs: names.join(", "), needed, free })
 }
 
 /// Replaces the Go and assembly files of a library by another version's, without its tests.
@@ -277,20 +278,19 @@ fn replace_sources(old: &Path, new: &Path) -> Result<()> {
     for file in sources(new)? {
         let name = file.file_name().unwrap_or_default();
         if !name.to_string_lossy().ends_with("_test.go") {
-            fs::copy(&file, old.join(name)).map_err(|e| Error::file("copy", &file, e))?;
+            files::copy(&file, old.join(name))?;
         }
     }
     Ok(())
 }
 
 fn sources(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))?;
     let is_source = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "go" || kind == "s");
-    let files: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(is_source).collect();
-    if files.is_empty() {
+    let found: Vec<_> = files::list(dir)?.into_iter().filter(is_source).collect();
+    if found.is_empty() {
         return Err(Error::Failed(format!("{} has no source files of Go", dir.display())));
     }
-    Ok(files)
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -304,9 +304,8 @@ mod tests {
     fn the_space_that_is_missing_is_named() {
         assert_eq!(enough(3_200_000_000, 0, &TWO), Ok(()));
         assert_eq!(
-            enough(1_000_000_000, 0, &TWO),
-            Err("the build of kube-proxy, kubelet needs 3200 MB of disk space, and 1000 MB are free"
-                .to_owned())
+            enough(1_000_000_000, 0, &TWO).unwrap_err().to_string(),
+            "the build of kube-proxy, kubelet needs 3200 MB of disk space, and 1000 MB are free"
         );
         // An interrupted build has used some of it.
         assert_eq!(enough(1_000_000_000, 2_200_000_000, &TWO), Ok(()));
