@@ -5,6 +5,7 @@
 
 mod links;
 mod site;
+mod spelling;
 mod statements;
 
 use std::process::ExitCode;

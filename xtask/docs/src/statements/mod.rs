@@ -7,7 +7,7 @@ mod mentions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::links;
+use crate::{links, spelling};
 use mentions::{Helps, Program, mentions, xtask_knows};
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
     let links = links::check(root)?;
     let statements = check(root, &args.slipway, &args.slipwayd)?;
-    println!("{links} links in the pages lead somewhere; {statements}");
+    let spelling = spelling::check(root)?;
+    println!("{links} links in the pages lead somewhere; {statements}; {spelling}");
     Ok(())
 }
 
