@@ -3,8 +3,16 @@
 //! Packages for Debian and for rpm, of the binaries that `dist` has built.
 //!
 //! Both formats are written by the libraries of cargo-deb (`ar`, `tar`) and cargo-generate-rpm (`rpm`), in the versions of
-//! the lock file: the bytes depend on no tool of the machine. The two programs themselves want a manifest of Cargo for each
-//! package; cargo-generate-rpm has no links, and cargo-deb neither checksums nor empty directories.
+//! the lock file: the bytes depend on no tool of the machine. Both programs make several packages of a workspace, for
+//! several processors; their sources show what they lack:
+//!
+//! - cargo-deb 3.8.0 makes most of ours: links, triggers, configuration files, all times from `SOURCE_DATE_EPOCH`. It has
+//!   no folder without a file (`/usr/lib/slipway/reference`), leaves `md5sums` to dpkg, which computes them as it unpacks,
+//!   and takes maintainer scripts from files as they are, while ours contain the plugins' names.
+//! - cargo-generate-rpm 0.21.1 follows symbolic links: each of the plugins' names would be a copy of the binary. For a
+//!   folder (`dir`) it passes an empty path to a function of `rpm` that opens it and fails, so that rpm would leave our
+//!   folders behind. It sets neither description, packager, changelog nor the mark for licences. Files that are older
+//!   than `SOURCE_DATE_EPOCH` keep their times, so that the bytes depend on when the checkout was made.
 
 mod content;
 mod copyright;
