@@ -272,7 +272,10 @@ fn errors_are_worded_as_libcni_words_them() {
     let pod = tool.node.pod("web");
     for args in [&[][..], &["add", "tool"], &["nonsense", "tool", "/run/netns/web"]] {
         let output = tool.run(args, &[]);
-        assert!(output.code == Some(1) && output.stderr.contains("(see `cnitool --help`)"), "{output}");
+        assert!(
+            output.code == Some(1) && output.stderr.ends_with("(see `slipway cnitool --help`)\n"),
+            "{output}"
+        );
     }
     let output = tool.run(&["add", "other", path(&pod)], &[]);
     assert_eq!(output.stderr, format!("Error: no net configuration with name \"other\" in {NET_DIR}\n"));

@@ -53,6 +53,9 @@ fn described(command: &Command) {
     for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
         is_phrase(name, &argument.get_help().map(ToString::to_string).unwrap_or_default());
     }
+    // Possible values with comments of their own would have another layout in the long help.
+    let help = |option| command.clone().try_get_matches_from([name, option]).map_err(|help| help.to_string());
+    assert_eq!(help("-h").err(), help("--help").err(), "{name} -h, and {name} --help on the right");
     command.get_subcommands().for_each(described);
 }
 

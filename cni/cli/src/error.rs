@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Why a command ends early, and how this is printed: one line on standard error.
+//! The reasons why a command ends early, each printed as one line on standard error.
 
 use std::error::Error as _;
 use std::fmt::Display;
@@ -51,7 +51,7 @@ pub(crate) fn line(error: &clap::Error) -> String {
     let name = option_name(&arg);
     match error.kind() {
         ErrorKind::UnknownArgument if arg.starts_with('-') => {
-            format!("unknown option {}{}", arg.escape_debug(), near(SuggestedArg))
+            format!("unknown option {}{}", escaped(&arg), near(SuggestedArg))
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {arg:?}"),
         ErrorKind::InvalidSubcommand => {
@@ -63,15 +63,17 @@ pub(crate) fn line(error: &clap::Error) -> String {
         ErrorKind::MissingRequiredArgument => {
             let missing = all(InvalidArg);
             let names: Vec<&str> = missing.iter().map(|arg| option_name(arg)).collect();
-            format!("{} is missing", names.join(", "))
+            let verb = if names.len() == 1 { "is" } else { "are" };
+            format!("{} {verb} missing", listed(&names, "and"))
         }
-        ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value"),
         ErrorKind::InvalidValue => {
-            format!(
-                "{name} must be {}, not {value:?}{}",
-                alternatives(&all(ValidValue)),
-                near(SuggestedValue)
-            )
+            let valid = all(ValidValue);
+            let name = if valid == [name] { "the argument" } else { name };
+            match (alternatives(&valid), value.is_empty()) {
+                (valid, true) if valid.is_empty() => format!("{name} needs a value"),
+                (valid, true) => format!("{name} needs a value: {valid}"),
+                (valid, false) => format!("{name} must be {valid}, not {value:?}{}", near(SuggestedValue)),
+            }
         }
         // Our parsers say what the value must be.
         ErrorKind::ValueValidation => match error.source() {
@@ -86,9 +88,18 @@ pub(crate) fn line(error: &clap::Error) -> String {
     }
 }
 
-/// `--output` of `--output <FORMAT>`, and `NETWORK` of `<NETWORK>`.
+/// Text of the caller without control characters: it is printed on a terminal, and in one line.
+pub(crate) fn escaped(text: &str) -> String {
+    let escape = |letter: char| match letter.is_control() {
+        true => letter.escape_debug().to_string(),
+        false => letter.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
+/// `--output` of `--output <FORMAT>` and of `--output[=<FORMAT>]`, and `NETWORK` of `<NETWORK>`.
 fn option_name(arg: &str) -> &str {
-    let name = arg.split_whitespace().next().unwrap_or(arg);
+    let name = arg.split([' ', '=']).next().unwrap_or(arg);
     name.trim_matches(['<', '>', '[', ']'])
 }
 
@@ -102,9 +113,13 @@ fn words(value: &ContextValue) -> Vec<String> {
 
 /// `a`, `a or b`, `a, b or c`.
 fn alternatives(words: &[String]) -> String {
+    listed(&words.iter().map(String::as_str).collect::<Vec<_>>(), "or")
+}
+
+fn listed(words: &[&str], conjunction: &str) -> String {
     match words {
         [] => String::new(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+        [one] => (*one).to_owned(),
+        [first @ .., last] => format!("{} {conjunction} {last}", first.join(", ")),
     }
 }

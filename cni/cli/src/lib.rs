@@ -51,8 +51,9 @@
 //! }
 //! ```
 //!
-//! Names, defaults, ranges and help of an option stand at the field that it fills. The number's type in a range is the field's. Arguments that cannot be used end the
-//! program with exit code 2 and one line on standard error, before anything is done.
+//! The name, default, range and help of an option are declared at the field that it fills; the bounds of a range have the
+//! field's type. Arguments that cannot be used end the program with exit code 2 and one line on standard error, before
+//! anything is done.
 
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
@@ -71,5 +72,5 @@ mod tests;
 pub use error::Failure;
 pub use output::{Format, Output, number};
 pub use own::Own;
-pub use program::{command, report, run};
+pub use program::{command, report, run, utf8};
 pub use share::{Plan as SharePlan, ShareError};

@@ -37,7 +37,6 @@ pub enum Own {
     },
     /// Print the version
     Version {
-        /// The form
         #[command(flatten)]
         output: Output,
     },

@@ -2,12 +2,14 @@
 
 //! A call of a program: reads the arguments, runs the command's code and prints its error.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Command, Parser};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, Parser};
 
-use crate::error::{Failure, line};
+use crate::error::{Failure, escaped, line};
 
 /// The width of help texts, whatever the terminal's is: pages show them.
 const WIDTH: usize = 100;
@@ -15,8 +17,22 @@ const WIDTH: usize = 100;
 /// The description is between the summary and the usage, as in a manual page.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
+/// The arguments as text. For one that is not UTF-8, prints the error and returns the exit code.
+///
+/// # Errors
+/// The exit code.
+pub fn utf8(
+    program: &str,
+    args: impl Iterator<Item = OsString>,
+    err: &mut dyn Write,
+) -> Result<Vec<String>, u8> {
+    args.map(OsString::into_string).collect::<Result<_, _>>().map_err(|other| {
+        report(program, Err(Failure::Usage(format!("the argument {other:?} is not UTF-8"))), err)
+    })
+}
+
 /// Runs a program and returns the exit code: 0 for success, 1 for a failure, 2 for arguments that cannot be used, others
-/// as in the command's help. Does not look at the environment.
+/// as in the command's help.
 pub fn run<P: Parser>(
     args: &[String],
     out: &mut dyn Write,
@@ -33,9 +49,11 @@ pub fn run<P: Parser>(
         Ok(matches) => call(&name, matches),
         Err(_) => called(&program, args),
     };
-    let done = match parsed.and_then(|matches| P::from_arg_matches(&matches)) {
-        Ok(cli) => code(cli, out, err),
-        Err(error) => match error.kind() {
+    let empty = parsed.as_ref().ok().and_then(|matches| empty_value(&program, matches));
+    let done = match (empty, parsed.and_then(|matches| P::from_arg_matches(&matches))) {
+        (Some(name), _) => Err(Failure::Usage(format!("{name} needs a value"))),
+        (None, Ok(cli)) => code(cli, out, err),
+        (None, Err(error)) => match error.kind() {
             ErrorKind::DisplayHelp
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -53,7 +71,9 @@ pub fn report(call: &str, done: Result<u8, Failure>, err: &mut dyn Write) -> u8 
     match done {
         Ok(code) => code,
         Err(Failure::Failed(text)) => told(writeln!(err, "{call}: {text}"), 1),
-        Err(Failure::Usage(text)) => told(writeln!(err, "{call}: {text} (see `{call} --help`)"), 2),
+        Err(Failure::Usage(text)) => {
+            told(writeln!(err, "{call}: {} (see `{call} --help`)", escaped(&text)), 2)
+        }
         Err(Failure::Report(_)) => 1,
     }
 }
@@ -77,13 +97,30 @@ fn called(program: &Command, args: &[String]) -> String {
     call
 }
 
+/// The first option or argument whose value on the command line is empty. An option may be empty if that is its default.
+fn empty_value(command: &Command, matches: &ArgMatches) -> Option<String> {
+    let is_given = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let has_empty = |arg: &Arg| {
+        let mut values = matches.get_raw(arg.get_id().as_str()).into_iter().flatten();
+        !arg.get_default_values().iter().any(|value| value.is_empty()) && values.any(OsStr::is_empty)
+    };
+    let empty = command.get_arguments().find(|arg| is_given(arg) && has_empty(arg));
+    if let Some(arg) = empty {
+        let argument = || arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+        return arg.get_long().map(|name| format!("--{name}")).or_else(argument);
+    }
+    let (name, inner) = matches.subcommand()?;
+    empty_value(command.find_subcommand(name)?, inner)
+}
+
 /// The commands of a program, with the layout of help that all have.
 #[must_use]
 pub fn command<P: Parser>() -> Command {
     finish(P::command())
 }
 
-/// `-h` and `--help` print the same. The last of several values counts, and the case of fixed words does not.
+/// `-h` and `--help` print the same. The last of several values counts, and the case of fixed words does not. A negative
+/// number is a value, which the option's parser refuses with the range.
 pub(crate) fn finish(command: Command) -> Command {
     let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string).unwrap_or_default();
     let (about, long) = (text(command.get_about()), text(command.get_long_about()));
@@ -94,8 +131,10 @@ pub(crate) fn finish(command: Command) -> Command {
         .help_template(TEMPLATE)
         .long_about(None)
         .mut_args(|arg| {
-            let is_word = arg.get_action().takes_values() && !arg.get_possible_values().is_empty();
-            arg.long_help(None).ignore_case(is_word)
+            let takes_values = arg.get_action().takes_values();
+            let is_word = takes_values && !arg.get_possible_values().is_empty();
+            let is_option = takes_values && !arg.is_positional();
+            arg.long_help(None).ignore_case(is_word).allow_negative_numbers(is_option)
         })
         .mut_subcommands(finish);
     if !description.is_empty() {

@@ -215,7 +215,7 @@ fn write(path: &Path, text: &str) -> Result<(), ShareError> {
 fn remove(share: &Path, path: &Path) -> Result<(), ShareError> {
     fs::remove_file(path).map_err(|e| io_failed("remove", path, e))?;
     for directory in path.ancestors().skip(1).take_while(|directory| *directory != share) {
-        // One that is not empty stays.
+        // rmdir(2) leaves a directory that is not empty.
         if fs::remove_dir(directory).is_err() {
             break;
         }

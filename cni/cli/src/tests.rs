@@ -2,6 +2,8 @@
 
 //! A program that is made of this crate.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command as Process;
 
 use expect_test::expect;
@@ -55,12 +57,22 @@ struct Up {
 /// List networks
 #[derive(Debug, clap::Args)]
 struct Networks {
+    /// Only this one
+    #[arg(long)]
+    name: Option<String>,
+    /// The directory above them, which may be the root
+    #[arg(long, default_value = "", hide_default_value = true)]
+    prefix: String,
     #[command(flatten)]
     output: Output,
 }
 
 fn tried(line: &str) -> (u8, String, String) {
-    let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    tried_words(&line.split_whitespace().collect::<Vec<_>>())
+}
+
+fn tried_words(words: &[&str]) -> (u8, String, String) {
+    let args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let code = run::<Try>(&args, &mut out, &mut err, |cli, out, _| match cli.command {
         Command::Pod(Pod::Up(up)) => {
@@ -165,7 +177,7 @@ fn what_is_wrong_is_said_in_one_line() {
             "pod up a --form b",
             "try pod up: unknown option --form: did you mean --from? (see `try pod up --help`)",
         ),
-        ("pod up a --from", "try pod up: --from needs a value (see `try pod up --help`)"),
+        ("pod up a --from", "try pod up: --from needs a value: here or there (see `try pod up --help`)"),
         (
             "pod up a --from hree",
             "try pod up: --from must be here or there, not \"hree\": did you mean here? (see `try pod up --help`)",
@@ -176,12 +188,84 @@ fn what_is_wrong_is_said_in_one_line() {
         ),
         ("networks --json=yes", "try networks: --json takes no value \"yes\" (see `try networks --help`)"),
         (
+            "pod up a --size -1",
+            "try pod up: --size must be a number between 1 and 9, not \"-1\" (see `try pod up --help`)",
+        ),
+        ("networks --name", "try networks: --name needs a value (see `try networks --help`)"),
+        ("networks -o", "try networks: --output needs a value: table or json (see `try networks --help`)"),
+        ("networks --name=", "try networks: --name needs a value (see `try networks --help`)"),
+        ("networks --name= --help=", "try networks: --help takes no value \"\" (see `try networks --help`)"),
+        (
             "networks -o xml",
             "try networks: --output must be table or json, not \"xml\" (see `try networks --help`)",
         ),
     ] {
         let (code, out, err) = tried(line);
         assert_eq!((code, out.as_str(), err), (2, "", format!("{want}\n")), "{line}");
+    }
+}
+
+#[test]
+fn an_empty_word_is_no_value_unless_it_is_the_default() {
+    for (words, code, want) in [
+        (&["pod", "up", ""][..], 2, "try pod up: NAME needs a value (see `try pod up --help`)\n"),
+        (&["networks", "--name", ""], 2, "try networks: --name needs a value (see `try networks --help`)\n"),
+        (&["networks", "--prefix", "", "--name", "a"], 0, ""),
+        (&["networks", "--prefix="], 0, ""),
+    ] {
+        let (found, _, err) = tried_words(words);
+        assert_eq!((found, err.as_str()), (code, want), "{words:?}");
+    }
+}
+
+#[test]
+fn control_characters_do_not_reach_the_terminal() {
+    for (words, want) in [
+        (&["--a\x1b[2J\nb"][..], r"try: unknown option --a\u{1b}[2J\nb (see `try --help`)"),
+        (&["a\nb"], r#"try: unknown command "a\nb" (see `try --help`)"#),
+        (&["networks", "a\r"], r#"try networks: unexpected argument "a\r" (see `try networks --help`)"#),
+    ] {
+        let (code, out, err) = tried_words(words);
+        assert_eq!((code, out.as_str(), err), (2, "", format!("{want}\n")), "{words:?}");
+    }
+}
+
+#[test]
+fn an_argument_that_is_not_utf_8_is_refused() {
+    let utf8 = |words: [&'static [u8]; 2]| {
+        let mut err = Vec::new();
+        let args =
+            crate::utf8("try", words.map(|word| OsStr::from_bytes(word).to_owned()).into_iter(), &mut err);
+        (args, String::from_utf8(err).unwrap())
+    };
+    assert_eq!(utf8([b"pod", b"up"]), (Ok(vec!["pod".to_owned(), "up".to_owned()]), String::new()));
+    let line = "try: the argument \"a\\xFF\" is not UTF-8 (see `try --help`)\n";
+    assert_eq!(utf8([b"pod", b"a\xff"]), (Err(2), line.to_owned()));
+}
+
+/// A full disk, or the end of a pipe.
+struct Full;
+
+impl std::io::Write for Full {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::StorageFull.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    for line in ["--help", "--version", "version", "completions bash"] {
+        let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let mut err = Vec::new();
+        let code = run::<Try>(&args, &mut Full, &mut err, |cli, out, _| match cli.command {
+            Command::Own(own) => own.run::<Try>(out),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!((code, err.as_slice()), (1, &[][..]), "{line}");
     }
 }
 

@@ -12,8 +12,12 @@ use cni_runtime::kubelet::{
     NetworkPlugin, SelectErrors, select,
 };
 
+use slipway_cli::number;
+
 use crate::kubenet::Kubenet;
 
+/// The largest MTU of the kernel's virtual links (`ETH_MAX_MTU`).
+const LARGEST_MTU: u32 = 65535;
 /// The default directory of exec drivers.
 const EXEC_DIRECTORY: &str = "/usr/libexec/kubernetes/kubelet-plugins/net/exec";
 
@@ -28,7 +32,7 @@ pub struct KubeletOptions {
     #[arg(long, value_name = "DIRECTORY", requires = "network_plugin", value_hint = ValueHint::DirPath)]
     pub network_plugin_dir: Option<PathBuf>,
     /// The MTU of kubenet's pods; 0: the least of the node's links
-    #[arg(long, value_name = "BYTES", requires = "network_plugin", default_value_t)]
+    #[arg(long, value_name = "BYTES", requires = "network_plugin", default_value_t, value_parser = number(0..=LARGEST_MTU))]
     pub network_plugin_mtu: u32,
     /// How kubenet's pods reach themselves by their Service
     #[arg(long, value_name = "MODE", requires = "network_plugin", default_value = "promiscuous-bridge", value_parser = hairpin_modes())]
@@ -37,14 +41,8 @@ pub struct KubeletOptions {
     #[arg(long, value_name = "CIDR[,CIDR]", requires = "network_plugin", default_value = DEFAULT_NON_MASQUERADE_CIDR)]
     pub non_masquerade_cidr: String,
     /// The addresses of the node's pods, for kubenet and for networks with ipRanges
-    #[arg(
-        long,
-        value_name = "CIDR[,CIDR]",
-        requires = "network_plugin",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub pod_cidr: String,
+    #[arg(long, value_name = "CIDR[,CIDR]", requires = "network_plugin")]
+    pub pod_cidr: Option<String>,
 }
 
 /// The modes by their names.
@@ -71,7 +69,7 @@ impl Default for KubeletOptions {
             network_plugin_mtu: 0,
             hairpin_mode: HairpinMode::PromiscuousBridge,
             non_masquerade_cidr: DEFAULT_NON_MASQUERADE_CIDR.to_owned(),
-            pod_cidr: String::new(),
+            pod_cidr: None,
         }
     }
 }
@@ -114,7 +112,7 @@ impl KubeletOptions {
             mtu: Some(self.network_plugin_mtu).filter(|mtu| *mtu != 0),
         };
         let manager = Manager::new(select(self.drivers(cni), name, settings).await?);
-        manager.set_pod_cidr(&self.pod_cidr).await;
+        manager.set_pod_cidr(self.pod_cidr.as_deref().unwrap_or_default()).await;
         Ok(manager)
     }
 }

@@ -6,6 +6,7 @@
 mod netavark;
 mod operator;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,25 +34,32 @@ fn main() -> ExitCode {
     let mut args = std::env::args_os();
     let called = args.next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let is_daemon = args.iter().take(2).any(|arg| arg == "daemon");
+    let given: Vec<OsString> = args.collect();
+    let is_daemon = given.iter().take(2).any(|arg| arg == "daemon");
     // A daemon has no result: its log is the only trace of its work.
     logging::start(if is_daemon { "info" } else { "error" });
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
-    // The reference's systemd units call it so.
-    if name == "dhcp" && is_daemon {
-        let args: Vec<String> = std::iter::once(name.to_owned()).chain(args).collect();
-        return operator::run(&args, &mut stdout, &mut stderr).into();
-    }
     if name == socket_closer::NAME {
         return u8::from(socket_closer::close_sockets().is_err()).into();
     }
-    if let Some(plugin) = registry::find(name) {
+    // The reference's systemd units call its daemon as `dhcp daemon`.
+    let is_plugin = !(name == "dhcp" && is_daemon);
+    if let Some(plugin) = registry::find(name).filter(|_| is_plugin) {
         process::spare_allocations();
         return registry::serve(plugin, &mut Unbuffered, &mut stderr).into();
     }
+    let program = if name == operator::cnitool::NAME { name } else { "slipway" };
+    let args = match slipway_cli::utf8(program, given.into_iter(), &mut stderr) {
+        Ok(args) => args,
+        Err(code) if name == operator::cnitool::NAME => return code.min(1).into(),
+        Err(code) => return code.into(),
+    };
     if name == operator::cnitool::NAME {
         return operator::cnitool::cnitool_command(&args, &mut stdout, &mut stderr).into();
+    }
+    if !is_plugin {
+        let args: Vec<String> = std::iter::once(name.to_owned()).chain(args).collect();
+        return operator::run(&args, &mut stdout, &mut stderr).into();
     }
     if netavark::is_call(&args) {
         return netavark::run(&args, &mut std::io::stdin().lock(), &mut stdout).into();

@@ -12,7 +12,7 @@ const CIDRS: &str = "10.180.1.0/24,fd00:180::/64";
 
 fn options(kubelet: &Kubelet) -> KubeletOptions {
     KubeletOptions {
-        pod_cidr: CIDRS.to_owned(),
+        pod_cidr: Some(CIDRS.to_owned()),
         hairpin_mode: HairpinMode::HairpinVeth,
         ..kubelet.options("kubenet")
     }
@@ -115,7 +115,7 @@ fn the_bridge_gets_the_first_pod_cidr_and_loses_other_addresses() {
     for address in ["10.9.9.1/24", "10.9.9.2/24", "fd00:9::1/64"] {
         node.cmd(&format!("ip address add {address} dev cbr0"));
     }
-    let options = KubeletOptions { pod_cidr: "10.180.1.0".to_owned(), ..options(&kubelet) };
+    let options = KubeletOptions { pod_cidr: Some("10.180.1.0".to_owned()), ..options(&kubelet) };
     let manager = kubelet.start(&options);
     let error = kubelet.run(|| manager.status()).expect_err("a bad CIDR");
     assert_eq!(

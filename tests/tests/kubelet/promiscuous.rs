@@ -52,7 +52,7 @@ fn a_promiscuous_bridge_delivers_each_packet_once() {
     for switch in [BridgeNetfilter::On, BridgeNetfilter::Off] {
         let kubelet = Kubelet::new();
         let options = KubeletOptions {
-            pod_cidr: "10.180.1.0/24,fd00:180::/64".to_owned(),
+            pod_cidr: Some("10.180.1.0/24,fd00:180::/64".to_owned()),
             // kubelet's default.
             hairpin_mode: KubeletOptions::default().hairpin_mode,
             ..kubelet.options("kubenet")
@@ -132,7 +132,7 @@ fn a_pod_reaches_itself_by_its_port_and_by_its_service_once() {
         let node = &kubelet.node;
         let client = node.host("client");
         let options = KubeletOptions {
-            pod_cidr: "10.180.1.0/24,fd00:180::/64".to_owned(),
+            pod_cidr: Some("10.180.1.0/24,fd00:180::/64".to_owned()),
             hairpin_mode: mode,
             ..kubelet.options("kubenet")
         };
@@ -184,8 +184,10 @@ fn service_rules(service: IpAddr, pod: IpAddr) -> String {
 #[test]
 fn a_second_set_up_leaves_the_guard_as_it_is() {
     let kubelet = Kubelet::new();
-    let options =
-        KubeletOptions { pod_cidr: "10.180.1.0/24,fd00:180::/64".to_owned(), ..kubelet.options("kubenet") };
+    let options = KubeletOptions {
+        pod_cidr: Some("10.180.1.0/24,fd00:180::/64".to_owned()),
+        ..kubelet.options("kubenet")
+    };
     let manager = kubelet.start(&options);
     let rules = || kubelet.node.cmd("nft --handle list table bridge slipway-kubenet");
     let (_a, pod_a) = kubelet.sandbox("a", &[]);
@@ -206,7 +208,7 @@ fn uninstall_removes_the_bridge_and_the_guard() {
         return;
     }
     let kubelet = Kubelet::new();
-    let options = KubeletOptions { pod_cidr: "10.180.1.0/24".to_owned(), ..kubelet.options("kubenet") };
+    let options = KubeletOptions { pod_cidr: Some("10.180.1.0/24".to_owned()), ..kubelet.options("kubenet") };
     let manager = kubelet.start(&options);
     let (_space, pod) = kubelet.sandbox("a", &[]);
     kubelet.set_up(&manager, &pod);

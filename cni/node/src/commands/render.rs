@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// The file to print; without it the manifests
     #[arg(value_name = "FILE", conflicts_with = "output_dir")]
     file: Option<FileName>,
-    /// The container image, needed for manifests: there is no published one
+    /// The container image, which manifests need: there is no published one
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
     /// The namespace of the pods
@@ -75,7 +75,7 @@ impl ValueEnum for FileName {
 /// The options do not describe a deployment.
 #[derive(Debug, thiserror::Error)]
 enum DeploymentError {
-    #[error("--image IMAGE is missing: there is no published one")]
+    #[error("--image is missing: there is no published image")]
     NoImage,
     #[error(transparent)]
     Conflict(#[from] ConflictError),
@@ -99,7 +99,7 @@ impl Options {
         if image.is_empty() && file == File::Manifests {
             return Err(DeploymentError::NoImage);
         }
-        // What the agent would refuse.
+        // The agent would refuse these conflicts at its start.
         self.deployed.path_settings(Vec::new())?;
         let DeployedOptions { paths, garbage, .. } = &self.deployed.options;
         garbage.check()?;
@@ -207,9 +207,9 @@ mod tests {
     #[test]
     fn what_the_agent_would_refuse_is_refused() {
         for (line, want) in [
-            ("", "--image IMAGE is missing"),
-            ("manifests", "--image IMAGE is missing"),
-            ("--output-dir /tmp/x", "--image IMAGE is missing"),
+            ("", "--image is missing"),
+            ("manifests", "--image is missing"),
+            ("--output-dir /tmp/x", "--image is missing"),
             ("kind --output-dir /tmp/x --image i", "--output-dir"),
             ("--image i --cluster-cidr 10.244.0.1/16", "a prefix without host bits, such as 10.244.0.0/16"),
             ("systemd --vxlan-vni 0", "a number between 1 and 16777215"),

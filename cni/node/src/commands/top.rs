@@ -45,8 +45,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The time between two samples, as 1s or 1m [default: 2s]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// The time between two samples, such as 1s or 1m [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
     interval: Option<Duration>,
     /// Print one sample; with --interval, the rates of that time
     #[arg(long)]

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches, Id};
+use cni_spec::text::parse_net;
 use ipnet::IpNet;
 use slipwayd::cluster::taint::StartupTaint;
 
-/// What the value of an option must be.
+/// The form that the value of an option must have.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueError {
     #[error("a number with s, m or h, of at least 1s")]
@@ -72,7 +73,7 @@ impl FromStr for Prefixes {
 
     fn from_str(list: &str) -> Result<Self, ValueError> {
         let prefix = |text: &str| {
-            let net: IpNet = text.parse().map_err(|_| ValueError::Prefix)?;
+            let net = parse_net(text).ok_or(ValueError::Prefix)?;
             if net.trunc() == net { Ok(net) } else { Err(ValueError::HostBits(net.trunc())) }
         };
         list.split(',').map(prefix).collect::<Result<_, _>>().map(Self)
@@ -157,6 +158,17 @@ pub(crate) fn in_places<V: Iterator>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefixes_have_no_host_bits_and_no_leading_zeros() {
+        let all = |list: &str| list.parse().map(|prefixes| Prefixes::all(&[prefixes]).len());
+        assert_eq!(all("10.0.0.0/8,fd00::/64"), Ok(2));
+        for list in ["", "10.0.0.0", "10.0.0.0/8,", "010.0.0.0/8", "10.0.0.0/08", "fd00::/064", "10.0.0.0/33"]
+        {
+            assert_eq!(all(list), Err(ValueError::Prefix), "{list:?}");
+        }
+        assert!(matches!(all("10.0.0.1/8"), Err(ValueError::HostBits(_))));
+    }
 
     #[test]
     fn a_time_has_a_unit_and_is_not_zero() {

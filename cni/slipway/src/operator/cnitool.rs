@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn wrong_arguments_have_the_exit_code_of_the_other_tool() {
         for (args, text) in [
-            (&[][..], "cnitool: COMMAND, NETWORK is missing"),
+            (&[][..], "cnitool: COMMAND and NETWORK are missing"),
             (&["add", "n"], "cnitool: NETNS is missing"),
             (&["nonsense", "n", "x"], "cnitool: COMMAND must be add, check, del, gc, status or validate"),
             (&["add", "n", "x", "-z"], "cnitool: unknown option -z"),

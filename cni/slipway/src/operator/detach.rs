@@ -82,12 +82,10 @@ enum DetachError {
     Del(#[from] NetworkError),
 }
 
-/// The condition of `--only-if`.
+/// The condition of `--only-if`: the namespace is gone, or is gone or has no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Only {
-    /// The namespace is gone.
     Gone,
-    /// The namespace is gone, or has no process.
     Unused,
 }
 

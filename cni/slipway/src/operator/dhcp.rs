@@ -22,7 +22,7 @@ Examples:
   slipway dhcp daemon --hostprefix /host --broadcast
   slipway dhcp daemon --timeout 5s --resendmax 30s --resendtimeout 2m")]
 pub(super) struct Args {
-    /// The one task
+    /// The only task
     #[arg(value_name = "daemon", value_parser = ["daemon"])]
     _task: String,
     /// Write the process ID to this file
@@ -34,17 +34,17 @@ pub(super) struct Args {
     /// The socket that plugins call
     #[arg(long, value_name = "FILE", default_value = SOCKET)]
     socketpath: PathBuf,
-    /// The leases on disk
+    /// The directory of the leases
     #[arg(long, value_name = "DIR", default_value = STATE)]
     statedir: PathBuf,
     /// The time to wait for a server's reply
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, allow_hyphen_values = true)]
     timeout: Duration,
     /// The longest time between two requests
-    #[arg(long, value_name = "TIME", default_value = "62s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "62s", value_parser = duration, allow_hyphen_values = true)]
     resendmax: Duration,
     /// The time after which an ADD fails
-    #[arg(long, value_name = "TIME", default_value = "208s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "208s", value_parser = duration, allow_hyphen_values = true)]
     resendtimeout: Duration,
     /// Ask servers to reply by broadcast
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false",
@@ -67,13 +67,16 @@ pub(super) fn run(args: Args) -> Result<u8, Failure> {
     daemon::run(&options).map(|()| 0).map_err(Failure::failed)
 }
 
-/// The arguments with two dashes before each option. Go's package flag, which the reference reads them with, takes one.
+/// The arguments with two dashes before each option. The reference reads its arguments with Go's package flag, which
+/// accepts one dash.
 pub(super) fn with_two_dashes(args: &[String]) -> Vec<String> {
-    let has_one = |arg: &String| arg.len() > 2 && arg.starts_with('-') && !arg.starts_with("--");
+    let is_word =
+        |name: &str| name.len() > 1 && name.starts_with(|letter: char| letter.is_ascii_alphabetic());
+    let has_one = |arg: &String| arg.strip_prefix('-').is_some_and(is_word);
     args.iter().map(|arg| if has_one(arg) { format!("-{arg}") } else { arg.clone() }).collect()
 }
 
-/// The values that Go takes, too.
+/// Go's package flag accepts numbers as well.
 fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "true" | "1" => Ok(true),
@@ -136,6 +139,13 @@ mod tests {
             ["x", "daemon -nonsense", "daemon -timeout", "daemon -timeout 10", "daemon -broadcast=x", ""]
         {
             assert!(parse(line).is_err(), "{line}");
+        }
+        for (line, message) in [
+            ("bogus", "the argument must be daemon, not \"bogus\""),
+            ("daemon -timeout -1s", "--timeout must be a duration such as 10s or 1m30s, not \"-1s\""),
+            ("daemon -broadcast=x", "--broadcast must be true or false, not \"x\""),
+        ] {
+            assert_eq!(parse(line).unwrap_err(), message, "{line}");
         }
         assert_eq!(duration("1.5h").unwrap(), Duration::from_secs(5400));
         assert_eq!(duration("500ms").unwrap(), Duration::from_millis(500));

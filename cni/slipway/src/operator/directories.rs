@@ -31,8 +31,8 @@ impl CacheDirs {
 /// The plugin directories of the command line.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct PluginDirs {
-    /// A plugin directory, any number of times (those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and
-    /// /usr/lib/slipway/cni)
+    /// A plugin directory [default: those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and
+    /// /usr/lib/slipway/cni]; any number of times
     #[arg(long = "plugin-dir", value_name = "DIR")]
     plugin_dirs: Vec<PathBuf>,
 }

@@ -47,7 +47,9 @@ Environment:
 Files:
   /opt/cni/bin           the plugin directory
   /etc/cni/net.d         the networks
-  /etc/cni/slipway.json  the node's settings"
+  /etc/cni/slipway.json  the node's settings
+
+Exit codes: 0 success, 1 failure, 2 wrong arguments"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -95,8 +97,10 @@ fn description() -> String {
 /// others as in the command's help.
 pub(crate) fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     match args.split_first() {
-        // Its exit code for wrong arguments is that of the CNI project's tool.
-        Some((name, rest)) if name == cnitool::NAME => return cnitool::cnitool_command(rest, out, err),
+        // Its exit code for arguments that cannot be used is that of the CNI project's tool.
+        Some((name, _)) if name == cnitool::NAME => {
+            return slipway_cli::run::<Cli>(args, out, err, called).min(1);
+        }
         Some((name, _)) if name == dhcp::NAME => {
             return slipway_cli::run::<Cli>(&dhcp::with_two_dashes(args), out, err, called);
         }

@@ -186,7 +186,7 @@ impl RuntimeOptions {
     }
 }
 
-/// What commands on one pod need besides the pod: CNI's directories or a network plugin of kubelet, and the output.
+/// The options of commands on one pod, besides the pod itself: CNI's directories or a network plugin of kubelet, and the output.
 #[derive(Debug, Clone, Args)]
 struct CallerOptions {
     #[command(flatten)]
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn wrong_arguments_are_named() {
         for (line, want) in [
-            ("pod up", "NAMESPACE/NAME is missing"),
+            ("pod up", "--sandbox, --netns and NAMESPACE/NAME are missing"),
             ("pod up web --sandbox s --netns /n", "must be NAMESPACE/NAME, not \"web\""),
             ("pod up shop/web --netns /n", "--sandbox is missing"),
             ("pod up shop/web --sandbox s", "--netns"),
@@ -301,8 +301,14 @@ mod tests {
             ),
             (
                 "pod up a/b --sandbox s --netns /n --network-plugin kubenet --network-plugin-mtu x",
-                "--network-plugin-mtu",
+                "--network-plugin-mtu must be a number between 0 and 65535, not \"x\"",
             ),
+            (
+                "pod up a/b --sandbox s --netns /n --network-plugin kubenet --network-plugin-mtu -1",
+                "--network-plugin-mtu must be a number between 0 and 65535, not \"-1\"",
+            ),
+            ("pod up a/b --sandbox s --netns= --port 1:2", "--netns needs a value"),
+            ("top --interval -1s", "--interval must be a number with s, m or h, of at least 1s, not \"-1s\""),
             ("pod list --output yaml", "--output must be table or json, not"),
             ("networks --watch --sandbox s", "unknown option --sandbox"),
         ] {
@@ -343,7 +349,7 @@ mod tests {
             assert!(error.contains("--network-plugin is missing"), "{error}");
             parsed(&format!("{up} {option} --network-plugin kubenet")).unwrap();
         }
-        // Those it gets.
+        // The network plugin gets these options.
         let given = "--port 8080:80 --bandwidth 10M --annotation a=b --cni-bin-dir /a --cni-conf-dir /b --cache-dir /c";
         parsed(&format!("{up} {given} --network-plugin kubenet")).unwrap();
     }

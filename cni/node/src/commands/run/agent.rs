@@ -37,11 +37,11 @@ use tokio::sync::watch;
 
 use super::Start;
 
-/// Notices that wait to be sent as Events. While the queue is full, further ones are dropped: more of them than may be sent
-/// are waiting.
+/// The length of the queue of notices that are to be sent as Events. A notice that finds it full is dropped, because more
+/// are waiting than may be sent.
 const NOTICES: usize = 32;
 
-/// Why the agent ended early.
+/// The reason why the agent ended early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
     /// The node cannot be compared.
@@ -52,7 +52,7 @@ pub(super) enum RunError {
     Repair(#[from] RepairError),
 }
 
-/// What a part of the agent has done or seen.
+/// The work that a part of the agent has done, or a change that it has noticed.
 enum Event {
     Compared(Arc<Snapshot>, Box<Result<Report, Failure>>),
     Repaired(Repair),

@@ -24,8 +24,8 @@ pub(crate) struct GarbageOptions {
     /// any number of times
     #[arg(long, value_name = "PATH|none")]
     cri_socket: Vec<Socket>,
-    /// How long the runtime must not list a pod before its attachment is garbage, as 90s or 10m
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
+    /// The time for which the runtime must not have listed a pod before its attachment is garbage, such as 90s or 10m
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time, allow_hyphen_values = true)]
     gc_grace: Duration,
 }
 

@@ -65,10 +65,10 @@ pub(crate) struct Options {
     /// The name of the pods' network
     #[arg(long, value_name = "NAME", default_value = "slipway")]
     network_name: String,
-    /// The configuration that is written
+    /// The file to which the network's configuration is written
     #[arg(long, value_name = "FILE", default_value = "/etc/cni/net.d/10-slipway.conflist", value_hint = clap::ValueHint::FilePath)]
     conflist: PathBuf,
-    /// The node's subnets, written
+    /// The file to which the node's subnets are written
     #[arg(long, value_name = "FILE", default_value = "/run/slipway/subnet.json", value_hint = clap::ValueHint::FilePath)]
     subnet_file: PathBuf,
     /// Also write the node's subnets for the plugin flannel, usually /run/flannel/subnet.env. The file names the cluster's
@@ -81,13 +81,13 @@ pub(crate) struct Options {
     /// The program that repairs rules and BPF programs, and counts ports and flows
     #[arg(long, value_name = "FILE", default_value = SLIPWAY, value_hint = clap::ValueHint::FilePath)]
     slipway: PathBuf,
-    /// Run it and iptables in the mount namespace of process 1: for a container with the host's PIDs
+    /// Run slipway and iptables in the mount namespace of process 1: for an agent in a container with the host's PIDs
     #[arg(long)]
     host_mounts: bool,
     /// Load the BPF programs, as `slipway node setup` does, and keep them
     #[arg(long)]
     node_setup: bool,
-    /// The kernel's settings, for a container
+    /// The directory of the kernel's settings, for an agent in a container
     #[arg(long, value_name = "DIRECTORY", default_value = sysctl::DIRECTORY, value_hint = clap::ValueHint::DirPath)]
     sysctl_dir: PathBuf,
     /// A taint of this node's Node that is removed when the network is in place, once; any number of times
@@ -132,7 +132,7 @@ fn link_name(name: &str) -> Result<String, ValueError> {
     if (1..=15).contains(&name.len()) && is_free { Ok(name.to_owned()) } else { Err(ValueError::LinkName) }
 }
 
-/// What the agent is started with.
+/// The settings that the agent is started with.
 #[derive(Debug)]
 struct Start {
     settings: Settings,

@@ -29,7 +29,7 @@ enum Reason {
     Form,
     #[error("a port is a number from 1 to 65535, or 0 where the plugin chooses")]
     Port,
-    #[error("the address of the host is no IP address; IPv6 in brackets")]
+    #[error("the host's address must be an IP address, an IPv6 address in brackets")]
     HostIp,
     #[error("a rate or burst is a number of bits, with K, M or G for thousands, millions or billions")]
     Bits,

@@ -52,13 +52,13 @@ Examples:
   slipway connectivity-test --network pods --output json
   slipway connectivity-test --clean")]
 pub(super) struct Args {
-    /// The network; by default the first one, which a runtime takes
+    /// The network; without it the first one, which is the one that runtimes take
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
-    /// The network's configuration, in place of --network
+    /// The network's configuration, in place of a network of --config-dir
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The networks' configurations
+    /// The directory of the networks' configurations
     #[arg(long, value_name = "DIR", default_value = config::DIRECTORY)]
     config_dir: PathBuf,
     #[command(flatten)]

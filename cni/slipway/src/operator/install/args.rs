@@ -73,7 +73,7 @@ pub(crate) struct InstallArgs {
     /// Replace plugins of other sets; `uninstall` brings them back
     #[arg(long)]
     replace: bool,
-    /// Also write manual pages and completions below it, as /usr/local/share; `uninstall` removes them
+    /// Also write manual pages and completions below this directory, such as /usr/local/share; `uninstall` removes them
     #[arg(long, value_name = "DIR")]
     share_dir: Option<PathBuf>,
 }
@@ -93,7 +93,7 @@ Examples:
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
     plugins: PluginDir,
-    /// Host-local's reservations
+    /// The directory of host-local's reservations
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA_DIR)]
     data_dir: PathBuf,
     /// Remove the plugins only: tables, bridges and files stay
@@ -104,7 +104,7 @@ pub(crate) struct UninstallArgs {
     force: bool,
 }
 
-/// What both commands have.
+/// The options of both commands.
 #[derive(Debug, clap::Args)]
 struct PluginDir {
     /// The plugin directory

@@ -52,7 +52,7 @@ pub(super) struct Args {
     dry_run: bool,
     #[command(flatten)]
     caches: CacheDirs,
-    /// Host-local's reservations; any number of times (/var/lib/cni/networks)
+    /// The directory of host-local's reservations [default: /var/lib/cni/networks]; any number of times
     #[arg(long = "data-dir", value_name = "DIR")]
     data_dirs: Vec<PathBuf>,
     #[command(flatten)]

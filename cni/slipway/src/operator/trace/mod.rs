@@ -48,10 +48,10 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     destination: Destination,
-    /// The time after which it ends, 10m at most
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = seconds)]
+    /// The time after which the trace ends, 10m at most
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = seconds, allow_hyphen_values = true)]
     time: Duration,
-    /// The packets after which it ends, 1000 at most
+    /// The number of packets after which the trace ends, 1000 at most
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = slipway_cli::number(1..=1000_usize))]
     count: usize,
     #[command(flatten)]
