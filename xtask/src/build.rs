@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 impl Flavour {
     /// The cargo command that builds the binary.
-    pub fn cargo_build(self) -> Result<Command> {
+    pub(crate) fn cargo_build(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipway"])),
             Self::Release => Ok(run::cargo(&["build", "--package", "slipway", "--release"])),
@@ -72,7 +72,7 @@ impl Flavour {
 
     /// The cargo command that builds `slipwayd`. In one build with `slipway`, the features of its dependencies would
     /// be those of `slipway`, too.
-    pub fn cargo_build_agent(self) -> Result<Command> {
+    pub(crate) fn cargo_build_agent(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipwayd"])),
             Self::Release => Ok(run::cargo(&["build", "--package", "slipwayd", "--release"])),
@@ -86,7 +86,7 @@ impl Flavour {
     }
 
     /// The cargo command that builds the runtime library's example `calls`, which the benchmarks measure.
-    pub fn cargo_build_calls(self) -> Result<Command> {
+    pub(crate) fn cargo_build_calls(self) -> Result<Command> {
         let mut command = match self {
             Self::Debug => run::cargo(&["build", "--package", "cni-runtime"]),
             Self::Release => run::cargo(&["build", "--package", "cni-runtime", "--release"]),

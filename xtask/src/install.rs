@@ -101,7 +101,7 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
     share.map_or(Ok(()), |share| run::show(&mut manual::write(&target, &share)))
 }
 
-pub fn run_uninstall(args: &UninstallArgs) -> Result<()> {
+pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     // The installed binary knows what it installed; a new one is built only if it is missing.
     let installed = args.to.join("slipway");
     let binary = if installed.is_file() { installed } else { built(Flavour::Release)?.path };

@@ -109,7 +109,7 @@ impl MasqueradeRequest {
     /// The networks of a family that are exempt from masquerade besides those of its addresses, in canonical
     /// form: sorted, without overlaps, and two halves as the whole.
     #[must_use]
-    pub fn exempt_of(&self, family: AddressFamily) -> Vec<IpNet> {
+    pub(crate) fn exempt_of(&self, family: AddressFamily) -> Vec<IpNet> {
         let of_family: Vec<IpNet> = self
             .exempt
             .iter()
@@ -228,7 +228,7 @@ impl PortRequest {
     }
 
     /// The mappings of the family that name a loopback address of the node.
-    pub fn on_loopback(&self, family: AddressFamily) -> impl Iterator<Item = &PublishedPort> {
+    pub(crate) fn on_loopback(&self, family: AddressFamily) -> impl Iterator<Item = &PublishedPort> {
         let named = |port: &&PublishedPort| match port.host.address {
             HostAddress::One(address) => address.is_loopback(),
             HostAddress::Any(_) => false,

@@ -12,7 +12,7 @@ use cni_spec::text::hex;
 use sha2::{Digest, Sha256};
 
 /// nft refuses longer comments when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
-pub const COMMENT_MAX: usize = 128;
+pub(crate) const COMMENT_MAX: usize = 128;
 /// First word of every comment: marks it as ours, and carries the format's version.
 const MAGIC: &str = "slipway1";
 /// Last character of a name that was cut to fit.
@@ -125,7 +125,7 @@ impl Owner {
 impl Owner {
     /// True if two owners' container IDs, either of which may be cut, can be the same.
     #[must_use]
-    pub fn may_be_of_one_container(&self, other: &Self) -> bool {
+    pub(crate) fn may_be_of_one_container(&self, other: &Self) -> bool {
         let (a, b) = (self.container_id.as_str(), other.container_id.as_str());
         match (a.strip_suffix(CUT), b.strip_suffix(CUT)) {
             (None, None) => a == b,

@@ -112,7 +112,7 @@ impl Flow {
     pub const SEEN_REPLY: u32 = 1 << 1;
     /// `IPS_ASSURED`: the flow is kept when the table is full; for UDP, more than one request and reply were
     /// seen.
-    pub const ASSURED: u32 = 1 << 2;
+    pub(crate) const ASSURED: u32 = 1 << 2;
 
     /// True if its destination was translated (`IPS_DST_NAT`).
     #[must_use]

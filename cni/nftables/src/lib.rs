@@ -51,7 +51,4 @@ pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableIn
 pub use socket::Socket;
 pub use stmt::{Cmp, DnatData, DnatTarget, Field, Operand, PortChoice, Stmt, Verdict};
 pub use transaction::{Op, Transaction};
-pub use value::{
-    DataType, IFNAMSIZ, REGISTER_SIZE, Value, concat_from_id, concat_id, concat_len, decode_concat,
-    encode_concat,
-};
+pub use value::{DataType, IFNAMSIZ, Value};

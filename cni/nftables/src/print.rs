@@ -114,7 +114,7 @@ impl fmt::Display for Set {
 impl ElementId {
     /// The key, or the range of keys, in nft's syntax.
     #[must_use]
-    pub fn key_text(&self) -> String {
+    pub(crate) fn key_text(&self) -> String {
         let Some(end) = &self.key_end else {
             return join(&self.key);
         };

@@ -349,16 +349,6 @@ impl Stmt {
         }
     }
 
-    /// `field != address/bits`.
-    #[must_use]
-    pub fn not_in_net(field: Field, net: ipnet::IpNet) -> Self {
-        Self::Match {
-            fields: vec![field],
-            cmp: Cmp::Ne,
-            to: Operand::Prefix(Value::address(net.network()), net.prefix_len()),
-        }
-    }
-
     /// `field . field @set`.
     #[must_use]
     pub fn in_set(fields: &[Field], set: &str) -> Self {

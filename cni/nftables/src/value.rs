@@ -14,7 +14,7 @@ pub const IFNAMSIZ: usize = 16;
 
 /// The size of a 32-bit register; each part of a concatenation begins at such a boundary (`NFT_REG32_SIZE` in
 /// `linux/netfilter/nf_tables.h`).
-pub const REGISTER_SIZE: usize = 4;
+pub(crate) const REGISTER_SIZE: usize = 4;
 
 /// The type of a value, named as in nft's `type …`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,13 +91,13 @@ impl DataType {
 
     /// Length of a value as one part of a concatenation.
     #[must_use]
-    pub const fn padded_len(self) -> usize {
+    pub(crate) const fn padded_len(self) -> usize {
         self.size().next_multiple_of(REGISTER_SIZE)
     }
 
     /// True if the bytes are in host byte order (marks and masks), or an interface's name.
     #[must_use]
-    pub const fn is_host_order(self) -> bool {
+    pub(crate) const fn is_host_order(self) -> bool {
         matches!(self, Self::Mark | Self::FibAddrType | Self::CtState | Self::CtStatus | Self::Ifname)
     }
 
@@ -125,7 +125,7 @@ impl DataType {
 
     /// The type of this number, of those that named sets can have.
     #[must_use]
-    pub fn from_id(id: u32) -> Option<Self> {
+    pub(crate) fn from_id(id: u32) -> Option<Self> {
         const ALL: [DataType; 14] = [
             DataType::Ipv4Addr,
             DataType::Ipv6Addr,
@@ -202,7 +202,7 @@ impl Value {
     /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
     pub const CT_NEW: u32 = 8;
     /// `IPS_SRC_NAT` (`linux/netfilter/nf_conntrack_common.h`).
-    pub const CT_SNAT: u32 = 16;
+    pub(crate) const CT_SNAT: u32 = 16;
     /// `IPS_DST_NAT`.
     pub const CT_DNAT: u32 = 32;
     /// `IPS_ASSURED`: the flow is kept when the table is full (TCP: the handshake is complete).
@@ -303,7 +303,7 @@ impl Value {
 /// A single value has no padding. In a concatenation each part, the last one too, is padded with zeros to
 /// full 32-bit registers, as `nft` does and as the kernel's payload and meta expressions leave the registers.
 #[must_use]
-pub fn encode_concat(values: &[Value]) -> Vec<u8> {
+pub(crate) fn encode_concat(values: &[Value]) -> Vec<u8> {
     if let [single] = values {
         return single.encode();
     }
@@ -317,7 +317,7 @@ pub fn encode_concat(values: &[Value]) -> Vec<u8> {
 
 /// Decodes the bytes of [`encode_concat`]; none if there are too few.
 #[must_use]
-pub fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>> {
+pub(crate) fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>> {
     let mut values = Vec::with_capacity(types.len());
     for data_type in types {
         values.push(Value::decode(*data_type, bytes)?);
@@ -328,7 +328,7 @@ pub fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>>
 
 /// The length in bytes of one value or a concatenation of these types.
 #[must_use]
-pub fn concat_len(types: &[DataType]) -> usize {
+pub(crate) fn concat_len(types: &[DataType]) -> usize {
     match types {
         [single] => single.size(),
         many => many.iter().map(|part| part.padded_len()).sum(),
@@ -338,13 +338,13 @@ pub fn concat_len(types: &[DataType]) -> usize {
 /// The number of a concatenated type in `nft`: six bits for each part, the last one lowest
 /// (`concat_subtype_add` in nftables' `datatype.h`).
 #[must_use]
-pub fn concat_id(types: &[DataType]) -> u32 {
+pub(crate) fn concat_id(types: &[DataType]) -> u32 {
     types.iter().fold(0, |id, part| id << 6 | part.id())
 }
 
 /// The parts of a concatenated type; none if [`DataType`] lacks one.
 #[must_use]
-pub fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
+pub(crate) fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
     let mut types = Vec::new();
     while id != 0 {
         types.push(DataType::from_id(id & 0x3f)?);

@@ -22,7 +22,7 @@ impl Excerpt {
 
 /// The first characters of a text, those outside printable ASCII escaped.
 #[must_use]
-pub fn bounded(text: &str, limit: usize) -> String {
+pub(crate) fn bounded(text: &str, limit: usize) -> String {
     let mut start: String = text.chars().take(limit).flat_map(char::escape_default).collect();
     if text.chars().nth(limit).is_some() {
         start.push_str("...");

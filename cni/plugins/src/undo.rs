@@ -24,7 +24,7 @@ impl<'a> Undo<'a> {
     }
 
     /// Registers an undo step. `what` names it in the log.
-    pub fn on_failure<E: Display>(
+    pub(crate) fn on_failure<E: Display>(
         &mut self,
         what: impl Into<String>,
         run: impl FnOnce() -> Result<(), E> + 'a,

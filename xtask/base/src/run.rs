@@ -85,7 +85,7 @@ pub fn capture(command: &mut Command) -> Result<String> {
 }
 
 /// Like [`capture`], with its standard input from somewhere.
-pub fn capture_from(command: &mut Command, input: Stdio) -> Result<String> {
+pub(crate) fn capture_from(command: &mut Command, input: Stdio) -> Result<String> {
     let output = command.stdin(input).output().map_err(|e| not_started(command, &e))?;
     succeeded(command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -136,7 +136,7 @@ pub fn rebuild(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
 
 /// Like [`ensure`], but without a toolchain it is no error: the binary is then built without the BPF
 /// programs.
-pub fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
+pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
     match ensure(execute) {
         Ok(how) => Ok(Programs::Built(how)),
         Err(_) if is_current(workspace::root())? => {
@@ -210,7 +210,7 @@ pub fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
 }
 
 /// The command for the unit tests of `abi`.
-pub fn unit_tests() -> Result<Command> {
+pub(crate) fn unit_tests() -> Result<Command> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let mut command = cargo(&["test", "--no-fail-fast", "--package", "slipway-ebpf-abi", "--manifest-path"]);
     command.arg(workspace::root().join("ebpf/Cargo.toml")).env("CARGO_TARGET_DIR", own);

@@ -86,7 +86,7 @@ impl Iptables {
     ///
     /// # Errors
     /// [`Error::Conflict`] or [`Error::Taken`]; those of reading the chains.
-    pub fn refuse_taken(&self, request: &PortRequest) -> Result<(), Error> {
+    pub(crate) fn refuse_taken(&self, request: &PortRequest) -> Result<(), Error> {
         let places = detect::places_with_ports()?;
         if places.is_empty() {
             return Ok(());

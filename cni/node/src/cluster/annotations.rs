@@ -17,7 +17,7 @@ pub const VXLAN_MAC: &str = "slipway.internal/vxlan-mac";
 /// The annotation with the UDP port on which the node's VXLAN device receives.
 pub const VXLAN_PORT: &str = "slipway.internal/vxlan-port";
 /// The annotation with the public key of the node's WireGuard device, 32 bytes in base64 (RFC 4648, section 4).
-pub const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
+pub(crate) const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
 /// The annotation with the UDP port on which the node's WireGuard device receives.
 pub const WIREGUARD_PORT: &str = "slipway.internal/wireguard-port";
 

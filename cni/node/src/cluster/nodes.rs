@@ -80,7 +80,7 @@ impl Node {
 
     /// The order in which Nodes claim prefixes and addresses: the oldest first, those without a time last.
     #[must_use]
-    pub fn seniority(&self) -> (i64, &NodeName) {
+    pub(crate) fn seniority(&self) -> (i64, &NodeName) {
         (self.created.unwrap_or(i64::MAX), &self.name)
     }
 }

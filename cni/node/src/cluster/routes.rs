@@ -138,7 +138,7 @@ fn leads_alike(wanted: &Route, shown: &Route) -> bool {
 /// The deletion of those of our routes that are not wanted and have a gateway: by the link or by VXLAN, in clear text.
 /// With encryption these go also while the list of nodes is not complete.
 #[must_use]
-pub fn without_clear_text(wanted: &[Route], shown: &[Route]) -> Vec<Change> {
+pub(crate) fn without_clear_text(wanted: &[Route], shown: &[Route]) -> Vec<Change> {
     let wanted: BTreeSet<IpNet> = wanted.iter().map(|route| route.dst).collect();
     let is_clear = |route: &&Route| {
         route.table == MAIN_TABLE

@@ -35,7 +35,7 @@ pub enum TunnelError {
 ///
 /// FNV-1a of the node's name; locally administered and unicast (IEEE 802, section 8.2).
 #[must_use]
-pub fn mac_of(node: &NodeName) -> Mac {
+pub(crate) fn mac_of(node: &NodeName) -> Mac {
     let hash = node.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -24,7 +24,7 @@ use super::wire::{self, WireError};
 use crate::excerpt::bounded;
 
 /// The usual sockets of containerd and CRI-O.
-pub const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
+pub(crate) const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
 
 /// The versions of the interface, the current one first: containerd 1.5 and earlier have the second alone.
 const VERSIONS: [&str; 2] = ["runtime.v1", "runtime.v1alpha2"];
@@ -169,7 +169,7 @@ async fn call(path: &Path, version: &str) -> Result<BTreeSet<String>, CallError>
     loop {
         tokio::select! {
             reply = &mut exchange => return reply,
-            // It moves the bytes. Its error, if any, is the exchange's, too.
+            // The connection copies bytes in both directions. If that fails, the exchange fails with the same error.
             _ = &mut connection, if is_open => is_open = false,
         }
     }

@@ -56,7 +56,7 @@ impl Deployment {
 
     /// The rights: nothing but what the agent calls.
     #[must_use]
-    pub fn cluster_role(&self) -> ClusterRole {
+    pub(crate) fn cluster_role(&self) -> ClusterRole {
         let mut verbs = vec!["list", "watch", "patch"];
         if !self.startup_taints.is_empty() {
             // The list of taints is replaced as a whole, hence read at once before.

@@ -20,9 +20,9 @@ use crate::cluster::access::NODE_NAME;
 pub const CAPABILITIES: [&str; 6] =
     ["NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE", "SYS_RESOURCE"];
 /// The capability of the init container: archives of plugin sets leave /opt/cni/bin to users that are not root.
-pub const INSTALL_CAPABILITY: &str = "DAC_OVERRIDE";
+pub(crate) const INSTALL_CAPABILITY: &str = "DAC_OVERRIDE";
 /// The node's settings in the agent's container, which has `/proc/sys` read-only.
-pub const SYSCTL_DIR: &str = "/host/proc/sys";
+pub(crate) const SYSCTL_DIR: &str = "/host/proc/sys";
 
 /// The address of the agent's HTTP server.
 const LISTEN: (&str, i32) = ("127.0.0.1", 9254);

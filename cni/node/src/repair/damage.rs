@@ -78,7 +78,7 @@ pub enum Damage {
 impl Damage {
     /// True if BPF programs may be missing.
     #[must_use]
-    pub fn concerns_programs(&self) -> bool {
+    pub(crate) fn concerns_programs(&self) -> bool {
         !matches!(self, Self::Table { .. })
     }
 }

@@ -166,7 +166,7 @@ impl Program {
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub async fn set_up_programs(&self) -> Result<bool, ProgramError> {
+    pub(crate) async fn set_up_programs(&self) -> Result<bool, ProgramError> {
         let words = ["node", "status", "--output", "json"].map(OsString::from);
         let node: BpfNode = self.read(&words, LIMIT).await?;
         let is_wanted = node.loaded || self.loads_programs && node.built_in;

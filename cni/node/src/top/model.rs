@@ -100,7 +100,7 @@ impl Model {
 
     /// Dropped packets per second, all reasons together; none without a sample before.
     #[must_use]
-    pub fn drop_rate(&self) -> Option<f64> {
+    pub(crate) fn drop_rate(&self) -> Option<f64> {
         self.drops.iter().copied().sum()
     }
 }

@@ -27,7 +27,7 @@ const OWN: &str = "/proc/self/exe";
 /// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the
 /// plugin requests an address and when it releases it (DHCPRELEASE).
 #[must_use]
-pub fn ipam_needs_link(config: &NetConf) -> bool {
+pub(crate) fn ipam_needs_link(config: &NetConf) -> bool {
     config.ipam == "dhcp"
 }
 
@@ -37,7 +37,7 @@ pub fn ipam_needs_link(config: &NetConf) -> bool {
 /// # Errors
 /// No such plugin; the plugin's own error; code 7 for an address that no container can have. If the result is
 /// refused, the addresses are released.
-pub fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
+pub(crate) fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
     checked(request.config, &output).inspect_err(|_| {
         // The plugin succeeded, so it has reserved addresses.
@@ -56,17 +56,17 @@ fn checked(config: &NetConf, output: &[u8]) -> Result<AddResult, CniError> {
 }
 
 /// Calls the IPAM plugin's DEL.
-pub fn ipam_del(request: &Request<'_>) -> Result<(), CniError> {
+pub(crate) fn ipam_del(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "DEL").map(drop)
 }
 
 /// Calls the IPAM plugin's CHECK.
-pub fn ipam_check(request: &Request<'_>) -> Result<(), CniError> {
+pub(crate) fn ipam_check(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "CHECK").map(drop)
 }
 
 /// Calls the IPAM plugin's GC.
-pub fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
+pub(crate) fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "GC").map(drop)
 }
 
@@ -74,7 +74,7 @@ pub fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
 ///
 /// # Errors
 /// No such plugin, or the plugin's own error: code 50 if no address is free.
-pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
+pub(crate) fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "STATUS").map(drop)
 }
 
@@ -84,7 +84,7 @@ pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Ve
 }
 
 /// Checks that there is a plugin of that name.
-pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
+pub(crate) fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
     find(plugin, &env.path).map(drop)
 }
 
