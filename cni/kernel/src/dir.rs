@@ -6,6 +6,8 @@
 //! without following symbolic links: no name, and no rename of a parent, leads elsewhere. When a method that
 //! writes returns, the change is on disk: file and directory are synced.
 
+mod error;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,6 +22,9 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
 
+pub use error::DirError;
+use error::{io, system};
+
 /// Prefix of temporary files' names. [`DurableDir::list`] leaves them out.
 pub const TEMPORARY: &str = ".slipway-tmp-";
 
@@ -33,66 +38,6 @@ pub struct DurableDir {
     path: PathBuf,
     /// Directory for temporary files, if not the directory itself.
     scratch: Option<OwnedFd>,
-}
-
-/// An error of a file operation.
-#[derive(Debug, thiserror::Error)]
-pub enum DirError {
-    /// The system refused the operation.
-    #[error("{operation} {path:?}: {errno}")]
-    System {
-        /// The operation.
-        operation: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The system's error.
-        errno: Errno,
-    },
-    /// The name is not a single component of a path.
-    #[error("invalid file name {name:?} in {dir:?}")]
-    Name {
-        /// The name.
-        name: OsString,
-        /// Its directory.
-        dir: PathBuf,
-    },
-    /// The file exceeds the caller's limit.
-    #[error("read {path:?}: larger than {limit} bytes")]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The caller's limit in bytes.
-        limit: usize,
-    },
-    /// The file is not a regular one.
-    #[error("open {path:?}: not a regular file")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
-}
-
-impl DirError {
-    /// The system's error, if the system refused the operation.
-    #[must_use]
-    pub fn errno(&self) -> Option<Errno> {
-        match self {
-            Self::System { errno, .. } => Some(*errno),
-            Self::Name { .. } | Self::TooLarge { .. } | Self::NotAFile { .. } => None,
-        }
-    }
-
-    /// True if the file or directory does not exist.
-    #[must_use]
-    pub fn is_not_found(&self) -> bool {
-        matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
-    }
-
-    /// True if the name is taken.
-    #[must_use]
-    pub fn already_exists(&self) -> bool {
-        self.errno() == Some(Errno::EEXIST)
-    }
 }
 
 /// The mode of [`DurableDir::open_file`]. A new file gets the mode given, whatever the process's umask.
@@ -503,14 +448,6 @@ fn fill(fd: OwnedFd, content: &[u8], mode: u32) -> Result<File, Errno> {
     file.write_all(content).map_err(errno)?;
     file.sync_all().map_err(errno)?;
     Ok(file)
-}
-
-fn system(operation: &'static str, path: &Path, errno: Errno) -> DirError {
-    DirError::System { operation, path: path.to_path_buf(), errno }
-}
-
-fn io(operation: &'static str, path: &Path, error: &std::io::Error) -> DirError {
-    system(operation, path, Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO)))
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ mod manager;
 mod names;
 mod request;
 mod sandbox;
+mod steps;
 mod watch;
 
 pub use crate::quantity::{QuantityError, quantity};

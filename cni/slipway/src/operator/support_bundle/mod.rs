@@ -8,6 +8,7 @@
 
 mod collect;
 mod redact;
+mod system;
 mod tar;
 
 use std::fs::File;
@@ -35,10 +36,10 @@ Examples:
   slipway support-bundle --file slipway-support.tar
   slipway support-bundle --config-dir /etc/containers/cni --plugin-dir /usr/lib/cni")]
 pub(super) struct Args {
-    /// The file to write (slipway-support-TIME.tar)
+    /// The file to write [default: slipway-support-TIME.tar]
     #[arg(short = 'o', long, alias = "output", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The networks' configurations
+    /// The directory of the networks' configurations
     #[arg(long, value_name = "DIR", default_value = config::DIRECTORY)]
     config_dir: PathBuf,
     #[command(flatten)]

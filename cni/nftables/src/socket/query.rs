@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Reads of the ruleset.
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use cni_netlink::message::{find, flag, text};
+use cni_netlink::{Attributes, End};
+use nix::errno::Errno;
+
+use super::{Socket, get};
+use crate::error::Error;
+use crate::intervals;
+use crate::object::{ElementId, Family, TableId};
+use crate::parse;
+use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
+use crate::uapi;
+use crate::value::{DataType, Value, encode_concat};
+
+// enum nf_tables_msg_types in `linux/netfilter/nf_tables.h`
+const GET_TABLE: u16 = 1;
+const GET_CHAIN: u16 = 4;
+const GET_RULE: u16 = 7;
+const GET_SET: u16 = 10;
+const GET_ELEMENT: u16 = 13;
+const GET_FLOWTABLE: u16 = 23;
+
+/// The time for which a dump is repeated while other processes change the ruleset.
+const DUMP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause before repeating the dump of a hash table that is being resized.
+const DUMP_PAUSE: Duration = Duration::from_millis(20);
+
+/// Requests in one datagram. Their replies wait in the socket together, a few thousand bytes each.
+const AT_ONCE: usize = 16;
+
+impl Socket {
+    /// All tables.
+    pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
+        let message = get(GET_TABLE, flag::DUMP, 0);
+        self.gather("list tables", message, parse::table)
+    }
+
+    /// One table; none if it is missing.
+    pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
+        let mut message = get(GET_TABLE, flag::ACK, table.family.number());
+        message.text(uapi::TABLE_NAME, &table.name);
+        self.one(&format!("read table {table}"), message, parse::table)
+    }
+
+    /// All chains of all tables.
+    pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
+        let message = get(GET_CHAIN, flag::DUMP, 0);
+        self.gather("list chains", message, parse::chain)
+    }
+
+    /// The chains of one table; empty if there is no such table.
+    pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
+        // Older kernels ignore the table in the request.
+        let mut message = get(GET_CHAIN, flag::DUMP, table.family.number());
+        message.text(uapi::CHAIN_TABLE, &table.name);
+        let operation = format!("list chains of table {table}");
+        self.gather(&operation, message, |family, body| {
+            parse::chain(family, body).filter(|chain| chain.table == *table)
+        })
+    }
+
+    /// One chain; none if it or its table is missing.
+    pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
+        let mut message = get(GET_CHAIN, flag::ACK, table.family.number());
+        message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
+        self.one(&format!("read chain {table} {name}"), message, parse::chain)
+    }
+
+    /// The chains of these names, without missing ones. The kernel reads each by itself, as [`Socket::chain`] does.
+    pub fn chains_named(&self, table: &TableId, names: &[&str]) -> Result<Vec<ChainInfo>, Error> {
+        let mut found = Vec::new();
+        for some in names.chunks(AT_ONCE) {
+            let message = |name: &&str| {
+                let mut message = get(GET_CHAIN, 0, table.family.number());
+                message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
+                message
+            };
+            let read = self.channel.requests(some.iter().map(message), |family, body| {
+                found.extend(parse::chain(Family::from_number(family), body));
+            });
+            read.map_err(|errno| Error::Io { operation: format!("read chains of table {table}"), errno })?;
+        }
+        Ok(found)
+    }
+
+    /// One flowtable; none if it or its table is missing.
+    pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
+        let mut message = get(GET_FLOWTABLE, flag::ACK, table.family.number());
+        message.text(uapi::FLOWTABLE_TABLE, &table.name).text(uapi::FLOWTABLE_NAME, name);
+        self.one(&format!("read flowtable {table} {name}"), message, parse::flowtable)
+    }
+
+    /// The rules of one chain; empty if there is no such chain.
+    pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
+        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
+        self.gather(&format!("list rules of chain {table} {chain}"), message, |family, body| {
+            parse::rule(family, body).filter(|rule| rule.table == *table && rule.chain == chain)
+        })
+    }
+
+    /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. For
+    /// rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there is
+    /// no such chain.
+    pub fn has_rule(
+        &self,
+        table: &TableId,
+        chain: &str,
+        pass: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool, Error> {
+        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
+        let found = self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| {
+            let is_in_chain = find(body, uapi::RULE_CHAIN).is_some_and(|name| text(name) == chain);
+            let expressions = find(body, uapi::RULE_EXPRESSIONS)?;
+            (is_in_chain && pass(expressions)).then_some(())
+        })?;
+        Ok(!found.is_empty())
+    }
+
+    /// The named sets and maps of one table; empty if there is no such table.
+    pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
+        let mut message = get(GET_SET, flag::DUMP, table.family.number());
+        message.text(uapi::SET_TABLE, &table.name);
+        let operation = format!("list sets of table {table}");
+        self.gather(&operation, message, |family, body| {
+            parse::set(family, body).filter(|set| set.table == *table && !parse::is_anonymous(set))
+        })
+    }
+
+    /// One set or map; none if it or its table is missing.
+    pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
+        let mut message = get(GET_SET, flag::ACK, table.family.number());
+        message.text(uapi::SET_TABLE, &table.name).text(uapi::SET_NAME, name);
+        self.one(&format!("read set {table} {name}"), message, parse::set)
+    }
+
+    /// One element by its key; none if it, its set or its table is missing. In a set of ranges: the element
+    /// with exactly this range or, without an end, the element that contains the key.
+    pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
+        let Some(set) = self.known_set(id)? else {
+            return Ok(None);
+        };
+        let mut message = get(GET_ELEMENT, flag::ACK, id.table.family.number());
+        message.text(uapi::LIST_TABLE, &id.table.name).text(uapi::LIST_SET, &id.set);
+        message.nest(uapi::LIST_ELEMENTS, |list| {
+            list.nest(uapi::LIST_ITEM, |element| {
+                put_key(element, uapi::ELEMENT_KEY, &id.key);
+                if let Some(end) = &id.key_end {
+                    put_key(element, uapi::ELEMENT_KEY_END, end);
+                }
+            });
+        });
+        let mut found = None;
+        let operation = format!("read element {id}");
+        let result = self.channel.request(message, |_, body| {
+            parse::elements(body, &set, |element| found = Some(element));
+        });
+        match result {
+            Ok(_) => Ok(found),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::Io { operation, errno }),
+        }
+    }
+
+    /// The set of an element. A set that was replaced while this socket was open is not noticed.
+    fn known_set(&self, id: &ElementId) -> Result<Option<SetInfo>, Error> {
+        let name = (id.table.clone(), id.set.clone());
+        if let Some(known) = self.sets.borrow().get(&name) {
+            return Ok(Some(known.clone()));
+        }
+        let read = self.set(&id.table, &id.set)?;
+        if let Some(info) = &read {
+            self.sets.borrow_mut().insert(name, info.clone());
+        }
+        Ok(read)
+    }
+
+    /// All elements of a set. See [`Socket::fold_elements`].
+    pub fn elements(&self, table: &TableId, set: &str) -> Result<Vec<ElementInfo>, Error> {
+        self.fold_elements(table, set, Vec::new, Vec::push)
+    }
+
+    /// Calls `each` for all elements of a set without storing them. If another process changes the ruleset
+    /// during the dump, the result is discarded, and the dump repeated with a new `start()`. Of a range in a
+    /// set whose key is a single value, only the beginning is passed; [`Socket::ranges`] has both ends.
+    /// `each` must not use this socket, which is reading the reply (EDEADLK); another one can be used.
+    ///
+    /// The kernel walks the set again for each 32 KB of the reply, so the time grows with the square of the
+    /// number of elements: about a second for 50,000.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::Unstable`].
+    pub fn fold_elements<T>(
+        &self,
+        table: &TableId,
+        set: &str,
+        start: impl Fn() -> T,
+        mut each: impl FnMut(&mut T, ElementInfo),
+    ) -> Result<T, Error> {
+        // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a dump by
+        // an index, and repeats one element for each that it misses.
+        let begin = || (start(), HashSet::new(), false);
+        let read = |body: &[u8], info: &SetInfo, (gathered, seen, repeated): &mut (T, HashSet<u64>, bool)| {
+            parse::elements(body, info, |element| {
+                *repeated |= !seen.insert(hash(&element));
+                each(gathered, element);
+            });
+        };
+        self.dump_set(table, set, begin, read, |(_, _, repeated)| !repeated).map(|(gathered, _, _)| gathered)
+    }
+
+    /// All ranges of a set of ranges whose key is a single value, in order: the first and the last key of each.
+    pub fn ranges(&self, table: &TableId, set: &str) -> Result<Vec<(Value, Value)>, Error> {
+        let read =
+            |body: &[u8], info: &SetInfo, (kind, bounds): &mut (Option<DataType>, BTreeMap<_, bool>)| {
+                *kind = info.key.as_deref().and_then(|types| types.first().copied());
+                // Where a range begins behind another one, the key is a bound of both.
+                parse::bounds(body, |key, is_end| *bounds.entry(key).or_insert(true) &= is_end);
+            };
+        let (kind, bounds) = self.dump_set(table, set, || (None, BTreeMap::new()), read, |_| true)?;
+        let Some(kind) = kind else { return Ok(Vec::new()) };
+        Ok(intervals::ranges(kind, &bounds))
+    }
+
+    /// Repeats the dump of a set until the ruleset has not changed during it, and `is_whole` is true of the
+    /// result.
+    fn dump_set<T>(
+        &self,
+        table: &TableId,
+        set: &str,
+        start: impl Fn() -> T,
+        mut read: impl FnMut(&[u8], &SetInfo, &mut T),
+        is_whole: impl Fn(&T) -> bool,
+    ) -> Result<T, Error> {
+        let operation = || format!("list elements of {table} {set}");
+        let since = Instant::now();
+        while since.elapsed() < DUMP_PATIENCE {
+            // The kernel does not mark an interrupted dump of elements (6.18 does not), and such a dump
+            // misses some elements and repeats others.
+            let generation = self.generation()?;
+            let Some(info) = self.set(table, set)? else {
+                return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
+            };
+            let mut message = get(GET_ELEMENT, flag::DUMP, table.family.number());
+            message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
+            let mut gathered = start();
+            let result = self.channel.request(message, |_, body| read(body, &info, &mut gathered));
+            match result {
+                Ok(End::Complete) if !is_whole(&gathered) => std::thread::sleep(DUMP_PAUSE),
+                Ok(End::Complete) if self.generation()? == generation => return Ok(gathered),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Io { operation: operation(), errno }),
+            }
+        }
+        Err(Error::Unstable { operation: operation() })
+    }
+
+    /// Reads a list; empty if the object whose contents it is does not exist.
+    fn gather<T>(
+        &self,
+        operation: &str,
+        message: cni_netlink::Message,
+        read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let found = self.channel.dump(message, |family, body| read(Family::from_number(family), body));
+        found.or_else(|error| match error {
+            cni_netlink::Error::Unstable => Err(Error::Unstable { operation: operation.to_owned() }),
+            error if error.errno() == Errno::ENOENT => Ok(Vec::new()),
+            error => Err(Error::Io { operation: operation.to_owned(), errno: error.errno() }),
+        })
+    }
+
+    /// Reads one object; none if it is missing.
+    fn one<T>(
+        &self,
+        operation: &str,
+        message: cni_netlink::Message,
+        read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let mut found = None;
+        let result = self.channel.request(message, |family, body| {
+            found = read(Family::from_number(family), body);
+        });
+        let operation = operation.to_owned();
+        match (result, found) {
+            (Ok(_), Some(found)) => Ok(Some(found)),
+            (Ok(_), None) => Err(Error::Malformed { operation, reason: "another object" }),
+            (Err(Errno::ENOENT), _) => Ok(None),
+            (Err(errno), _) => Err(Error::Io { operation, errno }),
+        }
+    }
+}
+
+fn put_key(message: &mut Attributes, kind: u16, key: &[Value]) {
+    message.nest(kind, |data| {
+        data.attr(uapi::DATA_VALUE, &encode_concat(key));
+    });
+}
+
+/// Hash of an element's key, unique in its set.
+fn hash(element: &ElementInfo) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&element.key, &element.key_end).hash(&mut hasher);
+    hasher.finish()
+}
