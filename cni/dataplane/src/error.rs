@@ -128,18 +128,18 @@ pub enum ConditionError {
     OtherFamily(String),
     #[error("range \"{0}\" is backwards")]
     Backwards(String),
-    #[error("\"{0}\" is no value for this field")]
+    #[error("\"{0}\" cannot be a value of this field")]
     Value(String),
     #[error("\"{0}\" is not a number that fits here")]
     Number(String),
     #[error(transparent)]
     Ifname(#[from] AttachmentError),
     /// A name that nft could not read again.
-    #[error("\"{0}\" is no interface name")]
+    #[error("\"{0}\" is not the name of an interface")]
     Quotes(String),
-    #[error("{0:?} is no word of a rule")]
+    #[error("{0:?} cannot be a word of a rule")]
     Word(String),
-    #[error("{0:?} is no condition")]
+    #[error("{0:?} is not a condition")]
     Option(String),
 }
 

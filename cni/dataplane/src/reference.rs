@@ -283,7 +283,7 @@ pub(crate) enum Part {
 }
 
 impl Reference {
-    /// Reads all rules. A container's ports on one address are one rules.
+    /// Reads all rules. The rules of a container's ports on one address are one item.
     pub(crate) fn survey(&self) -> Result<Vec<ReferenceRules>, Error> {
         let mut all_rules: Vec<ReferenceRules> = Vec::new();
         for (family, table) in &self.ports {

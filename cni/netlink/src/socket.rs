@@ -247,7 +247,7 @@ impl<S: AsFd> Socket<S> {
                     );
                 }
                 Ok(Datagram::Cut) | Err(Errno::ENOBUFS) => overflowed = true,
-                // Of too many refusals the first are here; one is enough.
+                // If the refusals do not fit, the first ones are here, and one is enough.
                 Err(Errno::EAGAIN) if overflowed && acks.iter().all(|ack| ack.refusal.is_none()) => {
                     return Err(Errno::ENOBUFS.into());
                 }
@@ -278,7 +278,8 @@ impl<S: AsFd> Socket<S> {
     /// Receives a datagram, and waits for it if there is none.
     fn receive<'a>(&self, buffer: &'a mut Buffer) -> Result<&'a [u8], Error> {
         let socket: BorrowedFd<'_> = self.socket.as_fd();
-        // Not before a datagram is missed: sending takes as long as the kernel works and waits for its locks.
+        // The limit begins when no datagram is there, not when the request is sent: sending takes as long as the kernel
+        // works and waits for its locks.
         let mut until = None;
         loop {
             match buffer.receive(socket) {

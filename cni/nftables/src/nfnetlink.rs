@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What all messages of netfilter begin with: `struct nfgenmsg` (`linux/netfilter/nfnetlink.h`).
+//! The header with which all messages of netfilter begin: `struct nfgenmsg` (`linux/netfilter/nfnetlink.h`).
 
 use cni_netlink::Message;
 use cni_netlink::message::HEADER_LEN;

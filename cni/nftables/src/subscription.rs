@@ -25,7 +25,7 @@ pub(crate) enum Incoming<'a> {
     /// A message: its type without nf_tables' subsystem, so that no other has a type below 256; the address family; its
     /// attributes.
     Message { kind: u16, family: u8, body: &'a [u8] },
-    /// As of [`cni_netlink::Incoming::Lost`].
+    /// See [`cni_netlink::Incoming::Lost`].
     Lost,
 }
 

@@ -138,7 +138,7 @@ async fn call_all(driver: &Rc<Driver>, command: &Command) -> Result<Vec<Duration
 
 impl Driver {
     fn call_blocking(&self, verb: Verb, target: &Target) -> Result<Duration, Failure> {
-        let Self::Blocking(runtime, network) = self else { return Err("not the blocking driver".into()) };
+        let Self::Blocking(runtime, network) = self else { return Err("not the blocking calls".into()) };
         let container = target.container();
         let begin = Instant::now();
         match verb {
@@ -156,7 +156,7 @@ impl Driver {
             (Self::Tokio(runtime, network), Verb::Del) => runtime.del(network, &container).await?,
             (Self::Manager(manager), Verb::Add) => drop(manager.set_up(&pod, &options).await?),
             (Self::Manager(manager), Verb::Del) => manager.tear_down(&pod, &options).await?,
-            (Self::Blocking(..), _) => return Err("the blocking driver has no futures".into()),
+            (Self::Blocking(..), _) => return Err("the blocking calls have no futures".into()),
         }
         Ok(begin.elapsed())
     }

@@ -172,7 +172,7 @@ impl Draft {
             Some(Value::Object(object)) => {
                 AddResult::from_object(version, object).map(Some).map_err(|e| failed(e.to_string()))
             }
-            Some(other) => Err(failed(format!("{other} is no object"))),
+            Some(other) => Err(failed(format!("{other} is not an object"))),
         }
     }
 
@@ -235,7 +235,7 @@ mod tests {
                 r#"could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "0.4.0""#,
                 "",
             ),
-            (r#"{"name":"a","prevResult":7}"#, 7, "could not parse prevResult: 7 is no object", ""),
+            (r#"{"name":"a","prevResult":7}"#, 7, "could not parse prevResult: 7 is not an object", ""),
             (
                 r#"{"name":"a","ipam":"x"}"#,
                 7,

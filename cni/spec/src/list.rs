@@ -233,7 +233,7 @@ fn plugins(raw: &Map<String, Value>, only_inlined: bool) -> Result<Vec<Map<Strin
     };
     let parsed = list.iter().enumerate().map(|(index, value)| match value {
         Value::Object(plugin) => check_type(index, plugin).map(|()| plugin.clone()),
-        other => Err(ListError::Plugin { index, reason: format!("{} is no object", go_type(other)) }),
+        other => Err(ListError::Plugin { index, reason: format!("{} is not an object", go_type(other)) }),
     });
     parsed.collect()
 }

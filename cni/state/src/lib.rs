@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What the plugins, the commands of `slipway` and the node's agent write for each other: each format is declared
+//! The formats that the plugins, the commands of `slipway` and the node's agent write for each other. Each is declared
 //! once, here, as the type that both the writer and the reader use.
 //!
 //! - [`subnet_file`] and [`subnet_env`]: the node's subnets, which the agent writes and host-local and flannel read;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the plugins that make one link do not have in common, as tables.
+//! The differences between the plugins that make one link, as tables.
 
 use serde_json::{Value, json};
 

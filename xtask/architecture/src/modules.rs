@@ -12,7 +12,7 @@ use crate::error::{self, Error};
 /// The path of a module from the crate's root, which is the empty path.
 pub type ModulePath = Vec<String>;
 
-/// What a name means in a module.
+/// The meaning of a name in a module.
 #[derive(Debug, Clone)]
 pub enum Meaning {
     /// An item that this module defines.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The parts that every task needs: starting programs, a line per stage, paths in the checkout, packages of Debian unpacked below
-//! the target folder.
+//! The parts that every task needs: starting programs, a line per stage, paths in the checkout, packages of Debian that
+//! are unpacked below the target folder.
 //!
 //! Every task waits until this crate is compiled, so it has few dependencies.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs for the terminal")]

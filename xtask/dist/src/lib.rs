@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Everything that is shipped: the binaries, their packages for Debian and of rpm, a release with its list of parts, and the
-//! licences of all that is in them.
+//! Everything that is shipped: the binaries, their packages for Debian and rpm, a release with its bill of materials, and
+//! the licences of all that is in them.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod binaries;

@@ -19,7 +19,7 @@ use crate::{Error, Request};
 /// The reason why a container's link does not get the programs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
-    #[error("its interface is no veth")]
+    #[error("its interface is not a veth")]
     NoVeth,
     /// The container's network namespace is unknown, and its addresses lead to no link or to several.
     #[error("its interface cannot be found")]

@@ -44,7 +44,7 @@ impl Verb {
     }
 }
 
-/// What can be sent: a message of this crate's, or one of `netlink-packet-route`'s.
+/// A request that can be sent: a message of `cni-netlink`, or one of `netlink-packet-route`.
 pub(super) trait Request {
     /// The message with these flags.
     fn message(self, flags: u16) -> Message;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
 //! Writing into this node's own Node: the annotations of its tunnels, and the condition NetworkUnavailable, which
-//! keeps pods away until the network stands. Startup taints are removed then.
+//! keeps pods away until the network is in place. Startup taints are removed then.
 
 use std::time::Duration;
 
@@ -52,9 +52,9 @@ impl Announcement {
 /// The state of the node's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unavailable {
-    /// Routes and configuration stand.
+    /// Routes and configuration are in place.
     No,
-    /// They do not, for this reason.
+    /// The network is not ready, for this reason.
     Because(String),
 }
 
@@ -67,8 +67,8 @@ struct NodeState {
     is_untainted: bool,
 }
 
-/// Writes each announcement into the Node, until the sender is gone. ProblemKind fails is tried again. The taints are removed once
-/// from each Node, when the network stands for the first time.
+/// Writes each announcement into the Node, until the sender is gone. A request that fails is repeated. The taints are
+/// removed once from each Node, when the network is in place for the first time.
 pub async fn follow(
     access: Access,
     node: NodeName,
@@ -101,7 +101,7 @@ pub async fn follow(
     }
 }
 
-/// Writes what differs from what was written, and removes the taints if the network stands.
+/// Writes what differs from what was written, and removes the taints if the network is in place.
 async fn publish(
     access: &Access,
     node: &NodeName,
@@ -157,7 +157,7 @@ fn annotations(wanted: &Annotations) -> Value {
 fn condition(state: &Unavailable) -> Value {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let (status, reason, message) = match state {
-        Unavailable::No => ("False", "SlipwayIsReady", "routes and configuration stand"),
+        Unavailable::No => ("False", "SlipwayIsReady", "routes and configuration are in place"),
         Unavailable::Because(why) => ("True", "SlipwayIsNotReady", why.as_str()),
     };
     json!({ "status": { "conditions": [{

@@ -78,7 +78,8 @@ impl Network {
         })
     }
 
-    /// Writes the configuration unless the file has it. True if it was written. ProblemKind no runtime can read is replaced.
+    /// Writes the configuration unless the file has it. True if it was written. A file that no runtime can read is
+    /// replaced.
     ///
     /// The temporary file is in the same directory: containerd 1.6 misses a rename from elsewhere.
     ///

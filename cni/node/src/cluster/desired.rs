@@ -6,7 +6,7 @@
 //! Nodes claim their pod CIDRs and addresses in the order of their age ([`Node::seniority`]): creationTimestamp, which
 //! only the API server sets, then the name. A pod CIDR that overlaps one of an older Node is left out. So a new Node
 //! cannot take a running node's pods away, and all nodes decide alike, whatever they saw before. A Node without a pod
-//! CIDR that stands claims nothing. This node's own pod CIDRs and its uplinks' prefixes come before all others.
+//! CIDR that holds claims nothing. This node's own pod CIDRs and its uplinks' prefixes come before all others.
 //!
 //! # Which path a prefix gets
 //! Direct, by the Node's first InternalIP of the prefix's family, if that address is on an uplink; else by VXLAN, if

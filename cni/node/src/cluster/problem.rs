@@ -96,7 +96,7 @@ pub enum ProblemKind {
     Overlap {
         /// The prefix that is left out.
         prefix: IpNet,
-        /// The other prefix, which stands.
+        /// The other prefix, which holds.
         with: IpNet,
         /// The Node with the other prefix.
         of: NodeName,

@@ -94,9 +94,9 @@ pub struct Report {
     pub conflicts: Vec<Conflict>,
     /// The annotations for the own Node.
     pub announce: Annotations,
-    /// True if routes, tunnel and configuration stand.
+    /// True if routes, tunnel and configuration are in place.
     pub is_ready: bool,
-    /// The indexes of the uplinks, and of the bridge and the devices of VXLAN and WireGuard if they stand.
+    /// The indexes of the uplinks, and of the bridge and the devices of VXLAN and WireGuard if they exist.
     pub links: BTreeSet<u32>,
     /// The time that the comparison took, with its changes.
     pub took: Duration,
@@ -237,7 +237,7 @@ impl Reconciliation<'_> {
         self.report.errors.push(failure.into());
     }
 
-    /// The bridge of the pods, and forwarding. True if they stand.
+    /// The bridge of the pods, and forwarding. True if both are in place.
     fn bridge(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let gateways: Vec<IpNet> = own.prefixes.iter().filter_map(gateway).collect();
         let Some(mac) = bridge_mac(&gateways) else { return false };
@@ -289,7 +289,7 @@ impl Reconciliation<'_> {
         Ok(())
     }
 
-    /// The files. True if they stand.
+    /// The files. True if they are in place.
     fn files(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let settings = self.settings;
         let file = SubnetFile {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Taints that keep pods off a new node, removed from the own Node when the network stands.
+//! Taints that keep pods off a new node, removed from the own Node when the network is in place.
 //!
 //! The taints are one list, which a patch replaces as a whole. The patch has the resource version that the list was read
 //! with: if another program changes the Node in between, the API server refuses the patch (409 Conflict), and no taint of

@@ -109,7 +109,7 @@ impl Metrics {
         start.set(started);
         Self {
             list_complete: names.make("node_list_complete", "1 if a list of Nodes was complete"),
-            ready: names.make("ready", "1 if routes, tunnel and configuration stand"),
+            ready: names.make("ready", "1 if routes, tunnel and configuration are in place"),
             nodes: names.make("nodes", "Nodes of the cluster, this one included"),
             node_problems: names.make("node_problems", "Parts of Nodes that are left out, by reason"),
             routes: names.make("routes", "Desired routes to other nodes' pods, by path"),

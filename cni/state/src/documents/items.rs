@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Reports with a line for each thing of the dataplane.
+//! The reports of `slipway restore` and `slipway migrate`, with an item for each object of the dataplane.
 
 use serde::{Deserialize, Serialize};
 

@@ -18,7 +18,7 @@ pub struct BpfNode {
     /// Containers whose links have programs.
     pub containers: u64,
     pub containers_left_to_nftables: Vec<LeftToNftables>,
-    /// Those that are not zero.
+    /// The counters that are not zero; `dropped` has those of dropped packets.
     pub counters: BTreeMap<String, u64>,
     pub dropped: BTreeMap<String, u64>,
     pub maps: Vec<BpfMap>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The ways of packets: one that is thought of, and those that are seen.
+//! The ways of packets: that of an imagined packet, and those of real ones.
 
 use std::collections::BTreeMap;
 

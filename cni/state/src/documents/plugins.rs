@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What a binary says of itself.
+//! The plugins and the version of a binary.
 
 use serde::{Deserialize, Serialize};
 

@@ -11,7 +11,7 @@ use crate::cluster::routes::{self, Change};
 use crate::cluster::tunnel::{self, DEVICE};
 use crate::cluster::wireguard::{self, PreparedDevice, WireGuardError};
 
-/// The devices that stand.
+/// The devices that exist.
 pub(super) struct Devices {
     pub(super) vxlan: Option<Link>,
     pub(super) wireguard: Option<Link>,

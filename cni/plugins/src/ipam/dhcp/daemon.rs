@@ -26,7 +26,7 @@ use super::lease::Owner;
 use super::leases::{LOCK, Leases, STACK};
 use super::protocol::{self, Reply, Request};
 
-/// What the daemon's caller chooses.
+/// The options of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     pub pid_file: Option<PathBuf>,
@@ -52,7 +52,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the lock of an earlier daemon that is ending.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Why the daemon does not start. The reference's daemon has the texts that begin with a capital.
+/// The reasons why the daemon does not start. The reference's daemon has the texts that begin with a capital.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("Error getting listener: {0}")]

@@ -167,7 +167,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// Reserves all of these addresses or none. The `last_reserved_ip` files are only hints for the next search: if one
-    /// cannot be written, for want of an inode for instance, the reservations stand.
+    /// cannot be written, because there is no free inode for instance, the reservations hold.
     pub(super) fn reserve(
         &mut self,
         attachment: &Attachment,

@@ -374,7 +374,7 @@ mod tests {
                 r#""backend":"nftables","externalSetMarkChain":"X","conditionsV6":["-d","::1"]"#,
                 "nftables backend was requested but configuration contains iptables-specific options [externalSetMarkChain conditionsV6]",
             ),
-            (r#""conditionsV4":["-d","192.0.2.1","-j","DROP"]"#, "conditionsV4: \"-j\" is no condition"),
+            (r#""conditionsV4":["-d","192.0.2.1","-j","DROP"]"#, "conditionsV4: \"-j\" is not a condition"),
             (r#""externalSetMarkChain":"-j""#, "externalSetMarkChain \"-j\": it begins like an option"),
             (
                 r#""backend":"nftables","externalSetMarkChain":"X""#,
