@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! What the BPF programs count.
+//! The counters of the BPF programs.
 
 #[repr(usize)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

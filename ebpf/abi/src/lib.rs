@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! What the BPF programs share with programs that run elsewhere: with user space the names, sizes, keys and values of
-//! the maps; with the unit tests of this crate also the [life of a flow](State), whose transitions are functions
-//! without a helper of the kernel.
+//! The part of the BPF programs that code outside of the kernel uses as well. User space uses the names, sizes, keys and
+//! values of the maps; the unit tests of this crate also the [life of a flow](State), whose transitions are functions
+//! that call no helper of the kernel.
 //!
 //! Numbers from a packet (addresses, ports) are in network byte order, so that the BPF programs copy them as they
 //! are; the types [`Addr4`], [`Addr6`] and [`Port`] distinguish them from other numbers, which are in host byte order.

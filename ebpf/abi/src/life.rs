@@ -54,16 +54,16 @@ pub enum State {
     Suspended,
 }
 
-/// What the program at ingress does with a packet.
+/// The action of the program at ingress on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Leaves it to the kernel's stack.
+    /// Leaves the packet to the kernel's stack.
     Pass,
-    /// Leaves it to the kernel's stack, and writes a record by which the program at egress recognises it.
+    /// Leaves the packet to the kernel's stack, and writes a record by which the program at egress recognises it.
     Note,
-    /// Carries it, and has a clone noted and sent through the kernel's stack.
+    /// Carries the packet, and has a clone noted and sent through the kernel's stack.
     Sample,
-    /// Sends it the entry's way, past the kernel's stack.
+    /// Sends the packet by the entry's way, past the kernel's stack.
     Carry,
 }
 
@@ -146,7 +146,7 @@ pub struct Arrival {
     /// Length from the IP header on; of a packet merged by GRO, that of its segments.
     pub length: u32,
     pub dscp: u32,
-    /// Or hop limit.
+    /// Time to live, or the hop limit of IPv6.
     pub ttl: u8,
 }
 
@@ -166,8 +166,9 @@ impl<A> Entry<A> {
         }
     }
 
-    /// A packet arrives. `is_decrypted` returns whether it came in an IPsec tunnel. The first packet of a tick is enough:
-    /// such packets are never noted, so they cannot keep an entry from becoming stale.
+    /// Handles a packet that arrives. `is_decrypted` returns whether the packet came in an IPsec tunnel, and is asked for
+    /// the first packet of a tick only: packets from a tunnel are never noted, so they cannot keep an entry from becoming
+    /// stale.
     #[inline(always)]
     pub fn arrive(&mut self, packet: Arrival, epoch: u32, now: u32, is_decrypted: impl Fn() -> bool) -> Step {
         let is_first = self.begin_tick(now);
@@ -205,13 +206,13 @@ impl<A> Entry<A> {
             return State::Suspended;
         }
         match self.state(epoch, now) {
-            // The kernel's stack answers it.
+            // The kernel's stack replies that the time to live is exceeded.
             State::Queued | State::Direct if packet.ttl <= 1 => State::Stale,
             state => state,
         }
     }
 
-    /// Begins a tick with its first packet. Returns whether this is it.
+    /// Begins a tick with its first packet. Returns whether this packet is the first one.
     #[inline(always)]
     const fn begin_tick(&mut self, now: u32) -> bool {
         if self.asked == now {
@@ -224,7 +225,8 @@ impl<A> Entry<A> {
         true
     }
 
-    /// Counts a packet that takes the queue of the container's link, or may: the kernel's stack has it.
+    /// Counts a packet that takes the queue of the container's link, or may take it because the kernel's stack has the
+    /// packet.
     #[inline(always)]
     pub const fn queue(&mut self) {
         self.queued = self.queued.wrapping_add(1);
@@ -237,8 +239,8 @@ impl<A> Entry<A> {
         self.way.flags & TO_PEER != 0 && self.queued & self.queued.wrapping_sub(1) == 0
     }
 
-    /// A clone arrives again. `last` is the number of the packet that followed it into the processor's queue, or 0: if
-    /// no other took the queue since, it is next there, and all others have left it.
+    /// Handles a clone that arrives again. `last` is the number of the packet that followed the clone into the processor's
+    /// queue, or 0. If no other packet took the queue since, that packet is next there, and all others have left the queue.
     #[inline(always)]
     pub const fn leave_queue(&mut self, last: u32) {
         #[allow(clippy::cast_possible_truncation, reason = "a record has the lower bits only")]
@@ -253,7 +255,7 @@ impl<A> Entry<A> {
         self.epoch = 0;
     }
 
-    /// A packet came out that the entry would have sent the same way. `epoch` is that of its arrival.
+    /// Handles a packet that came out and that the entry would have sent the same way. `epoch` is that of its arrival.
     #[inline(always)]
     pub const fn confirm(&mut self, length: u32, epoch: u32, now: u32) {
         let is_stale = now.wrapping_sub(self.checked) > 1;
@@ -264,8 +266,9 @@ impl<A> Entry<A> {
         self.epoch = epoch;
     }
 
-    /// A packet came out that makes this entry: all but the way and the acknowledgment. The numbers of a former entry
-    /// are in place already. Those of the queue do not begin again, as a clone may still arrive with one.
+    /// Handles a packet that came out and that makes this entry: sets all but the way and the acknowledgment. The numbers of
+    /// a former entry are in place already. The numbers of the queue do not begin again, because a clone may still arrive
+    /// with one of them.
     #[inline(always)]
     pub const fn begin(&mut self, packet: Arrival, epoch: u32, now: u32) {
         self.epoch = epoch;

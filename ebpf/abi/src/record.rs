@@ -19,9 +19,9 @@ pub struct Record<A> {
     pub proof: [u32; 3],
     /// Length from the header above IP on.
     pub length: u32,
-    /// Or hop limit.
+    /// Time to live, or the hop limit of IPv6.
     pub ttl: u32,
-    /// Or traffic class.
+    /// Type of service, or the traffic class of IPv6.
     pub tos: u32,
     /// What became of the packet.
     pub stage: Stage,

@@ -2,8 +2,8 @@
 
 //! Packets that arrive, from a pod or from outside.
 //!
-//! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the others
-//! are what happens in each.
+//! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the other
+//! functions do what happens in each state.
 
 use slipway_ebpf_abi::{
     Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER, first_candidate,

@@ -26,9 +26,9 @@ pub(crate) struct Packet<A> {
     /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,
     pub(crate) sequence: u32,
-    /// Or traffic class.
+    /// Type of service, or the traffic class of IPv6.
     pub(crate) tos: u8,
-    /// Or hop limit.
+    /// Time to live, or the hop limit of IPv6.
     pub(crate) ttl: u8,
     /// TCP: flags; 0 for UDP.
     pub(crate) tcp: u8,
