@@ -23,4 +23,6 @@ pub mod plugin;
 pub mod registry;
 mod settings_file;
 pub mod skel;
+#[cfg(test)]
+mod test_configuration;
 pub mod undo;

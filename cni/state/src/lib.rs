@@ -10,6 +10,8 @@
 //!
 //! Configurations and results of the specification belong to `cni_spec`, libcni's cache to `cni_runtime`.
 
+#[cfg(test)]
+mod damaged;
 pub mod documents;
 pub mod host_local;
 pub mod report;

@@ -125,11 +125,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn settings(keys: &Value) -> Result<Settings, CniError> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "vlan"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Settings::new(&NetConf::parse(all.to_string()).unwrap())
+        Settings::new(&configuration("vlan", keys))
     }
 
     #[test]

@@ -217,11 +217,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn read(keys: &Value) -> Result<Config, String> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "vrf"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Config::read(&NetConf::parse(all.to_string()).unwrap()).map_err(|error| error.msg)
+        Config::read(&configuration("vrf", keys)).map_err(|error| error.msg)
     }
 
     #[test]

@@ -261,12 +261,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn settings(keys: &Value, args: &str) -> Result<Settings, CniError> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge"});
-        let map = all.as_object_mut().unwrap();
-        map.extend(keys.as_object().unwrap().clone());
-        Settings::new(&NetConf::parse(all.to_string()).unwrap(), args)
+        Settings::new(&configuration("bridge", keys), args)
     }
 
     fn error(keys: &Value) -> String {

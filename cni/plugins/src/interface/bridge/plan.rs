@@ -88,15 +88,15 @@ fn add_default_routes(result: &mut AddResult) {
 
 #[cfg(test)]
 mod tests {
-    use cni_spec::NetConf;
     use serde_json::json;
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn settings(keys: &serde_json::Value) -> Settings {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {"type": "x"}});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Settings::new(&NetConf::parse(all.to_string()).unwrap(), "").unwrap()
+        let mut keys = keys.clone();
+        keys.as_object_mut().unwrap().entry("ipam").or_insert_with(|| json!({"type": "x"}));
+        Settings::new(&configuration("bridge", &keys), "").unwrap()
     }
 
     fn ip(address: &str, gateway: Option<&str>) -> IpConfig {

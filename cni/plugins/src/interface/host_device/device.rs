@@ -203,11 +203,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn device(keys: &Value) -> Result<Device, CniError> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Device::of(&NetConf::parse(all.to_string()).unwrap())
+        Device::of(&configuration("host-device", keys))
     }
 
     #[test]

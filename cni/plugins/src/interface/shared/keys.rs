@@ -121,11 +121,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn common(keys: &Value) -> Result<Common, CniError> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "x"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Common::new(&NetConf::parse(all.to_string()).unwrap())
+        Common::new(&configuration("x", keys))
     }
 
     #[test]

@@ -155,7 +155,8 @@ fn addresses_are_allocated_round_robin_until_none_is_free() {
     }
     let exhausted =
         "failed to allocate for range 0: no IP addresses available in range set: 10.1.2.1-10.1.2.6";
-    assert_eq!(f.add_text(small(), "c7"), exhausted);
+    let error = f.add(small(), "c7").unwrap_err();
+    assert_eq!((error.code.number(), error.msg.as_str()), (999, exhausted));
     let status = f.status(small()).unwrap_err();
     assert_eq!(status.code.number(), 50);
     assert_eq!(status.msg, "no IP addresses available in range set: 10.1.2.1-10.1.2.6");
@@ -304,7 +305,7 @@ fn gc_removes_what_is_not_in_the_list() {
     }
     std::fs::create_dir_all(f.temp.path().join("other")).unwrap();
     std::fs::write(f.temp.path().join("other/10.1.2.2"), "c9\r\neth0").unwrap();
-    f.gc(&["c1", "c3"]).unwrap();
+    f.gc(&["c1", "c3", "unheard-of"]).unwrap();
     f.assert_index_true();
     assert_eq!(f.read("10.1.2.2"), "c1\r\neth0");
     assert_eq!(f.read("10.1.2.5"), "c3\r\neth0");
@@ -422,11 +423,14 @@ fn subnet_file(fixture: &Fixture, subnets: &[&str]) -> (PathBuf, Value) {
 fn ranges_come_from_the_subnet_file() {
     let fixture = Fixture::new();
     let (path, ipam) = subnet_file(&fixture, &["10.9.1.0/24", "fd00:9:1::/64"]);
-    assert_eq!(fixture.add_text(ipam.clone(), "c1"), "10.9.1.2/24 fd00:9:1::2/64");
+    let result = fixture.add(ipam.clone(), "c1").unwrap();
+    let given: Vec<_> = result.ips.iter().map(|ip| (ip.address.to_string(), ip.gateway.unwrap())).collect();
+    let wanted = [("10.9.1.2/24", "10.9.1.1"), ("fd00:9:1::2/64", "fd00:9:1::1")];
+    assert_eq!(given, wanted.map(|(address, gateway)| (address.to_owned(), gateway.parse().unwrap())));
     fixture.status(ipam.clone()).unwrap();
-    // The node's subnets change: running containers keep their addresses.
-    subnet_file(&fixture, &["10.9.2.0/24", "fd00:9:1::/64"]);
-    assert_eq!(fixture.add_text(ipam.clone(), "c2"), "10.9.2.2/24 fd00:9:1::3/64");
+    // The node's subnets change, and their order: running containers keep their addresses.
+    subnet_file(&fixture, &["fd00:9:1::/64", "10.9.2.0/24"]);
+    assert_eq!(fixture.add_text(ipam.clone(), "c2"), "fd00:9:1::3/64 10.9.2.2/24");
     fixture.check("c1").unwrap();
     assert_eq!(fixture.reserved().len(), 4);
     // And back: the reserved address is not given out again.
@@ -452,6 +456,8 @@ fn an_add_is_refused_without_a_usable_subnet_file() {
         assert!(error.msg.contains(text) && error.msg.contains(path.to_str().unwrap()), "{error}");
         let status = fixture.status(ipam.clone()).unwrap_err();
         assert_eq!((status.code, status.msg), (ErrorCode::NotAvailable, error.msg));
+        fixture.gc(&[]).unwrap();
+        fixture.call(ipam.clone(), "c1", "", |request| HostLocal.del(request)).unwrap();
         assert!(!fixture.path("").exists(), "nothing is reserved");
     };
     for ipam in [&ipam, &dual] {
@@ -464,6 +470,9 @@ fn an_add_is_refused_without_a_usable_subnet_file() {
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         refused(ipam, ErrorCode::Io, "ELOOP");
+        std::fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        refused(ipam, ErrorCode::Io, "not a regular file");
     }
     // The configuration is refused first: waiting does not help.
     let wrong = json!({ "subnetFile": &path, "gateway": "x" });

@@ -96,11 +96,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn read(keys: &Value) -> Result<Limits, String> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "bandwidth"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        Limits::read(&NetConf::parse(all.to_string()).unwrap()).map_err(|error| error.msg)
+        Limits::read(&configuration("bandwidth", keys)).map_err(|error| error.msg)
     }
 
     fn limits(ingress: Option<(u64, u32)>, egress: Option<(u64, u32)>) -> Limits {

@@ -155,11 +155,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_configuration::configuration;
 
     fn read(keys: &Value, args: &str) -> Result<Config, (u32, String)> {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "tuning"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let config = NetConf::parse(all.to_string()).unwrap();
+        let config = configuration("tuning", keys);
         Config::read(&config, args, "eth0.7").map_err(|e| (e.code.number(), e.msg))
     }
 

@@ -214,22 +214,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-
-    fn config(keys: &Value) -> NetConf {
-        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "x"});
-        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        NetConf::parse(all.to_string()).unwrap()
-    }
+    use crate::test_configuration::configuration;
 
     #[test]
     fn keys_are_read() {
-        let below = Below::new(&config(&json!({}))).unwrap();
+        let below = Below::new(&configuration("x", &json!({}))).unwrap();
         assert_eq!((below.master, below.place, below.mtu), (None, Place::Node, 0));
         let keys = json!({"master": "eth0", "linkInContainer": true, "mtu": 1400, "dns": {"domain": "a"}});
-        let below = Below::new(&config(&keys)).unwrap();
+        let below = Below::new(&configuration("x", &keys)).unwrap();
         assert_eq!((below.master.as_deref(), below.place, below.mtu), (Some("eth0"), Place::Container, 1400));
         assert_eq!(below.dns.domain, "a");
-        let error = Below::new(&config(&json!({"master": "a/b"}))).unwrap_err();
+        let error = Below::new(&configuration("x", &json!({"master": "a/b"}))).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidConfig);
         assert!(error.msg.starts_with("key \"master\": "), "{error}");
     }
@@ -237,7 +232,7 @@ mod tests {
     #[test]
     fn the_runtimes_address_takes_precedence() {
         let address = |keys: &Value, args: &str| {
-            mac(&config(keys), args).map(|mac| mac.map(|mac| mac.to_string()).unwrap_or_default())
+            mac(&configuration("x", keys), args).map(|mac| mac.map(|mac| mac.to_string()).unwrap_or_default())
         };
         let all = json!({"mac": "02:00:00:00:00:03", "runtimeConfig": {"mac": "02:00:00:00:00:01"}});
         let own = json!({"mac": "02:00:00:00:00:03"});
@@ -249,12 +244,12 @@ mod tests {
 
     #[test]
     fn an_invalid_address_is_refused_with_the_references_text() {
-        let error = mac(&config(&json!({"mac": "02:zz"})), "").unwrap_err();
+        let error = mac(&configuration("x", &json!({"mac": "02:zz"})), "").unwrap_err();
         assert_eq!(error.msg, "invalid args 02:zz for MAC addr: address 02:zz: invalid MAC address");
         assert_eq!(error.code, ErrorCode::InvalidConfig);
-        let error = mac(&config(&json!({})), "MAC=01:00:5e:00:00:01").unwrap_err();
+        let error = mac(&configuration("x", &json!({})), "MAC=01:00:5e:00:00:01").unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidEnvironment);
-        let error = mac(&config(&json!({})), "FOO=1").unwrap_err();
+        let error = mac(&configuration("x", &json!({})), "FOO=1").unwrap_err();
         assert_eq!(error.msg, "ARGS: unknown args [\"FOO=1\"]");
     }
 }
