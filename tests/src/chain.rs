@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use base64::Engine as _;
@@ -66,6 +67,28 @@ pub fn host_local(v4: impl Into<String>, v6: impl Into<String>) -> Value {
         "ranges": [[{"subnet": v4.into()}], [{"subnet": v6.into()}]],
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
     })
+}
+
+/// An address in a result, without its prefix length.
+#[track_caller]
+pub fn address_of(result: &Value, index: usize) -> IpAddr {
+    let ip = result["ips"][index]["address"].as_str().and_then(|net| net.split('/').next()?.parse().ok());
+    ip.unwrap_or_else(|| panic!("address {index} of {result}"))
+}
+
+/// All addresses in a result, without their prefix lengths.
+#[track_caller]
+pub fn addresses_of(result: &Value) -> Vec<IpAddr> {
+    let count = result["ips"].as_array().map_or(0, Vec::len);
+    (0..count).map(|index| address_of(result, index)).collect()
+}
+
+/// The configuration, with these keys added or replaced.
+pub fn with_keys(mut config: Value, keys: &Value) -> Value {
+    for (key, value) in keys.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    config
 }
 
 impl Attach {
@@ -220,6 +243,26 @@ impl<'a> Network<'a> {
         Ok(result)
     }
 
+    /// ADD by the plugins of another folder, chained as by a runtime with version 1.0.0. Returns the last plugin's result.
+    pub fn add_by(
+        &self,
+        plugins: &Path,
+        attach: &Attach,
+        prepare: impl Fn(PluginCall) -> PluginCall,
+    ) -> Value {
+        let mut result = Value::Null;
+        for mut config in self.configs(Some(attach)) {
+            config["cniVersion"] = json!("1.0.0");
+            if !result.is_null() {
+                config["prevResult"] = result;
+            }
+            let program = plugins.join(config["type"].as_str().expect("a type"));
+            let call = self.prepare("ADD", &config, Some(attach)).instead(&program);
+            result = prepare(call.env("CNI_PATH", plugins)).run().ok();
+        }
+        result
+    }
+
     /// DEL. If a plugin fails, those before it in the list are not called.
     pub fn del(&self, attach: &Attach) -> Result<(), Failure> {
         for mut config in self.configs(Some(attach)).into_iter().rev() {
@@ -259,6 +302,13 @@ impl<'a> Network<'a> {
     pub fn cache_path(&self, attach: &Attach) -> String {
         let name = self.list["name"].as_str().expect("a list has a name");
         format!("/var/lib/cni/results/{name}-{}-{}", attach.container, attach.ifname)
+    }
+
+    /// Asserts that CHECK fails with a message that has this text.
+    #[track_caller]
+    pub fn differs(&self, pod: &Pod, text: &str) {
+        let failure = self.check(&Attach::new(pod)).expect_err("CHECK should notice");
+        assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
     }
 
     pub fn check(&self, attach: &Attach) -> Result<(), Failure> {
@@ -314,6 +364,13 @@ impl<'a> Network<'a> {
 }
 
 impl Node {
+    /// A node, the pod `pod`, and its attachment as eth0.
+    pub fn with_attachment() -> (Self, Pod, Attach) {
+        let (node, pod) = Self::with_pod();
+        let attach = Attach::new(&pod);
+        (node, pod, attach)
+    }
+
     /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
     /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
     pub fn network(&self, list: Value) -> Network<'_> {

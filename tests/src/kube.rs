@@ -17,7 +17,7 @@ use crate::space::Space;
 /// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test` sets it.
 const CONTROL_PLANE: [&str; 2] = ["kube-apiserver", "etcd"];
 
-/// The feature that [`kube_programs`] with [`has_api_server`] checks, for [`crate::skip!`].
+/// The feature that [`api_server_programs`] checks, for [`crate::skip!`].
 pub const API_SERVER: &str = "kube-apiserver";
 
 /// The token of a user with all rights.
@@ -38,6 +38,11 @@ pub(crate) const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
 pub fn kube_programs(program: &str) -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("SLIPWAY_KUBE_DIR")?);
     dir.join(program).is_file().then_some(dir)
+}
+
+/// The directory, if it [has an API server](has_api_server).
+pub fn api_server_programs() -> Option<PathBuf> {
+    kube_programs("kube-apiserver").filter(|dir| has_api_server(dir))
 }
 
 /// True if the directory has an API server and etcd, and the machine is fast enough for many of them: in an emulated VM each

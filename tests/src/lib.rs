@@ -50,6 +50,7 @@ mod bus;
 mod chain;
 mod cluster;
 mod concealment;
+mod configurations;
 mod container;
 mod counters;
 mod daemon;
@@ -84,8 +85,9 @@ mod tun;
 pub use binaries::{is_peer, newest_version, peer_fails, plugin_dir, plugin_names, slipway, slipwayd};
 pub use bpf::{PROGRAMS, has_programs};
 pub use bus::SYSTEM_BUS;
-pub use chain::{Attach, Failure, Network, host_local};
+pub use chain::{Attach, Failure, Network, address_of, addresses_of, host_local, with_keys};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};
+pub use configurations::{FLANNEL_ENV, fixed, limited, tuned};
 pub use container::{
     Container, capabilities, capability_bit, confined, daemon_set, first_process, pod_of, render,
 };
@@ -100,9 +102,11 @@ pub use interrupt::{
     Disturbance, Point, all_kill_points, assert_killed, disturbed, error_points, every_call, kill_points,
     killed, points_to_try, slowed,
 };
-pub use kube::{API_SERVER, ApiServer, KUBE_TOKEN, has_api_server, kube_programs, wait_until_ready};
+pub use kube::{
+    API_SERVER, ApiServer, KUBE_TOKEN, api_server_programs, has_api_server, kube_programs, wait_until_ready,
+};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
-pub use pace::{is_slow, patience, within};
+pub use pace::{comes, is_slow, patience, until, within};
 pub use plugin::{CniFailure, Output, PluginCall, Running};
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};

@@ -3,7 +3,7 @@
 //! The node under test, the hosts around it, and the pods on it.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -128,10 +128,23 @@ impl Node {
         host
     }
 
-    /// A node that has one host outside, and no netfilter on its bridges.
-    pub fn with_client() -> (Self, Host) {
+    /// A node, and the pod `pod`.
+    pub fn with_pod() -> (Self, Pod) {
+        let node = Self::new();
+        let pod = node.pod("pod");
+        (node, pod)
+    }
+
+    /// A node whose bridges' packets bypass netfilter.
+    pub fn without_bridge_netfilter() -> Self {
         let node = Self::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
+        node
+    }
+
+    /// A node that has one host outside, and no netfilter on its bridges.
+    pub fn with_client() -> (Self, Host) {
+        let node = Self::without_bridge_netfilter();
         let client = node.host("client");
         (node, client)
     }
@@ -199,6 +212,12 @@ impl Node {
             names.sort();
             names
         })
+    }
+
+    /// The addresses that host-local has reserved for a network, sorted as texts.
+    pub fn reserved(&self, network: &str) -> Vec<String> {
+        let names = self.list(&format!("/var/lib/cni/networks/{network}"));
+        names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
     }
 
     /// Gives the node an empty folder of its own in place of the machine's.

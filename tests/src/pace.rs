@@ -3,7 +3,8 @@
 //! Time limits that fit slow machines, too.
 
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The factor by which time limits are longer than on a usual machine: the environment variable `SLIPWAY_SLOWER`, which
 /// is set in VMs. 1 if it is not set.
@@ -26,4 +27,30 @@ pub fn is_slow() -> bool {
 /// solicitation.
 pub fn patience() -> Duration {
     within(Duration::from_secs(12))
+}
+
+/// True once the condition is, false if it is not within a [`patience`].
+pub fn comes(mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + patience();
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until the condition is true, and returns how long that took. Panics with what was waited for if it takes longer
+/// than [`within`] the limit.
+#[track_caller]
+pub fn until(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) -> Duration {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < within(limit), "{what}: not so");
+        thread::sleep(Duration::from_millis(10));
+    }
+    begun.elapsed()
 }

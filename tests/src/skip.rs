@@ -40,6 +40,17 @@ macro_rules! needs {
     };
 }
 
+/// Ends the test that calls it when [another implementation](crate::is_peer) is tested: its promise is one that
+/// only Slipway makes.
+#[macro_export]
+macro_rules! slipway_only {
+    () => {
+        if $crate::is_peer() {
+            return;
+        }
+    };
+}
+
 /// The suite and function around `here`, a function declared inside of it. (libtest names threads
 /// after tests, but not with `--test-threads=1`.)
 pub fn test_name<T>(_here: &T) -> &'static str {

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use cni_nftables::Socket as NfSocket;
 use serde_json::Value;
@@ -57,6 +59,20 @@ impl Snapshot {
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let gone = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
         gone.chain(later.lines.difference(&self.lines).map(|line| format!("+ {line}"))).collect()
+    }
+
+    /// The changes up to a state once there are none, or after two seconds: the kernel deletes the links of a namespace in
+    /// the background.
+    pub fn changes_in_the_end(&self, state: impl Fn() -> Self) -> Vec<String> {
+        let mut changes = self.changes(&state());
+        for _ in 0..50 {
+            if changes.is_empty() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(40));
+            changes = self.changes(&state());
+        }
+        changes
     }
 
     pub fn matching(&self, text: &str) -> Vec<&str> {

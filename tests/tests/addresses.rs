@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Output, Pod, Proto, QUICK, REFERENCE, Reference, at, is_peer, lacks,
-    patience, quoted, skip,
+    Attach, Node, Output, Pod, Proto, QUICK, REFERENCE, Reference, at, lacks, patience, quoted, skip,
+    slipway_only,
 };
 use tempfile::TempDir;
 
@@ -101,9 +101,7 @@ fn interfaces() -> Vec<Value> {
 
 #[test]
 fn interface_plugins_refuse_impossible_addresses_from_ipam() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     node.cmd("ip link add up0 up type veth peer name up1");
     node.cmd("ip link add dev0 type veth peer name dev1");
@@ -138,11 +136,8 @@ fn interface_plugins_refuse_impossible_addresses_from_ipam() {
 
 #[test]
 fn unusual_but_valid_addresses_are_accepted() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     let foreign = Foreign::new(&node);
     let plugin = json!({"type": "bridge"});
     for address in ACCEPTED {
@@ -171,9 +166,7 @@ fn host_local_never_gives_impossible_addresses() {
             .config(config)
             .run()
     };
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for subnet in ["127.0.0.0/24", "224.1.0.0/24", "0.0.0.0/8", "ff02::/64"] {
         let error = call("ADD", "c", &config(json!({"subnet": subnet}))).error();
         assert_eq!(error.code, 7, "{error:?}");
@@ -199,11 +192,8 @@ fn host_local_never_gives_impossible_addresses() {
 /// flannel takes the addresses from flanneld's file and passes them to host-local.
 #[test]
 fn flannel_refuses_impossible_addresses() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     let env =
         "FLANNEL_NETWORK=127.0.0.0/16\nFLANNEL_SUBNET=127.0.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
     node.write("/run/flannel/subnet.env", env);
@@ -217,11 +207,8 @@ fn flannel_refuses_impossible_addresses() {
 /// Chained plugins that use addresses refuse them, but delete an existing attachment that has one.
 #[test]
 fn chained_plugins_refuse_impossible_addresses_in_results() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     pod.cmd("ip link add eth0 up type veth peer name eth1");
     let plugins = [
         json!({"type": "portmap", "capabilities": {"portMappings": true}}),
@@ -262,8 +249,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         let (web, other) = (node.pod("web"), node.pod("other"));
         Self { node, web, other }
     }
@@ -326,9 +312,7 @@ fn the_reference_lets_results_open_the_nodes_loopback_to_pods() {
 
 #[test]
 fn no_result_opens_the_nodes_loopback_to_pods() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for backend in ["nftables", "iptables"] {
         let scene = Scene::new();
         let portmap = json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}});

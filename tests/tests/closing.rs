@@ -4,21 +4,15 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Proto, within};
+use slipway_tests::{Attach, Network, Node, Proto, until};
 
 const NAME: &str = "slipway-close-sockets";
 const SOCKET: &str = "/run/slipway/closing.sock";
-
-fn node() -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    node
-}
 
 fn network(node: &Node) -> Network<'_> {
     node.network(json!({
@@ -45,16 +39,12 @@ fn closing(node: &Node) -> Vec<Pid> {
 }
 
 fn until_none(node: &Node) {
-    let begun = Instant::now();
-    while !closing(node).is_empty() {
-        assert!(begun.elapsed() < within(Duration::from_secs(10)), "{NAME} lives for ever");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until(Duration::from_secs(10), "the end of the process", || closing(node).is_empty());
 }
 
 #[test]
 fn many_dels_leave_their_sockets_to_one_process_that_soon_ends() {
-    let node = node();
+    let node = Node::without_bridge_netfilter();
     let network = network(&node);
     let pods: Vec<_> = (0..8).map(|number| node.pod(&format!("pod{number}"))).collect();
     let attaches: Vec<_> =
@@ -84,7 +74,7 @@ fn many_dels_leave_their_sockets_to_one_process_that_soon_ends() {
 
 #[test]
 fn a_del_of_nothing_starts_no_process() {
-    let node = node();
+    let node = Node::without_bridge_netfilter();
     let network = network(&node);
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
@@ -97,7 +87,7 @@ fn a_del_of_nothing_starts_no_process() {
 
 #[test]
 fn a_del_does_not_need_the_process() {
-    let node = node();
+    let node = Node::without_bridge_netfilter();
     let network = network(&node);
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);

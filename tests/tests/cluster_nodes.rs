@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{
-    API_SERVER, ApiServer, Cluster, ClusterNode, Space, has_api_server, kube_programs, skip, within,
-};
+use slipway_tests::{API_SERVER, ApiServer, Cluster, ClusterNode, Space, api_server_programs, skip, within};
 use slipwayd::cluster::access::Access;
 use slipwayd::cluster::annotations::{VXLAN_MAC, VXLAN_PORT};
 use slipwayd::cluster::source::{Counters, Snapshot, follow};
@@ -87,9 +85,7 @@ fn beat(server: &ApiServer<'_>, name: &str, count: u64) {
 
 #[test]
 fn nodes_arrive_change_and_leave() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let cluster = Cluster::new(1, |_| {});
     let server = ApiServer::start(&programs, &cluster.control);
     server.wait();
@@ -132,9 +128,7 @@ fn nodes_arrive_change_and_leave() {
 /// More Nodes than a page of the list has.
 #[test]
 fn a_long_list_is_read_in_pages() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let cluster = Cluster::new(1, |_| {});
     let server = ApiServer::start(&programs, &cluster.control);
     server.wait();
@@ -164,9 +158,7 @@ fn a_long_list_is_read_in_pages() {
 
 #[test]
 fn the_nodes_stay_while_the_api_server_is_away_and_are_listed_again_after_a_compaction() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let cluster = Cluster::new(1, |_| {});
     let mut server = ApiServer::start(&programs, &cluster.control);
     server.wait();

@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use slipway_tests::{
-    BridgeNetfilter, CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, is_peer, needs, quoted,
-    slipway,
+    CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, address_of, needs, quoted, slipway,
+    slipway_only,
 };
 
 /// Folder of the lists. /var/lib is private to the node.
@@ -36,8 +36,7 @@ struct Tool {
 
 impl Tool {
     fn new(list: &Value) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         let tool = Self { node };
         tool.configure(list);
         tool
@@ -88,9 +87,7 @@ fn path(pod: &Pod) -> &str {
 
 #[test]
 fn add_check_and_del_do_what_a_runtime_does() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let client = tool.node.host("client");
     let pod = tool.node.pod("web");
@@ -127,9 +124,7 @@ fn add_check_and_del_do_what_a_runtime_does() {
 /// the shared chains.
 #[test]
 fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     let mut list = list();
@@ -161,8 +156,7 @@ fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
         for (adds, deletes) in [(&ours, &theirs), (&theirs, &ours), (&theirs, &theirs)] {
             let pod = tool.node.pod("web");
             let result: Value = serde_json::from_str(&call(adds, "add", &pod)).expect("the result");
-            let ip = result["ips"][0]["address"].as_str().and_then(|ip| ip.split('/').next());
-            let server = pod.serve(Proto::Tcp, &format!("{}:80", ip.expect("an address")), "web");
+            let server = pod.serve(Proto::Tcp, &format!("{}:80", address_of(&result, 0)), "web");
             client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
             drop(server);
             for checks in [adds, deletes] {
@@ -189,9 +183,7 @@ fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
 
 #[test]
 fn a_capability_is_an_option_and_the_result_a_table() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let client = tool.node.host("client");
     let pod = tool.node.pod("web");
@@ -216,9 +208,7 @@ fn a_capability_is_an_option_and_the_result_a_table() {
 
 #[test]
 fn validate_finds_a_plugin_that_is_missing() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let output = tool.run(&["validate", "tool"], &[]);
     assert!(output.code == Some(0) && output.stdout.lines().count() == 3, "{output}");
@@ -237,9 +227,7 @@ fn validate_finds_a_plugin_that_is_missing() {
 /// The second waits for the first. One that is killed leaves no lock behind.
 #[test]
 fn calls_for_one_container_are_serialised_between_processes() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let mut slow = list();
     slow["plugins"].as_array_mut().expect("a list").push(json!({"type": "slow"}));
     let tool = Tool::new(&slow);
@@ -265,9 +253,7 @@ fn calls_for_one_container_are_serialised_between_processes() {
 
 #[test]
 fn errors_are_worded_as_libcni_words_them() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let pod = tool.node.pod("web");
     for args in [&[][..], &["add", "tool"], &["nonsense", "tool", "/run/netns/web"]] {
@@ -303,9 +289,7 @@ fn errors_are_worded_as_libcni_words_them() {
 
 #[test]
 fn a_torn_cache_file_does_not_stop_del() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let pod = tool.node.pod("web");
     tool.ok("add", &pod, &[]);
@@ -323,9 +307,7 @@ fn a_torn_cache_file_does_not_stop_del() {
 /// GC deletes all cache files of the network, and keeps the attachments that only the plugins know.
 #[test]
 fn gc_deletes_the_networks_cache_files() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&list());
     let pods = ["one", "two"].map(|name| tool.node.pod(name));
     tool.ok("add", &pods[0], &[]);
@@ -351,9 +333,7 @@ fn gc_deletes_the_networks_cache_files() {
 /// name, and the link's own name.
 #[test]
 fn configurations_of_every_kind_are_found() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let tool = Tool::new(&json!({"cniVersion": "1.0.0", "name": "tool"}));
     let pod = tool.node.pod("web");
     assert_eq!(tool.fails("add", &pod, &[]), "Error: no plugin configs found\n");

@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Daemon, Frame, Host, Node, PROGRAMS, Proto, REFERENCE, Reference, Snapshot,
-    Sniffer, SteadyFlow, at, has_programs, host_local, needs, patience, quoted, skip, slipway,
+    Sniffer, SteadyFlow, at, comes, has_programs, host_local, needs, quoted, skip, slipway,
 };
 
 const CONFIG: &str = "/run/net.d/10-pods.conflist";
@@ -314,17 +314,6 @@ fn the_reference_plugins_fail_where_they_are_known_to() {
     assert!(of("the node's loopback") >= 1, "the guard is missing: {document:#}");
     assert_eq!(of("the node's address (the test's)"), 0, "{document:#}");
     assert_eq!(of("outside, masqueraded"), 0, "{document:#}");
-}
-
-fn comes(condition: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + patience();
-    while Instant::now() < end {
-        if condition() {
-            return true;
-        }
-        sleep(Duration::from_millis(20));
-    }
-    condition()
 }
 
 fn start(node: &Node) -> Daemon {

@@ -4,13 +4,11 @@
 
 use std::net::IpAddr;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, is_peer, patience, quoted, render,
-    slipway,
+    Attach, CommandOutput, Host, Network, Node, Pod, Proto, QUICK, at, comes, quoted, render, slipway,
+    slipway_only,
 };
 
 const LIST: &str = "/run/net.d/10-pods.conflist";
@@ -103,9 +101,7 @@ fn of_kubernetes() -> String {
 
 #[test]
 fn a_cached_sandbox_is_kept_while_a_process_is_in_its_namespace() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let world = World::new();
     let list = world.node.network(list());
     let (pod, attach) = world.sandbox(&list, &of_kubernetes());
@@ -125,9 +121,7 @@ fn a_cached_sandbox_is_kept_while_a_process_is_in_its_namespace() {
 
 #[test]
 fn a_cached_sandbox_without_a_namespace_is_deleted() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let world = World::new();
     let list = world.node.network(list());
     let (pod, attach) = world.sandbox(&list, &of_kubernetes());
@@ -138,9 +132,7 @@ fn a_cached_sandbox_without_a_namespace_is_deleted() {
 
 #[test]
 fn an_attachment_of_another_runtime_is_kept() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let world = World::new();
     let list = world.node.network(list());
     let (pod, attach) = world.sandbox(&list, "");
@@ -154,20 +146,14 @@ fn an_attachment_of_another_runtime_is_kept() {
 
 #[test]
 fn a_sandbox_that_no_cache_has_is_kept_while_its_link_exists() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let world = World::new();
     let list = world.node.network(list());
     let (pod, _attach) = world.sandbox(&list, &of_kubernetes());
     world.keeps("unused", "its link veth");
     pod.remove();
     // The kernel deletes the link of a namespace after its last reference.
-    let begin = Instant::now();
-    while world.detach(&["--only-if", "gone"]).code == Some(3) {
-        assert!(begin.elapsed() < patience(), "the link is left");
-        thread::sleep(Duration::from_millis(50));
-    }
+    assert!(comes(|| world.detach(&["--only-if", "gone"]).code != Some(3)), "the link is left");
     assert!(world.is_clean());
 }
 
@@ -197,9 +183,7 @@ fn confined_by(unit: &str) -> String {
 
 #[test]
 fn the_agents_unit_has_the_directories_of_a_deletion() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let world = World::new();
     let mut chain = list();
     let tuning = json!({"type": "tuning", "mtu": 1400});

@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 #[expect(dead_code, reason = "the suite dhcp uses the rest")]
 mod stage;
 
-use slipway_tests::{Attach, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, needs, skip};
+use slipway_tests::{
+    Attach, FLANNEL_ENV, Node, PROGRAMS, Proto, Snapshot, fixed, has_programs, lacks, limited, needs, skip,
+    slipway_only, tuned,
+};
 
 /// A test for each plugin, in a list, for an interface.
 macro_rules! every_plugin {
@@ -56,36 +59,12 @@ fn firewalled() -> Value {
     json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"})
 }
 
-fn limited() -> Value {
-    json!({
-        "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 8_000_000,
-        "egressRate": 100_000_000, "egressBurst": 8_000_000,
-    })
-}
-
-fn tuned() -> Value {
-    json!({
-        "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "allmulti": true, "txQLen": 77,
-        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
-    })
-}
-
 fn published() -> Value {
     json!({"type": "portmap", "capabilities": {"portMappings": true}})
 }
 
 fn ipam() -> Value {
-    json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-    })
-}
-
-fn fixed() -> Value {
-    json!({
-        "type": "static", "routes": [{"dst": "0.0.0.0/0"}],
-        "addresses": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}],
-    })
+    slipway_tests::host_local("10.88.0.0/24", "fd00:88::/64")
 }
 
 /// ADD, CHECK and DEL, twice. The first ADD leaves the objects shared by all containers, the second leaves
@@ -96,9 +75,7 @@ fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     // The device that host-device moves.
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     let pod = node.pod("pod");
-    let share =
-        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
-    node.write("/run/flannel/subnet.env", share);
+    node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     let network = node.network(json!({"name": "net", "plugins": plugins}));
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
     // Without host-local's index of the reservations and its last reserved address: a cycle changes these.
@@ -151,9 +128,7 @@ fn the_bpf_programs_load_and_publish_a_port() {
 /// dhcp also needs a server.
 #[test]
 fn dhcp() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     needs!(stage::has_dnsmasq(), "dnsmasq");
     let stage = stage::Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
@@ -181,9 +156,7 @@ fn dhcp() {
 
 #[test]
 fn the_table_has_every_plugin() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     // The command prints a line per plugin, which begins with the name.
     let table = Node::new().slipway("plugins");
     let registered: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();

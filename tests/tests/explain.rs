@@ -8,7 +8,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, QUICK, Server, Space, at, golden, host_local};
+use slipway_tests::{
+    Attach, Host, Network, Node, Pod, Proto, QUICK, Server, Space, at, golden, host_local, with_keys,
+};
 
 struct World {
     node: Node,
@@ -22,16 +24,13 @@ impl World {
     }
 
     fn network(&self, portmap: &Value) -> Network<'_> {
-        let mut last = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-        for (key, value) in portmap.as_object().expect("an object") {
-            last[key] = value.clone();
-        }
+        let portmap = with_keys(json!({"type": "portmap", "capabilities": {"portMappings": true}}), portmap);
         self.node.network(json!({"name": "pods", "plugins": [
             {
                 "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
                 "ipam": host_local("10.22.0.0/24", "fd00:22::/64"),
             },
-            last,
+            portmap,
         ]}))
     }
 

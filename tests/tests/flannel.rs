@@ -3,15 +3,14 @@
 //! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot, at, is_peer, lacks, skip};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, is_peer, lacks, skip, slipway_only};
 
 const ENV: &str = "/run/flannel/subnet.env";
 const DIR: &str = "/var/lib/cni/flannel";
 
 /// Returns a node with flanneld's file.
 fn node() -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     node.write(ENV, env("false"));
     node
 }
@@ -48,9 +47,7 @@ fn state(node: &Node) -> Snapshot {
 /// Containers reach each other, the node, and other hosts, which see the node's address.
 #[test]
 fn containers_of_a_dual_stack_cluster_reach_each_other_and_the_outside() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let client = node.host("client");
     let network = network(&node, json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}));
@@ -150,9 +147,7 @@ fn ipvlan_can_be_the_delegate() {
 /// A repeated ADD fails, and the container keeps its interface and addresses.
 #[test]
 fn a_second_add_leaves_the_first_alone() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let pod = node.pod("pod");
     let network = network(&node, json!({}));
@@ -250,9 +245,7 @@ fn gc_removes_stale_attachments() {
 /// GC also deletes attachments made with another configuration or by the reference.
 #[test]
 fn gc_uses_the_saved_configuration() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let earlier = earlier(&node);
     let by_ptp = network(&node, json!({"delegate": {"type": "ptp"}}));
@@ -289,9 +282,7 @@ fn reservations(node: &Node, dir: &str) -> Vec<String> {
 /// GC keeps the saved configuration of an attachment that it cannot delete, and deletes all others.
 #[test]
 fn gc_continues_after_an_error() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let earlier = earlier(&node);
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
@@ -324,9 +315,7 @@ fn gc_continues_after_an_error() {
 /// GC does not pass the namespace in its environment on to the delegate.
 #[test]
 fn gc_deletes_without_a_namespace() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let log =
         "#!/bin/sh\ncat >/dev/null\necho $CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS >>/run/log\n";
@@ -348,9 +337,7 @@ fn gc_deletes_without_a_namespace() {
 /// A crash may leave an empty file.
 #[test]
 fn del_works_with_a_broken_copy_of_the_configuration() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -455,9 +442,7 @@ fn errors_name_the_cause_and_leave_nothing() {
 /// Another program flushes the ruleset; `slipway restore` creates the delegate's rules again.
 #[test]
 fn restore_creates_the_delegates_rules_again() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = node();
     let client = node.host("client");
     let pod = node.pod("pod");

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use slipway_tests::garbage::feed;
-use slipway_tests::{BridgeNetfilter, Node, lacks, skip};
+use slipway_tests::{FLANNEL_ENV, Node, lacks, skip};
 
 fn bridge() -> Value {
     json!({
@@ -175,11 +175,8 @@ fn run_chained(plugin: &'static str, config: &Value) {
 }
 
 fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    let share =
-        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
-    node.write("/run/flannel/subnet.env", share);
+    let node = Node::without_bridge_netfilter();
+    node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     node.write("/run/debug", "{\"ReportResult\": \"{}\"}");
     // A master link, and a device to move.
     for (link, peer) in [("up0", "up1"), ("dev0", "wire0")] {
@@ -197,86 +194,38 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
     feed(plugin, config, &node, &pod, &["/run/debug"]);
 }
 
-#[test]
-fn bridge_survives_garbage() {
-    run("bridge", &bridge());
-}
-
-#[test]
-fn ptp_survives_garbage() {
-    run("ptp", &ptp());
-}
-
-#[test]
-fn host_local_survives_garbage() {
-    run("host-local", &host_local());
-}
-
-#[test]
-fn portmap_survives_garbage() {
-    run("portmap", &portmap());
-}
-
-#[test]
-fn loopback_survives_garbage() {
-    run("loopback", &loopback());
-}
-
-#[test]
-fn static_survives_garbage() {
-    run("static", &fixed());
-}
-
-#[test]
-fn flannel_survives_garbage() {
-    run("flannel", &flannel());
-}
-
-#[test]
-fn noop_survives_garbage() {
-    run("noop", &noop());
-}
-
-/// A test for each plugin that makes or moves one link.
-macro_rules! links {
-    ($($test:ident: $name:literal;)*) => {
+/// A test for each plugin: how it is run, and its configuration.
+macro_rules! survive_garbage {
+    ($($test:ident: $name:literal $run:ident $config:expr;)*) => {
         $(
             #[test]
             fn $test() {
                 if let Some(feature) = lacks($name) {
                     skip!(feature);
                 }
-                run($name, &link($name));
+                $run($name, &$config);
             }
         )*
     };
 }
 
-links! {
-    dummy_survives_garbage: "dummy";
-    host_device_survives_garbage: "host-device";
-    ipvlan_survives_garbage: "ipvlan";
-    macvlan_survives_garbage: "macvlan";
-    tap_survives_garbage: "tap";
-    vlan_survives_garbage: "vlan";
-}
-
-#[test]
-fn tuning_survives_garbage() {
-    run_chained("tuning", &tuning());
-}
-
-#[test]
-fn sbr_survives_garbage() {
-    run_chained("sbr", &sbr());
-}
-
-#[test]
-fn bandwidth_survives_garbage() {
-    run_chained("bandwidth", &bandwidth());
-}
-
-#[test]
-fn firewall_survives_garbage() {
-    run_chained("firewall", &firewall());
+survive_garbage! {
+    bandwidth_survives_garbage: "bandwidth" run_chained bandwidth();
+    bridge_survives_garbage: "bridge" run bridge();
+    dummy_survives_garbage: "dummy" run link("dummy");
+    firewall_survives_garbage: "firewall" run_chained firewall();
+    flannel_survives_garbage: "flannel" run flannel();
+    host_device_survives_garbage: "host-device" run link("host-device");
+    host_local_survives_garbage: "host-local" run host_local();
+    ipvlan_survives_garbage: "ipvlan" run link("ipvlan");
+    loopback_survives_garbage: "loopback" run loopback();
+    macvlan_survives_garbage: "macvlan" run link("macvlan");
+    noop_survives_garbage: "noop" run noop();
+    portmap_survives_garbage: "portmap" run portmap();
+    ptp_survives_garbage: "ptp" run ptp();
+    sbr_survives_garbage: "sbr" run_chained sbr();
+    static_survives_garbage: "static" run fixed();
+    tap_survives_garbage: "tap" run link("tap");
+    tuning_survives_garbage: "tuning" run_chained tuning();
+    vlan_survives_garbage: "vlan" run link("vlan");
 }

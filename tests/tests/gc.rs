@@ -5,10 +5,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use serde_json::{Value, json};
-use slipway_tests::{
-    Attach, BridgeNetfilter, Network, Node, Pod, Proto, REFERENCE, Reference, host_local, needs,
-};
+use serde_json::json;
+use slipway_tests::{Attach, Network, Node, Pod, Proto, REFERENCE, Reference, host_local, needs};
 
 /// Number of concurrent ADDs and DELs on the other network.
 const ROUNDS: u16 = 4;
@@ -37,8 +35,7 @@ fn attach(pod: &Pod, port: u16) -> Attach {
 }
 
 fn node(variant: &str) -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     for family in ["iptables", "ip6tables"] {
         node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
     }
@@ -119,20 +116,6 @@ fn stale_chains_of_iptables_legacy_are_removed() {
     by_ours("ptp", "iptables", "legacy");
 }
 
-/// ADD by the reference plugins, chained as a runtime does it.
-fn add_by(reference: &Reference, network: &Network<'_>, attach: &Attach) {
-    let mut result = Value::Null;
-    for mut config in network.configs(Some(attach)) {
-        config["cniVersion"] = json!("1.0.0");
-        if !result.is_null() {
-            config["prevResult"] = result;
-        }
-        let program = reference.plugin(config["type"].as_str().expect("a type"));
-        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
-        result = call.env("CNI_PATH", reference.dir()).run().ok();
-    }
-}
-
 #[test]
 fn stale_chains_of_the_reference_are_removed() {
     let all = Reference::all();
@@ -142,7 +125,7 @@ fn stale_chains_of_the_reference_are_removed() {
             let node = node("nft");
             let (one, two) = (network(&node, 1, "bridge", backend), network(&node, 2, "bridge", backend));
             removes_stale_attachments(&node, [&one, &two], &|network, attach| {
-                add_by(&reference, network, attach);
+                network.add_by(reference.dir(), attach, |call| call);
             });
         }
     }

@@ -73,8 +73,7 @@ fn a_flow_lasts_until_the_server_ends() {
 
 #[test]
 fn a_removed_pod_takes_its_links_along() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     node.cmd("ip link add veth0 type veth peer name eth0 netns pod");
     assert!(node.has_link("veth0") && pod.has_link("eth0"));
     let before = pod.path().to_owned();
@@ -95,8 +94,7 @@ fn a_removed_pod_takes_its_links_along() {
 
 #[test]
 fn a_snapshot_sees_every_kind_of_change() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let before = Snapshot::take(&node, &[&pod]);
     before.assert_same(&Snapshot::take(&node, &[&pod]));
     let expect = |text: &str| {

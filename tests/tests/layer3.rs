@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Output, Pod, Reference, is_peer, lacks};
+use slipway_tests::{Attach, Node, Output, Pod, Reference, is_peer, lacks, slipway_only, with_keys};
 
 const PLUGINS: &[&str] = &["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
 
@@ -160,13 +160,10 @@ fn a_next_hop_may_be_anywhere_in_the_subnet() {
 /// refuses them.
 #[test]
 fn the_next_hop_stays_when_the_routes_are_made_again() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let routes = json!([{"dst": "10.9.0.0/16", "gw": "10.1.2.7"}, {"dst": "fd09::/48", "gw": "fd00:1::7"}]);
     for next in [json!({"type": "tuning", "mac": "02:00:00:00:00:07"}), json!({"type": "sbr"})] {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let mut ptp = config("ptp", &routes);
         ptp.as_object_mut().expect("an object").retain(|key, _| ["type", "ipam"].contains(&key.as_str()));
         let network = node.network(json!({"name": "net", "plugins": [ptp, next]}));
@@ -206,7 +203,7 @@ fn an_empty_list_switches_the_dns_of_ipam_off() {
             let mut config = config(plugin, &json!([]));
             // IPv4 alone, to avoid the wait for duplicate address detection.
             config["ipam"]["addresses"].as_array_mut().expect("a list").truncate(1);
-            config.as_object_mut().expect("an object").extend(keys.as_object().expect("keys").clone());
+            let config = with_keys(config, keys);
             let result = world.call("ADD", &config, side.as_ref()).ok();
             let _ = world.call("DEL", &config, side.as_ref()).ok();
             let expected = match plugin {

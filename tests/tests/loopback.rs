@@ -15,8 +15,7 @@ fn is_up(pod: &Pod) -> bool {
 
 #[test]
 fn add_sets_the_link_up_and_del_down() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     assert!(!is_up(&pod));
     // The plugin works on lo, whatever CNI_IFNAME is.
     let call = |verb: &str| node.plugin("loopback").command(verb).for_pod(&pod).config(&config("1.0.0"));
@@ -33,8 +32,7 @@ fn add_sets_the_link_up_and_del_down() {
 #[test]
 fn the_results_of_every_version_are_the_golden_ones() {
     peer_fails("old results have the shape of the newest", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
             let call = node.plugin("loopback").command("ADD").for_pod(&pod).config(&config(version));
             golden_result("loopback", version, &call.run().ok());
@@ -44,8 +42,7 @@ fn the_results_of_every_version_are_the_golden_ones() {
 
 #[test]
 fn a_previous_result_passes_through() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let mut config = config("1.0.0");
     let before = json!({
         "cniVersion": "1.0.0",
@@ -61,8 +58,7 @@ fn a_previous_result_passes_through() {
 
 #[test]
 fn check_sees_a_link_that_is_down() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let call =
         |verb: &str, config: &Value| node.plugin("loopback").command(verb).for_pod(&pod).config(config);
     let mut config = config("1.0.0");
@@ -77,8 +73,7 @@ fn check_sees_a_link_that_is_down() {
 #[test]
 fn a_foreign_address_is_refused() {
     peer_fails("it leaves the link up", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         pod.cmd("ip address add 10.9.9.9/32 dev lo");
         let call = node.plugin("loopback").command("ADD").for_pod(&pod).config(&config("1.0.0"));
         let error = call.run().error();

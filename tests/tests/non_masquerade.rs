@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, has_programs, host_local, patience,
+    Attach, Host, Network, Node, Pod, Proto, Server, at, has_programs, host_local, patience,
 };
 
 const OUTSIDE: u16 = 9000;
@@ -26,8 +26,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         node.own_etc();
         let client = node.host("client");
         let servers = Proto::ALL.map(|proto| client.serve(proto, &format!("[::]:{OUTSIDE}"), "outside"));

@@ -108,7 +108,9 @@ fn hostile_names_are_refused() {
     for plugin in plugin_names() {
         for verb in ["ADD", "DEL", "CHECK"] {
             let call = || complete(&node, &plugin, verb);
-            for id in ["..", "../../etc/passwd", "a b", "-x", "a\nb", "a\"b", "ä", "a;b"] {
+            for id in
+                ["..", "../../etc/passwd", "a/b", "a b", " ", "-x", "a\nb", "c1\r\neth0", "a\"b", "ä", "a;b"]
+            {
                 refused(call().container(id), 4, "invalid characters in containerID");
             }
             refused(call().ifname("sixteen-letters-"), 4, "interface name is too long");
@@ -121,7 +123,7 @@ fn hostile_names_are_refused() {
                 // The kernel would make it eth0, eth1, …
                 refused(call().ifname("eth%d"), 4, "interface name contains %");
             }
-            for name in ["..", "../x", "a b", "a\nb", "a\"b", "-a"] {
+            for name in ["..", ".", "../x", "a/b", "/abs", ".slipway", "a b", " ", "a\nb", "a\"b", "-a"] {
                 let mut config = config(&plugin, "1.0.0");
                 config["name"] = name.into();
                 refused(call().config(&config), 7, "invalid characters found in network name");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cni_state::report::{LIMIT, Report, SOCKET, Verb};
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, Daemon, Network, Node, Proto, Stop, slipwayd, within};
+use slipway_tests::{Attach, Daemon, Network, Node, Proto, Stop, comes, slipwayd};
 
 /// The rounds of a measurement.
 const ROUNDS: usize = 100;
@@ -30,8 +30,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         node.cmd("mkdir -p /run/slipway");
         let agent = suspended_agent(&node);
         let reader = Stop::default();
@@ -83,11 +82,7 @@ fn suspended_agent(node: &Node) -> Daemon {
                  --slipway /run/none";
     let words: Vec<&str> = words.split_whitespace().collect();
     let agent = node.daemon(slipwayd(), &words, "/run/slipwayd.log");
-    let begun = Instant::now();
-    while !node.run(|| Path::new(SOCKET).exists()) {
-        assert!(begun.elapsed() < within(Duration::from_secs(30)), "{:?}", node.read("/run/slipwayd.log"));
-        thread::sleep(Duration::from_millis(10));
-    }
+    assert!(comes(|| node.run(|| Path::new(SOCKET).exists())), "{:?}", node.read("/run/slipwayd.log"));
     agent.suspend();
     fill(node, SOCKET);
     node.cmd(&format!("mv {SOCKET} {}", place(3)));

@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Proto, Space, golden, golden_result, host_local, is_peer, newest_version,
-    without_seen_ports,
+    Attach, BridgeNetfilter, Node, Proto, Space, golden, golden_result, host_local, newest_version,
+    slipway_only, without_seen_ports,
 };
 
 /// The version of nft whose way of printing is in the golden files.
@@ -31,9 +31,7 @@ fn list(portmap: &Value) -> Value {
 /// The table after a pod of each kind, and after their DEL: only chains and empty maps stay.
 #[test]
 fn the_table_of_published_ports() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     if !prints_as_expected(&node) {
         slipway_tests::skip!("nft v1.0.6, whose output is in tests/golden");
@@ -78,8 +76,7 @@ fn results(list: &Value, plugin: &str) {
         // An older peer, which prints an empty dns in 1.0.0 too.
         return;
     }
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let mut list = list.clone();
         list["cniVersion"] = version.into();

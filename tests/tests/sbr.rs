@@ -3,7 +3,9 @@
 //! The sbr plugin: a container with two links.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, is_peer, peer_fails};
+use slipway_tests::{
+    Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, is_peer, peer_fails, with_keys,
+};
 
 /// The container's first network: its default route.
 fn first(node: &Node) -> Network<'_> {
@@ -15,8 +17,7 @@ fn first(node: &Node) -> Network<'_> {
 
 /// The second network, on a bridge of its own, with sbr chained.
 fn second<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    let mut sbr = json!({"type": "sbr"});
-    sbr.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let sbr = with_keys(json!({"type": "sbr"}), keys);
     let ipam = json!({
         "type": "host-local", "ranges": [[{"subnet": "10.2.0.0/24"}], [{"subnet": "fd00:2::/64"}]],
         "routes": [{"dst": "172.16.0.0/16"}],
@@ -89,8 +90,7 @@ fn packets_leave_by_the_link_of_their_address() {
 
 #[test]
 fn a_third_link_has_tables_of_its_own() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     pod.cmd("ip link set lo up");
     pod.cmd("ip route add blackhole 192.0.2.0/24 table 100");
     pod.cmd("ip rule add to 192.0.2.0/24 lookup 102");
@@ -114,8 +114,7 @@ fn the_kernels_tables_are_not_used() {
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
         let previous = network.add_first(&attach);
-        let address = previous["ips"][0]["address"].as_str().and_then(|net| net.split('/').next());
-        let address = address.expect("an address").to_owned();
+        let address = address_of(&previous, 0);
         pod.cmd(&format!("ip rule add from {address} lookup {table}"));
         let result = network.call_one(1, "ADD", &attach, &previous).ok();
         let own = rules(&pod);
@@ -138,8 +137,7 @@ fn the_kernels_tables_are_not_used() {
 /// Concurrent ADDs of two links must not choose the same table.
 #[test]
 fn links_added_concurrently_have_tables_of_their_own() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = second(&node, &json!({}));
     let attaches: Vec<_> = (1..5).map(|n| net1(&pod).ifname(&format!("net{n}"))).collect();
     std::thread::scope(|scope| {
@@ -156,8 +154,7 @@ fn links_added_concurrently_have_tables_of_their_own() {
 
 #[test]
 fn a_table_of_another_program_gets_rules_only() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = second(&node, &json!({"table": 5000}));
     let attach = net1(&pod);
     let previous = network.add_first(&attach);
@@ -176,8 +173,7 @@ fn a_table_of_another_program_gets_rules_only() {
 #[test]
 fn the_configuration_may_choose_the_gateways() {
     peer_fails("1.9.1 does not know the key", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = second(&node, &json!({"gateways": ["10.2.0.7", "fd00:2::7"]}));
         network.add(&net1(&pod)).expect("ADD");
         network.check(&net1(&pod)).expect("CHECK");
@@ -192,8 +188,7 @@ fn the_configuration_may_choose_the_gateways() {
 #[test]
 fn hints_leave_the_neighbours_in_the_main_table() {
     peer_fails("1.9.1 does not know the key", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         first(&node).add(&Attach::new(&pod)).expect("ADD of eth0");
         let network = second(&node, &json!({"addSourceHints": true}));
         network.add(&net1(&pod)).expect("ADD");
@@ -217,8 +212,7 @@ fn hints_leave_the_neighbours_in_the_main_table() {
 #[test]
 fn link_local_addresses_stay_reachable() {
     peer_fails("it takes them out of the main table", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         second(&node, &json!({})).add(&net1(&pod)).expect("ADD");
         let main = pod.cmd("ip -6 route");
         assert!(main.contains("fe80::/64 dev net1"), "{main}");
@@ -228,8 +222,7 @@ fn link_local_addresses_stay_reachable() {
 #[test]
 fn a_repeated_add_changes_nothing() {
     peer_fails("it takes a further table", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
         let previous = network.add_first(&attach);
@@ -243,8 +236,7 @@ fn a_repeated_add_changes_nothing() {
 #[test]
 fn a_failed_add_leaves_nothing() {
     peer_fails("the rule stays", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         // A gateway that nothing leads to.
         let network = second(&node, &json!({"gateways": ["10.2.0.7", "fd00:9::7"]}));
         let attach = net1(&pod);
@@ -263,8 +255,7 @@ fn a_failed_add_leaves_nothing() {
 #[test]
 fn check_names_the_missing_rule_or_route() {
     peer_fails("it looks at nothing", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
         network.add(&attach).expect("ADD");
@@ -283,8 +274,7 @@ fn check_names_the_missing_rule_or_route() {
 #[test]
 fn a_del_needs_neither_an_add_nor_a_namespace() {
     peer_fails("it makes a file at the namespace's path, and needs the link", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
         assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
@@ -311,8 +301,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
 #[test]
 fn rules_with_other_conditions_stay() {
     peer_fails("it deletes whatever has the address", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
         network.add(&attach).expect("ADD");
@@ -325,8 +314,7 @@ fn rules_with_other_conditions_stay() {
 
 #[test]
 fn errors_name_invalid_values() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = second(&node, &json!({}));
     let error = network.call_one(1, "ADD", &net1(&pod), &Value::Null).error();
     assert_eq!(error.msg, "This plugin must be called as chained plugin");

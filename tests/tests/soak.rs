@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Random, Snapshot, host_local};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Random, Snapshot, host_local};
 
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
@@ -129,8 +129,7 @@ fn concurrent_containers_without_a_bridge_leak_nothing_and_share_nothing() {
 fn soak(interface: &str) {
     let seed = number("SLIPWAY_SEED", 1);
     eprintln!("SLIPWAY_SEED={seed}");
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     let pods: Vec<Vec<Pod>> =
         (0..WORKERS).map(|w| (0..PODS).map(|p| node.pod(&format!("w{w}p{p}"))).collect()).collect();
     // A first pod, so that all shared objects exist.

@@ -4,8 +4,7 @@
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Output, Proto, REFERENCE, Reference, is_peer, newest_version, peer_fails,
-    skip,
+    Attach, Node, Output, Proto, REFERENCE, Reference, is_peer, newest_version, peer_fails, skip,
 };
 
 fn config(ipam: Value) -> Value {
@@ -28,8 +27,7 @@ fn addresses(result: &Value) -> Vec<String> {
 /// Two containers on a bridge reach each other and the node with their static addresses.
 #[test]
 fn containers_use_their_addresses() {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     let list = |host: u8| {
         json!({"name": "net", "plugins": [{
             "type": "bridge", "bridge": "br0", "isGateway": true,

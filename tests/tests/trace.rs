@@ -6,12 +6,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at, has_programs,
-    host_local, needs, patience, slipway, within,
+    Attach, Daemon, Host, Node, PROGRAMS, Pod, Proto, QUICK, Server, Snapshot, Space, at, comes,
+    has_programs, host_local, needs, patience, slipway, within,
 };
 
 const LOG: &str = "/run/trace.log";
@@ -87,18 +87,6 @@ impl World {
             drop(from.request_from(Proto::Tcp, None, to, QUICK));
         })
     }
-}
-
-/// True if a condition comes true in a usual machine's time.
-fn comes(condition: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + patience();
-    while Instant::now() < end {
-        if condition() {
-            return true;
-        }
-        sleep(Duration::from_millis(20));
-    }
-    condition()
 }
 
 #[track_caller]

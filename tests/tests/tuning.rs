@@ -3,19 +3,18 @@
 //! The tuning plugin, chained to bridge, as it is used in practice.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, is_peer, newest_version, peer_fails};
+use slipway_tests::{
+    Attach, Network, Node, Pod, Proto, Snapshot, host_local, is_peer, newest_version, peer_fails,
+    slipway_only, with_keys,
+};
 
 const FILE: &str = "/run/cni/tuning/pod_eth0.json";
 const MAC: &str = "02:00:00:00:00:07";
 
 /// A network of bridge and tuning, with keys of tuning.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    let mut tuning = json!({"type": "tuning", "capabilities": {"mac": true}});
-    tuning.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let ipam = json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]],
-    });
+    let tuning = with_keys(json!({"type": "tuning", "capabilities": {"mac": true}}), keys);
+    let ipam = host_local("10.1.2.0/24", "fd00:1::/64");
     let bridge = json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam});
     node.network(json!({"name": "net", "plugins": [bridge, tuning]}))
 }
@@ -68,8 +67,7 @@ fn attributes_are_set_and_restored() {
 #[test]
 fn only_root_can_read_the_folder() {
     peer_fails("the folder has no x for anybody", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         network(&node, &json!({"mtu": 1300})).add(&Attach::new(&pod)).expect("ADD");
         assert_eq!(node.cmd("stat -c %a /run/cni /run/cni/tuning"), "755\n700\n");
     });
@@ -77,8 +75,7 @@ fn only_root_can_read_the_folder() {
 
 #[test]
 fn sysctls_of_the_container_are_set() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(
         &node,
         &json!({"sysctl": {
@@ -104,8 +101,7 @@ fn check_names_the_first_difference() {
     if newest_version() == "1.0.0" {
         return;
     }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let keys = json!({
         "mac": MAC, "mtu": 1300, "allmulti": true, "txQLen": 77, "sysctl": {"net.ipv4.conf.all.log_martians": "1"},
     });
@@ -218,9 +214,7 @@ fn the_administrators_list_may_be_a_symbolic_link() {
     let error = refused.add(&attach).expect_err("not allowed").error;
     assert!(error.msg.starts_with(why), "{error:?}");
     refused.del(&attach).expect("DEL");
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     allowed.status().expect("STATUS");
     let error = refused.status().expect_err("STATUS").error;
     assert!(error.code == 50 && error.msg.starts_with(why), "{error:?}");
@@ -241,9 +235,7 @@ fn the_administrators_list_may_be_a_symbolic_link() {
 
 #[test]
 fn nothing_outside_of_net_is_written() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let hostname = node.sysctl_get("kernel/hostname");
     for key in
         ["kernel.hostname", "net/../kernel/hostname", "net.ipv4.IFNAME./../../kernel/hostname", "/etc/passwd"]
@@ -261,8 +253,7 @@ fn nothing_outside_of_net_is_written() {
 
 #[test]
 fn a_repeated_key_is_refused() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &json!({}));
     let attach = Attach::new(&pod);
     let previous = network.add_first(&attach);
@@ -277,9 +268,7 @@ fn a_repeated_key_is_refused() {
 
 #[test]
 fn the_runtime_and_the_arguments_override_the_configuration() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let mac = |network: &Network<'_>, attach: &Attach| {
         let result = network.add(attach).expect("ADD");
         network.del(attach).expect("DEL");
@@ -300,8 +289,7 @@ fn the_runtime_and_the_arguments_override_the_configuration() {
 #[test]
 fn sysctls_may_come_from_the_arguments_only() {
     peer_fails("it crashes", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network =
             network(&node, &json!({"args": {"cni": {"sysctl": {"net.ipv4.conf.all.log_martians": "1"}}}}));
         network.add(&Attach::new(&pod)).expect("ADD");
@@ -312,9 +300,7 @@ fn sysctls_may_come_from_the_arguments_only() {
 #[test]
 fn a_failed_add_leaves_nothing() {
     peer_fails("what was set stays", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, pod, attach) = Node::with_attachment();
         let good = network(&node, &json!({}));
         let previous = good.add_first(&attach);
         let state = || {
@@ -341,9 +327,7 @@ fn a_failed_add_leaves_nothing() {
 #[test]
 fn a_repeated_add_keeps_the_first_backup() {
     peer_fails("the second ADD takes the first one's work for the original", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, pod, attach) = Node::with_attachment();
         let network = network(&node, &json!({"mac": MAC, "mtu": 1300}));
         let previous = network.add_first(&attach);
         let had = pod.link("eth0");
@@ -358,9 +342,7 @@ fn a_repeated_add_keeps_the_first_backup() {
 
 #[test]
 fn a_del_needs_neither_an_add_nor_a_namespace() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, &json!({"mtu": 1300}));
     // Nothing was ever added.
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
@@ -383,9 +365,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
 /// The reference's file, as 1.9.1 wrote it.
 #[test]
 fn changes_by_the_reference_are_restored() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, pod, attach) = Node::with_attachment();
     let network = network(&node, &json!({"mtu": 1300}));
     let previous = network.add_first(&attach);
     pod.cmd("ip link set eth0 mtu 1300 promisc on");
@@ -419,8 +399,7 @@ fn gc_removes_the_backups_of_stale_attachments() {
 
 #[test]
 fn tuning_must_be_chained() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let config = json!({"cniVersion": "1.0.0", "name": "net", "type": "tuning"});
     for verb in ["ADD", "CHECK"] {
         let error = node.plugin("tuning").command(verb).for_pod(&pod).config(&config).run().error();

@@ -2,12 +2,12 @@
 
 //! `slipway uninstall`: a node that had Slipway is as it was before.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, host_local, is_peer, quoted, within};
+use slipway_tests::{Attach, Node, Proto, Snapshot, comes, host_local, quoted, slipway_only, until};
 
 const DIR: &str = "/run/cni-bin";
 
@@ -31,13 +31,20 @@ fn attach(pod: &slipway_tests::Pod, port: u16) -> Attach {
     Attach::new(pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80)
 }
 
+/// Uninstalls, and asserts that these lines are printed.
+#[track_caller]
+fn uninstall(node: &Node, lines: &[impl AsRef<str>]) -> String {
+    let printed = node.slipway(&format!("uninstall --to {DIR}"));
+    for line in lines.iter().map(AsRef::as_ref) {
+        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
+    }
+    printed
+}
+
 #[test]
 fn uninstall_leaves_nothing() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let (one, two) = (node.pod("one"), node.pod("two"));
     // A plugin, a bridge, a network and a table of other programs stay.
     node.write(&format!("{DIR}/portmap"), "#!/bin/sh\n");
@@ -71,22 +78,22 @@ fn uninstall_leaves_nothing() {
     let idle = state();
     let planned = node.slipway(&format!("uninstall --to {DIR} --dry-run"));
     idle.assert_same(&state());
-    let printed = node.slipway(&format!("uninstall --to {DIR}"));
-    for line in [
-        "restore portmap from .slipway-replaced/portmap",
-        "remove  bridge",
-        "remove  slipway",
-        "remove  table inet slipway",
-        "remove  table bridge slipway",
-        "remove  link cni0",
-        "remove  /var/lib/cni/networks/bridged",
-        "remove  /var/lib/cni/networks/routed",
-        "remove  /var/lib/cni/networks/.slipway",
-        "remove  /run/slipway",
-        "this node: 7 of 7 things removed",
-    ] {
-        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
-    }
+    let printed = uninstall(
+        &node,
+        &[
+            "restore portmap from .slipway-replaced/portmap",
+            "remove  bridge",
+            "remove  slipway",
+            "remove  table inet slipway",
+            "remove  table bridge slipway",
+            "remove  link cni0",
+            "remove  /var/lib/cni/networks/bridged",
+            "remove  /var/lib/cni/networks/routed",
+            "remove  /var/lib/cni/networks/.slipway",
+            "remove  /run/slipway",
+            "this node: 7 of 7 things removed",
+        ],
+    );
     assert_eq!(planned.replace("would be ", ""), printed);
     before.assert_same(&state());
     // A second call has nothing to do and succeeds.
@@ -98,11 +105,8 @@ fn uninstall_leaves_nothing() {
 /// On a node that had nothing before, the folders of the state are removed too.
 #[test]
 fn folders_that_uninstall_finds_empty_are_removed() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     let state = || Snapshot::take(&node, &[&pod]);
     let before = state();
     let [bridged, _] = lists();
@@ -116,9 +120,7 @@ fn folders_that_uninstall_finds_empty_are_removed() {
 
 #[test]
 fn objects_in_use_stay_and_are_named() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let mut list = lists()[0].clone();
@@ -129,16 +131,16 @@ fn objects_in_use_stay_and_are_named() {
     network.add(&Attach::new(&one)).expect("ADD");
     network.add(&attach(&two, 8080)).expect("ADD");
     network.del(&attach(&two, 8080)).expect("DEL");
-    let printed = node.slipway(&format!("uninstall --to {DIR}"));
-    for line in [
-        "remove  table inet slipway",
-        "leave   link cni0 (it has a port)",
-        "leave   /var/lib/cni/networks/bridged (reserved addresses: 2)",
-        "remove  /var/lib/cni/networks/.slipway",
-        "this node: 3 of 5 things removed",
-    ] {
-        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
-    }
+    uninstall(
+        &node,
+        &[
+            "remove  table inet slipway",
+            "leave   link cni0 (it has a port)",
+            "leave   /var/lib/cni/networks/bridged (reserved addresses: 2)",
+            "remove  /var/lib/cni/networks/.slipway",
+            "this node: 3 of 5 things removed",
+        ],
+    );
     assert!(one.has_link("eth0") && node.has_link("cni0"));
     // The container still works.
     network.check(&Attach::new(&one)).expect("CHECK");
@@ -149,20 +151,14 @@ fn objects_in_use_stay_and_are_named() {
 
 /// Waits until the ruleset fulfils a condition.
 fn await_ruleset(node: &Node, condition: impl Fn(&str) -> bool) {
-    let end = Instant::now() + within(Duration::from_secs(60));
-    while !condition(&node.ruleset()) {
-        assert!(Instant::now() < end, "{}", node.ruleset());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(Duration::from_secs(60), "the ruleset", || condition(&node.ruleset()));
 }
 
 /// A container is added after one table was removed and before the next: the command refuses, and the message
 /// names the table that it has removed.
 #[test]
 fn a_refusal_after_the_first_table_names_that_table() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (early, late) = (node.pod("early"), node.pod("late"));
     let network = node.network(lists()[0].clone());
@@ -203,9 +199,7 @@ fn a_refusal_after_the_first_table_names_that_table() {
 /// A container that is added while the plugins are being removed keeps its objects, and is named.
 #[test]
 fn a_container_added_during_the_uninstall_is_named() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (early, late) = (node.pod("early"), node.pod("late"));
     let network = node.network(lists()[0].clone());
@@ -239,11 +233,8 @@ fn a_container_added_during_the_uninstall_is_named() {
 
 #[test]
 fn force_removes_objects_of_live_containers() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     let network = node.network(lists()[1].clone());
     network.add(&attach(&pod, 8080)).expect("ADD");
     let kept = node.slipway(&format!("uninstall --to {DIR} --keep-state"));
@@ -258,9 +249,7 @@ fn force_removes_objects_of_live_containers() {
 /// A table with Slipway's name that Slipway did not make stays.
 #[test]
 fn a_foreign_table_stays() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     node.nft("add table inet slipway\nadd chain inet slipway mine\n");
     let before = Snapshot::take(&node, &[]);
@@ -272,9 +261,7 @@ fn a_foreign_table_stays() {
 /// A bridge's gateway in a VLAN has a veth pair of its own, of which one end is a port of the bridge.
 #[test]
 fn the_link_of_a_vlan_gateway_is_deleted_before_its_bridge() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let before = Snapshot::take(&node, &[]);
     node.cmd_input(
@@ -295,9 +282,7 @@ fn the_link_of_a_vlan_gateway_is_deleted_before_its_bridge() {
 /// plugins, whose chains have the same names.
 #[test]
 fn only_unused_iptables_chains_are_deleted() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for variant in ["nft", "legacy"] {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -321,17 +306,15 @@ fn only_unused_iptables_chains_are_deleted() {
         // A port of another container, as the reference publishes it.
         let entry = "CNI-HOSTPORT-DNAT -p tcp -m multiport --destination-ports 9000 -j RETURN";
         node.cmd(&format!("iptables-{variant} -t nat -A {entry}"));
-        let printed = node.slipway(&format!("uninstall --to {DIR}"));
-        for line in [
-            format!("leave   chains CNI-HOSTPORT-* of iptables-{variant} (ports are published there)"),
-            format!("remove  chains CNI-HOSTPORT-* of ip6tables-{variant}"),
-        ] {
-            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
-        }
+        uninstall(
+            &node,
+            &[
+                format!("leave   chains CNI-HOSTPORT-* of iptables-{variant} (ports are published there)"),
+                format!("remove  chains CNI-HOSTPORT-* of ip6tables-{variant}"),
+            ],
+        );
         node.cmd(&format!("iptables-{variant} -t nat -D {entry}"));
-        let printed = node.slipway(&format!("uninstall --to {DIR}"));
-        let line = format!("remove  chains CNI-HOSTPORT-* of iptables-{variant}");
-        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
+        uninstall(&node, &[format!("remove  chains CNI-HOSTPORT-* of iptables-{variant}")]);
         before.assert_same(&state());
     }
 }
@@ -360,9 +343,7 @@ fn flannel(node: &Node) -> Value {
 
 #[test]
 fn chained_plugins_leave_nothing() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for backend in ["nftables", "iptables"] {
         let node = Node::new();
         let pods = [node.pod("one"), node.pod("two")];
@@ -383,7 +364,6 @@ fn chained_plugins_leave_nothing() {
         for (list, pod) in lists.iter().zip(&pods) {
             node.network(list.clone()).del(&attach(pod, 8080)).expect("DEL");
         }
-        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         let mut lines = vec![
             "remove  table inet slipway-firewall".to_owned(),
             "remove  /var/lib/cni/flannel".to_owned(),
@@ -395,9 +375,7 @@ fn chained_plugins_leave_nothing() {
                 format!("remove  chains CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-* of {program}-nft")
             }));
         }
-        for line in lines {
-            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
-        }
+        uninstall(&node, &lines);
         before.assert_same(&state());
         let again = node.slipway(&format!("uninstall --to {DIR}"));
         assert!(again.ends_with("this node: 0 of 0 things removed\n"), "{again}");
@@ -407,9 +385,7 @@ fn chained_plugins_leave_nothing() {
 /// Containers were killed, and no runtime called DEL.
 #[test]
 fn objects_of_dead_containers_are_named_or_removed() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (dead, living) = (node.pod("dead"), node.pod("living"));
     let network = node.network({
@@ -427,12 +403,7 @@ fn objects_of_dead_containers_are_named_or_removed() {
     assert_eq!(devices(), 2);
     dead.remove();
     // The kernel removes the links in the background.
-    for _ in 0..100 {
-        if node.cmd("ip -o link show type veth").lines().count() == 1 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    assert!(comes(|| node.cmd("ip -o link show type veth").lines().count() == 1));
     let printed = node.slipway(&format!("uninstall --to {DIR} --force"));
     assert_eq!(devices(), 1, "{printed}");
     for (part, count) in [
@@ -452,12 +423,9 @@ fn objects_of_dead_containers_are_named_or_removed() {
 /// The firewall's chains stay if they have rules of a container of the reference or of an administrator.
 #[test]
 fn only_unused_firewall_chains_are_deleted() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for variant in ["nft", "legacy"] {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         // A chain that shows the variant that the node uses.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -N KUBE-FORWARD"));
@@ -475,13 +443,10 @@ fn only_unused_firewall_chains_are_deleted() {
             ("CNI-ADMIN -p tcp --dport 80 -j DROP", "an administrator's rules are there"),
         ] {
             node.cmd(&format!("iptables-{variant} -A {rule}"));
-            let printed = node.slipway(&format!("uninstall --to {DIR}"));
-            let line = format!("leave   {chains} ({why})");
-            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
+            uninstall(&node, &[format!("leave   {chains} ({why})")]);
             node.cmd(&format!("iptables-{variant} -D {rule}"));
         }
-        let printed = node.slipway(&format!("uninstall --to {DIR}"));
-        assert!(printed.lines().any(|line| line == format!("remove  {chains}")), "{printed}");
+        uninstall(&node, &[format!("remove  {chains}")]);
         before.assert_same(&state());
     }
 }
@@ -489,19 +454,15 @@ fn only_unused_firewall_chains_are_deleted() {
 /// The table has a chain for an administrator's rules.
 #[test]
 fn an_administrators_rules_in_the_firewalls_table_stay() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for backend in ["nftables", "iptables"] {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = node.network(chained(backend));
         network.add(&attach(&pod, 8080)).expect("ADD");
         network.del(&attach(&pod, 8080)).expect("DEL");
         node.cmd("nft add rule inet slipway-firewall admin tcp dport 80 drop");
-        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         let line = "leave   table inet slipway-firewall (an administrator's rules are in its chain admin)";
-        assert!(printed.lines().any(|found| found == line), "{backend}:\n{printed}");
+        uninstall(&node, &[line]);
         assert!(node.ruleset().contains("tcp dport 80 drop"), "{}", node.ruleset());
         node.slipway(&format!("uninstall --to {DIR} --force"));
         assert!(!node.ruleset().contains("slipway"), "{}", node.ruleset());

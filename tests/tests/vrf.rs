@@ -10,7 +10,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, host_local, peer_fails, with_keys};
 
 /// True if this kernel has VRFs.
 fn has_vrf() -> bool {
@@ -37,12 +37,8 @@ macro_rules! needs_vrf {
 }
 
 fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
-    let mut vrf = json!({"type": "vrf"});
-    vrf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let ipam = json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": format!("10.{number}.2.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
-    });
+    let vrf = with_keys(json!({"type": "vrf"}), keys);
+    let ipam = host_local(format!("10.{number}.2.0/24"), format!("fd00:{number}::/64"));
     node.network(json!({"name": format!("net{number}"), "plugins": [{"type": "ptp", "ipam": ipam}, vrf]}))
 }
 
@@ -92,9 +88,7 @@ fn the_link_and_its_routes_are_in_the_vrf() {
 fn routes_of_other_tables_stay_there() {
     needs_vrf!();
     peer_fails("puts back those of the main table only", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, pod, attach) = Node::with_attachment();
         let network = network(&node, 1, &blue());
         let result = network.add_first(&attach);
         pod.cmd("ip route add 10.50.0.0/24 via 10.1.2.1 dev eth0 table 100");
@@ -110,8 +104,7 @@ fn routes_of_other_tables_stay_there() {
 #[test]
 fn a_vrf_has_several_links_and_is_deleted_with_the_last() {
     needs_vrf!();
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let (one, two) = (network(&node, 1, &blue()), network(&node, 2, &blue()));
     let other = network(&node, 3, &json!({"vrfname": "red"}));
     let (eth0, eth1, eth2) =
@@ -133,8 +126,7 @@ fn a_vrf_has_several_links_and_is_deleted_with_the_last() {
 #[test]
 fn the_configuration_may_choose_the_table() {
     needs_vrf!();
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = |number, table: u32| network(&node, number, &json!({"vrfname": "blue", "table": table}));
     let attach = Attach::new(&pod);
     network(1, 1500).add(&attach).expect("ADD");
@@ -157,9 +149,7 @@ fn the_configuration_may_choose_the_table() {
 fn a_failed_add_leaves_nothing() {
     needs_vrf!();
     peer_fails("the VRF stays", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, pod, attach) = Node::with_attachment();
         let network = network(&node, 1, &blue());
         let previous = network.add_first(&attach);
         // The first VRF of a namespace brings rules that stay.
@@ -185,9 +175,7 @@ fn network_of<'a>(node: &'a Node, vrf: &str) -> Network<'a> {
 #[test]
 fn an_add_may_be_repeated() {
     needs_vrf!();
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &blue());
     let result = network.add(&attach).expect("ADD");
     let before = Snapshot::take(&node, &[&pod]);
@@ -200,9 +188,7 @@ fn an_add_may_be_repeated() {
 #[test]
 fn a_del_needs_neither_an_add_nor_a_namespace() {
     needs_vrf!();
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &blue());
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     network.add(&attach).expect("ADD");
@@ -220,9 +206,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
 #[test]
 fn check_looks_for_the_master() {
     needs_vrf!();
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &blue());
     let result = network.add(&attach).expect("ADD");
     assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
@@ -234,8 +218,7 @@ fn check_looks_for_the_master() {
 /// STATUS names what the kernel lacks, and validates the configuration in every case.
 #[test]
 fn status_names_what_is_missing_or_invalid() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let previous = json!({"cniVersion": "1.0.0", "interfaces": []});
     let nameless = network(&node, 1, &json!({}));
     let error = nameless.call_one(1, "ADD", &Attach::new(&pod), &previous).error();

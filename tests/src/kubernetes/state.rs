@@ -3,7 +3,6 @@
 //! The state that a node has because of its pods: all of it must go with them.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use super::{Network, Worker};
 use crate::snapshot::Snapshot;
@@ -17,8 +16,7 @@ const LEFT_OUT: [&str; 4] = ["/run/containerd", "/run/runc", "networks/.slipway/
 impl Worker {
     /// The addresses that are reserved for pods.
     pub fn reservations(&self) -> Vec<String> {
-        let dir = format!("/var/lib/cni/networks/{}", self.network().name());
-        self.node.list(&dir).into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+        self.node.reserved(self.network().name())
     }
 
     /// All that names a container: links, reservations, records of attachments, rules and map elements; namespaces and

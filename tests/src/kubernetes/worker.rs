@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::control::{PROXY_TOKEN, kubelet_token, node_name};
 use super::{Agent, Backend, Network, POD_CIDRS, Plan, PodState, Programs, SERVICE_CIDRS};
 use crate::binaries::slipwayd;
+use crate::chain::addresses_of;
 use crate::cluster::ClusterNode;
 use crate::image::{self, AGENT_ARCHIVE, ARCHIVE, PAUSE};
 use crate::kube::ApiServer;
@@ -413,9 +414,7 @@ fn reference(ranges: &[String]) -> Value {
 
 /// The addresses of a record, IPv4 first.
 fn addresses(record: &Value) -> Vec<IpAddr> {
-    let ips = record["result"]["ips"].as_array().into_iter().flatten();
-    let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
-    let mut all: Vec<IpAddr> = ips.filter_map(address).collect();
+    let mut all = addresses_of(&record["result"]);
     all.sort();
     all
 }

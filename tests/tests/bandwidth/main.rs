@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Network, Node, Pod, Space, is_peer, is_slow, peer_fails, sample, stride, within,
+    Attach, Network, Node, Pod, Space, is_peer, is_slow, peer_fails, sample, slipway_only, stride, with_keys,
+    within,
 };
 
 /// Limits in bit/s, into and out of the container.
@@ -29,8 +30,7 @@ fn limits() -> Value {
 
 /// A bridge and bandwidth, the latter with `keys`.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    let mut bandwidth = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
-    bandwidth.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let bandwidth = with_keys(json!({"type": "bandwidth", "capabilities": {"bandwidth": true}}), keys);
     let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}]});
     node.network(json!({"name": "net", "plugins": [
         {"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam}, bandwidth,
@@ -169,9 +169,7 @@ fn rates_are_within_five_percent() {
 
 #[test]
 fn one_direction_may_be_free() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let egress = json!({"egressRate": EGRESS, "egressBurst": BURST});
     let ingress = json!({"ingressRate": INGRESS, "ingressBurst": BURST});
     for (keys, limited) in [(&egress, "ifb"), (&ingress, "veth")] {
@@ -189,9 +187,7 @@ fn one_direction_may_be_free() {
 
 #[test]
 fn devices_and_queues_match_the_references() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, &limits());
     let result = network.add(&attach).expect("ADD");
     let veth = outer(&result);
@@ -223,9 +219,7 @@ fn devices_and_queues_match_the_references() {
 /// Another program attaches a filter with a higher priority to the same hook.
 #[test]
 fn other_filters_share_the_hook() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     for hook in ["clsact", "ingress"] {
         let network = network(&node, &limits());
         let previous = network.add_first(&attach);
@@ -250,9 +244,7 @@ fn other_filters_share_the_hook() {
 
 #[test]
 fn no_limit_changes_nothing() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     for keys in [json!({}), json!({"ingressRate": 0, "ingressBurst": 0, "egressRate": 0, "egressBurst": 0})] {
         let network = network(&node, &keys);
         let previous = network.add_first(&attach);
@@ -269,8 +261,7 @@ fn no_limit_changes_nothing() {
 
 #[test]
 fn limits_may_come_from_the_runtime() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     // containerd writes these keys with a capital first letter.
     let limits = json!({"IngressRate": INGRESS, "IngressBurst": BURST, "EgressRate": 0, "EgressBurst": 0});
     let attach = Attach::new(&pod).capability("bandwidth", limits);
@@ -287,9 +278,7 @@ fn limits_may_come_from_the_runtime() {
 
 #[test]
 fn check_names_the_first_difference() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, &limits());
     let result = network.add(&attach).expect("ADD");
     network.check(&attach).expect("CHECK");
@@ -324,9 +313,7 @@ fn check_names_the_first_difference() {
 
 #[test]
 fn del_works_without_a_result() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, &limits());
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     for netns in ["", "/run/netns/gone"] {
@@ -353,9 +340,7 @@ fn del_works_without_a_result() {
 #[test]
 fn del_succeeds_when_the_link_vanishes_during_it() {
     const REQUESTS: usize = 8;
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let network = network(&node, &limits());
     for nth in sample(1..=REQUESTS) {
@@ -384,9 +369,7 @@ fn del_succeeds_when_the_link_vanishes_during_it() {
 #[test]
 fn an_add_may_be_repeated() {
     peer_fails("the queue is there already", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, _pod, attach) = Node::with_attachment();
         let first = network(&node, &limits());
         let previous = first.add_first(&attach);
         let result = first.call_one(1, "ADD", &attach, &previous).ok();
@@ -423,9 +406,7 @@ fn limited(node: &Node, veth: &str) -> String {
 #[test]
 fn a_repeated_add_removes_limits_no_longer_configured() {
     peer_fails("the queue is there already", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, _pod, attach) = Node::with_attachment();
         let both = network(&node, &limits());
         let into = network(&node, &json!({"ingressRate": INGRESS, "ingressBurst": BURST}));
         let out_of = network(&node, &json!({"egressRate": EGRESS, "egressBurst": BURST}));
@@ -468,12 +449,8 @@ fn a_repeated_add_removes_limits_no_longer_configured() {
 /// Each netlink request fails once; the previous limits stay in force.
 #[test]
 fn a_failed_repeated_add_keeps_the_limits() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    slipway_only!();
+    let (node, _pod, attach) = Node::with_attachment();
     let both = network(&node, &limits());
     let bare = both.add_first(&attach);
     let veth = outer(&bare);
@@ -501,8 +478,7 @@ fn a_failed_repeated_add_keeps_the_limits() {
 #[test]
 fn each_interface_has_a_device_of_its_own() {
     peer_fails("both have the same name", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = network(&node, &limits());
         let attaches = [Attach::new(&pod), Attach::new(&pod).ifname("eth1")];
         for attach in &attaches {
@@ -522,9 +498,7 @@ fn each_interface_has_a_device_of_its_own() {
 #[test]
 fn a_failed_add_leaves_nothing() {
     peer_fails("the queue and the device stay", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, _pod, attach) = Node::with_attachment();
         let network = network(&node, &limits());
         let previous = network.add_first(&attach);
         let veth = outer(&previous);
@@ -580,14 +554,13 @@ fn status_tries_the_kernel() {
 
 #[test]
 fn links_without_a_veth_peer_are_refused() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     pod.cmd("ip link add eth0 type bridge");
     let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path()}]});
     let add = |pod: &Pod, previous: &Value| {
-        let mut config =
+        let config =
             json!({"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "prevResult": previous});
-        config.as_object_mut().expect("an object").extend(limits().as_object().expect("an object").clone());
+        let config = with_keys(config, &limits());
         node.plugin("bandwidth").command("ADD").for_pod(pod).config(&config).run().error().msg
     };
     let msg = add(&pod, &previous);

@@ -5,15 +5,14 @@
 use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, QUICK, Snapshot, at, peer_fails, within};
+use slipway_tests::{Attach, Node, Proto, QUICK, Snapshot, address_of, at, peer_fails, within};
 
 use super::dual_stack;
-use super::pair::{add, address, network, outer};
+use super::pair::{add, network, outer};
 
 #[test]
 fn the_result_names_bridge_port_and_container() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({"isGateway": true})), &pod);
     let interfaces = result["interfaces"].as_array().expect("interfaces");
     assert_eq!(interfaces.len(), 3);
@@ -39,20 +38,19 @@ fn the_gateway_serves_both_families() {
     let results = [add(&network, &one), add(&network, &two)];
     let _servers = [one.serve(Proto::Tcp, "[::]:80", "one"), client.serve(Proto::Tcp, "[::]:80", "client")];
     for family in 0..2 {
-        let peer = (address(&results[0], family), 80);
+        let peer = (address_of(&results[0], family), 80);
         two.expect(Proto::Tcp, peer, "one");
     }
     // Traffic takes the default route with the node as router; the client sees the pod's own address.
-    let own = address(&results[1], 0);
+    let own = address_of(&results[1], 0);
     assert_eq!(two.expect(Proto::Tcp, (client.v4, 80), "client").peer.ip(), own);
-    let own = address(&results[1], 1);
+    let own = address_of(&results[1], 1);
     assert_eq!(two.expect(Proto::Tcp, (client.v6, 80), "client").peer.ip(), own);
 }
 
 #[test]
 fn the_gateway_given_by_ipam_is_the_bridges_address() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "gateway": "10.1.2.254"});
     let result = add(&network(&node, &json!({"isGateway": true, "ipam": ipam})), &pod);
     assert_eq!(result["ips"][0]["gateway"], "10.1.2.254");
@@ -64,8 +62,7 @@ fn the_gateway_given_by_ipam_is_the_bridges_address() {
 
 #[test]
 fn without_is_gateway_the_bridge_has_no_address() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({})), &pod);
     assert_eq!(result["ips"][0]["address"], "10.1.2.2/24");
     assert!(!node.cmd("ip -4 address show dev br0").contains("inet"));
@@ -74,8 +71,7 @@ fn without_is_gateway_the_bridge_has_no_address() {
 
 #[test]
 fn without_ipam_the_link_is_up_and_bare() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({"ipam": {}, "isGateway": true, "ipMasq": true})), &pod);
     assert!(result["ips"].is_null(), "{result}");
     assert_eq!(pod.link("eth0")["operstate"], "UP");
@@ -87,8 +83,7 @@ fn routes_keep_all_their_fields() {
     peer_fails(
         "MTU and AdvMSS of routes are not installed, a route for IsDefaultGateway without gateway fails",
         || {
-            let node = Node::new();
-            let pod = node.pod("pod");
+            let (node, pod) = Node::with_pod();
             let ipam = json!({
                 "type": "host-local", "subnet": "10.1.2.0/24",
                 "routes": [
@@ -137,8 +132,7 @@ fn the_bridges_address_outlives_its_ports() {
 #[test]
 fn a_full_bridge_is_reported_with_its_limit() {
     peer_fails("fails with \"exchange full\"", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let mut batch = String::from("link add br0 type bridge\n");
         for number in 0..512 {
             batch.push_str(&format!("link add a{number} type veth peer name b{number}\n"));
@@ -165,8 +159,7 @@ fn a_full_bridge_is_reported_with_its_limit() {
 
 #[test]
 fn one_container_may_have_several_interfaces() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &json!({}));
     let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("net1"));
     network.add(&first).expect("ADD of eth0");

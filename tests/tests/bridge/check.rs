@@ -6,27 +6,26 @@ use nix::mount::{MsFlags, mount};
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
 
-use super::pair::{attached, differs, outer};
+use super::pair::{attached, outer};
 
 #[test]
 fn check_compares_the_bridge_and_the_port() {
     peer_fails("does not compare some settings", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let (network, result) = attached(&node, &pod, json!({"hairpinMode": true}));
         let port = outer(&result);
         node.cmd(&format!("bridge link set dev {port} hairpin off"));
-        differs(&network, &pod, &format!("Interface {port}: port is set to"));
+        network.differs(&pod, &format!("Interface {port}: port is set to"));
         node.cmd(&format!("bridge link set dev {port} hairpin on"));
         network.check(&Attach::new(&pod)).expect("CHECK");
         node.cmd(&format!("ip link set {port} nomaster"));
-        differs(&network, &pod, "CNI veth created for bridge br0 was not found");
+        network.differs(&pod, "CNI veth created for bridge br0 was not found");
         node.cmd(&format!("ip link set {port} master br0"));
         let mac = node.mac("br0");
         node.cmd("ip link set br0 address 02:00:00:00:00:77");
-        differs(&network, &pod, &format!("Bridge interface br0 Mac doesn't match: {mac}"));
+        network.differs(&pod, &format!("Bridge interface br0 Mac doesn't match: {mac}"));
         node.cmd("ip link delete br0");
-        differs(&network, &pod, "Interface br0 not found");
+        network.differs(&pod, "Interface br0 not found");
     });
 }
 
@@ -54,10 +53,9 @@ fn the_sandbox_is_compared_as_a_namespace() {
 #[test]
 fn the_guard_against_spoofing_is_compared() {
     peer_fails("does not compare it", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let (network, _) = attached(&node, &pod, json!({"macspoofchk": true}));
         node.nft("flush set bridge slipway guarded");
-        differs(&network, &pod, "spoofing");
+        network.differs(&pod, "spoofing");
     });
 }

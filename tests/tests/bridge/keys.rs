@@ -3,10 +3,10 @@
 //! Each key.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Pod, Proto, peer_fails};
+use slipway_tests::{Attach, Node, Pod, Proto, address_of, peer_fails};
 
 use super::dual_stack;
-use super::pair::{add, address, network, outer};
+use super::pair::{add, network, outer};
 
 fn bridge_slave(node: &Node, name: &str) -> Value {
     node.link(name)["linkinfo"]["info_slave_data"].clone()
@@ -14,8 +14,7 @@ fn bridge_slave(node: &Node, name: &str) -> Value {
 
 #[test]
 fn hairpin_lets_a_pod_reach_itself_through_the_bridge() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({"hairpinMode": true})), &pod);
     assert_eq!(bridge_slave(&node, &outer(&result))["hairpin"], true);
     let without = node.pod("without");
@@ -33,15 +32,14 @@ fn isolated_ports_do_not_see_each_other() {
     add(&network, &two);
     let _servers =
         [one.serve(Proto::Tcp, "0.0.0.0:80", "one"), node.serve(Proto::Tcp, "10.1.2.1:80", "node")];
-    let one = address(&result, 0);
+    let one = address_of(&result, 0);
     two.expect_none(Proto::Tcp, (one, 80));
     two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
 }
 
 #[test]
 fn promisc_mode_is_set_on_the_bridge() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &json!({"promiscMode": true}));
     add(&network, &pod);
     assert!(node.link("br0")["flags"].as_array().expect("flags").contains(&"PROMISC".into()));
@@ -127,8 +125,7 @@ fn container_sysctl(pod: &Pod, name: &str) -> String {
 
 #[test]
 fn settings_apply_to_both_ends() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     pod.sysctl("net/ipv6/conf/all/disable_ipv6", "1");
     pod.sysctl("net/ipv6/conf/default/disable_ipv6", "1");
     let result = add(&network(&node, &json!({"isGateway": true, "ipam": dual_stack()})), &pod);
@@ -159,7 +156,7 @@ fn add_waits_for_duplicate_address_detection() {
         assert_eq!(container_sysctl(&one, "net/ipv6/conf/eth0/enhanced_dad"), "1");
         let addresses = one.cmd("ip -6 address show dev eth0");
         assert!(
-            addresses.contains(&address(&result, 1).to_string()) && !addresses.contains("tentative"),
+            addresses.contains(&address_of(&result, 1).to_string()) && !addresses.contains("tentative"),
             "{addresses}"
         );
         // An IPAM plugin that does not know of the first container gives the same address again.
@@ -174,8 +171,7 @@ fn add_waits_for_duplicate_address_detection() {
 #[test]
 fn the_containers_link_may_stay_down() {
     peer_fails("1.1.1 does not know the key", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let network = network(&node, &json!({"disableContainerInterface": true, "ipam": {}}));
         let result = add(&network, &pod);
         assert_eq!(pod.link("eth0")["operstate"], "DOWN");

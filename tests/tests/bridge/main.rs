@@ -12,6 +12,7 @@ mod pair;
 mod vlan;
 
 use serde_json::{Value, json};
+use slipway_tests::with_keys;
 
 /// Index of the host's end in a result.
 const OUTER: usize = 1;
@@ -58,7 +59,7 @@ fn plugin(keys: &Value) -> Value {
         "type": "bridge", "bridge": "br0",
         "ipam": {"type": "host-local", "subnet": "10.1.2.0/24"},
     });
-    pair::with(plugin, keys.clone())
+    with_keys(plugin, keys)
 }
 
 /// host-local with a range of each family.

@@ -3,9 +3,9 @@
 //! VLANs, on kernels with bridge VLAN filtering.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Node, Proto, address_of, peer_fails, skip};
 
-use super::pair::{add, address, network, outer};
+use super::pair::{add, network, outer};
 
 /// True if bridges filter by VLAN. Kernels without it refuse the setting or ignore it.
 fn has_filtering(node: &Node) -> bool {
@@ -71,7 +71,7 @@ fn ports_of_different_vlans_are_isolated() {
     assert_eq!(vlans(&node, &outer(&result)), [(5, native())]);
     add(&five, &pods[1]);
     add(&six, &pods[2]);
-    let target = address(&result, 0);
+    let target = address_of(&result, 0);
     let _server = pods[0].serve(Proto::Tcp, "0.0.0.0:80", "a");
     pods[1].expect(Proto::Tcp, (target, 80), "a");
     pods[2].expect_none(Proto::Tcp, (target, 80));

@@ -11,7 +11,9 @@ use cni_kernel::ethtool::Switch;
 use nix::sys::socket::{setsockopt, sockopt};
 use slipway_ebpf_abi::maps::{YOUNG, YOUNG_SIZE};
 use slipway_ebpf_abi::{Counter, FlowKey4, IPPROTO_UDP, Port, TO_PEER};
-use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience, quoted, slipway};
+use slipway_tests::{
+    Attach, PROGRAMS, Pod, Proto, Space, address_of, has_programs, needs, patience, quoted, slipway,
+};
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
@@ -121,8 +123,7 @@ fn a_flow_whose_directions_share_a_slot_is_carried() {
     let pod = stage.node.pod("web");
     let attach = (PORT..PORT + PORTS).fold(Attach::new(&pod), |all, port| all.port(Proto::Udp, port, 80));
     let result = stage.network().add(&attach).expect("ADD");
-    let text = result["ips"][0]["address"].as_str().expect("an address");
-    let own: Ipv4Addr = text.split('/').next().expect("an address").parse().expect("an IP address");
+    let IpAddr::V4(own) = address_of(&result, 0) else { panic!("no IPv4 address: {result}") };
     let index = |link: &str| -> u32 {
         let text = stage.node.cmd(&format!("ip -o link show dev {link}"));
         text.split(':').next().and_then(|index| index.parse().ok()).expect("an index")

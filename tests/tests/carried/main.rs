@@ -22,7 +22,7 @@ use std::time::Duration;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
 use slipway_ebpf_abi::{COUNTERS, Counter, Entry4, FlowKey4};
-use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Space, patience};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Space, address_of, patience};
 
 /// The folder of the pins.
 const PINS: &str = "/sys/fs/bpf/slipway-flows";
@@ -68,11 +68,7 @@ impl Stage {
         let pod = self.node.pod(name);
         let attach = Attach::new(&pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80);
         let result = self.network().add(&attach).expect("ADD");
-        let own = [0, 1].map(|index| {
-            let text = result["ips"][index]["address"].as_str().expect("an address");
-            text.split('/').next().expect("an address").parse().expect("an IP address")
-        });
-        (pod, own)
+        (pod, [0, 1].map(|index| address_of(&result, index)))
     }
 
     fn node_ips(&self) -> [IpAddr; 2] {

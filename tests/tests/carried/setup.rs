@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use slipway_ebpf_abi::Counter;
 use slipway_ebpf_abi::maps::{EPOCH, HOME, UPLINKS};
 use slipway_tests::{
-    Attach, PROGRAMS, Proto, Space, TunWire, has_programs, needs, quoted, sample_of_unknown, slipway,
+    Attach, PROGRAMS, Proto, Space, TunWire, address_of, has_programs, needs, quoted, sample_of_unknown,
+    slipway,
 };
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
@@ -255,8 +256,7 @@ fn a_rate_limit_holds() {
     let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
     let result = stage.node.network(chain).add(&attach).expect("ADD");
     assert_eq!(filters(&stage, &node_end(&result))[1], "flow_egress");
-    let text = result["ips"][0]["address"].as_str().expect("an address");
-    let own = text.split('/').next().expect("an address").parse().expect("an IP address");
+    let own = address_of(&result, 0);
     let mut connection = stage.connect(&pod, [own, own]);
     let least = (AMOUNT * 8 - 1_600_000) as f64 / f64::from(RATE);
     let holds = |connection: &mut Connection, way: &str| {
@@ -283,8 +283,7 @@ fn no_packet_is_carried_after_a_del() {
     let (network, pod) = (stage.network(), stage.node.pod("web"));
     let attach = Attach::new(&pod).port(Proto::Udp, PORT, 80);
     let result = network.add(&attach).expect("ADD");
-    let text = result["ips"][0]["address"].as_str().expect("an address");
-    let own = text.split('/').next().expect("an address");
+    let own = address_of(&result, 0);
     let _server = pod.serve(Proto::Udp, &format!("{own}:80"), "web");
     let to = SocketAddr::new(stage.node_ips()[0], PORT);
     let mut flow = stage.client.dial(Proto::Udp, None, to, Duration::from_millis(20)).expect("a flow");

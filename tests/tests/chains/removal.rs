@@ -36,26 +36,12 @@ pub(crate) fn del_works_without_namespace_or_result_and_twice(world: &World) {
             world.end(pod);
             del(&attach.clone().netns(if remembered { path } else { "".into() }));
             del(&attach.netns(""));
-            let after = settled(world, &before);
+            let after = before.changes_in_the_end(|| world.state(&[]));
             assert!(after.is_empty(), "{why}: left:\n{}", after.join("\n"));
             continue;
         }
         world.end(pod);
     }
-}
-
-/// Returns the changes since `before` once they are empty, or after 2 s. The kernel deletes a namespace's
-/// links asynchronously.
-fn settled(world: &World, before: &slipway_tests::Snapshot) -> Vec<String> {
-    let mut changes = Vec::new();
-    for _ in 0..50 {
-        changes = before.changes(&world.state(&[]));
-        if changes.is_empty() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(40));
-    }
-    changes
 }
 
 /// The runtime has lost its cache, but lists the valid attachments.

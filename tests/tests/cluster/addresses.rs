@@ -7,8 +7,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, Attach, ClusterNode, Pod, Proto, at, has_api_server, kube_programs, quoted, skip,
-    slipwayd,
+    API_SERVER, ApiServer, Attach, ClusterNode, Pod, Proto, api_server_programs, at, quoted, skip, slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -64,9 +63,7 @@ fn status(node: &ClusterNode) -> String {
 
 #[test]
 fn a_node_without_free_addresses_and_one_with_another_subnet_are_reported() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(1, TunnelMode::Auto);
     let node = lab.node(1);
     let server = ApiServer::start(&programs, &lab.cluster.control);

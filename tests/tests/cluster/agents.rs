@@ -3,7 +3,6 @@
 //! Running agents of two nodes, which tests kill and disturb, with pods on both and flows between them.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -11,8 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use slipway_tests::{
     ApiServer, Attach, ClusterNode, Daemon, Deliveries, Network, Pod, Proto, Server, Space, SteadyFlow, Stop,
-    at, dropped_by_processors, has_api_server, is_slow, kube_programs, patience, pod_ranges, slipwayd,
-    wait_until_ready,
+    addresses_of, at, dropped_by_processors, is_slow, patience, pod_ranges, slipwayd, wait_until_ready,
 };
 
 use crate::api::{KUBECONFIG, LOG, NODES, words};
@@ -23,11 +21,6 @@ pub(crate) const SERVED: u16 = 80;
 /// A sender that woke up later than this ran on a host that is too busy to distinguish a lost segment from a late one: TCP sends
 /// a segment again after 200 ms at first.
 const STARVED: Duration = Duration::from_millis(100);
-
-/// The directory with the API server's programs.
-pub(crate) fn programs() -> Option<PathBuf> {
-    kube_programs("kube-apiserver").filter(|dir| has_api_server(dir))
-}
 
 /// The agents of two nodes.
 pub(crate) struct Agents<'a> {
@@ -135,9 +128,7 @@ impl Web {
         let attach = Attach::new(&pod).port(Proto::Tcp, port, SERVED).port(Proto::Udp, port, SERVED);
         let result = network.add(&attach).unwrap_or_else(|error| panic!("ADD {name}: {error}"));
         network.write_cache(&attach);
-        let ips = result["ips"].as_array().expect("addresses").iter();
-        let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
-        let addresses = ips.map(|ip| address(ip).expect("an address")).collect();
+        let addresses = addresses_of(&result);
         let servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("[::]:{SERVED}"), name));
         Self { pod, name: name.to_owned(), addresses, _servers: servers }
     }

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, ClusterNode, Daemon, has_api_server, kube_programs, quoted, skip, slipway,
-    slipwayd,
+    API_SERVER, ApiServer, ClusterNode, Daemon, api_server_programs, quoted, skip, slipway, slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -72,9 +71,7 @@ pub(crate) fn condition(server: &ApiServer<'_>, node: u8) -> Option<Value> {
 
 #[test]
 fn the_agents_make_the_network_of_a_cluster() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Always);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
@@ -115,9 +112,7 @@ fn the_agents_make_the_network_of_a_cluster() {
 /// An agent in a container, whose image has no iptables, runs the node's.
 #[test]
 fn the_nodes_iptables_accepts_forwarded_packets() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(1, TunnelMode::Never);
     let node = lab.node(1);
     let server = ApiServer::start(&programs, &lab.cluster.control);

@@ -7,14 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{API_SERVER, ApiServer, Attach, Proto, at, skip, stride, within};
+use slipway_tests::{API_SERVER, ApiServer, Attach, Proto, api_server_programs, at, skip, stride, within};
 use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
-use crate::agents::{Agents, Flows, Web, object, of, programs};
+use crate::agents::{Agents, Flows, Web, object, of};
 use crate::api::{NODES, condition};
 use crate::deployment::{ROLE, create, rendered};
-use crate::repairs::{until, until_within};
+use crate::repairs::until;
 
 const PORT: u16 = 8080;
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -43,13 +43,15 @@ impl World<'_> {
     fn has_route(&self, net: &str, via: IpAddr) {
         for number in [1, 2] {
             let wanted = format!("{net} via {via} ");
-            until_within(ARRIVAL, &wanted, || self.lab.node(number).cmd("ip route show").contains(&wanted));
+            slipway_tests::until(ARRIVAL, &wanted, || {
+                self.lab.node(number).cmd("ip route show").contains(&wanted)
+            });
         }
     }
 
     fn has_no_route(&self, net: &str) {
         for number in [1, 2] {
-            until_within(ARRIVAL, &format!("no route to {net}"), || {
+            slipway_tests::until(ARRIVAL, &format!("no route to {net}"), || {
                 !self.lab.node(number).cmd("ip route show").contains(net)
             });
         }
@@ -80,7 +82,7 @@ impl World<'_> {
 
 #[test]
 fn pods_answer_whatever_happens_to_nodes_and_the_api_server() {
-    let Some(programs) = programs() else { skip!(API_SERVER) };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start_with_roles(&programs, &lab.cluster.control);
     server.wait();

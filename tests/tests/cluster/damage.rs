@@ -170,7 +170,7 @@ fn filters(node: &ClusterNode) -> String {
 }
 
 /// The network that the agent configured, with a backend.
-fn network_of<'a>(node: &'a ClusterNode, backend: &str) -> Network<'a> {
+pub(crate) fn network_of<'a>(node: &'a ClusterNode, backend: &str) -> Network<'a> {
     let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
     list["plugins"][0]["ipMasqBackend"] = backend.into();
     list["plugins"][1]["backend"] = backend.into();

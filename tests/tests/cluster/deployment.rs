@@ -8,9 +8,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use slipway_tests::kubernetes::objects;
 use slipway_tests::{
-    API_SERVER, ApiServer, Attach, BridgeNetfilter, ClusterNode, Container, Daemon, Node, Proto, at,
-    capabilities, confined, daemon_set, first_process, has_api_server, kube_programs, pod_of, render, skip,
-    slipway,
+    API_SERVER, ApiServer, Attach, ClusterNode, Container, Daemon, Node, Proto, api_server_programs, at,
+    capabilities, confined, daemon_set, first_process, pod_of, render, skip, slipway,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -151,9 +150,7 @@ impl Pods<'_> {
 
 #[test]
 fn the_rendered_objects_make_the_network_and_need_each_of_their_rights() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Always);
     let server = ApiServer::start_with_roles(&programs, &lab.cluster.control);
     server.wait();
@@ -303,8 +300,7 @@ fn each_capability_of_the_agent_is_needed() {
     let daemon_set = daemon_set(&rendered("manifests"));
     let all = capabilities(&pod_of(&daemon_set)["containers"][0]);
     for variant in ["nft", "legacy"] {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         if node.try_cmd(&format!("iptables-{variant} -t nat -S")).code != Some(0) {
             skip!("legacy iptables");
         }

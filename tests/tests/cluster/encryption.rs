@@ -18,7 +18,7 @@ use slipwayd::cluster::nodes::Node;
 use slipwayd::cluster::wireguard::DEVICE;
 
 use crate::repairs::{until, with_agent};
-use crate::routes::pods_of_all_nodes_reach_each_other;
+use crate::routes::{a_node_reaches_the_pods_of_others, pods_of_all_nodes_reach_each_other};
 use crate::{Lab, WIREGUARD_PORT, all_reach_each_other, name};
 
 /// Part of each reply in clear text.
@@ -89,13 +89,7 @@ fn pods_of_all_nodes_reach_each_other_by_wireguard() {
 #[test]
 fn a_node_reaches_the_pods_of_others_by_wireguard() {
     needs!(has_wireguard(), WIREGUARD);
-    let mut lab = Lab::encrypted(2);
-    lab.settle();
-    let (pod, addresses) = lab.pod(2, "web");
-    for address in addresses {
-        let _serving = pod.serve(Proto::Tcp, &at(address, 80).to_string(), "web");
-        lab.node(1).expect(Proto::Tcp, at(address, 80), "web");
-    }
+    a_node_reaches_the_pods_of_others(Lab::encrypted(2));
 }
 
 #[test]

@@ -7,12 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{ApiServer, Proto, Random, Snapshot, Stop, at, skip, stride, within};
+use slipway_tests::{
+    ApiServer, Proto, Random, Snapshot, Stop, api_server_programs, at, skip, stride, within,
+};
 use slipwayd::cluster::annotations::VXLAN_MAC;
 use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
-use crate::agents::{Agents, Flows, SERVED, Web, of, programs};
+use crate::agents::{Agents, Flows, SERVED, Web, of};
 use crate::api::NODES;
 use crate::repairs::until;
 
@@ -77,7 +79,7 @@ fn disturb(server: &ApiServer<'_>, mut random: Random, stop: &AtomicBool) {
 }
 
 fn killed_agents_lose_no_packet(tunnel: &str) {
-    let Some(programs) = programs() else { skip!(slipway_tests::API_SERVER) };
+    let Some(programs) = api_server_programs() else { skip!(slipway_tests::API_SERVER) };
     let mut random = Random::seeded();
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);

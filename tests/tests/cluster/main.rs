@@ -26,8 +26,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use serde_json::Value;
-use slipway_tests::{Attach, Cluster, ClusterNode, Network, Pod, Proto, at, pod_ranges};
+use slipway_tests::{Attach, Cluster, ClusterNode, Network, Pod, Proto, addresses_of, at, pod_ranges};
 use slipwayd::cluster::annotations::Annotations;
 use slipwayd::cluster::desired::{self, Encryption, TunnelMode};
 use slipwayd::cluster::node_name::NodeName;
@@ -136,9 +135,7 @@ impl Lab {
         let pod = self.node(number).pod(name);
         let added = self.network(number).add(&Attach::new(&pod));
         let result = added.unwrap_or_else(|failure| panic!("{failure:?}"));
-        let ips = result["ips"].as_array().expect("addresses").iter();
-        let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
-        (pod, ips.map(|ip| address(ip).expect("an address")).collect())
+        (pod, addresses_of(&result))
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, ClusterNode, CommandOutput, Daemon, has_api_server, kube_programs, skip, slipwayd,
+    API_SERVER, ApiServer, ClusterNode, CommandOutput, Daemon, api_server_programs, skip, slipwayd,
 };
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -87,9 +87,7 @@ fn a_second_agent_on_a_node_is_refused() {
 
 #[test]
 fn the_state_of_agents_is_exposed() {
-    let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-        skip!(API_SERVER)
-    };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();

@@ -7,13 +7,15 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
-use slipway_tests::{ApiServer, PROGRAMS, Space, SteadyFlow, at, has_programs, needs, skip, within};
+use slipway_tests::{
+    ApiServer, PROGRAMS, Space, SteadyFlow, api_server_programs, at, has_programs, needs, skip, within,
+};
 use slipwayd::cluster::desired::TunnelMode;
 
-use crate::agents::{Agents, SERVED, Web, programs};
+use crate::Lab;
+use crate::agents::{Agents, SERVED, Web};
+use crate::damage::network_of;
 use crate::repairs::until;
-use crate::{CONFLIST, Lab};
 
 /// The longest time on a usual machine.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -83,7 +85,7 @@ const ROUTES: [(&str, &str); 2] =
 
 /// Routes, the bridge's address, the tunnel and the ruleset.
 fn of_network(tunnel: &str, rounds: usize) {
-    let Some(programs) = programs() else { skip!(slipway_tests::API_SERVER) };
+    let Some(programs) = api_server_programs() else { skip!(slipway_tests::API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
@@ -121,7 +123,7 @@ fn of_network(tunnel: &str, rounds: usize) {
 /// The BPF programs at the uplink.
 fn of_programs(rounds: usize) {
     needs!(has_programs(), PROGRAMS);
-    let Some(programs) = programs() else { skip!(slipway_tests::API_SERVER) };
+    let Some(programs) = api_server_programs() else { skip!(slipway_tests::API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
@@ -129,10 +131,7 @@ fn of_programs(rounds: usize) {
     let node = lab.node(1);
     let filter = ("tc filter show dev eth0 ingress", "flow_ingress");
     until("programs at the uplink", || node.try_cmd(filter.0).stdout.contains(filter.1));
-    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
-    list["plugins"][0]["ipMasqBackend"] = "ebpf".into();
-    list["plugins"][1]["backend"] = "ebpf".into();
-    let web = Web::new(node, &node.network(list), "web1", PORT);
+    let web = Web::new(node, &network_of(node, "ebpf"), "web1", PORT);
     let stands = || stands(&lab, &[filter]);
     let case = |name, command| Case {
         name,

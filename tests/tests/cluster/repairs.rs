@@ -8,9 +8,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use slipway_tests::{ClusterNode, within};
+use slipway_tests::ClusterNode;
 use slipwayd::cluster::agent;
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::cluster::source::Snapshot;
@@ -57,19 +57,10 @@ pub(crate) fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
     during(lab.node(number), run, body);
 }
 
-/// Waits until something is so; returns how long it took.
+/// Waits for a minute at most until something is so; returns how long it took.
+#[track_caller]
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) -> Duration {
-    until_within(Duration::from_secs(60), what, is_so)
-}
-
-/// As [`until`], with another time limit.
-pub(crate) fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < within(limit), "{what}: not so");
-        thread::sleep(Duration::from_millis(10));
-    }
-    begun.elapsed()
+    slipway_tests::until(Duration::from_secs(60), what, is_so)
 }
 
 #[test]

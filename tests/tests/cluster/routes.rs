@@ -4,8 +4,8 @@
 
 use std::net::UdpSocket;
 
-use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, at, patience};
+use serde_json::json;
+use slipway_tests::{Attach, Proto, addresses_of, at, patience};
 use slipwayd::cluster::desired::TunnelMode;
 use slipwayd::cluster::routes::PROTOCOL;
 
@@ -30,6 +30,15 @@ pub(crate) fn pods_of_all_nodes_reach_each_other(mut lab: Lab, mtu: &str) {
         assert_eq!(sent.expect("it is sent"), payload.len());
         let mut buffer = [0; 2000];
         assert_eq!(receiver.recv(&mut buffer).expect("it arrives"), payload.len());
+    }
+}
+
+pub(crate) fn a_node_reaches_the_pods_of_others(mut lab: Lab) {
+    lab.settle();
+    let (pod, addresses) = lab.pod(2, "web");
+    for address in addresses {
+        let _serving = pod.serve(Proto::Tcp, &at(address, 80).to_string(), "web");
+        lab.node(1).expect(Proto::Tcp, at(address, 80), "web");
     }
 }
 
@@ -58,13 +67,7 @@ fn the_path_between_nodes_may_change() {
 #[test]
 fn a_node_reaches_the_pods_of_others_and_is_seen_by_an_address_that_they_reach() {
     for tunnel in [TunnelMode::Auto, TunnelMode::Always] {
-        let mut lab = Lab::new(2, tunnel);
-        lab.settle();
-        let (pod, addresses) = lab.pod(2, "web");
-        for address in addresses {
-            let _serving = pod.serve(Proto::Tcp, &at(address, 80).to_string(), "web");
-            lab.node(1).expect(Proto::Tcp, at(address, 80), "web");
-        }
+        a_node_reaches_the_pods_of_others(Lab::new(2, tunnel));
     }
 }
 
@@ -94,9 +97,7 @@ fn pods_of_the_plugin_flannel_reach_each_other() {
         let pod = node.pod("web");
         let network = node.network(json!({ "name": "flannel", "plugins": [flannel] }));
         let result = network.add(&Attach::new(&pod)).expect("ADD");
-        let ips = result["ips"].as_array().expect("addresses").iter();
-        let address = |ip: &Value| ip["address"].as_str()?.split('/').next()?.parse().ok();
-        (number, (pod, ips.map(|ip| address(ip).expect("an address")).collect::<Vec<_>>()))
+        (number, (pod, addresses_of(&result)))
     });
     assert!(pods.iter().all(|(_, (pod, ips))| ips.len() == 2 && pod.link("eth0")["mtu"] == 1450));
     all_reach_each_other(&pods.into());

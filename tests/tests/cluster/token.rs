@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
-use slipway_tests::{API_SERVER, ApiServer, skip, slipwayd, within};
+use slipway_tests::{API_SERVER, ApiServer, api_server_programs, skip, slipwayd, within};
 use slipwayd::cluster::desired::TunnelMode;
 
-use crate::agents::{object, of, programs};
+use crate::agents::{object, of};
 use crate::api::{KUBECONFIG, LOG, NODES, words};
 use crate::repairs::until;
 use crate::{CONFLIST, Lab};
@@ -27,7 +27,7 @@ const LINES: usize = 30;
 
 #[test]
 fn an_expired_token_is_read_again() {
-    let Some(programs) = programs() else { skip!(API_SERVER) };
+    let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let lab = Lab::new(1, TunnelMode::Auto);
     let mut server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();

@@ -7,7 +7,7 @@ use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use slipway_tests::{is_peer, quoted, skip, slipway, slipwayd};
+use slipway_tests::{quoted, skip, slipway, slipway_only, slipwayd};
 
 /// Lines, with words that complete their ends and words that do not.
 const LINES: [(&str, &[&str], &[&str]); 10] = [
@@ -93,9 +93,7 @@ fn program(line: &str) -> &str {
 
 #[test]
 fn bash_completes() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let Some(bash) = Shell::find("bash") else { skip!("bash") };
     complete(|share, line| {
         let (name, words): (_, Vec<&str>) = (program(line), line.split(' ').collect());
@@ -117,9 +115,7 @@ fn bash_completes() {
 
 #[test]
 fn zsh_completes() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let Some(zsh) = Shell::find("zsh") else { skip!("zsh") };
     let script = zsh.dir.path().join("capture.zsh");
     std::fs::write(&script, include_str!("capture.zsh")).expect("write the script");
@@ -134,9 +130,7 @@ fn zsh_completes() {
 
 #[test]
 fn fish_completes() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let Some(fish) = Shell::find("fish") else { skip!("fish") };
     complete(|share, line| {
         // Completions call functions that fish loads from its own folder, which --no-config leaves out.

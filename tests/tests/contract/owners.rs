@@ -2,10 +2,7 @@
 
 //! Conflicts: which attachment owns a port.
 
-use std::net::IpAddr;
-
-use serde_json::Value;
-use slipway_tests::{Attach, BridgeNetfilter, Network, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Proto, Snapshot, address_of, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each};
 
@@ -81,11 +78,7 @@ fn one_container_may_have_two_attachments() {
     let first = Attach::new(&pod).port(Proto::Tcp, PORT, SERVED);
     let second = Attach::new(&pod).ifname("eth1").port(Proto::Tcp, PORT + 1, SERVED);
     // Only one of the attachments can have the default routes.
-    let address = |result: &Value| {
-        let ip = result["ips"][0]["address"].as_str().expect("an address");
-        ip.split('/').next().expect("an address").parse::<IpAddr>().expect("an address")
-    };
-    let ip = address(&one.add(&first).expect("ADD eth0"));
+    let ip = address_of(&one.add(&first).expect("ADD eth0"), 0);
     let _web = pod.serve(Proto::Tcp, &format!("{ip}:{SERVED}"), "pod");
     let mut list = crate::world::list(2, &serde_json::json!({}));
     list["plugins"][0]["ipam"]["routes"] = serde_json::json!([]);

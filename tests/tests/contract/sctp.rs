@@ -2,22 +2,20 @@
 
 //! SCTP, on kernels that support it.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, SCTP, Snapshot, at, expect_sctp, has_sctp, needs};
+use slipway_tests::{Attach, BridgeNetfilter, SCTP, Snapshot, address_of, at, expect_sctp, has_sctp, needs};
 
 use crate::world::{PORT, SERVED, World};
 
-fn published(world: &World) -> (slipway_tests::Pod, Attach, Ipv4Addr) {
+fn published(world: &World) -> (slipway_tests::Pod, Attach, IpAddr) {
     let network = world.network(1);
     let pod = world.node.pod("web");
     let attach =
         Attach::new(&pod).mapping(json!({"hostPort": PORT, "containerPort": SERVED, "protocol": "sctp"}));
     let result = network.add(&attach).expect("ADD");
-    let ip = result["ips"][0]["address"].as_str().expect("an address");
-    let ip = ip.split('/').next().expect("an address").parse().expect("an IPv4 address");
-    (pod, attach, ip)
+    (pod, attach, address_of(&result, 0))
 }
 
 /// The ruleset contains the port; no packet is sent.

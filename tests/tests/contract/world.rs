@@ -8,7 +8,9 @@ use std::thread;
 
 use cni_kernel::ethtool::Switch;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at, host_local};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, addresses_of, at, host_local, with_keys,
+};
 
 /// The port on which every pod listens.
 pub(crate) const SERVED: u16 = 80;
@@ -149,10 +151,7 @@ pub(crate) fn list(number: u8, extra: &Value) -> Value {
         portmap["backend"] = json!("ebpf");
         list["plugins"][0]["ipMasqBackend"] = json!("ebpf");
     }
-    for (key, value) in extra.as_object().expect("an object") {
-        portmap[key] = value.clone();
-    }
-    list["plugins"].as_array_mut().expect("a list").push(portmap);
+    list["plugins"].as_array_mut().expect("a list").push(with_keys(portmap, extra));
     list
 }
 
@@ -205,12 +204,7 @@ impl Web {
 
     /// Starts the servers of an added pod.
     pub(crate) fn serve(pod: Pod, attach: Attach, result: &Value) -> Self {
-        let ips: Vec<IpAddr> = result["ips"]
-            .as_array()
-            .expect("a result has ips")
-            .iter()
-            .filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok())
-            .collect();
+        let ips = addresses_of(result);
         let v4 = *ips.iter().find(|ip| ip.is_ipv4()).expect("an IPv4 address");
         let v6 = *ips.iter().find(|ip| ip.is_ipv6()).expect("an IPv6 address");
         let mut servers = Vec::new();

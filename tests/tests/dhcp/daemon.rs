@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::unistd::Pid;
 use serde_json::json;
-use slipway_tests::{Attach, slipway, within};
+use slipway_tests::{Attach, slipway, slipway_only, within};
 
 use crate::server::{RELEASE, Reply, Rules, Server, soon};
 use crate::stage::{SOCKET, STATE, Stage, address, is_up};
@@ -49,9 +49,7 @@ fn leases_survive_restarts_of_daemon_and_server() {
 #[test]
 fn a_started_daemon_renews_leases_that_are_due() {
     slipway_only!();
-    let stage = Stage::new();
-    let server = Server::start(&stage, Rules { times: [3, 100, 200], ..Rules::default() });
-    stage.start_daemon(&[]);
+    let (stage, server) = Server::start_with_daemon(Rules { times: [3, 100, 200], ..Rules::default() });
     let pod = stage.node.pod("pod");
     stage.network(&json!({})).add(&Attach::new(&pod)).expect("ADD");
     stage.stop("daemon", Signal::SIGKILL);
@@ -143,8 +141,7 @@ fn without_a_daemon_add_fails_and_del_works_if_there_is_no_lease() {
     slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
-    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
-    let attach = Attach::new(&pod);
+    let (pod, network, attach) = stage.pod();
     let failure = network.add(&attach).expect_err("ADD");
     let start = "error dialing DHCP daemon: dial unix /run/cni/dhcp.sock: ";
     assert!(failure.error.msg.starts_with(start), "{failure}");
@@ -169,11 +166,8 @@ fn without_a_daemon_add_fails_and_del_works_if_there_is_no_lease() {
 #[test]
 fn del_of_leases_from_before_a_reboot_needs_no_daemon() {
     slipway_only!();
-    let stage = Stage::new();
-    let _server = Server::start(&stage, Rules::default());
-    stage.start_daemon(&[]);
-    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
-    let attach = Attach::new(&pod);
+    let (stage, _server) = Server::start_with_daemon(Rules::default());
+    let (_pod, network, attach) = stage.pod();
     network.add(&attach).expect("ADD");
     stage.stop("daemon", Signal::SIGTERM);
     let file = format!("{STATE}/lan:pod:eth0");
@@ -199,11 +193,8 @@ fn del_of_leases_from_before_a_reboot_needs_no_daemon() {
 #[test]
 fn calls_to_a_daemon_that_hangs_time_out() {
     slipway_only!();
-    let stage = Stage::new();
-    let _server = Server::start(&stage, Rules::default());
-    stage.start_daemon(&[]);
-    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
-    let attach = Attach::new(&pod);
+    let (stage, _server) = Server::start_with_daemon(Rules::default());
+    let (_pod, network, attach) = stage.pod();
     network.add(&attach).expect("ADD");
     kill(Pid::from_raw(i32::try_from(stage.pid("daemon")).expect("a process ID")), Signal::SIGSTOP)
         .expect("send a signal");
@@ -333,9 +324,7 @@ fn two_daemons_do_not_share_leases() {
 #[test]
 fn uninstall_waits_for_leases_and_their_daemon() {
     slipway_only!();
-    let stage = Stage::new();
-    let _server = Server::start(&stage, Rules::default());
-    stage.start_daemon(&[]);
+    let (stage, _server) = Server::start_with_daemon(Rules::default());
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
     network.add(&Attach::new(&pod)).expect("ADD");
     let uninstall = || stage.node.slipway("uninstall --to /run/none");
@@ -406,8 +395,7 @@ fn a_socket_passed_by_systemd_is_used() {
     let _server = Server::start(&stage, Rules::default());
     stage.node.cmd("mkdir -p /run/cni");
     let listener = stage.node.run(|| UnixListener::bind(SOCKET)).expect("a socket");
-    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
-    let attach = Attach::new(&pod);
+    let (_pod, network, attach) = stage.pod();
     std::thread::scope(|scope| {
         // The call waits in the socket's queue.
         let add = scope.spawn(|| network.add(&attach).expect("ADD"));

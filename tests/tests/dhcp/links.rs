@@ -3,7 +3,7 @@
 //! dhcp with each plugin that makes a link, and a real server outside the node.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, lacks, needs, skip};
+use slipway_tests::{Attach, Proto, lacks, needs, skip, slipway_only};
 
 use crate::stage::{Stage, address, has_dnsmasq};
 
@@ -36,39 +36,28 @@ fn has_a_lease(plugin: Value, link: &str) {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-#[test]
-fn macvlan() {
-    slipway_only!();
-    if let Some(feature) = lacks("macvlan") {
-        skip!(feature);
-    }
-    needs!(has_dnsmasq(), "dnsmasq");
-    has_a_lease(json!({"type": "macvlan", "master": "out0"}), "eth0");
+/// A test for each plugin: its configuration, and the link of the server.
+macro_rules! has_a_lease {
+    ($($test:ident: $keys:tt, $link:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let config = json!($keys);
+                slipway_only!();
+                if let Some(feature) = lacks(config["type"].as_str().expect("a type")) {
+                    skip!(feature);
+                }
+                needs!(has_dnsmasq(), "dnsmasq");
+                has_a_lease(config, $link);
+            }
+        )*
+    };
 }
 
-/// All ipvlan links have the master's MAC address, so the client asks for broadcast replies.
-#[test]
-fn ipvlan() {
-    slipway_only!();
-    if let Some(feature) = lacks("ipvlan") {
-        skip!(feature);
-    }
-    needs!(has_dnsmasq(), "dnsmasq");
-    has_a_lease(json!({"type": "ipvlan", "master": "out0"}), "eth0");
-}
-
-#[test]
-fn vlan() {
-    slipway_only!();
-    if let Some(feature) = lacks("vlan") {
-        skip!(feature);
-    }
-    needs!(has_dnsmasq(), "dnsmasq");
-    has_a_lease(json!({"type": "vlan", "master": "out0", "vlanId": 5}), "eth0.5");
-}
-
-#[test]
-fn host_device() {
-    needs_dnsmasq!();
-    has_a_lease(json!({"type": "host-device", "device": "out0"}), "eth0");
+has_a_lease! {
+    host_device: {"type": "host-device", "device": "out0"}, "eth0";
+    // All ipvlan links have the master's MAC address, so the client asks for broadcast replies.
+    ipvlan: {"type": "ipvlan", "master": "out0"}, "eth0";
+    macvlan: {"type": "macvlan", "master": "out0"}, "eth0";
+    vlan: {"type": "vlan", "master": "out0", "vlanId": 5}, "eth0.5";
 }

@@ -2,11 +2,9 @@
 
 //! The plugin is killed at any point: a DEL leaves no lease and no other object.
 
-use serde_json::json;
-use slipway_tests::{Attach, Disturbance, disturbed, kill_points};
+use slipway_tests::{Disturbance, disturbed, kill_points, slipway_only};
 
 use crate::server::{RELEASE, Received, Rules, Server};
-use crate::stage::Stage;
 
 /// Approximate number of points tried per call.
 const TRIES: usize = 20;
@@ -23,11 +21,8 @@ fn a_second_del_completes_a_killed_del() {
 
 fn kill_at_every_point(verb: &str) {
     slipway_only!();
-    let stage = Stage::new();
-    let server = Server::start(&stage, Rules::default());
-    stage.start_daemon(&[]);
-    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
-    let attach = Attach::new(&pod);
+    let (stage, server) = Server::start_with_daemon(Rules::default());
+    let (pod, network, attach) = stage.pod();
     let prepare = || {
         let mut config = network.configs(Some(&attach)).remove(0);
         if verb == "DEL" {

@@ -107,6 +107,14 @@ pub(crate) struct Server {
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
 impl Server {
+    /// On a new stage, with a daemon.
+    pub(crate) fn start_with_daemon(rules: Rules) -> (Stage, Self) {
+        let stage = Stage::new();
+        let server = Self::start(&stage, rules);
+        stage.start_daemon(&[]);
+        (stage, server)
+    }
+
     pub(crate) fn start(stage: &Stage, rules: Rules) -> Self {
         stage.node.try_cmd("ip route add broadcast 255.255.255.255 dev lan0");
         let bind = |to: Ipv4Addr| {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Network, Node, Pod, Space, slipway, within};
+use slipway_tests::{Attach, Network, Node, Pod, Space, slipway, within};
 
 /// The daemon's folder of leases, and its socket.
 pub(crate) const STATE: &str = "/var/lib/cni/dhcp";
@@ -33,8 +33,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Creates a node with the bridge `lan0`, which has 10.77.0.1.
     pub(crate) fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         node.cmd("ip link add lan0 type bridge");
         node.cmd("ip address add 10.77.0.1/24 dev lan0");
         node.cmd("ip link set lan0 up");
@@ -125,6 +124,13 @@ impl Stage {
     /// Counts a text in dnsmasq's log.
     pub(crate) fn logged(&self, what: &str) -> usize {
         self.log().matches(what).count()
+    }
+
+    /// A pod, the network without further keys, and the pod's attachment.
+    pub(crate) fn pod(&self) -> (Pod, Network<'_>, Attach) {
+        let pod = self.node.pod("pod");
+        let attach = Attach::new(&pod);
+        (pod, self.network(&json!({})), attach)
     }
 
     /// Returns a network with bridge on `lan0`, and these IPAM keys.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use slipway_tests::{Attach, Pod, within};
+use slipway_tests::{Attach, Pod, slipway_only, within};
 
 use crate::server::{DISCOVER, RELEASE, Received, Reply, RogueOffer, Rules, Server, soon};
 use crate::stage::{Stage, address, is_up};

@@ -6,9 +6,9 @@
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, address_of, peer_fails, skip};
 
-use single::{World, add, address};
+use single::{World, add};
 
 const PLUGIN: &str = "dummy";
 const NEEDS: &str = "dummy links";
@@ -19,14 +19,13 @@ fn plugin(_: u16) -> Value {
 
 #[test]
 fn the_container_reaches_only_its_own_address() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let result = add(&world.network(1, &json!({})), &pod);
     assert_eq!(pod.link("eth0")["linkinfo"]["info_kind"], "dummy");
     pod.cmd("ip link set lo up");
     let _server = pod.serve(Proto::Tcp, "[::]:80", "pod");
     for family in [0, 1] {
-        pod.expect(Proto::Tcp, (address(&result, family), 80), "pod");
+        pod.expect(Proto::Tcp, (address_of(&result, family), 80), "pod");
     }
     // The dummy device drops outgoing packets.
     pod.expect_none(Proto::Udp, (std::net::IpAddr::from([10, 60, 1, 1]), 80));
@@ -34,8 +33,7 @@ fn the_container_reaches_only_its_own_address() {
 
 #[test]
 fn ipam_is_required() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({"ipam": {}}));
     let before = world.state(&[&pod]);
     let failure = network.add(&Attach::new(&pod)).expect_err("no IPAM");

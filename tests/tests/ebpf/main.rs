@@ -13,12 +13,12 @@ mod settings;
 mod transfer;
 mod uplinks;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde_json::Value;
 use slipway_tests::{
-    Answer, Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, Space, at, has_programs,
-    needs, patience,
+    Answer, Attach, Host, Network, Node, PROGRAMS, Pod, Proto, Space, address_of, at, has_programs, needs,
+    patience,
 };
 
 use list::list;
@@ -34,8 +34,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         node.own_etc();
         let client = node.host("client");
         Self { node, client }
@@ -82,12 +81,6 @@ fn attach(pod: &Pod) -> Attach {
 
 fn address(result: &Value) -> String {
     address_of(result, 0).to_string()
-}
-
-/// Returns the container's address of one family.
-fn address_of(result: &Value, index: usize) -> IpAddr {
-    let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
-    ip.expect("an address").parse().expect("an IP address")
 }
 
 /// Repeats portmap's ADD only, since bridge refuses an existing link.

@@ -3,7 +3,7 @@
 //! The firewalld backend, over a real bus.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails};
+use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails, slipway_only};
 
 use super::bus::{Daemon, Zones, firewalld, refusing};
 use super::{filter, network, recorded};
@@ -12,21 +12,19 @@ fn sources(zones: &Zones) -> Vec<String> {
     zones.lock().expect("not poisoned").iter().map(|(source, zone)| format!("{source} {zone}")).collect()
 }
 
-/// Skips the test without dbus-daemon.
-macro_rules! daemon {
-    ($node:expr) => {{
-        match Daemon::start($node) {
-            Some(daemon) => daemon,
-            None => slipway_tests::skip!("dbus-daemon"),
-        }
+/// A node, its bus, and the zones of a firewalld on it. Skips the test without dbus-daemon.
+macro_rules! with_firewalld {
+    () => {{
+        let node = Node::new();
+        let Some(daemon) = Daemon::start(&node) else { slipway_tests::skip!("dbus-daemon") };
+        let zones = firewalld(&node);
+        (node, daemon, zones)
     }};
 }
 
 #[test]
 fn add_and_del_change_the_zone() {
-    let node = Node::new();
-    let _daemon = daemon!(&node);
-    let zones = firewalld(&node);
+    let (node, _daemon, zones) = with_firewalld!();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     // podman's configuration, the backend by name, and a configured zone.
@@ -56,9 +54,7 @@ fn add_and_del_change_the_zone() {
 #[test]
 fn a_failed_add_leaves_nothing() {
     peer_fails("the first address stays", || {
-        let node = Node::new();
-        let _daemon = daemon!(&node);
-        let zones = firewalld(&node);
+        let (node, _daemon, zones) = with_firewalld!();
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
@@ -75,9 +71,7 @@ fn a_failed_add_leaves_nothing() {
 #[test]
 fn check_queries_each_address() {
     peer_fails("it does not read firewalld's reply", || {
-        let node = Node::new();
-        let _daemon = daemon!(&node);
-        let zones = firewalld(&node);
+        let (node, _daemon, zones) = with_firewalld!();
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
@@ -92,9 +86,7 @@ fn check_queries_each_address() {
 #[test]
 fn del_works_without_a_result_and_gc_removes_stale_sources() {
     peer_fails("without the result it removes nothing", || {
-        let node = Node::new();
-        let _daemon = daemon!(&node);
-        let zones = firewalld(&node);
+        let (node, _daemon, zones) = with_firewalld!();
         let (one, two) = (node.pod("one"), node.pod("two"));
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
         for pod in [&one, &two] {
@@ -113,9 +105,7 @@ fn del_works_without_a_result_and_gc_removes_stale_sources() {
 /// firewalld's zones end with it.
 #[test]
 fn a_del_succeeds_when_firewalld_is_gone() {
-    let node = Node::new();
-    let daemon = daemon!(&node);
-    let _zones = firewalld(&node);
+    let (node, daemon, _zones) = with_firewalld!();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &json!({"backend": "firewalld"}));
@@ -126,16 +116,14 @@ fn a_del_succeeds_when_firewalld_is_gone() {
 
 #[test]
 fn without_firewalld_the_default_backend_is_iptables() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let auto = network(&node, 1, &json!({}));
     auto.add(&attach).expect("ADD");
     assert!(filter(&node, "iptables-save").contains("-s 10.1.1.2/32 -j ACCEPT"));
     auto.check(&attach).expect("CHECK");
     auto.del(&attach).expect("DEL");
     // The same with a bus on which firewalld does not run.
-    let _daemon = daemon!(&node);
+    let Some(_daemon) = Daemon::start(&node) else { slipway_tests::skip!("dbus-daemon") };
     auto.add(&attach).expect("ADD");
     assert!(filter(&node, "iptables-save").contains("-j ACCEPT"));
     auto.del(&attach).expect("DEL");
@@ -176,9 +164,7 @@ fn where_the_bus_refuses_the_default_backend_is_iptables() {
 #[test]
 fn a_late_del_leaves_the_next_holder_in_the_zone() {
     peer_fails("a zone names no owner", || {
-        let node = Node::new();
-        let _daemon = daemon!(&node);
-        let zones = firewalld(&node);
+        let (node, _daemon, zones) = with_firewalld!();
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
         let previous = network.add_first(&Attach::new(&old));
@@ -201,12 +187,8 @@ fn a_late_del_leaves_the_next_holder_in_the_zone() {
 /// `firewall-cmd --reload` removes the addresses from the zone, but not the record.
 #[test]
 fn restore_repairs_a_reload() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let _daemon = daemon!(&node);
-    let zones = firewalld(&node);
+    slipway_only!();
+    let (node, _daemon, zones) = with_firewalld!();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &json!({}));
@@ -222,12 +204,8 @@ fn restore_repairs_a_reload() {
 /// A repeated ADD with another backend, fewer addresses, or another zone.
 #[test]
 fn a_repeated_add_removes_sources_no_longer_configured() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let _daemon = daemon!(&node);
-    let zones = firewalld(&node);
+    slipway_only!();
+    let (node, _daemon, zones) = with_firewalld!();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let keys = |zone: &str| json!({"backend": "firewalld", "firewalldZone": zone});
@@ -254,9 +232,7 @@ fn a_repeated_add_removes_sources_no_longer_configured() {
 #[test]
 fn del_and_gc_use_the_zone_of_the_add() {
     peer_fails("it uses the configuration's zone", || {
-        let node = Node::new();
-        let _daemon = daemon!(&node);
-        let zones = firewalld(&node);
+        let (node, _daemon, zones) = with_firewalld!();
         let (one, two) = (node.pod("one"), node.pod("two"));
         let network_of =
             |zone: &str| network(&node, 1, &json!({"backend": "firewalld", "firewalldZone": zone}));

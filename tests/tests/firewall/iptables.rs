@@ -3,7 +3,7 @@
 //! The iptables backend.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer_fails};
+use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer_fails, slipway_only};
 
 use super::{filter, network, recorded};
 
@@ -28,9 +28,7 @@ fn open() -> Value {
 
 #[test]
 fn the_rules_equal_the_references() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     for program in ["iptables", "ip6tables"] {
         node.cmd(&format!("{program} -N THEIRS"));
         node.cmd(&format!("{program} -A FORWARD -j THEIRS"));
@@ -107,9 +105,7 @@ fn the_administrators_chain_comes_first() {
 
 #[test]
 fn check_names_the_rule_that_is_missing() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     network.add(&attach).expect("ADD");
     for (chain, rule) in [
@@ -130,9 +126,7 @@ fn check_names_the_rule_that_is_missing() {
 #[test]
 fn del_works_without_a_result() {
     peer_fails("without the result it removes nothing", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        let (node, _pod, attach) = Node::with_attachment();
         let network = network(&node, 1, &open());
         assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
         for netns in ["", "/run/netns/gone"] {
@@ -155,9 +149,7 @@ fn del_works_without_a_result() {
 /// Rules made by the reference, without a record.
 #[test]
 fn rules_of_the_reference_are_checked_and_removed() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     let previous = network.add_first(&attach);
     node.cmd_input(
@@ -208,9 +200,7 @@ fn gc_removes_rules_of_stale_attachments() {
 /// After a flush, a repeated ADD restores the rules.
 #[test]
 fn a_repeated_add_repairs_the_rules() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     let result = network.add(&attach).expect("ADD");
     let before = filter(&node, "iptables-save");
@@ -230,9 +220,7 @@ fn status_looks_for_the_iptables_programs() {
     let before = Snapshot::take(&node, &[]);
     network(&node, 1, &json!({"backend": "nftables"})).status().expect("STATUS");
     before.assert_same(&Snapshot::take(&node, &[]));
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     for variant in ["nft", "legacy"] {
         let program = node.try_cmd(&format!("readlink -e /usr/sbin/iptables-{variant}-restore")).stdout;
         if !program.trim().is_empty() {

@@ -3,7 +3,7 @@
 //! `ingressPolicy`, with both backends.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, is_peer, peer_fails};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, comes, is_peer, peer_fails, slipway_only};
 
 use super::{filter, network};
 
@@ -86,8 +86,7 @@ fn bridges_with_a_policy_are_isolated() {
 #[test]
 fn a_bridge_without_a_policy_is_reached() {
     for backend in backends() {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         let stage = Stage::new(&node, backend, ["same-bridge", "open"]);
         stage.reaches(0, 2, true);
         stage.reaches(2, 0, true);
@@ -140,8 +139,7 @@ fn del_of_the_last_container_removes_the_isolation() {
 #[test]
 fn other_containers_stay_isolated() {
     for backend in backends() {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         let policies = ["same-bridge", "same-bridge"];
         let stage = Stage::new(&node, backend, policies);
         let attach = Attach::new(&stage.pods[0]);
@@ -175,9 +173,7 @@ fn gc_removes_the_isolation_of_stale_attachments() {
 /// A container made by the reference has no record, but may need the bridge's isolation.
 #[test]
 fn a_bridge_with_unrecorded_containers_stays_isolated() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (one, unknown) = (node.pod("one"), node.pod("unknown"));
     let network = network(&node, 1, &keys("iptables", "same-bridge"));
@@ -197,12 +193,8 @@ fn a_bridge_with_unrecorded_containers_stays_isolated() {
 #[test]
 fn a_repeated_add_changes_the_policy() {
     for backend in backends() {
-        if is_peer() {
-            return;
-        }
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let attach = Attach::new(&pod);
+        slipway_only!();
+        let (node, _pod, attach) = Node::with_attachment();
         let strict = network(&node, 1, &keys(backend, "isolated"));
         let previous = strict.add_first(&attach);
         let _ = strict.call_one(1, "ADD", &attach, &previous).ok();
@@ -239,9 +231,7 @@ fn isolate_as_the_reference(node: &Node, link: &str) {
 /// With ptp the first link is the node's end of a veth pair, which has no ports.
 #[test]
 fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     node.cmd("ip link add vethref type veth peer name eth9");
     isolate_as_the_reference(&node, "vethref");
@@ -256,11 +246,8 @@ fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
 /// DEL of a container on ptp removes its isolation, with and without the namespace.
 #[test]
 fn del_of_a_container_on_ptp_removes_its_isolation() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     let ptp = json!({"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.1.0/24"}]]}});
     let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"});
     let network = node.network(json!({"name": "ptp", "plugins": [ptp, firewall]}));
@@ -279,9 +266,7 @@ fn del_of_a_container_on_ptp_removes_its_isolation() {
 /// A record of a container that is gone without a DEL must not count for a container without a record.
 #[test]
 fn the_record_of_a_gone_container_counts_for_no_other() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (dead, unknown, last) = (node.pod("dead"), node.pod("unknown"), node.pod("last"));
     network(&node, 1, &keys("iptables", "open")).add(&Attach::new(&dead)).expect("ADD");
@@ -291,14 +276,7 @@ fn the_record_of_a_gone_container_counts_for_no_other() {
     let link = "ip -o link show master br1";
     let ports = node.cmd(link).lines().count();
     dead.remove();
-    let begun = std::time::Instant::now();
-    while node.cmd(link).lines().count() == ports {
-        assert!(
-            begun.elapsed() < slipway_tests::within(std::time::Duration::from_secs(30)),
-            "the gone container's port still exists"
-        );
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    assert!(comes(|| node.cmd(link).lines().count() < ports), "the gone container's port still exists");
     network.del(&Attach::new(&last)).expect("DEL");
     assert!(filter(&node, "iptables-save").contains("ISOLATION-STAGE-2 -o br1"));
 }

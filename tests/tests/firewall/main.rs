@@ -11,16 +11,12 @@ mod races;
 mod reference;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, is_peer};
+use slipway_tests::{Network, Node, host_local, is_peer, with_keys};
 
 /// Returns a network with a bridge of this number, and firewall.
 fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
-    let mut firewall = json!({"type": "firewall"});
-    firewall.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let ipam = json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": format!("10.1.{number}.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
-    });
+    let firewall = with_keys(json!({"type": "firewall"}), keys);
+    let ipam = host_local(format!("10.1.{number}.0/24"), format!("fd00:{number}::/64"));
     let bridge = json!({"type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipam": ipam});
     node.network(json!({"name": format!("net{number}"), "plugins": [bridge, firewall]}))
 }
@@ -39,9 +35,7 @@ fn recorded(node: &Node) -> String {
 
 #[test]
 fn errors_name_the_cause() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    let (node, pod, attach) = Node::with_attachment();
     let none = network(&node, 1, &json!({"backend": "iptables"}));
     for verb in ["ADD", "CHECK"] {
         let error = none.call_one(1, verb, &attach, &Value::Null).error();

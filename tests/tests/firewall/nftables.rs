@@ -3,7 +3,7 @@
 //! The nftables backend.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer};
+use slipway_tests::{Attach, Node, Proto, Snapshot, slipway_only};
 
 use super::{network, recorded};
 
@@ -24,9 +24,7 @@ fn rules(node: &Node) -> usize {
 
 #[test]
 fn a_container_adds_set_elements_and_no_rules() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
     let network = network(&node, 1, &open());
@@ -51,9 +49,7 @@ fn a_container_adds_set_elements_and_no_rules() {
 /// As documented, an accept here does not override a drop in another chain.
 #[test]
 fn an_accept_does_not_override_a_drop_of_another_chain() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
@@ -66,9 +62,7 @@ fn an_accept_does_not_override_a_drop_of_another_chain() {
 
 #[test]
 fn the_administrators_chain_is_never_changed() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let client = node.host("client");
     let (pod, other) = (node.pod("pod"), node.pod("other"));
@@ -86,9 +80,7 @@ fn the_administrators_chain_is_never_changed() {
 
 #[test]
 fn add_repairs_a_damaged_chain() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (pod, other) = (node.pod("pod"), node.pod("other"));
     let network = network(&node, 1, &open());
@@ -111,12 +103,8 @@ fn add_repairs_a_damaged_chain() {
 
 #[test]
 fn del_works_without_a_result() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    slipway_only!();
+    let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     network.add(&attach).expect("ADD");
@@ -137,11 +125,8 @@ fn del_works_without_a_result() {
 /// A table of our name made by another program is not changed.
 #[test]
 fn a_foreign_table_is_refused() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
     node.nft("table inet slipway-firewall {\n chain theirs {\n }\n}\n");
     let network = network(&node, 1, &open());
     let error = network.add(&Attach::new(&pod)).expect_err("ADD").error;
@@ -157,12 +142,8 @@ fn a_foreign_table_is_refused() {
 /// Each address is allowed, checked and removed.
 #[test]
 fn a_container_may_have_many_addresses() {
-    if is_peer() {
-        return;
-    }
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let attach = Attach::new(&pod);
+    slipway_only!();
+    let (node, _pod, attach) = Node::with_attachment();
     for backend in ["nftables", "iptables"] {
         let network = network(&node, 1, &json!({"backend": backend}));
         let mut previous = network.add_first(&attach);

@@ -2,10 +2,10 @@
 
 //! A DEL that runs concurrently with an ADD or a DEL of another container.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Running, is_peer, within};
+use slipway_tests::{Attach, Network, Node, Running, slipway_only, until};
 
 use super::{filter, network};
 
@@ -29,11 +29,8 @@ fn slow_del(node: &Node, network: &Network<'_>, attach: &Attach, previous: &Valu
     }
     let path = std::env::var("PATH").unwrap_or_default();
     let del = network.prepare("DEL", &config, Some(attach)).env("PATH", format!("/run/slow:{path}")).spawn();
-    let begun = Instant::now();
-    while node.list("/run").iter().all(|name| name != "started") {
-        assert!(begun.elapsed() < within(Duration::from_secs(30)), "DEL has not executed iptables");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let started = || node.list("/run").iter().any(|name| name == "started");
+    until(Duration::from_secs(30), "DEL executes iptables", started);
     del
 }
 
@@ -44,9 +41,7 @@ fn isolated() -> Value {
 /// An ADD during the last container's DEL keeps the bridge isolated.
 #[test]
 fn a_container_added_during_the_last_del_is_isolated() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (old, new) = (node.pod("old"), node.pod("new"));
     let (old, new) = (Attach::new(&old), Attach::new(&new));
@@ -61,9 +56,7 @@ fn a_container_added_during_the_last_del_is_isolated() {
 /// Concurrent DELs of the last two containers remove the rules.
 #[test]
 fn concurrent_dels_of_the_last_two_leave_nothing() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (gone, last) = (node.pod("gone"), node.pod("last"));
     let (one, two) = (Attach::new(&gone).netns(""), Attach::new(&last));
@@ -73,14 +66,7 @@ fn concurrent_dels_of_the_last_two_leave_nothing() {
     // Without its link, the removed container does not keep the rules.
     gone.remove();
     let ports = || node.cmd("ip -o link show master br1").lines().count();
-    let begun = Instant::now();
-    while ports() > 1 {
-        assert!(
-            begun.elapsed() < within(Duration::from_secs(30)),
-            "the removed container's link still exists"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until(Duration::from_secs(30), "the removed container's link is gone", || ports() <= 1);
     let del = slow_del(&node, &network, &one, &previous);
     network.del(&two).expect("DEL of the second container");
     assert!(del.wait().ok().is_null());
@@ -92,9 +78,7 @@ fn concurrent_dels_of_the_last_two_leave_nothing() {
 /// addresses.
 #[test]
 fn the_next_holder_of_an_address_keeps_its_rules() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let node = Node::new();
     let (old, new) = (node.pod("old"), node.pod("new"));
     let (old, new) = (Attach::new(&old), Attach::new(&new));

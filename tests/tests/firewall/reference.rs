@@ -3,25 +3,10 @@
 //! CHECK, DEL and GC of containers that the reference plugins attached.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Reference, is_peer};
+use slipway_tests::{Attach, Node, Reference, is_peer};
 
 use super::bus::{Daemon, firewalld};
 use super::{filter, network, recorded};
-
-/// Adds a container with the reference's plugins. Returns the last result.
-fn add(reference: &Reference, network: &Network<'_>, attach: &Attach) -> Value {
-    let mut result = Value::Null;
-    for mut config in network.configs(Some(attach)) {
-        config["cniVersion"] = json!("1.0.0");
-        if !result.is_null() {
-            config["prevResult"] = result;
-        }
-        let program = reference.plugin(config["type"].as_str().expect("a type"));
-        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
-        result = call.env("CNI_PATH", reference.dir()).run().ok();
-    }
-    result
-}
 
 fn with_references(test: impl Fn(&Reference)) {
     let all = Reference::all();
@@ -55,11 +40,9 @@ fn rules(node: &Node, program: &str) -> Vec<(String, String)> {
 fn check_passes_and_names_a_rule_that_is_removed() {
     with_references(|reference| {
         for policy in policies(reference) {
-            let node = Node::new();
-            let pod = node.pod("pod");
-            let attach = Attach::new(&pod);
+            let (node, _pod, attach) = Node::with_attachment();
             let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": policy}));
-            let result = add(reference, &network, &attach);
+            let result = network.add_by(reference.dir(), &attach, |call| call);
             assert_eq!(recorded(&node), "");
             let check = || network.call_one(1, "CHECK", &attach, &result);
             assert!(check().ok().is_null(), "{policy}");
@@ -93,11 +76,9 @@ fn check_passes_and_names_a_rule_that_is_removed() {
 fn del_removes_all_rules_of_the_container() {
     with_references(|reference| {
         for policy in policies(reference) {
-            let node = Node::new();
-            let pod = node.pod("pod");
-            let attach = Attach::new(&pod);
+            let (node, _pod, attach) = Node::with_attachment();
             let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": policy}));
-            let result = add(reference, &network, &attach);
+            let result = network.add_by(reference.dir(), &attach, |call| call);
             for config in network.configs(Some(&attach)).iter_mut().rev() {
                 config["prevResult"] = result.clone();
                 let _ = network.call("DEL", config, Some(&attach)).ok();
@@ -117,7 +98,7 @@ fn check_fails_for_an_address_of_another_container() {
         let node = Node::new();
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &json!({"backend": "iptables"}));
-        let result = add(reference, &network, &Attach::new(&old));
+        let result = network.add_by(reference.dir(), &Attach::new(&old), |call| call);
         let _ = network.call_one(1, "ADD", &Attach::new(&new), &result).ok();
         let error = network.call_one(1, "CHECK", &Attach::new(&old), &result).error();
         assert_eq!(
@@ -138,7 +119,7 @@ fn check_queries_firewalld() {
             let pod = node.pod("pod");
             let attach = Attach::new(&pod);
             let network = network(&node, 1, &keys);
-            let result = add(reference, &network, &attach);
+            let result = network.add_by(reference.dir(), &attach, |call| call);
             let count = || zones.lock().expect("not poisoned").len();
             assert_eq!((count(), recorded(&node).as_str()), (2, ""));
             let check = || network.call_one(1, "CHECK", &attach, &result);
@@ -160,7 +141,7 @@ fn migrate_records_live_containers() {
         let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": "same-bridge"}));
         for pod in [&one, &two] {
             let attach = Attach::new(pod);
-            network.remember(&attach, add(reference, &network, &attach));
+            network.remember(&attach, network.add_by(reference.dir(), &attach, |call| call));
             network.write_cache(&attach);
         }
         two.remove();

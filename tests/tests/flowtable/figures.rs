@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use serde_json::json;
 use slipway_tests::measure::{BATCHES, ECHO, Path, SINK, Work, compare, serve};
-use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, has_flowtable, needs};
+use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, address_of, has_flowtable, needs};
 
 use crate::world::{World, list};
 
@@ -35,8 +35,7 @@ impl Stage {
             attach = attach.port(Proto::Tcp, OFFSET + port, port);
         }
         let result = world.node.network(configuration).add(&attach).expect("ADD");
-        let address = result["ips"][0]["address"].as_str().expect("an address");
-        let container = address.split('/').next().and_then(|ip| ip.parse().ok()).expect("an IPv4 address");
+        let container = address_of(&result, 0);
         serve(&pod, container);
         Self { world, container }
     }

@@ -10,8 +10,8 @@ mod trace;
 use cni_nftables::Socket;
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Network, Node, PROGRAMS, Pod, Proto, REFERENCE, Reference, has_programs,
-    is_peer, lacks, needs, skip,
+    Attach, BridgeNetfilter, FLANNEL_ENV, Network, Node, PROGRAMS, Pod, Proto, REFERENCE, Reference, fixed,
+    has_programs, lacks, limited, needs, skip, slipway_only, tuned,
 };
 
 #[path = "../firewall/bus.rs"]
@@ -72,45 +72,19 @@ fn walled(backend: &str) -> Value {
     json!({"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"})
 }
 
-fn limited() -> Value {
-    json!({
-        "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 8_000_000,
-        "egressRate": 100_000_000, "egressBurst": 8_000_000,
-    })
-}
-
-fn tuned() -> Value {
-    json!({
-        "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "allmulti": true, "txQLen": 77,
-        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
-    })
-}
-
 fn published(backend: &str) -> Value {
     json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}})
 }
 
 fn ipam() -> Value {
-    json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-    })
-}
-
-fn fixed() -> Value {
-    json!({
-        "type": "static", "routes": [{"dst": "0.0.0.0/0"}],
-        "addresses": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}],
-    })
+    slipway_tests::host_local("10.88.0.0/24", "fd00:88::/64")
 }
 
 /// Asserts that DEL of the list only reads: after an ADD and a DEL with another attachment of the network
 /// present, and on a node without any attachment.
 #[track_caller]
 fn only_reads(node: &Node, ifname: &str, plugins: &Value) {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let network = prepared(node, plugins);
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
@@ -147,9 +121,7 @@ fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) 
 /// The reference plugins' chains have rules of another container: DEL reads them and starts no tool.
 #[test]
 fn with_the_references_chains() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     for (reference, variant) in all.iter().flat_map(|one| [(one, "nft"), (one, "legacy")]) {
@@ -163,16 +135,7 @@ fn with_the_references_chains() {
         let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
         let other = node.pod("other");
         let neighbour = Attach::new(&other).port(Proto::Tcp, 8081, 80);
-        let mut result = Value::Null;
-        for mut config in network.configs(Some(&neighbour)) {
-            config["cniVersion"] = json!("1.0.0");
-            if !result.is_null() {
-                config["prevResult"] = result;
-            }
-            let program = reference.plugin(config["type"].as_str().expect("a type"));
-            let call = network.prepare("ADD", &config, Some(&neighbour)).instead(&program);
-            result = call.env("CNI_PATH", reference.dir()).env("PATH", &path).run().ok();
-        }
+        network.add_by(reference.dir(), &neighbour, |call| call.env("PATH", &path));
         let chains = node.cmd(&format!("iptables-{variant}-save"));
         assert!(chains.contains("CNI-DN-") && chains.contains("CNI-ISOLATION-STAGE-1"), "{chains}");
         let pod = node.pod("pod");
@@ -187,9 +150,7 @@ fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
     let _client = node.host("client");
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     // The file that flanneld writes.
-    let share =
-        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
-    node.write("/run/flannel/subnet.env", share);
+    node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     node.network(json!({"name": "net", "plugins": plugins}))
 }
 
@@ -259,9 +220,7 @@ fn firewall_firewalld() {
 /// The plugin asks the daemon: only that knows of a lease that is being requested.
 #[test]
 fn dhcp() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     needs!(stage::has_dnsmasq(), "dnsmasq");
     let stage = stage::Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));

@@ -5,14 +5,13 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, peer_fails, slowed};
+use slipway_tests::{Attach, Network, peer_fails, slowed, with_keys};
 
 use super::{World, add};
 
 /// A network with a device, without addresses.
 fn network<'a>(world: &'a World, name: &str, keys: &Value) -> Network<'a> {
-    let mut plugin = json!({"type": "host-device"});
-    plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let plugin = with_keys(json!({"type": "host-device"}), keys);
     world.node.network(json!({"name": name, "plugins": [plugin]}))
 }
 
@@ -75,8 +74,7 @@ fn a_del_leaves_the_device_that_had_the_name_first() {
 /// The result shows that it is the configured device.
 #[test]
 fn a_device_whose_mac_address_has_changed_is_moved_back() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = network(&world, "net", &json!({"hwaddr": world.mac}));
     add(&network, &pod);
     pod.cmd("ip link set eth0 address 02:00:00:00:00:66");
@@ -86,8 +84,7 @@ fn a_device_whose_mac_address_has_changed_is_moved_back() {
 
 #[test]
 fn a_device_configured_by_an_alternative_name_is_moved_back() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     for name in ["rack-1", "the-uplink-to-the-rack-of-the-lab"] {
         world.node.cmd(&format!("ip link property add dev dev0 altname {name}"));
         let network = device(&world, name);
@@ -183,8 +180,7 @@ fn a_device_that_comes_back_at_any_moment_of_a_del_gets_its_name() {
 #[test]
 fn an_add_finds_a_device_that_the_kernel_moved_back() {
     peer_fails("does not find it", || {
-        let world = World::new();
-        let pod = world.node.pod("pod");
+        let (world, pod) = World::with_pod();
         let network = network(&world, "net", &json!({"device": "dev0"}));
         let before = world.state(&pod);
         for name in ["eth0", "dev12"] {

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, Host, Network, Node, Pod, Proto, REFERENCE, Reference, Snapshot, golden_result, host_local,
-    is_peer, newest_version, peer_fails, skip,
+    is_peer, newest_version, peer_fails, skip, slipway_only, with_keys,
 };
 
 /// A node with a device `dev0`, which is down; its veth peer `wire0` is on a host outside.
@@ -32,20 +32,21 @@ impl World {
         Self { node, outside, mac }
     }
 
+    fn with_pod() -> (Self, Pod) {
+        let world = Self::new();
+        let pod = world.node.pod("pod");
+        (world, pod)
+    }
+
     /// The network with `dev0` and host-local of both families; `keys` are added to the plugin.
     fn network(&self, keys: &Value) -> Network<'_> {
-        let mut plugin = json!({"type": "host-device", "device": "dev0", "ipam": host_local("10.60.1.0/24", "fd00:60:1::/64")});
-        plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        let ipam = host_local("10.60.1.0/24", "fd00:60:1::/64");
+        let plugin = with_keys(json!({"type": "host-device", "device": "dev0", "ipam": ipam}), keys);
         self.node.network(json!({"name": "net", "plugins": [plugin]}))
     }
 
     fn state(&self, pod: &Pod) -> Snapshot {
         Snapshot::take(&self.node, &[pod]).without(&["last_reserved_ip", "/.slipway/", "/lock", "folder "])
-    }
-
-    fn reservations(&self) -> Vec<String> {
-        let names = self.node.list("/var/lib/cni/networks/net").into_iter();
-        names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
     }
 
     /// Replaces the machine's buses in sysfs by simulated ones.
@@ -79,8 +80,7 @@ fn add(network: &Network<'_>, pod: &Pod) -> Value {
 
 #[test]
 fn the_results_of_every_version_are_the_golden_ones() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         if version > newest_version() {
             continue;
@@ -98,8 +98,7 @@ fn the_results_of_every_version_are_the_golden_ones() {
 
 #[test]
 fn add_moves_the_device_and_del_moves_it_back() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = world.network(&json!({}));
     let before = world.state(&pod);
     let result = add(&network, &pod);
@@ -226,8 +225,7 @@ fn errors_name_the_missing_device() {
 
 #[test]
 fn a_failed_add_restores_the_device() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     peer_fails("the device stays in the container", || {
         for flag in ["down", "up"] {
             world.node.cmd(&format!("ip link set dev0 {flag}"));
@@ -255,8 +253,7 @@ fn a_failed_add_restores_the_device() {
 
 #[test]
 fn an_add_fails_if_the_container_has_a_link_of_that_name() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     peer_fails("another text", || {
         pod.cmd("ip link add eth0 type bridge");
         let before = world.state(&pod);
@@ -269,8 +266,7 @@ fn an_add_fails_if_the_container_has_a_link_of_that_name() {
 /// The node and the container each have a link with the device's name in the other.
 #[test]
 fn node_and_container_have_separate_names() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     world.node.cmd("ip link add eth0 type bridge");
     pod.cmd("ip link add dev0 type bridge");
     let network = world.network(&json!({}));
@@ -283,8 +279,7 @@ fn node_and_container_have_separate_names() {
 
 #[test]
 fn a_del_succeeds_once_the_devices_name_is_free() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = world.network(&json!({}));
     let before = world.state(&pod);
     add(&network, &pod);
@@ -304,15 +299,14 @@ fn a_del_succeeds_once_the_devices_name_is_free() {
 fn the_address_is_free_when_the_namespace_is_gone() {
     peer_fails("DEL fails and leaves the address", || {
         for netns in ["", "/run/netns/gone"] {
-            let world = World::new();
-            let pod = world.node.pod("pod");
+            let (world, pod) = World::with_pod();
             let network = world.network(&json!({}));
             add(&network, &pod);
             let attach = Attach::new(&pod).netns(netns);
             pod.remove();
             network.forget();
             network.del(&attach).expect("DEL");
-            assert!(world.reservations().is_empty(), "{netns:?}");
+            assert!(world.node.reserved("net").is_empty(), "{netns:?}");
         }
     });
 }
@@ -322,8 +316,7 @@ fn the_address_is_free_when_the_namespace_is_gone() {
 #[test]
 fn a_device_that_the_kernel_moved_back_gets_its_name_again() {
     peer_fails("leaves it as it is", || {
-        let world = World::new();
-        let pod = world.node.pod("pod");
+        let (world, pod) = World::with_pod();
         let network = world.network(&json!({}));
         let before = world.state(&pod);
         for name in ["eth0", "dev12", "dev0"] {
@@ -346,8 +339,7 @@ fn a_device_that_the_kernel_moved_back_gets_its_name_again() {
 
 #[test]
 fn a_link_without_an_alias_stays() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     pod.cmd("ip link add eth0 type bridge");
     let failure = world.network(&json!({})).del(&Attach::new(&pod)).expect_err("the link has no alias");
     assert_eq!(failure.error.msg, "failed to find original ifname for \"eth0\" (alias is not set)");
@@ -357,14 +349,13 @@ fn a_link_without_an_alias_stays() {
 /// An alias that is no valid link name moves nothing.
 #[test]
 fn a_hostile_alias_moves_nothing() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = world.network(&json!({}));
     add(&network, &pod);
     for alias in ["../../etc", "a:b", "sixteen-letters-"] {
         pod.cmd(&format!("ip link set eth0 alias {alias}"));
         network.del(&Attach::new(&pod)).expect_err("no name");
-        assert!(pod.has_link("eth0") && world.reservations().is_empty() != is_peer());
+        assert!(pod.has_link("eth0") && world.node.reserved("net").is_empty() != is_peer());
     }
     pod.cmd("ip link set eth0 alias dev0");
     network.del(&Attach::new(&pod)).expect("DEL");
@@ -373,8 +364,7 @@ fn a_hostile_alias_moves_nothing() {
 
 #[test]
 fn check_finds_changes() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = world.network(&json!({}));
     add(&network, &pod);
     let differs = |text: &str| {
@@ -395,8 +385,7 @@ fn check_finds_changes() {
 
 #[test]
 fn without_ipam_the_link_is_only_set_up() {
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let network = world.network(&json!({"ipam": {}, "dns": {"domain": "a.test"}}));
     let before = world.state(&pod);
     let result = add(&network, &pod);
@@ -410,18 +399,17 @@ fn without_ipam_the_link_is_only_set_up() {
 #[test]
 fn gc_and_status_are_passed_to_ipam() {
     peer_fails("GC does nothing, STATUS does not see that the range is exhausted", || {
-        let world = World::new();
-        let pod = world.node.pod("pod");
+        let (world, pod) = World::with_pod();
         let network = world.network(&json!({"ipam": {"type": "host-local", "subnet": "10.60.1.0/30"}}));
         network.status().expect("one address is free");
         add(&network, &pod);
         assert_eq!(network.status().expect_err("none is free").error.code, 50);
         let attach = Attach::new(&pod);
         network.gc(&[&attach]).expect("GC");
-        assert_eq!(world.reservations(), ["10.60.1.2"]);
+        assert_eq!(world.node.reserved("net"), ["10.60.1.2"]);
         network.forget();
         network.gc_plugins(&json!([])).expect("GC");
-        assert!(world.reservations().is_empty());
+        assert!(world.node.reserved("net").is_empty());
         // The device stays in the container: GC finds no owner on it.
         assert!(pod.has_link("eth0"));
         network.del(&attach).expect("DEL");
@@ -431,14 +419,11 @@ fn gc_and_status_are_passed_to_ipam() {
 
 #[test]
 fn the_reference_and_slipway_move_back_each_others_devices() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let Some(reference) = Reference::any().map(|reference| reference.plugin("host-device")) else {
         skip!(REFERENCE);
     };
-    let world = World::new();
-    let pod = world.node.pod("pod");
+    let (world, pod) = World::with_pod();
     let mut config = world.network(&json!({"ipam": {}})).configs(None).remove(0);
     config["cniVersion"] = "1.0.0".into();
     let ours = |verb: &str| world.node.plugin("host-device").command(verb).for_pod(&pod).config(&config);

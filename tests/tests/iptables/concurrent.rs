@@ -5,7 +5,7 @@
 use serde_json::json;
 use slipway_tests::{Disturbance, disturbed, kill_points, sample};
 
-use crate::{Call, Stage, VARIANTS, map};
+use crate::{Call, Stage, map};
 
 const MANY: usize = 24;
 
@@ -27,8 +27,7 @@ fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
 /// repeats its input if another process has changed the ruleset concurrently.
 #[test]
 fn concurrent_adds_succeed() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let calls: Vec<_> =
             (0..MANY).map(|i| call(&stage, i, 9000 + u16::try_from(i).expect("few"))).collect();
         let all = |verb: &str| {
@@ -67,8 +66,7 @@ fn concurrent_adds_succeed() {
 /// Concurrent ADDs with the same port: at most one gets it.
 #[test]
 fn one_of_many_gets_the_port() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let calls: Vec<_> = (0..8).map(|i| call(&stage, i, 9000)).collect();
         let running: Vec<_> = calls.iter().map(Call::spawn).collect();
         let results: Vec<_> = running.into_iter().map(|process| process.wait().result()).collect();
@@ -89,8 +87,8 @@ fn one_of_many_gets_the_port() {
 /// removes everything, and a fresh ADD succeeds.
 #[test]
 fn an_add_and_a_del_may_be_killed_anywhere() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
+        let variant = stage.variant;
         let add = call(&stage, 1, 9000);
         add.ok();
         add.clone().verb("DEL").ok();

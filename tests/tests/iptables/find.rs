@@ -9,8 +9,7 @@ use crate::{Call, Stage, VARIANTS, map};
 
 #[test]
 fn a_del_finds_the_ports_in_the_other_backend() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let iptables = stage.plain("ADD");
         let nftables = iptables.clone().key("backend", json!("nftables"));
         iptables.ok();
@@ -31,8 +30,7 @@ fn a_del_finds_the_ports_in_the_other_backend() {
 
 #[test]
 fn an_add_with_another_backend_moves_the_ports() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let iptables = stage.plain("ADD");
         let nftables = iptables.clone().key("backend", json!("nftables"));
         nftables.ok();
@@ -48,8 +46,7 @@ fn an_add_with_another_backend_moves_the_ports() {
 
 #[test]
 fn a_port_has_one_owner_whatever_the_backend() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let iptables = stage.plain("ADD");
         let nftables = iptables.clone().key("backend", json!("nftables"));
         iptables.ok();
@@ -81,8 +78,7 @@ fn a_port_has_one_owner_whatever_the_backend() {
 
 #[test]
 fn a_dead_owners_port_can_be_taken() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let other = stage.node.pod("gone");
         let iptables = stage.plain("ADD");
         let mut dead = iptables.clone().container("c0");
@@ -105,8 +101,7 @@ fn a_dead_owners_port_can_be_taken() {
 
 #[test]
 fn gc_removes_stale_attachments_of_its_network_alone() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let add = |network: &str, id: &str, port: u16| {
             let call = stage.call("ADD", &[map("tcp", port, 80)], &json!({"name": network}));
             call.container(id).ok();
@@ -211,8 +206,7 @@ fn a_kernel_without_nf_tables_gets_the_chains() {
 /// chain, and each DEL removes its own rules.
 #[test]
 fn two_interfaces_of_a_container_share_its_chain() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let first = stage.plain("ADD");
         let mut second = stage.call("ADD", &[map("tcp", 8080, 90), map("udp", 53, 53)], &json!({}));
         second.ifname = "eth1".to_owned();
@@ -240,8 +234,7 @@ fn two_interfaces_of_a_container_share_its_chain() {
 /// Each DEL sees the other attachment, and yet the chain goes.
 #[test]
 fn two_interfaces_of_a_container_go_at_once() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let first = stage.plain("ADD");
         let mut second = stage.call("ADD", &[map("udp", 53, 53)], &json!({}));
         second.ifname = "eth1".to_owned();
@@ -285,8 +278,7 @@ fn a_port_of_the_references_is_not_taken() {
     let Some(reference) = Reference::any() else {
         skip!(REFERENCE);
     };
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
         let theirs = stage.plain("ADD").by(&reference);
         theirs.ok();
         for backend in ["iptables", "nftables"] {
@@ -304,8 +296,8 @@ fn a_port_of_the_references_is_not_taken() {
 
 #[test]
 fn check_node_prints_the_variant() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
+        let variant = stage.variant;
         let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
         let line = || {
             let mut command = std::process::Command::new(slipway_tests::slipway());

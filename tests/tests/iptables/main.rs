@@ -13,7 +13,7 @@ mod reference;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Output, PluginCall, Pod, Reference, Running};
+use slipway_tests::{Node, Output, PluginCall, Pod, Reference, Running, with_keys};
 
 const VARIANTS: [&str; 2] = ["nft", "legacy"];
 
@@ -42,10 +42,15 @@ impl Stage {
         Self { node, pod, variant }
     }
 
+    /// One for each variant.
+    fn each() -> impl Iterator<Item = Self> {
+        VARIANTS.into_iter().map(Self::new)
+    }
+
     /// A call for the pod, with these mappings and keys.
     fn call(&self, verb: &str, mappings: &[Value], keys: &Value) -> Call<'_> {
         let netns = self.pod.path().display().to_string();
-        let mut config = json!({
+        let config = json!({
             "cniVersion": "1.0.0", "name": "testnet", "type": "portmap", "backend": "iptables",
             "runtimeConfig": {"portMappings": mappings},
             "prevResult": {
@@ -57,17 +62,8 @@ impl Stage {
                 ],
             },
         });
-        for (key, value) in keys.as_object().expect("an object") {
-            config[key] = value.clone();
-        }
-        Call {
-            stage: self,
-            verb: verb.to_owned(),
-            id: "c1".to_owned(),
-            ifname: "eth0".to_owned(),
-            config,
-            program: None,
-        }
+        let (verb, id, ifname) = (verb.to_owned(), "c1".to_owned(), "eth0".to_owned());
+        Call { stage: self, verb, id, ifname, config: with_keys(config, keys), program: None }
     }
 
     fn plain(&self, verb: &str) -> Call<'_> {

@@ -77,8 +77,8 @@ fn the_reference_checks_and_removes_slipways_rules() {
 
 #[test]
 fn a_mapping_that_is_missing_is_named_by_check() {
-    for variant in VARIANTS {
-        let stage = Stage::new(variant);
+    for stage in Stage::each() {
+        let variant = stage.variant;
         let call = stage.plain("ADD");
         call.ok();
         let tool = format!("ip6tables-{variant} -t nat");

@@ -10,10 +10,10 @@ mod on_a_link;
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, address_of, peer_fails, skip};
 
 use masters_network::{all_meet, info, neighbours_are_notified, with_gateway};
-use single::{World, add, address, differs};
+use single::{World, add};
 
 const PLUGIN: &str = "ipvlan";
 const NEEDS: &str = "ipvlan links";
@@ -47,7 +47,7 @@ fn modes_of_layer_3_are_routed() {
         let result = add(&network, &pod);
         assert_eq!(info(&pod)["mode"], name);
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", name);
-        world.client.expect(Proto::Tcp, (address(&result, 0), 80), name);
+        world.client.expect(Proto::Tcp, (address_of(&result, 0), 80), name);
         network.check(&Attach::new(&pod)).expect("CHECK");
         drop(_server);
         network.del(&Attach::new(&pod)).expect("DEL");
@@ -57,8 +57,7 @@ fn modes_of_layer_3_are_routed() {
 
 #[test]
 fn without_a_master_it_is_the_default_routes_link() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("DEL wants a default route", || {
         let network = world.network(1, &json!({"master": ""}));
         let failure = network.add(&Attach::new(&pod)).expect_err("there is no default route");
@@ -108,8 +107,7 @@ fn ipvlan_may_be_chained() {
 
 #[test]
 fn check_compares_the_mode() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({}));
     let result = add(&network, &pod);
     let mut config = network.configs(None).remove(0);
@@ -118,5 +116,5 @@ fn check_compares_the_mode() {
     let failure = network.call("CHECK", &config, Some(&Attach::new(&pod))).error();
     assert_eq!(failure.msg, "Container IPVlan mode l2 does not match expected value: l3");
     pod.cmd("ip -6 address delete fd00:60:1::2/64 dev eth0");
-    differs(&network, &pod, "Failed to match addr fd00:60:1::2/64");
+    network.differs(&pod, "Failed to match addr fd00:60:1::2/64");
 }

@@ -3,7 +3,7 @@
 //! `slipwayd pod` with `--network-plugin`.
 
 use serde_json::{Value, json};
-use slipway_tests::{CommandOutput, Proto, is_peer, quoted, slipwayd};
+use slipway_tests::{CommandOutput, Proto, quoted, slipway_only, slipwayd};
 
 use crate::Kubelet;
 
@@ -31,9 +31,7 @@ const KUBENET: &str =
 
 #[test]
 fn the_command_line_sets_up_and_tears_down_pods_of_kubenet() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let kubelet = Kubelet::new();
     let client = kubelet.node.host("client");
     kubelet.ok(&format!("pod status {KUBENET}"));
@@ -56,9 +54,7 @@ fn the_command_line_sets_up_and_tears_down_pods_of_kubenet() {
 
 #[test]
 fn the_command_line_reports_what_is_wrong() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let kubelet = Kubelet::new();
     let error = kubelet.fails("pod status --network-plugin nothing");
     assert!(error.ends_with("slipwayd pod status: Network plugin \"nothing\" not found.\n"), "{error}");

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use cni_runtime::kubelet::HairpinMode;
-use slipway_tests::{BridgeNetfilter, Proto, Space, at, is_peer, patience};
+use slipway_tests::{BridgeNetfilter, Proto, Space, at, patience, slipway_only};
 use slipwayd::network_plugin::KubeletOptions;
 
 use crate::Kubelet;
@@ -204,9 +204,7 @@ fn a_second_set_up_leaves_the_guard_as_it_is() {
 
 #[test]
 fn uninstall_removes_the_bridge_and_the_guard() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let kubelet = Kubelet::new();
     let options = KubeletOptions { pod_cidr: Some("10.180.1.0/24".to_owned()), ..kubelet.options("kubenet") };
     let manager = kubelet.start(&options);

@@ -10,10 +10,10 @@ mod on_a_link;
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, skip};
+use slipway_tests::{Attach, Proto, address_of, skip};
 
 use masters_network::{all_meet, info, neighbours_are_notified, with_gateway};
-use single::{World, add, address, differs};
+use single::{World, add};
 
 const PLUGIN: &str = "macvlan";
 const NEEDS: &str = "macvlan links";
@@ -31,7 +31,7 @@ fn containers_are_on_the_masters_network_with_addresses_of_their_own() {
     // The host outside sees each container's own Ethernet address.
     let neighbours = world.client.cmd("ip neighbour show dev eth0");
     for (pod, result) in [(&one, &results[0]), (&two, &results[1])] {
-        let line = format!("{} lladdr {}", address(result, 0), pod.mac("eth0"));
+        let line = format!("{} lladdr {}", address_of(result, 0), pod.mac("eth0"));
         assert!(neighbours.contains(&line), "{line} is not in:\n{neighbours}");
     }
 }
@@ -48,10 +48,10 @@ fn modes_decide_which_containers_reach_each_other() {
             assert_eq!(info(pod)["mode"], mode);
         }
         let _server = pods[0].serve(Proto::Udp, "0.0.0.0:80", "one");
-        world.client.expect(Proto::Udp, (address(&results[0], 0), 80), "one");
+        world.client.expect(Proto::Udp, (address_of(&results[0], 0), 80), "one");
         match neighbours_meet {
-            true => drop(pods[1].expect(Proto::Udp, (address(&results[0], 0), 80), "one")),
-            false => pods[1].expect_none(Proto::Udp, (address(&results[0], 0), 80)),
+            true => drop(pods[1].expect(Proto::Udp, (address_of(&results[0], 0), 80), "one")),
+            false => pods[1].expect_none(Proto::Udp, (address_of(&results[0], 0), 80)),
         }
         drop(_server);
         for pod in pods {
@@ -77,8 +77,7 @@ fn passthru_takes_the_master_exclusively() {
 
 #[test]
 fn without_a_master_it_is_the_default_routes_link() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({"master": ""}));
     let failure = network.add(&Attach::new(&pod)).expect_err("there is no default route");
     assert_eq!(failure.error.msg, "no default route interface found");
@@ -115,8 +114,7 @@ fn the_mac_address_comes_from_the_runtime_the_arguments_or_the_configuration() {
 
 #[test]
 fn without_ipam_the_link_is_only_set_up() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
     let result = add(&network, &pod);
     assert_eq!(result["ips"], Value::Null);
@@ -137,7 +135,7 @@ fn neighbours_learn_a_new_address() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
-    let one_ip = address(&add(&network, &one), 0);
+    let one_ip = address_of(&add(&network, &one), 0);
     neighbours_are_notified(&one);
     world.client.ping(one_ip).expect("a reply");
     network.del(&Attach::new(&one)).expect("DEL");
@@ -151,8 +149,7 @@ fn neighbours_learn_a_new_address() {
 
 #[test]
 fn the_broadcast_queue_has_the_configured_length() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     add(&world.network(1, &json!({"bcqueuelen": 5000})), &pod);
     let length = &info(&pod)["bc_queue_len"];
     // Kernels before 5.11 do not have the attribute, and an older ip(8) does not print it.
@@ -161,16 +158,15 @@ fn the_broadcast_queue_has_the_configured_length() {
 
 #[test]
 fn check_compares_mode_and_address() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({}));
     let mac = add(&network, &pod)["interfaces"][0]["mac"].as_str().expect("an address").to_owned();
     pod.cmd("ip link set eth0 type macvlan mode private");
-    differs(&network, &pod, "container macvlan mode private does not match expected value: bridge");
+    network.differs(&pod, "container macvlan mode private does not match expected value: bridge");
     pod.cmd("ip link set eth0 type macvlan mode bridge");
     pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
     let text = format!("nterface eth0 Mac {mac} doesn't match container Mac: 02:00:00:00:00:77");
-    differs(&network, &pod, &text);
+    network.differs(&pod, &text);
     pod.cmd(&format!("ip link set eth0 address {mac}"));
     network.check(&Attach::new(&pod)).expect("CHECK");
 }

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Reference, Server, host_local};
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Reference, Server, host_local, with_keys};
 
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
@@ -70,11 +70,8 @@ impl World {
     }
 
     fn network(&self, number: u8, interface: &str, backend: &str, extra: &Value) -> Network<'_> {
-        let mut portmap =
-            json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}});
-        for (key, value) in extra.as_object().expect("an object") {
-            portmap[key] = value.clone();
-        }
+        let portmap = json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}});
+        let portmap = with_keys(portmap, extra);
         self.node.network(json!({
             "name": format!("net{number}"),
             "plugins": [
@@ -155,20 +152,10 @@ fn count(report: &Value, state: &str) -> usize {
 
 /// ADD by these plugins, chained as a runtime does.
 fn add(maker: &Maker, network: &Network<'_>, attach: &Attach) {
-    let Some(directory) = &maker.directory else {
-        network.add(attach).expect("ADD");
-        return;
+    match &maker.directory {
+        Some(directory) => network.add_by(directory, attach, |call| call),
+        None => network.add(attach).expect("ADD"),
     };
-    let mut result = Value::Null;
-    for mut config in network.configs(Some(attach)) {
-        config["cniVersion"] = json!("1.0.0");
-        if !result.is_null() {
-            config["prevResult"] = result;
-        }
-        let program = directory.join(config["type"].as_str().expect("a type"));
-        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
-        result = call.env("CNI_PATH", directory.as_path()).run().ok();
-    }
 }
 
 /// A pod that was added and serves TCP and UDP.

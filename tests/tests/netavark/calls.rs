@@ -3,17 +3,14 @@
 //! Set-ups and teardowns: results, repetitions, failures, records.
 
 use serde_json::{Value, json};
-use slipway_tests::{Proto, at};
+use slipway_tests::{Node, Proto, at, slipway_only};
 
-use crate::{Call, GATEWAYS, Net, error, is_other, node, state};
+use crate::{Call, GATEWAYS, Net, error, state};
 
 #[test]
 fn a_set_up_container_has_its_addresses_and_reaches_the_outside() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let (first, pod) = (node.pod("first"), node.pod("web"));
     let before = state(&node, &[&pod]).without(&["table", "chain", "rule", "map", "set", "ip_forward"]);
     let net = Net::new();
@@ -56,11 +53,8 @@ fn a_set_up_container_has_its_addresses_and_reaches_the_outside() {
 
 #[test]
 fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
@@ -92,10 +86,8 @@ fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
 /// A container on two networks whose namespace is gone: the ports of the first do not move to the second.
 #[test]
 fn networks_of_a_container_that_is_gone_are_torn_down() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let pod = node.pod("web");
     let green = Net::with_subnets("green", "sw1", "10.90.0", "fd00:90:");
     let both = [(Net::new(), "eth0"), (green, "eth1")].map(|(net, ifname)| {
@@ -112,10 +104,8 @@ fn networks_of_a_container_that_is_gone_are_torn_down() {
 
 #[test]
 fn a_failed_setup_leaves_nothing() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let (first, second) = (node.pod("first"), node.pod("second"));
     let net = Net::new();
     let owner = Call::new(&node, &net, &first, 5).publish("", "tcp", 8080, 80, 1);
@@ -153,11 +143,8 @@ fn a_failed_setup_leaves_nothing() {
 /// podman 5 reloads a container's network by a teardown and a set-up, and a set-up may come twice.
 #[test]
 fn a_second_setup_begins_again() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
@@ -180,11 +167,8 @@ fn a_second_setup_begins_again() {
 
 #[test]
 fn the_operators_commands_know_the_container() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
@@ -208,10 +192,8 @@ fn the_operators_commands_know_the_container() {
 
 #[test]
 fn other_calls_are_refused_in_netavarks_form() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let run = |words: &[&str], input: &str| node.plugin("slipway").arguments(words).stdin(input).run();
     assert_eq!(
         error(&run(&["setup"], "{}")),
@@ -228,10 +210,8 @@ fn other_calls_are_refused_in_netavarks_form() {
 /// containers, which know the old one, learn the new one at once.
 #[test]
 fn a_container_that_comes_back_is_reached_at_once() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let (near, pod) = (node.pod("near"), node.pod("web"));
     let net = Net::new();
     Call::new(&node, &net, &near, 4).setup();

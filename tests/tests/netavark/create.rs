@@ -3,27 +3,24 @@
 //! Networks as `podman network create --driver slipway` makes them.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Output};
+use slipway_tests::{Node, Output, slipway_only, with_keys};
 
-use crate::{error, is_other, node};
+use crate::error;
 
 const ID: &str = "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9";
 
 fn create(node: &Node, keys: &Value) -> Output {
-    let mut network = json!({
+    let network = json!({
         "name": "web", "id": ID, "driver": "slipway", "created": "2026-01-02T03:04:05Z", "dns_enabled": true,
         "internal": false, "ipv6_enabled": false, "ipam_options": {},
     });
-    network.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    node.plugin("slipway").without("CNI_PATH").arguments(&["create"]).config(&network).run()
+    node.plugin("slipway").without("CNI_PATH").arguments(&["create"]).config(&with_keys(network, keys)).run()
 }
 
 #[test]
 fn a_subnet_that_nothing_uses_is_chosen() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     node.own_etc();
     let subnet = |keys: &Value| create(&node, keys).json()["subnets"][0]["subnet"].clone();
     assert_eq!(subnet(&json!({})), "10.89.0.0/24");

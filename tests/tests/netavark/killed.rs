@@ -3,9 +3,9 @@
 //! The driver is killed right after each of its system calls that may have changed something: the next set-up or
 //! teardown removes what it left. By default some are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls.
 
-use slipway_tests::{Point, Proto, assert_killed, kill_points, killed, points_to_try};
+use slipway_tests::{Node, Point, Proto, assert_killed, kill_points, killed, points_to_try, slipway_only};
 
-use crate::{Call, Net, is_other, node, state};
+use crate::{Call, Net, state};
 
 /// The number of points to try for each command.
 const SAMPLE: usize = 24;
@@ -19,11 +19,8 @@ fn points(call: &Call<'_>, command: &str) -> Vec<Point> {
 
 #[test]
 fn a_killed_setup_is_torn_down_or_set_up_again() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let (first, pod) = (node.pod("first"), node.pod("web"));
     let net = Net::new();
     Call::new(&node, &net, &first, 4).setup();
@@ -57,10 +54,8 @@ fn a_killed_setup_is_torn_down_or_set_up_again() {
 
 #[test]
 fn a_second_teardown_finishes_a_killed_one() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let pod = node.pod("web");
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 9000, 80, 1);

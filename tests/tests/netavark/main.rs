@@ -13,17 +13,10 @@ mod ports;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Output, PluginCall, Pod, Snapshot, is_peer};
+use slipway_tests::{Node, Output, PluginCall, Pod, Snapshot};
 
 /// The node's address on the bridge of [`Net::new`] in each family.
 const GATEWAYS: [&str; 2] = ["10.89.0.1", "fd00:89::1"];
-
-/// A node on which the bridges' packets bypass netfilter, as podman needs it.
-fn node() -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    node
-}
 
 /// A network as podman stores it.
 #[derive(Debug, Clone)]
@@ -152,9 +145,4 @@ fn error(output: &Output) -> String {
 fn state(node: &Node, pods: &[&Pod]) -> Snapshot {
     let spaces: Vec<_> = pods.iter().map(|pod| &***pod).collect();
     Snapshot::take(node, &spaces).without(&["/run/slipway/netavark", "address \"lo\"", "link lo", " dev lo "])
-}
-
-/// True if another plugin set is under test: it has no driver.
-fn is_other() -> bool {
-    is_peer()
 }

@@ -4,29 +4,26 @@
 
 use std::net::Ipv4Addr;
 
-use slipway_tests::{Host, PROGRAMS, Pod, Proto, has_programs, needs};
+use slipway_tests::{Host, Node, PROGRAMS, Pod, Proto, has_programs, needs, slipway_only};
 
-use crate::{Call, Net, is_other, node};
+use crate::{Call, Net};
 
 #[test]
 fn from_nftables_to_iptables_and_back() {
-    if !is_other() {
-        moves(&["iptables", "nftables"]);
-    }
+    slipway_only!();
+    moves(&["iptables", "nftables"]);
 }
 
 #[test]
 fn from_nftables_by_iptables_to_the_programs() {
     needs!(has_programs(), PROGRAMS);
-    if !is_other() {
-        moves(&["iptables", "ebpf"]);
-    }
+    slipway_only!();
+    moves(&["iptables", "ebpf"]);
 }
 
 /// Migrates a container to each backend. Its ports and masquerade work after each step, and its teardown leaves nothing.
 fn moves(backends: &[&str]) {
-    let node = node();
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new();
     let call =

@@ -5,18 +5,15 @@
 use std::net::Ipv4Addr;
 
 use serde_json::json;
-use slipway_tests::{Node, PROGRAMS, Proto, at, has_programs, needs};
+use slipway_tests::{Node, PROGRAMS, Proto, at, has_programs, needs, slipway_only};
 
-use crate::{Call, Net, is_other, node, state};
+use crate::{Call, Net, state};
 
 /// As with podman's own driver: containers of isolated networks do not reach each other; others do.
 #[test]
 fn isolated_networks() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let net = |name: &str, number: u8| {
         Net::with_subnets(
             name,
@@ -56,11 +53,8 @@ fn isolated_networks() {
 
 #[test]
 fn an_internal_network_leads_nowhere() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     node.forward();
     let pods = ["one", "two", "named"].map(|name| node.pod(name));
     let internal = |name: &str, number: u8, gateway: bool| {
@@ -100,11 +94,8 @@ fn an_internal_network_leads_nowhere() {
 
 #[test]
 fn mtu_routes_metric_and_masquerade() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new()
         .option("mtu", "1400")
@@ -131,10 +122,8 @@ fn mtu_routes_metric_and_masquerade() {
 /// The bridge of another program, whose router is elsewhere on it.
 #[test]
 fn an_unmanaged_bridge_is_joined_and_stays() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let (pod, router) = (node.pod("web"), node.pod("router"));
     let net = Net::new().option("mode", "unmanaged");
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
@@ -167,10 +156,8 @@ fn an_unmanaged_bridge_is_joined_and_stays() {
 
 #[test]
 fn a_network_without_ipam_is_only_a_link() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let pod = node.pod("web");
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).option("static_ips", json!(null));
@@ -197,11 +184,8 @@ fn ports_answer_with_the_ebpf_backend() {
 }
 
 fn with_backend(backend: &str) {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let net = Net::new().option("backend", backend);
     let call = Call::new(&node, &net, &pod, 5).publish("", "tcp", 8080, 80, 1);
@@ -226,10 +210,8 @@ fn has_filtering(node: &Node) -> bool {
 
 #[test]
 fn two_vlans_on_one_bridge() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     needs!(has_filtering(&node), "bridge vlan filtering");
     let client = node.host("client");
     let pods = ["one", "two"].map(|name| node.pod(name));

@@ -5,16 +5,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
-use slipway_tests::{Proto, SCTP, at, expect_sctp, has_sctp, needs};
+use slipway_tests::{Node, Proto, SCTP, at, expect_sctp, has_sctp, needs, slipway_only};
 
-use crate::{Call, GATEWAYS, Net, is_other, node, state};
+use crate::{Call, GATEWAYS, Net, state};
 
 #[test]
 fn every_form_of_publish_reaches_the_container() {
-    if is_other() {
-        return;
-    }
-    let node = node();
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
     let (near, far) = (node.host("near"), node.host("far"));
     let pod = node.pod("web");
     let net = Net::new();
@@ -81,11 +79,8 @@ fn every_form_of_publish_reaches_the_container() {
 #[test]
 fn sctp_of_both_families() {
     needs!(has_sctp(), SCTP);
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let call = Call::new(&node, &Net::new(), &pod, 5).publish("", "sctp", 8080, 80, 1);
     call.setup();
@@ -100,11 +95,8 @@ fn sctp_of_both_families() {
 /// Two networks: the ports are on the one that was joined first, and move to the other when it is left.
 #[test]
 fn ports_move_to_the_networks_that_are_left() {
-    if is_other() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let pod = node.pod("web");
     let green = Net::with_subnets("green", "sw1", "10.90.0", "fd00:90:");
     let (first, second) = (Call::new(&node, &Net::new(), &pod, 5), Call::new(&node, &green, &pod, 7));

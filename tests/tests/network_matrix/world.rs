@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Cluster, ClusterNode, Network, Pod, Proto, Server, Space, at, pod_gateways,
-    pod_ranges,
+    Attach, BridgeNetfilter, Cluster, ClusterNode, Network, Pod, Proto, Server, Space, address_of, at,
+    pod_gateways, pod_ranges,
 };
 
 use crate::Backend;
@@ -123,11 +123,7 @@ impl Web {
         pod.cmd("ip link set lo up");
         let attach = prepare(Attach::new(&pod));
         let result = network(backend, node).add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
-        let address = |index: usize| {
-            let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
-            ip.and_then(|ip| ip.parse().ok()).unwrap_or_else(|| panic!("no address: {result}"))
-        };
-        Self { pod, addresses: [address(0), address(1)] }
+        Self { pod, addresses: [0, 1].map(|index| address_of(&result, index)) }
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    API_SERVER, ApiServer, BridgeNetfilter, Cluster, Daemon, Node, Pod, Proto, QUICK, at, has_api_server,
-    has_programs, kube_programs, skip, wire, within,
+    API_SERVER, ApiServer, BridgeNetfilter, Cluster, Daemon, Node, Pod, Proto, QUICK, api_server_programs,
+    at, has_programs, skip, until, wire, within,
 };
 
 use crate::{Machine, PACKAGES, ROOT, folder};
@@ -115,11 +115,9 @@ fn dhcp_network() -> Value {
 
 /// Waits until the daemon answers.
 fn await_daemon(machine: &Machine, config: &Value, pod: &Pod) {
-    let end = Instant::now() + within(Duration::from_secs(20));
-    while machine.call("STATUS", config, pod).process.code != Some(0) {
-        assert!(Instant::now() < end, "the daemon does not answer");
-        thread::sleep(Duration::from_millis(100));
-    }
+    until(Duration::from_secs(20), "the daemon answers", || {
+        machine.call("STATUS", config, pod).process.code == Some(0)
+    });
 }
 
 fn the_dhcp_daemon(mut machine: Machine) {
@@ -334,9 +332,7 @@ macro_rules! tests {
             #[test]
             fn the_agent() {
                 let machine = boot!(stringify!($suite));
-                let Some(programs) = kube_programs("kube-apiserver").filter(|dir| has_api_server(dir)) else {
-                    skip!(API_SERVER)
-                };
+                let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
                 super::the_agent(machine, &programs);
             }
         }

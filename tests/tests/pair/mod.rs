@@ -4,23 +4,17 @@
 //! include this module and provide the configuration.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, is_peer, newest_version, peer_fails};
+use slipway_tests::{
+    Attach, Network, Node, Pod, Proto, Snapshot, address_of, is_peer, newest_version, peer_fails, with_keys,
+};
 
 use crate::{NODE_LINKS, OUTER, PREFIX, TAKEN, all, dual_stack, leading, other_keys, plugin, refused};
 
 /// A network of the plugin alone, with host-local of 10.1.2.0/24, and `keys` added.
 pub(crate) fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
-}
-
-/// `keys` with `others` added.
-pub(crate) fn with(mut keys: Value, others: Value) -> Value {
-    let Value::Object(others) = others else { panic!("not an object: {others}") };
-    keys.as_object_mut().expect("an object").extend(others);
-    keys
 }
 
 /// Attaches the pod and returns the result.
@@ -39,35 +33,17 @@ fn last(result: &Value) -> &Value {
     result["interfaces"].as_array().and_then(|all| all.last()).expect("interfaces")
 }
 
-/// The address of the pod in a result, without its prefix.
-pub(crate) fn address(result: &Value, index: usize) -> IpAddr {
-    let net = result["ips"][index]["address"].as_str().expect("an address");
-    net.split('/').next().expect("an address").parse().expect("an IP address")
-}
-
 /// The state, without counters and what is derived from the reservations.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
     Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "/.slipway/"])
 }
 
-pub(crate) fn reservations(node: &Node) -> Vec<String> {
-    let names = node.list("/var/lib/cni/networks/net").into_iter();
-    names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
-}
-
 /// A dual-stack pod with default routes, whose CHECK succeeds.
 pub(crate) fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'a>, Value) {
-    let network = network(node, &with(with(leading(), json!({"ipam": dual_stack()})), keys));
+    let network = network(node, &with_keys(with_keys(leading(), &json!({"ipam": dual_stack()})), &keys));
     let result = add(&network, pod);
     network.check(&Attach::new(pod)).expect("CHECK of what was just made");
     (network, result)
-}
-
-/// Asserts that CHECK fails with this text.
-#[track_caller]
-pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
-    let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
-    assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
 }
 
 #[test]
@@ -110,8 +86,7 @@ fn dns_is_the_configurations_if_it_has_any() {
 #[test]
 fn errors_name_invalid_values_and_change_nothing() {
     peer_fails("other codes, and some are not noticed", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let both = [
             (json!({"mtu": "x"}), "mtu"),
             (json!({"mtu": -5}), "-5"),
@@ -130,11 +105,11 @@ fn errors_name_invalid_values_and_change_nothing() {
 #[test]
 fn concurrent_adds_do_not_collide() {
     let node = Node::new();
-    let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+    let network = network(&node, &with_keys(all(), &json!({"ipam": dual_stack()})));
     let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
     let addresses: BTreeSet<_> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
+            pods.iter().map(|pod| scope.spawn(|| address_of(&add(&network, pod), 0))).collect();
         threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
     });
     assert_eq!(addresses.len(), pods.len());
@@ -158,8 +133,7 @@ fn concurrent_adds_do_not_collide() {
 
 #[test]
 fn a_second_add_leaves_the_first_alone() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &all());
     let result = add(&network, &pod);
     let before = Snapshot::take(&node, &[&pod]);
@@ -168,14 +142,14 @@ fn a_second_add_leaves_the_first_alone() {
     let is_named = failure.error.msg.contains(TAKEN) || (is_peer() && NODE_LINKS.is_empty());
     assert!(is_named, "{failure}");
     before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
-    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
+    assert!(pod.cmd("ip address").contains(&address_of(&result, 0).to_string()));
 }
 
 #[test]
 fn del_removes_what_add_made_and_may_be_repeated() {
     let node = Node::new();
     let (first, pod) = (node.pod("first"), node.pod("pod"));
-    let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+    let network = network(&node, &with_keys(all(), &json!({"ipam": dual_stack()})));
     add(&network, &first);
     let before = state(&node, &pod);
     add(&network, &pod);
@@ -194,7 +168,7 @@ fn del_without_a_namespace_finds_the_hosts_end() {
     peer_fails("leaves the link and the masquerade", || {
         let node = Node::new();
         let (first, pod) = (node.pod("first"), node.pod("pod"));
-        let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+        let network = network(&node, &with_keys(all(), &json!({"ipam": dual_stack()})));
         add(&network, &first);
         for netns in ["", "/run/netns/gone"] {
             let before = state(&node, &pod);
@@ -209,8 +183,7 @@ fn del_without_a_namespace_finds_the_hosts_end() {
 #[test]
 fn del_leaves_a_foreign_link() {
     peer_fails("deletes any link of that name", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         pod.cmd("ip link add eth0 type bridge");
         let network = network(&node, &json!({}));
         network.add(&Attach::new(&pod)).expect_err("the name is taken");
@@ -228,10 +201,9 @@ fn del_leaves_a_foreign_link() {
 #[test]
 fn del_continues_after_an_error() {
     peer_fails("stops at the first error", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         add(&network(&node, &all()), &pod);
-        let broken = with(all(), json!({"ipam": {"type": "absent"}}));
+        let broken = with_keys(all(), &json!({"ipam": {"type": "absent"}}));
         let failure = network(&node, &broken).del(&Attach::new(&pod)).expect_err("no such IPAM");
         assert!(failure.to_string().contains("absent"), "{failure}");
         assert!(!pod.has_link("eth0"));
@@ -257,20 +229,19 @@ fn gc_removes_stale_attachments_only() {
         ours.gc(&[&live_attach]).expect("GC");
         assert!(!node.has_link(&dead_link) && !dead.has_link("eth0"));
         assert!(node.has_link(&live_link) && node.has_link(&other_link));
-        assert_eq!(reservations(&node), ["10.1.2.3"]);
+        assert_eq!(node.reserved("net"), ["10.1.2.3"]);
         let ruleset = node.ruleset();
         assert!(!ruleset.contains("10.1.2.2 ") && ruleset.contains("10.1.2.3 "), "{ruleset}");
         assert!(!ruleset.contains(&dead_link), "{ruleset}");
         ours.gc_plugins(&Value::Null).expect("GC");
         assert!(!node.has_link(&live_link) && node.has_link(&other_link));
-        assert!(reservations(&node).is_empty());
+        assert!(node.reserved("net").is_empty());
     });
 }
 
 #[test]
 fn gc_without_a_list_removes_nothing() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &json!({}));
     add(&network, &pod);
     if newest_version() == "1.0.0" {
@@ -286,10 +257,9 @@ fn gc_without_a_list_removes_nothing() {
 #[test]
 fn status_reports_an_exhausted_range() {
     peer_fails("reports no error", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/30"});
-        let network = network(&node, &with(all(), json!({"ipam": ipam})));
+        let network = network(&node, &with_keys(all(), &json!({"ipam": ipam})));
         network.status().expect("one address is free");
         add(&network, &pod);
         assert_eq!(network.status().expect_err("none is free").error.code, 50);
@@ -300,49 +270,44 @@ fn status_reports_an_exhausted_range() {
 
 #[test]
 fn check_compares_the_containers_link() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let (network, result) = attached(&node, &pod, json!({}));
     let mac = last(&result)["mac"].as_str().expect("a MAC");
     pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
-    differs(
-        &network,
+    network.differs(
         &pod,
         &format!("{PREFIX}Interface eth0 Mac {mac} doesn't match container Mac: 02:00:00:00:00:77"),
     );
     pod.cmd(&format!("ip link set eth0 address {mac}"));
     network.check(&Attach::new(&pod)).expect("CHECK");
     pod.cmd("ip link delete eth0");
-    differs(&network, &pod, "eth0");
+    network.differs(&pod, "eth0");
 }
 
 #[test]
 fn check_compares_the_containers_addresses_and_routes() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let (network, _) = attached(&node, &pod, json!({}));
     pod.cmd("ip route delete default");
-    differs(&network, &pod, "Expected Route");
+    network.differs(&pod, "Expected Route");
     pod.cmd("ip route add default via 10.1.2.1");
     network.check(&Attach::new(&pod)).expect("CHECK");
     pod.cmd("ip address delete fd00:1::2/64 dev eth0");
-    differs(&network, &pod, "Failed to match addr");
+    network.differs(&pod, "Failed to match addr");
 }
 
 #[test]
 fn a_previous_result_is_required() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let (network, _) = attached(&node, &pod, json!({}));
     network.forget();
-    differs(&network, &pod, &format!("{PREFIX}Required prevResult missing"));
+    network.differs(&pod, &format!("{PREFIX}Required prevResult missing"));
 }
 
 #[test]
 fn masquerade_is_compared() {
     peer_fails("does not look at it", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
         // Deletes all that the container has in the table, in any layout.
         node.nft("delete table inet slipway");

@@ -2,12 +2,10 @@
 
 //! `slipwayd pod`: set-up, teardown, status, list and garbage collection.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use slipway_tests::{Proto, REFERENCE, Reference, is_peer, within};
+use slipway_tests::{Proto, REFERENCE, Reference, is_peer, slipway_only};
 
-use crate::stage::{CONF, Stage, list, pods_list, tiny_list};
+use crate::stage::{CONF, SlowPlugin, Stage, list, pods_list, tiny_list};
 
 const UP: &str = "pod up test/web --sandbox s1 --uid u1 --create-netns --port 8080:80 --network pods --network storage=net1";
 
@@ -71,9 +69,7 @@ fn a_pod_gets_two_networks_and_ports_of_the_reference() {
 
 #[test]
 fn the_namespace_stays_while_a_network_is_attached() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let before = stage.state(&[]);
@@ -87,9 +83,7 @@ fn the_namespace_stays_while_a_network_is_attached() {
 
 #[test]
 fn a_failed_set_up_is_undone() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.write("30-tiny.conflist", &tiny_list());
     stage.warm_up();
@@ -113,39 +107,25 @@ fn a_failed_set_up_is_undone() {
 
 #[test]
 fn a_set_up_that_gets_a_signal_is_undone() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
-    // A plugin that waits until it is killed.
-    stage.node.write("/var/lib/slow/slow", "#!/bin/sh\nif [ $CNI_COMMAND = VERSION ]; then\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\nelif [ $CNI_COMMAND = ADD ]; then\n>/run/started; exec sleep 100\nfi\n");
-    stage.node.cmd("chmod +x /var/lib/slow/slow");
+    SlowPlugin::write(&stage);
     stage.write("30-slow.conflist", &list("slow", &json!([{"type": "slow"}])));
     let before = stage.state(&[]);
-    let words = "pod up test/web --sandbox s1 --create-netns --network pods --network slow --cni-bin-dir /var/lib/slow";
-    let running = stage.call(words).spawn();
-    let limit = std::time::Instant::now() + within(Duration::from_secs(30));
-    while stage.node.read("/run/started").is_none() {
-        assert!(std::time::Instant::now() < limit, "the plugin does not start");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    stage.node.cmd(&format!("kill -TERM {}", running.pid()));
-    let output = running.wait().process;
+    let words = "pod up test/web --sandbox s1 --create-netns --network pods --network slow";
+    let output = SlowPlugin::signal_during_add(&stage, words, "TERM");
     assert_eq!(output.code, Some(1), "{output}");
     assert!(
         output.stderr.contains("to CNI network \"slow\"") && output.stderr.contains("cancelled"),
         "{output}"
     );
-    stage.node.cmd("rm /run/started");
     before.assert_same(&stage.state(&[]));
 }
 
 #[test]
 fn teardown_needs_neither_configuration_nor_namespace() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let before = stage.state(&[]);
@@ -166,9 +146,7 @@ fn teardown_needs_neither_configuration_nor_namespace() {
 
 #[test]
 fn a_network_alone_is_removed_by_its_name() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     let pod = stage.node.pod("web");
     stage.ok("pod up test/web --sandbox s1 --netns /run/netns/web --network pods --network storage=net1");
@@ -182,9 +160,7 @@ fn a_network_alone_is_removed_by_its_name() {
 
 #[test]
 fn errors_are_those_of_the_reference() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     let up = "pod up test/web --sandbox s1 --create-netns";
     for (words, want) in [
@@ -213,9 +189,7 @@ fn errors_are_those_of_the_reference() {
 
 #[test]
 fn status_reads_addresses_from_the_namespace_without_a_cached_result() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     let mut old = pods_list("pods");
     old["cniVersion"] = "0.3.1".into();
@@ -233,9 +207,7 @@ fn status_reads_addresses_from_the_namespace_without_a_cached_result() {
 
 #[test]
 fn gc_keeps_valid_sandboxes_and_removes_the_others() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     stage.ok("pod up test/kept --sandbox kept --create-netns --port 8081:80 --network pods");

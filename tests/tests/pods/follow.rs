@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cni_runtime::pods::{Manager, Networks};
 use serde_json::{Value, json};
-use slipway_tests::{is_peer, quoted, within};
+use slipway_tests::{quoted, slipway_only, within};
 
 use crate::stage::{CONF, Stage, list, pods_list};
 
@@ -28,9 +28,7 @@ fn default_of(networks: &Networks) -> Option<&str> {
 
 #[test]
 fn the_default_network_follows_its_file() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.block_on(async || {
         let manager = stage.manager().start().await.expect("a manager");
@@ -57,9 +55,7 @@ fn the_default_network_follows_its_file() {
 
 #[test]
 fn a_configured_default_network_does_not_change() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.block_on(async || {
         let manager = stage.manager().default_network("storage").start().await.expect("a manager");
@@ -72,9 +68,7 @@ fn a_configured_default_network_does_not_change() {
 
 #[test]
 fn a_bad_file_is_skipped_with_its_reason() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.node.write(&format!("{CONF}/01-bad.conflist"), "{");
     stage.write("02-empty.conflist", &json!({"name": "empty", "cniVersion": "1.0.0", "plugins": []}));
@@ -96,9 +90,7 @@ fn a_bad_file_is_skipped_with_its_reason() {
 
 #[test]
 fn a_plugin_that_appears_later_makes_its_network_valid() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.write("05-later.conflist", &list("later", &json!([{"type": "later"}])));
     stage.block_on(async || {
@@ -125,9 +117,7 @@ fn a_plugin_that_appears_later_makes_its_network_valid() {
 
 #[test]
 fn the_directory_is_created() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.block_on(async || {
         let manager = stage.manager().config_dir("/var/lib/a/b").start().await.expect("a manager");

@@ -2,12 +2,10 @@
 
 //! `slipwayd` or one of its plugins is killed at a system call: a teardown then leaves nothing.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
-use slipway_tests::{Disturbance, Point, all_kill_points, disturbed, is_peer, sample, stride, within};
+use slipway_tests::{Disturbance, Point, all_kill_points, disturbed, sample, slipway_only, stride};
 
-use crate::stage::{Stage, bridge, list};
+use crate::stage::{SlowPlugin, Stage, bridge, list};
 
 /// The number of points in a run that tries a sample.
 const FEW: usize = 14;
@@ -26,9 +24,7 @@ fn points(all: Vec<Point>) -> Vec<Point> {
 
 #[test]
 fn a_teardown_after_a_killed_set_up_leaves_nothing() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let pod = stage.node.pod("web");
@@ -53,9 +49,7 @@ fn a_teardown_after_a_killed_set_up_leaves_nothing() {
 
 #[test]
 fn a_teardown_after_a_killed_teardown_leaves_nothing() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let before = stage.state(&[]);
@@ -76,34 +70,20 @@ fn a_teardown_after_a_killed_teardown_leaves_nothing() {
 
 /// A set-up that is killed while its second network's plugin runs, with ports, addresses and files of the first plugin.
 fn killed_set_up(stage: &Stage, up: &str) {
-    stage.node.write(
-        "/var/lib/slow/slow",
-        "#!/bin/sh\nif [ $CNI_COMMAND = VERSION ]; then\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\n\
-         elif [ $CNI_COMMAND = ADD ]; then\n>/run/started; exec sleep 100\nfi\n",
-    );
-    stage.node.cmd("chmod +x /var/lib/slow/slow");
+    SlowPlugin::write(stage);
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     let plugins = json!([bridge("br3", "10.94.0.0/24"), portmap, {"type": "slow"}]);
     stage.write("30-slow.conflist", &list("slow", &plugins));
-    let words = format!("{up} --network slow --port 8081:80 --cni-bin-dir /var/lib/slow");
-    let running = stage.call(&words).spawn();
-    let limit = Instant::now() + within(Duration::from_secs(30));
-    while stage.node.read("/run/started").is_none() && Instant::now() < limit {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    stage.node.cmd(&format!("kill -KILL {}", running.pid()));
-    let output = running.wait().process;
-    assert!(output.code.is_none() && stage.node.read("/run/started").is_some(), "{output}");
-    stage.node.cmd("rm /run/started");
+    let words = format!("{up} --network slow --port 8081:80");
+    let output = SlowPlugin::signal_during_add(stage, &words, "KILL");
+    assert!(output.code.is_none(), "{output}");
 }
 
 const UP: &str = "pod up test/web --sandbox s1 --create-netns --port 8080:80 --network pods";
 
 #[test]
 fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     // Makes the files that stay after the first call of the plugins.
@@ -137,9 +117,7 @@ fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
 
 #[test]
 fn a_pod_is_set_up_again_after_a_killed_set_up() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let _pod = stage.node.pod("web");

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use cni_runtime::CallOptions;
 use cni_runtime::pods::{Attach, PodError};
 use cni_spec::PortMapping;
-use slipway_tests::{Proto, is_peer, stride};
+use slipway_tests::{Proto, slipway_only, stride};
 
 use crate::stage::{Stage, joined, request};
 
@@ -22,9 +22,7 @@ fn port(host_port: u16) -> PortMapping {
 
 #[test]
 fn many_pods_are_set_up_and_torn_down_in_parallel() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let client = stage.node.host("client");
@@ -76,9 +74,7 @@ fn many_pods_are_set_up_and_torn_down_in_parallel() {
 
 #[test]
 fn concurrent_set_ups_and_teardowns_of_one_pod_leave_it_whole_or_gone() {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
     let space = stage.node.pod("web");

@@ -4,11 +4,14 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cni_runtime::Runtime;
 use cni_runtime::pods::{Builder, Manager, Pod};
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, CommandOutput, Node, PluginCall, Pod as Space, Snapshot, slipwayd};
+use slipway_tests::{
+    BridgeNetfilter, CommandOutput, Node, PluginCall, Pod as Space, Snapshot, slipwayd, until,
+};
 
 /// The configuration directory. /var/lib is private to the node.
 pub(crate) const CONF: &str = "/var/lib/net.d";
@@ -107,6 +110,31 @@ impl Stage {
             "pod up test/first --sandbox first --create-netns --network pods --port 81:81 --network storage",
         );
         self.ok("pod down test/first --sandbox first");
+    }
+}
+
+/// A plugin, in a directory of its own, whose ADD waits until it is killed.
+pub(crate) struct SlowPlugin;
+
+impl SlowPlugin {
+    pub(crate) const DIRECTORY: &str = "/var/lib/slow";
+
+    pub(crate) fn write(stage: &Stage) {
+        let script = "#!/bin/sh\nif [ $CNI_COMMAND = VERSION ]; then\n\
+            echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\n\
+            elif [ $CNI_COMMAND = ADD ]; then\n>/run/started; exec sleep 100\nfi\n";
+        stage.node.write(&format!("{}/slow", Self::DIRECTORY), script);
+        stage.node.cmd(&format!("chmod +x {}/slow", Self::DIRECTORY));
+    }
+
+    /// Starts `slipwayd`, sends a signal to it when the plugin's ADD runs, and waits for its end.
+    pub(crate) fn signal_during_add(stage: &Stage, words: &str, signal: &str) -> CommandOutput {
+        let running = stage.call(&format!("{words} --cni-bin-dir {}", Self::DIRECTORY)).spawn();
+        until(Duration::from_secs(30), "the plugin starts", || stage.node.read("/run/started").is_some());
+        stage.node.cmd(&format!("kill -{signal} {}", running.pid()));
+        let output = running.wait().process;
+        stage.node.cmd("rm /run/started");
+        output
     }
 }
 

@@ -3,16 +3,13 @@
 //! portmap's own keys, tested with packets if they affect packets.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Proto, host_local};
+use slipway_tests::{Attach, Host, Network, Node, Proto, address_of, host_local, with_keys};
 
 use crate::{Call, elements_of, listed, map, map_on, run_of};
 
 /// A network whose portmap has these keys.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-    for (key, value) in keys.as_object().expect("an object") {
-        portmap[key] = value.clone();
-    }
+    let portmap = with_keys(json!({"type": "portmap", "capabilities": {"portMappings": true}}), keys);
     let ipam = host_local("10.88.0.0/24", "fd00:88::/64");
     let bridge = json!({"type": "bridge", "isGateway": true, "hairpinMode": true, "ipam": ipam});
     node.network(json!({"name": "net", "plugins": [bridge, portmap]}))
@@ -24,8 +21,7 @@ fn outside(node: &Node) -> [Host; 2] {
 
 /// The IPv6 address of the pod in this result.
 fn v6(result: &Value) -> String {
-    let address = result["ips"][1]["address"].as_str().expect("an IPv6 address");
-    format!("[{}]:80", address.split('/').next().expect("an address"))
+    format!("[{}]:80", address_of(result, 1))
 }
 
 /// Each container has its own conditions: those of the last ADD do not apply to all.
@@ -131,8 +127,7 @@ fn the_loopback_is_opened_only_for_ports_on_it() {
 
 #[test]
 fn host_ip_rules() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let ports = [
         map_on("", "tcp", 1, 80),
         map_on("0.0.0.0", "tcp", 2, 80),
@@ -158,8 +153,7 @@ fn host_ip_rules() {
 
 #[test]
 fn a_thousand_ports_are_one_element_of_each_family() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let call = Call::new(&node, &pod, 2, &run_of(20000, 1000));
     call.add();
     call.check();
@@ -178,8 +172,7 @@ fn a_thousand_ports_are_one_element_of_each_family() {
 
 #[test]
 fn errors_name_invalid_values_and_change_nothing() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let good = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
     let cases = [
         (good.clone().ports(&[map("tcp", 0, 80)]), "Invalid host port number: 0"),

@@ -9,8 +9,7 @@ use crate::{Call, elements_of, map, map_on, run_of};
 
 #[test]
 fn the_ruleset_of_a_container_with_everything_is_the_golden_one() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let mut ports = run_of(9000, 20);
     // One element in each hash map: the kernel lists them in no order.
     ports.extend([map("tcp", 8080, 80), map_on("192.0.2.1", "sctp", 7, 7)]);
@@ -34,7 +33,12 @@ fn flushed_chains_are_detected_and_restored() {
     network.add(&attach).expect("ADD");
     let _server = one.serve(Proto::Tcp, "0.0.0.0:80", "one");
     let to = (client.node_v4, 8080);
-    let before = node.ruleset();
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let before = sorted(&node.ruleset());
     let damages = [
         "flush table inet slipway",
         "flush chain inet slipway postrouting",
@@ -57,13 +61,8 @@ fn flushed_chains_are_detected_and_restored() {
         one.expect(Proto::Tcp, to, "one");
         node.expect(Proto::Tcp, ([127, 0, 0, 1], 8080), "one");
         network.del(&other).expect("DEL");
+        assert_eq!(sorted(&node.ruleset()), before, "{damage}: the same chains, in whatever order");
     }
-    let sorted = |text: &str| {
-        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    };
-    assert_eq!(sorted(&node.ruleset()), sorted(&before), "the same chains, in whatever order");
 }
 
 #[test]
@@ -77,8 +76,7 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
         ),
     ];
     for (table, text) in tables {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         node.nft(table);
         let before = node.ruleset();
         let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
@@ -96,8 +94,7 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
 /// DEL and GC leave a table of a later version alone: this version does not know all of its objects.
 #[test]
 fn a_later_versions_table_is_left_alone() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
     call.add();
     node.nft("delete chain inet slipway schema-2; add chain inet slipway schema-3");
@@ -142,8 +139,7 @@ fn an_older_schema_is_upgraded_in_place() {
 /// The kernel refuses the socket, as without netfilter's netlink.
 #[test]
 fn a_kernel_without_nf_tables_is_named_by_add_and_del_succeeds() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]).key("backend", json!("nftables"));
     let without = |verb: &str| {
         let inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=socket:error=EPROTONOSUPPORT"];
@@ -160,8 +156,7 @@ fn a_kernel_without_nf_tables_is_named_by_add_and_del_succeeds() {
 /// As in a container that lacks CAP_NET_ADMIN in the node's namespace.
 #[test]
 fn a_refusal_is_named() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
     for verb in ["ADD", "DEL"] {
         let error =

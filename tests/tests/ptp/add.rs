@@ -3,15 +3,14 @@
 //! ADD: its objects, with one container and with several.
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, peer_fails};
 
 use super::dual_stack;
-use super::pair::{add, address, network, outer};
+use super::pair::{add, network, outer};
 
 #[test]
 fn the_result_names_the_hosts_end_and_the_containers() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({})), &pod);
     let interfaces = result["interfaces"].as_array().expect("interfaces");
     assert_eq!(interfaces.len(), 2);
@@ -28,8 +27,7 @@ fn the_result_names_the_hosts_end_and_the_containers() {
 /// The routes on the node and in the container are the reference's, word for word.
 #[test]
 fn the_routes_are_the_references() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let result = add(&network(&node, &json!({"ipam": dual_stack()})), &pod);
     let outer = outer(&result);
     assert_eq!(
@@ -76,7 +74,7 @@ fn all_hosts_are_reached_through_the_node() {
         node.serve(Proto::Tcp, "[::]:81", "node"),
     ];
     for (family, outside) in [(0, client.v4.into()), (1, std::net::IpAddr::from(client.v6))] {
-        let (peer, own) = (address(&results[0], family), address(&results[1], family));
+        let (peer, own) = (address_of(&results[0], family), address_of(&results[1], family));
         // Another container of the subnet, through the gateway and without masquerade.
         assert_eq!(two.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), own);
         // A host outside, to which the node routes, and back.
@@ -107,7 +105,7 @@ fn ipv6_works_when_add_returns() {
         let _server = pod.serve(Proto::Udp, "[::]:80", "pod");
         // Duplicate address detection takes at least one second.
         let patience = std::time::Duration::from_millis(950);
-        let target = (address(&result, 1), 80).into();
+        let target = (address_of(&result, 1), 80).into();
         let answer = client.request_from(Proto::Udp, None, target, patience);
         assert!(answer.is_ok(), "{answer:?} {:?} after the ADD began", begin.elapsed());
         assert!(!pod.cmd("ip -6 address").contains("tentative"));
@@ -116,8 +114,7 @@ fn ipv6_works_when_add_returns() {
 
 #[test]
 fn only_the_families_in_use_are_forwarded() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     add(&network(&node, &json!({})), &pod);
     assert_eq!(node.sysctl_get("net/ipv4/ip_forward").as_deref(), Some("1"));
     assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("0"));
@@ -126,8 +123,7 @@ fn only_the_families_in_use_are_forwarded() {
 #[test]
 fn routes_have_all_configured_attributes() {
     peer_fails("MTU and AdvMSS of routes are not installed, a route to the own subnet fails", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let mut ipam = dual_stack();
         ipam["routes"] = json!([
             {"dst": "0.0.0.0/0"},
@@ -182,8 +178,7 @@ fn an_address_routed_to_another_container_is_refused() {
 /// Two interfaces of one container in one network, as Multus makes them.
 #[test]
 fn one_container_may_have_several_interfaces() {
-    let node = Node::new();
-    let pod = node.pod("pod");
+    let (node, pod) = Node::with_pod();
     let network = network(&node, &json!({"ipam": dual_stack()}));
     let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("net1"));
     network.add(&first).expect("ADD of eth0");

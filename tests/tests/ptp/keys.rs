@@ -5,10 +5,10 @@
 use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, peer_fails};
 
 use super::dual_stack;
-use super::pair::{add, address, network};
+use super::pair::{add, network};
 
 #[test]
 fn ip_masq_translates_packets_that_leave_the_subnet() {
@@ -31,8 +31,8 @@ fn ip_masq_translates_packets_that_leave_the_subnet() {
         for (family, (to, node_ip)) in outside.into_iter().enumerate() {
             assert_eq!(two.expect(proto, (to, 80), "client").peer.ip(), node_ip);
             // Packets within the subnet are not translated.
-            let peer = address(&results[0], family);
-            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), address(&results[1], family));
+            let peer = address_of(&results[0], family);
+            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), address_of(&results[1], family));
         }
     }
     for (to, _) in outside {
@@ -40,7 +40,7 @@ fn ip_masq_translates_packets_that_leave_the_subnet() {
     }
     network.del(&Attach::new(&two)).expect("DEL");
     let ruleset = node.ruleset();
-    assert!(ruleset.is_empty() || !ruleset.contains(&address(&results[1], 0).to_string()), "{ruleset}");
+    assert!(ruleset.is_empty() || !ruleset.contains(&address_of(&results[1], 0).to_string()), "{ruleset}");
 }
 
 /// An IPAM plugin with a fixed result, for results that host-local never has.
@@ -54,8 +54,7 @@ fn answering(node: &Node, ips: &str) -> serde_json::Value {
 #[test]
 fn the_gateway_may_be_anywhere() {
     peer_fails("an address without a subnet fails", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let ips = r#"[{"address": "10.1.2.5/32", "gateway": "169.254.1.1"}]"#;
         let config = answering(&node, ips);
         let path = format!("{}:/run/bin", node.bin().display());
@@ -84,8 +83,7 @@ impl Pings for Node {
 #[test]
 fn an_ipam_result_without_a_gateway_is_refused() {
     peer_fails("the veth pair stays, and the error does not name what is missing", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         for (ips, text) in [
             (r#"[{"address": "10.1.2.5/24"}]"#, "IPAM returned no gateway for 10.1.2.5/24: ptp needs one"),
             (

@@ -10,7 +10,7 @@ mod pair;
 mod remove;
 
 use serde_json::{Value, json};
-use slipway_tests::host_local;
+use slipway_tests::{host_local, with_keys};
 
 /// The index of the host's end in a result.
 const OUTER: usize = 0;
@@ -40,7 +40,7 @@ fn other_keys() -> Value {
 /// The plugin with host-local of 10.1.2.0/24, and `keys` added.
 fn plugin(keys: &Value) -> Value {
     let plugin = json!({"type": "ptp", "ipam": ipv4()});
-    pair::with(plugin, keys.clone())
+    with_keys(plugin, keys)
 }
 
 /// Keys that only ptp refuses.

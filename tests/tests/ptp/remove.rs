@@ -5,14 +5,13 @@
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
 
-use super::pair::{network, reservations};
+use super::pair::network;
 
 /// The network used another plugin at the container's ADD.
 #[test]
 fn del_removes_what_bridge_made() {
     peer_fails("the port's addresses are looked at as its own", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         let bridge = json!({
             "type": "bridge", "bridge": "br0", "ipMasq": true, "macspoofchk": true,
             "ipam": {"type": "host-local", "subnet": "10.1.2.0/24"},
@@ -23,7 +22,7 @@ fn del_removes_what_bridge_made() {
         let ruleset = node.ruleset();
         assert!(!ruleset.contains("10.1.2.2") && !ruleset.contains(&port), "{ruleset}");
         assert!(!node.has_link(&port) && !pod.has_link("eth0"));
-        assert!(reservations(&node).is_empty());
+        assert!(node.reserved("net").is_empty());
     });
 }
 

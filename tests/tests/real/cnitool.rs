@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, peer_fails};
+use slipway_tests::{CommandOutput, Node, Pod, Proto, address_of, is_peer, peer_fails, slipway_only};
 
 use crate::state;
 
@@ -78,15 +78,8 @@ fn list(specification: &str) -> Value {
     })
 }
 
-fn node() -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    node
-}
-
 fn add_check_del(program: &Path, specification: &str) {
-    let node = node();
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let tool = Tool::new(&node, program, &list(specification));
     // A first pod, so that the bridge and the tables exist.
     let first = node.pod("first");
@@ -98,7 +91,7 @@ fn add_check_del(program: &Path, specification: &str) {
     let result: Value =
         serde_json::from_str(&tool.call("add", &pod, PORTS)).expect("cnitool prints the result");
     assert_eq!(result["cniVersion"], specification);
-    let ip = result["ips"][0]["address"].as_str().and_then(|ip| ip.split('/').next()).expect("an address");
+    let ip = address_of(&result, 0);
     let server = pod.serve(Proto::Tcp, &format!("{ip}:80"), "web");
     assert_eq!(client.expect(Proto::Tcp, (client.node_v4, 8080), "web").peer.ip(), client.v4);
     drop(server);
@@ -120,11 +113,8 @@ fn add_check_del(program: &Path, specification: &str) {
 
 /// Our cnitool and theirs, each with our plugins: same container, same cache.
 fn exchange(program: &Path, specification: &str) {
-    if is_peer() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let theirs = Tool::new(&node, program, &list(specification));
     let ours = Tool { node: &node, program: node.bin().join("cnitool") };
     let first = node.pod("first");
@@ -150,7 +140,7 @@ fn exchange(program: &Path, specification: &str) {
 /// cnitool passes no list of valid attachments: libcni removes those in its own cache, and the plugins keep
 /// the others.
 fn gc(program: &Path, specification: &str) {
-    let node = node();
+    let node = Node::without_bridge_netfilter();
     let tool = Tool::new(&node, program, &list(specification));
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
     tool.call("add", &pods[0], PORTS);
@@ -177,7 +167,7 @@ fn gc(program: &Path, specification: &str) {
 
 fn status(program: &Path, specification: &str) {
     peer_fails("STATUS does not look at what ADD needs", || {
-        let node = node();
+        let node = Node::without_bridge_netfilter();
         let pod = node.pod("pod");
         let tool = Tool::new(&node, program, &list(specification));
         tool.call("status", &pod, "{}");

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
 use slipway_tests::system::{Daemon, System};
-use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, pages, peer_fails};
+use slipway_tests::{Node, Proto, is_peer, pages, peer_fails};
 
 use crate::cri::{Cri, PodConfig, Port};
 use crate::garbage::{a_leak, a_long_add};
@@ -43,12 +43,6 @@ on! {
         a_long_add;
     unstable "1.1.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
         a_long_add status;
-}
-
-pub(crate) fn node() -> Node {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
-    node
 }
 
 pub(crate) fn list(specification: &str) -> Value {
@@ -110,11 +104,6 @@ pub(crate) fn tcp(host: u16) -> Port {
     Port { udp: false, host, container: 80, host_ip: "" }
 }
 
-pub(crate) fn reservations(node: &Node) -> Vec<String> {
-    let names = node.list("/var/lib/cni/networks/pods");
-    names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
-}
-
 /// Adds and deletes a pod, so that all shared objects exist.
 fn warm_up(system: &System) {
     let cri = Cri(system.space());
@@ -124,8 +113,7 @@ fn warm_up(system: &System) {
 }
 
 fn a_pod_and_a_restart(packages: &Path, specification: &str) {
-    let node = node();
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let system = System::start(&node, packages);
     let daemon = start(&system, &list(specification));
     let cri = Cri(&node);
@@ -186,8 +174,7 @@ fn a_pod_and_a_restart(packages: &Path, specification: &str) {
 
 fn a_crash_of_containerd(packages: &Path, specification: &str) {
     peer_fails("the masquerade of a pod whose namespace is gone stays", || {
-        let node = node();
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         let system = System::start(&node, packages);
         let daemon = start(&system, &list(specification));
         let cri = Cri(&node);
@@ -211,7 +198,7 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
         cri.stop_pod(&id).unwrap();
         cri.remove_pod(&id).unwrap();
         expect_closed(&client, (client.node_v4, 8080));
-        assert!(reservations(&node).is_empty());
+        assert!(node.reserved("pods").is_empty());
         before.assert_same(&state(&node));
     });
 }
@@ -219,8 +206,7 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
 /// The power fails: containerd finds pods without processes and namespaces, and kubelet removes them after
 /// it has made new ones.
 fn a_reboot(packages: &Path, specification: &str) {
-    let node = node();
-    let client = node.host("client");
+    let (node, client) = Node::with_client();
     let mut system = System::start(&node, packages);
     let _daemon = start(&system, &list(specification));
     let web = pod(&system, "web", &[tcp(8080)]);
@@ -229,25 +215,24 @@ fn a_reboot(packages: &Path, specification: &str) {
     let _daemon = restart(&system);
     let cri = Cri(&node);
     assert!(!cri.pod_status(&old).unwrap().ready);
-    assert_eq!(reservations(&node).len(), 2, "the old pod's addresses are on disk");
+    assert_eq!(node.reserved("pods").len(), 2, "the old pod's addresses are on disk");
     cri.stop_pod(&old).unwrap();
-    assert!(reservations(&node).is_empty());
+    assert!(node.reserved("pods").is_empty());
     let again = PodConfig { attempt: 1, ..web };
     let new = cri.run_pod(&again).unwrap();
     cri.start_web(&again, &new, "web").unwrap();
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
     cri.remove_pod(&old).unwrap();
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
-    assert_eq!(reservations(&node).len(), 2);
+    assert_eq!(node.reserved("pods").len(), 2);
     cri.stop_pod(&new).unwrap();
     cri.remove_pod(&new).unwrap();
-    assert!(reservations(&node).is_empty());
+    assert!(node.reserved("pods").is_empty());
 }
 
 fn a_port_of_another_pod(packages: &Path, specification: &str) {
     peer_fails("the second pod gets the port, and one of the two the packets", || {
-        let node = node();
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         let system = System::start(&node, packages);
         let _daemon = start(&system, &list(specification));
         let cri = Cri(&node);
@@ -277,8 +262,7 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
 /// Without `--detach` ctr removes what it has added. With it, ctr of 1.6 never calls DEL: GC has to.
 fn ctr_run(packages: &Path, specification: &str) {
     peer_fails("the masquerade of a container whose namespace is gone stays", || {
-        let node = node();
-        let client = node.host("client");
+        let (node, client) = Node::with_client();
         let system = System::start(&node, packages);
         let list = list(specification);
         let _daemon = start(&system, &list);
@@ -297,7 +281,7 @@ fn ctr_run(packages: &Path, specification: &str) {
         before.assert_same(&state(&node));
 
         ctr(&[&run[..], &snapshotter, &["--detach", WEB, "long"]].concat());
-        let reserved = reservations(&node);
+        let reserved = node.reserved("pods");
         assert_eq!(reserved.len(), 2, "{reserved:?}");
         for ip in reserved.iter().map(|ip| ip.parse::<IpAddr>().expect("an address")) {
             expect(&client, (ip, 80), "web");
@@ -327,7 +311,7 @@ fn ctr_run(packages: &Path, specification: &str) {
 /// From 2.0 on containerd calls STATUS, and reports the result to kubelet.
 fn status(packages: &Path, specification: &str) {
     peer_fails("STATUS does not look at what ADD needs", || {
-        let node = node();
+        let node = Node::without_bridge_netfilter();
         let system = System::start(&node, packages);
         let _daemon = start(&system, &list(specification));
         let cri = Cri(&node);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use slipway_tests::system::unpacked;
 use slipway_tests::{
-    Cluster, ClusterNode, Container, Daemon, daemon_set, patience, pod_of, quoted, render, skip,
+    Cluster, ClusterNode, Container, Daemon, comes, daemon_set, patience, pod_of, quoted, render, skip,
 };
 
 const LOG: &str = "/run/slipwayd.log";
@@ -27,12 +27,8 @@ fn container<'a>(node: &'a ClusterNode, base: &Path, pod: &'a Value, init: bool)
 /// Starts the agent, for which there is no API server, and waits until it serves requests.
 fn agent(node: &ClusterNode, base: &Path, pod: &Value) -> Daemon {
     let agent = container(node, base, pod, false).account(("127.0.0.1", "1"), "token", "").start(LOG);
-    let begin = Instant::now();
-    while node.try_cmd(&format!("curl --silent --fail {URL}/healthz")).code != Some(0) {
-        let log = || node.read(LOG).unwrap_or_default();
-        assert!(agent.runs() && begin.elapsed() < patience(), "{}", log());
-        thread::sleep(Duration::from_millis(50));
-    }
+    let is_healthy = || node.try_cmd(&format!("curl --silent --fail {URL}/healthz")).code == Some(0);
+    assert!(comes(is_healthy), "{}", node.read(LOG).unwrap_or_default());
     agent
 }
 

@@ -6,20 +6,21 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::image::{expect, expect_closed};
 use slipway_tests::system::{Daemon, System};
-use slipway_tests::{Node, is_peer, slipwayd, within};
+use slipway_tests::{Node, slipway_only, slipwayd, until};
 
-use crate::containerd::{LIST, list, node, pod, reservations, restart, start, tcp};
+use crate::containerd::{LIST, list, pod, restart, start, tcp};
 use crate::cri::{Cri, PodConfig};
 
 const AGENT: &str = "/opt/cni/bin/slipwayd";
 const KUBECONFIG: &str = "/etc/kubeconfig";
 /// Longer than a usual ADD on a busy machine.
 const GRACE: Duration = Duration::from_secs(8);
+const MINUTE: Duration = Duration::from_secs(60);
 /// A plugin that reports a success and does nothing.
 const IDLE: &str = "#!/bin/busybox sh\nexit 0\n";
 
@@ -70,14 +71,6 @@ fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce()
     done
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < within(Duration::from_secs(60)), "{what}: not so");
-        thread::sleep(Duration::from_millis(100));
-    }
-}
-
 /// The garbage in the agent's status.
 fn garbage(system: &System) -> Value {
     let output = system.try_run(&[AGENT, "status", "--output", "json"]);
@@ -101,11 +94,8 @@ fn web(cri: &Cri<'_>, config: &PodConfig) -> String {
 }
 
 pub(crate) fn a_leak(packages: &Path, specification: &str) {
-    if is_peer() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let system = System::start(&node, packages);
     let daemon = start(&system, &list(specification));
     let cri = Cri(&node);
@@ -121,7 +111,7 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
         });
     });
     assert!(!cri.pods().unwrap().contains(&idle) && !is_cached(&node, &idle));
-    assert_eq!(reservations(&node).len(), 4, "two addresses are left");
+    assert_eq!(node.reserved("pods").len(), 4, "two addresses are left");
 
     // DEL fails as a plugin is missing: containerd keeps the pod.
     let stopped = cri.run_pod(&pod(&system, "stopped", &[tcp(8082)])).unwrap();
@@ -130,7 +120,7 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     let lost = cri.run_pod(&pod(&system, "lost", &[tcp(8083)])).unwrap();
     with_plugin(&system, "portmap", "", || cri.stop_pod(&lost).expect_err("no plugin"));
     system.run(&["ctr", "--namespace", "k8s.io", "containers", "delete", &lost]);
-    until("a suspicion", || garbage(&system)["suspected"].as_u64().is_some_and(|count| count > 0));
+    until(MINUTE, "a suspicion", || garbage(&system)["suspected"].as_u64().is_some_and(|count| count > 0));
     system.end(daemon, "KILL");
     let _daemon = restart(&system);
     let is_lost = !cri.pods().unwrap().contains(&lost);
@@ -138,9 +128,9 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     assert!(is_lost || !specification.starts_with("1.0"), "1.6 and 1.7 have no other records");
 
     let deleted = 1 + u64::from(is_lost);
-    until("the deletion", || garbage(&system)["deleted"] == deleted);
+    until(MINUTE, "the deletion", || garbage(&system)["deleted"] == deleted);
     let expected = if is_lost { 4 } else { 6 };
-    assert_eq!(reservations(&node).len(), expected, "{}", log(&system));
+    assert_eq!(node.reserved("pods").len(), expected, "{}", log(&system));
     assert_eq!(is_cached(&node, &lost), !is_lost);
     expect_closed(&client, (client.node_v4, 8081));
     // Those that live, or that kubelet will stop again, stay over more than another grace.
@@ -161,11 +151,8 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
 
 /// An ADD that takes longer than the grace is not taken for garbage: its link exists.
 pub(crate) fn a_long_add(packages: &Path, specification: &str) {
-    if is_peer() {
-        return;
-    }
-    let node = node();
-    let client = node.host("client");
+    slipway_only!();
+    let (node, client) = Node::with_client();
     let system = System::start(&node, packages);
     let _daemon = start(&system, &list(specification));
     let cri = Cri(&node);
@@ -182,7 +169,7 @@ pub(crate) fn a_long_add(packages: &Path, specification: &str) {
     let log = log(&system);
     assert!(log.contains(&format!("garbage: {id} eth0 is not deleted: its link veth")), "{log}");
     assert!(!log.contains("deleted what"), "{log}");
-    until("the end of the suspicion", || garbage(&system)["suspected"] == 0);
-    assert_eq!(reservations(&node).len(), 4);
+    until(MINUTE, "the end of the suspicion", || garbage(&system)["suspected"] == 0);
+    assert_eq!(node.reserved("pods").len(), 4);
     system.end(agent, "TERM");
 }

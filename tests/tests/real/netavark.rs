@@ -62,14 +62,8 @@ impl World {
     fn configure(&self) {
         let system = &self.system;
         // One of podman's default directories (`netavark_plugin_dirs`).
-        system.run(&["/bin/busybox", "mkdir", "-p", "/usr/local/libexec/netavark"]);
-        system.run(&[
-            "/bin/busybox",
-            "ln",
-            "-s",
-            "/opt/cni/bin/slipway",
-            "/usr/local/libexec/netavark/slipway",
-        ]);
+        let link = "mkdir -p /usr/local/libexec/netavark; ln -s /opt/cni/bin/slipway /usr/local/libexec/netavark/slipway";
+        system.run(&["/bin/busybox", "sh", "-ec", link]);
         system.write(
             "/etc/containers/containers.conf",
             "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, WEB, expect, expect_closed};
 use slipway_tests::system::{System, unpacked};
-use slipway_tests::{BridgeNetfilter, Node, Proto, Space, is_peer, pages, skip};
+use slipway_tests::{Node, Proto, Space, is_peer, pages, skip};
 
 use crate::state;
 
@@ -82,11 +82,6 @@ fn address(system: &System, name: &str) -> IpAddr {
     settings["Networks"]["podman"]["IPAddress"].as_str().and_then(|ip| ip.parse().ok()).expect("an address")
 }
 
-fn reservations(node: &Node, network: &str) -> Vec<String> {
-    let names = node.list(&format!("/var/lib/cni/networks/{network}"));
-    names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
-}
-
 /// The backend for ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
@@ -155,7 +150,7 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
         expect_closed(&client, (client.node_v4, 8080));
         expect_closed(&client, (client.node_v6, 8080));
         expect_closed(&node, ([127, 0, 0, 1], 8080));
-        assert!(reservations(&node, "podman").is_empty(), "an address is left");
+        assert!(node.reserved("podman").is_empty(), "an address is left");
     };
     open();
     assert!(backend.is_used(&node), "{}", node.ruleset());
@@ -172,18 +167,18 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     assert_eq!(image::answer(&system.run(&run)).0, "web");
     // (Not by `podman exec`: in a chroot, it runs the shell of the host.)
     expect(&inside(&system), (client.node_v4, 8080), "web");
-    assert_eq!(reservations(&node, "podman").len(), 2, "one address of each family");
+    assert_eq!(node.reserved("podman").len(), 2, "one address of each family");
 
     system.run(&["podman", "restart", "web"]);
     open();
-    assert_eq!(reservations(&node, "podman").len(), 2, "the addresses of before the restart are free");
+    assert_eq!(node.reserved("podman").len(), 2, "the addresses of before the restart are free");
     system.run(&["podman", "stop", "web"]);
     closed();
     system.run(&["podman", "start", "web"]);
     open();
     // A container that ends by itself is cleaned up by conmon.
     system.run(&["podman", "kill", "web"]);
-    system.wait_for("the clean-up", || reservations(&node, "podman").is_empty());
+    system.wait_for("the clean-up", || node.reserved("podman").is_empty());
     system.run(&["podman", "wait", "web"]);
     closed();
     system.run(&["podman", "start", "web"]);
@@ -240,7 +235,7 @@ fn networks(packages: &Path, backend: Backend) {
     assert_eq!(expect(&node, (Ipv4Addr::new(10, 99, 0, 77), 80), "web"), Ipv4Addr::new(10, 99, 0, 1));
     expect(&client, (client.node_v4, 8080), "web");
     system.run(&["podman", "network", "disconnect", "blue", "web"]);
-    assert!(reservations(&node, "blue").is_empty(), "the second network's addresses are left");
+    assert!(node.reserved("blue").is_empty(), "the second network's addresses are left");
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
 
     // The ruleset is flushed, and `podman network reload` restores it. (In between podman itself accepts the
@@ -269,8 +264,7 @@ fn networks(packages: &Path, backend: Backend) {
 #[test]
 fn one_port_on_two_addresses() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+    let node = Node::without_bridge_netfilter();
     let (inner, outer) = (node.host("inner"), node.host("outer"));
     let system = System::start(&node, &packages);
     configure(&system, &["/opt/cni/bin"]);
@@ -295,7 +289,7 @@ fn one_port_on_two_addresses() {
     expect_closed(&inner, (inner.node_v4, 8080));
     assert_eq!(expect(&outer, (outer.node_v4, 8080), "two"), outer.v4);
     system.run(&["podman", "rm", "--force", "two"]);
-    assert!(reservations(&node, "podman").is_empty());
+    assert!(node.reserved("podman").is_empty());
 }
 
 /// The power fails: what is on disk stays, but for the reservations. podman's package has them removed at
@@ -319,9 +313,9 @@ fn containers_of_podman_come_back_after_a_reboot() {
         expect_closed(&client, (client.node_v4, 8080));
         system.run(&["podman", "start", "web", "other"]);
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
-        assert_eq!(reservations(&node, "podman").len(), 4, "one of each family for each, round {round}");
+        assert_eq!(node.reserved("podman").len(), 4, "one of each family for each, round {round}");
     }
     system.run(&["podman", "rm", "--force", "web", "other"]);
-    assert!(reservations(&node, "podman").is_empty());
+    assert!(node.reserved("podman").is_empty());
     expect_closed(&client, (client.node_v4, 8080));
 }

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, host_local, quoted, slipway,
+    Attach, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, addresses_of, at, host_local,
+    quoted, slipway, with_keys,
 };
 
 const SERVED: u16 = 80;
@@ -53,11 +54,8 @@ impl World {
             plugins[0]["isGateway"] = true.into();
             plugins[0]["hairpinMode"] = true.into();
         }
-        for (plugin, more) in plugins.iter_mut().zip(keys) {
-            for (key, value) in more.as_object().expect("an object") {
-                plugin[key] = value.clone();
-            }
-        }
+        let plugins: Vec<_> =
+            plugins.into_iter().zip(&keys).map(|(plugin, keys)| with_keys(plugin, keys)).collect();
         self.node.network(json!({"name": format!("net{number}"), "plugins": plugins}))
     }
 
@@ -134,8 +132,7 @@ impl Web {
         let attach = prepare(Attach::new(&pod));
         let result = network.add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
         network.write_cache(&attach);
-        let ips = result["ips"].as_array().expect("a list").iter();
-        let ips = ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok()).collect();
+        let ips = addresses_of(&result);
         let servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("[::]:{SERVED}"), name));
         Self { pod, attach, ips, _servers: servers.into() }
     }

@@ -10,8 +10,8 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Server, Space, at, host_local};
+use serde_json::json;
+use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Server, Space, address_of, at, host_local};
 
 mod guard;
 mod ipvs;
@@ -178,9 +178,4 @@ impl Stage {
 
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
-}
-
-fn address_of(result: &Value, index: usize) -> IpAddr {
-    let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
-    address(ip.expect("an address"))
 }

@@ -5,10 +5,10 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Network, Pod, Proto};
+use slipway_tests::{Network, Pod, Proto, address_of};
 
 use crate::PLUGIN;
-use crate::single::{World, add, address};
+use crate::single::{World, add};
 
 pub(crate) fn plugin() -> Value {
     json!({"master": "out0"})
@@ -43,7 +43,7 @@ pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Po
     for proto in Proto::ALL {
         for (family, gateway) in ["10.60.1.1", "fd00:60:1::1"].into_iter().enumerate() {
             let gateway: IpAddr = gateway.parse().expect("an address");
-            let (peer, own) = (address(&results[0], family), address(&results[1], family));
+            let (peer, own) = (address_of(&results[0], family), address_of(&results[1], family));
             assert_eq!(two.expect(proto, (gateway, 80), "client").peer.ip(), own);
             assert_eq!(world.client.expect(proto, (peer, 80), "one").peer.ip(), gateway);
             assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), own);

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Snapshot, Space, golden_result, host_local, is_peer, lacks,
-    newest_version, peer_fails, skip,
+    Attach, Host, Network, Node, Pod, Snapshot, Space, address_of, golden_result, host_local, is_peer, lacks,
+    newest_version, peer_fails, skip, slipway_only, with_keys,
 };
 
 use crate::{NEEDS, PLUGIN};
@@ -33,13 +33,19 @@ impl World {
         Some(Self { node, client })
     }
 
+    /// The same, and a pod.
+    pub(crate) fn with_pod() -> Option<(Self, Pod)> {
+        let world = Self::new()?;
+        let pod = world.node.pod("pod");
+        Some((world, pod))
+    }
+
     /// The network with the configuration of pod `number`, host-local of both families, and `keys` added.
     pub(crate) fn network(&self, number: u16, keys: &Value) -> Network<'_> {
         let mut plugin = crate::plugin(number);
         plugin["type"] = PLUGIN.into();
         plugin["ipam"] = dual_stack(number);
-        plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-        self.node.network(json!({"name": "net", "plugins": [plugin]}))
+        self.node.network(json!({"name": "net", "plugins": [with_keys(plugin, keys)]}))
     }
 
     /// The state of the node, the host outside and the pods, without counters and what is derived from the
@@ -48,11 +54,6 @@ impl World {
         let mut spaces: Vec<&Space> = vec![&self.client];
         spaces.extend(pods.iter().map(|pod| -> &Space { pod }));
         Snapshot::take(&self.node, &spaces).without(&["last_reserved_ip", "/.slipway/", "/lock", "folder "])
-    }
-
-    pub(crate) fn reservations(&self) -> Vec<String> {
-        let names = self.node.list("/var/lib/cni/networks/net").into_iter();
-        names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
     }
 }
 
@@ -67,22 +68,9 @@ pub(crate) fn add(network: &Network<'_>, pod: &Pod) -> Value {
     network.add(&Attach::new(pod)).expect("ADD")
 }
 
-/// The address of the pod in a result, without its prefix.
-pub(crate) fn address(result: &Value, index: usize) -> IpAddr {
-    let net = result["ips"][index]["address"].as_str().expect("an address");
-    net.split('/').next().expect("an address").parse().expect("an IP address")
-}
-
-#[track_caller]
-pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
-    let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
-    assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
-}
-
 #[test]
 fn the_results_of_every_version_are_the_golden_ones() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         if version > newest_version() {
             continue;
@@ -99,8 +87,7 @@ fn the_results_of_every_version_are_the_golden_ones() {
 
 #[test]
 fn the_link_is_up_with_its_addresses_and_routes() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let result = add(&world.network(1, &json!({})), &pod);
     assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(1));
     let link = pod.link("eth0");
@@ -115,8 +102,7 @@ fn the_link_is_up_with_its_addresses_and_routes() {
 
 #[test]
 fn errors_name_invalid_values_and_change_nothing() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("other codes, and some values are accepted or leave the link", || {
         for (keys, code, part) in refused(PLUGIN) {
             let before = world.state(&[&pod]);
@@ -153,8 +139,7 @@ fn the_result_has_the_dns_that_the_reference_takes() {
 
 #[test]
 fn a_second_add_leaves_the_first_alone() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("its link stays under another name, or takes the reservation away", || {
         let network = world.network(1, &json!({}));
         add(&network, &pod);
@@ -169,9 +154,7 @@ fn a_second_add_leaves_the_first_alone() {
 #[test]
 fn the_link_names_its_owner() {
     let Some(world) = World::new() else { skip!(NEEDS) };
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let pod = world.node.pod("pod");
     add(&world.network(1, &json!({})), &pod);
     let alias = pod.link("eth0")["ifalias"].as_str().unwrap_or_default().to_owned();
@@ -203,19 +186,18 @@ fn the_address_is_free_when_the_namespace_is_gone() {
         let pod = world.node.pod("pod");
         let network = world.network(1, &json!({}));
         add(&network, &pod);
-        assert_eq!(world.reservations().len(), 2);
+        assert_eq!(world.node.reserved("net").len(), 2);
         let attach = Attach::new(&pod).netns(netns);
         pod.remove();
         network.forget();
         network.del(&attach).expect("DEL");
-        assert!(world.reservations().is_empty(), "{netns:?}");
+        assert!(world.node.reserved("net").is_empty(), "{netns:?}");
     }
 }
 
 #[test]
 fn del_leaves_foreign_links() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("deletes any link of that name", || {
         let network = world.network(1, &json!({}));
         pod.cmd("ip link add eth0 type bridge");
@@ -233,8 +215,7 @@ fn del_leaves_foreign_links() {
 
 #[test]
 fn del_continues_after_an_error() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("stops at the first error", || {
         add(&world.network(1, &json!({})), &pod);
         let broken = world.network(1, &json!({"ipam": {"type": "absent"}}));
@@ -242,14 +223,13 @@ fn del_continues_after_an_error() {
         assert!(failure.to_string().contains("absent"), "{failure}");
         assert!(!pod.has_link("eth0"));
         world.network(1, &json!({})).del(&Attach::new(&pod)).expect("DEL");
-        assert!(world.reservations().is_empty());
+        assert!(world.node.reserved("net").is_empty());
     });
 }
 
 #[test]
 fn a_failed_add_leaves_nothing() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("the link stays", || {
         let full = json!({"type": "host-local", "subnet": "10.60.9.0/24", "rangeStart": "10.60.9.5",
             "rangeEnd": "10.60.9.5", "dataDir": "/run/full"});
@@ -287,10 +267,10 @@ fn gc_removes_stale_attachments_only() {
         let live_attach = Attach::new(&live);
         ours.gc(&[&live_attach]).expect("GC");
         assert!(live.has_link("eth0") && elsewhere.has_link("eth0") && !dead.has_link("eth0"));
-        assert_eq!(world.reservations(), ["10.60.1.2", "fd00:60:1::2"]);
+        assert_eq!(world.node.reserved("net"), ["10.60.1.2", "fd00:60:1::2"]);
         ours.gc_plugins(&Value::Null).expect("GC");
         assert!(!live.has_link("eth0") && elsewhere.has_link("eth0"));
-        assert!(world.reservations().is_empty());
+        assert!(world.node.reserved("net").is_empty());
     });
 }
 
@@ -310,8 +290,7 @@ fn gc_without_a_list_removes_nothing() {
 
 #[test]
 fn status_reports_an_exhausted_range() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("reports no error", || {
         let network = world.network(1, &json!({"ipam": {"type": "host-local", "subnet": "10.60.1.0/30"}}));
         network.status().expect("one address is free");
@@ -345,8 +324,7 @@ fn status_reports_a_kernel_without_such_links() {
 /// `gw` without an address is a route on the link.
 #[test]
 fn check_accepts_a_route_without_a_gateway() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let mut ipam = dual_stack(1);
     ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "0.0.0.0", "scope": 253}]);
     let network = world.network(1, &json!({"ipam": ipam}));
@@ -355,46 +333,44 @@ fn check_accepts_a_route_without_a_gateway() {
     if !is_peer() {
         network.check(&Attach::new(&pod)).expect("CHECK");
         pod.cmd("ip route delete 10.9.0.0/16");
-        differs(&network, &pod, "Expected Route 10.9.0.0/16");
+        network.differs(&pod, "Expected Route 10.9.0.0/16");
     }
 }
 
 #[test]
 fn check_finds_changes() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({}));
     add(&network, &pod);
     let fine = || network.check(&Attach::new(&pod)).expect("CHECK");
     fine();
     pod.cmd("ip address delete 10.60.1.2/24 dev eth0");
-    differs(&network, &pod, "Failed to match addr 10.60.1.2/24 on interface eth0");
+    network.differs(&pod, "Failed to match addr 10.60.1.2/24 on interface eth0");
     pod.cmd("ip address add 10.60.1.2/24 dev eth0");
     if !is_peer() {
         // The reference's dummy does not check routes.
-        differs(&network, &pod, "Expected Route 0.0.0.0/0");
+        network.differs(&pod, "Expected Route 0.0.0.0/0");
     }
     pod.cmd("ip route add default via 10.60.1.1 dev eth0");
     fine();
     if !is_peer() {
         pod.cmd("ip link set eth0 down");
-        differs(&network, &pod, "");
+        network.differs(&pod, "");
     }
     pod.cmd("ip link delete eth0");
-    differs(&network, &pod, "eth0");
+    network.differs(&pod, "eth0");
     pod.cmd("ip link add eth0 type bridge");
     network.check(&Attach::new(&pod)).expect_err("it is another link");
     network.forget();
     let text =
         if PLUGIN == "macvlan" { "required prevResult missing" } else { "Required prevResult missing" };
-    differs(&network, &pod, text);
+    network.differs(&pod, text);
 }
 
 /// Two interfaces of one container in one network, as Multus makes them.
 #[test]
 fn one_container_may_have_several_interfaces() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let mut ipam = [dual_stack(1), dual_stack(2)];
     for ipam in &mut ipam {
         ipam["routes"] = json!([]);
@@ -422,7 +398,7 @@ fn concurrent_adds_get_distinct_addresses() {
             let number = u16::try_from(number).expect("few");
             // All pods share one range.
             let network = world.network(number, &json!({"ipam": dual_stack(1)}));
-            threads.push(scope.spawn(move || address(&add(&network, pod), 0)));
+            threads.push(scope.spawn(move || address_of(&add(&network, pod), 0)));
         }
         threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
     });

@@ -3,9 +3,9 @@
 //! Tests of macvlan, ipvlan and vlan, which make a link on a master. Their suites include this module and `single`.
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
+use slipway_tests::{Attach, Proto, address_of, is_peer, peer_fails, skip};
 
-use crate::single::{World, add, address};
+use crate::single::{World, add};
 use crate::{NEEDS, PLUGIN};
 
 #[test]
@@ -34,8 +34,7 @@ fn the_mtu_is_the_masters_or_less() {
 
 #[test]
 fn the_master_may_be_named_by_an_alternative_name() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     for name in ["rack-1", "the-uplink-to-the-rack-of-the-lab"] {
         world.node.cmd(&format!("ip link property add dev out0 altname {name}"));
         let network = world.network(1, &json!({"master": name}));
@@ -48,8 +47,7 @@ fn the_master_may_be_named_by_an_alternative_name() {
 
 #[test]
 fn the_master_may_be_in_the_container() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     world.node.cmd("ip link add up0 type veth peer name in0 netns pod");
     world.node.cmd("ip link set up0 up");
     world.node.cmd("ip address add 10.60.1.1/24 dev up0");
@@ -60,7 +58,7 @@ fn the_master_may_be_in_the_container() {
     // The node is in no VLAN.
     if PLUGIN != "vlan" {
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
-        world.node.expect(Proto::Tcp, (address(&result, 0), 80), "pod");
+        world.node.expect(Proto::Tcp, (address_of(&result, 0), 80), "pod");
     }
     network.check(&Attach::new(&pod)).expect("CHECK");
     network.del(&Attach::new(&pod)).expect("DEL");
@@ -71,8 +69,7 @@ fn the_master_may_be_in_the_container() {
 
 #[test]
 fn del_succeeds_after_the_masters_removal() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({}));
     add(&network, &pod);
     // The kernel deletes the container's link with it.
@@ -80,7 +77,7 @@ fn del_succeeds_after_the_masters_removal() {
     assert!(!pod.has_link("eth0"));
     let deleted = || {
         network.del(&Attach::new(&pod)).expect("DEL");
-        assert!(world.reservations().is_empty());
+        assert!(world.node.reserved("net").is_empty());
     };
     match PLUGIN {
         "vlan" => peer_fails("DEL wants the master", deleted),

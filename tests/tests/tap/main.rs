@@ -8,10 +8,10 @@ mod single;
 
 use cni_kernel::tap::Queues;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Pod, peer_fails, skip, within};
+use slipway_tests::{Attach, Pod, address_of, peer_fails, skip, within};
 
 use program::Program;
-use single::{World, add, address};
+use single::{World, add};
 
 const PLUGIN: &str = "tap";
 const NEEDS: &str = "tap links";
@@ -28,8 +28,7 @@ fn info(pod: &Pod) -> Value {
 
 #[test]
 fn a_program_reads_and_writes_the_frames() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let result = add(&world.network(1, &json!({})), &pod);
     let data = info(&pod);
     assert_eq!((&data["type"], &data["persist"], &data["pi"]), (&json!("tap"), &json!(true), &json!(false)));
@@ -43,7 +42,7 @@ fn a_program_reads_and_writes_the_frames() {
         ping.join().expect("no panic").expect("the program answers");
         asked
     });
-    assert_eq!(std::net::IpAddr::from(asked), address(&result, 0));
+    assert_eq!(std::net::IpAddr::from(asked), address_of(&result, 0));
 }
 
 #[test]
@@ -86,8 +85,7 @@ fn owner_and_group_may_open_the_tap() {
 
 #[test]
 fn mtu_and_address_are_as_configured() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({"mtu": 1400, "mac": "02:00:00:00:00:03"}));
     let attach = Attach::new(&pod).args("IgnoreUnknown=1;MAC=02:00:00:00:00:02");
     let result = network.add(&attach).expect("ADD");
@@ -100,8 +98,7 @@ fn mtu_and_address_are_as_configured() {
 
 #[test]
 fn the_tap_may_be_a_port_of_a_bridge_in_the_container() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     pod.cmd("ip link add br0 type bridge");
     let network = world.network(1, &json!({"bridge": "br0"}));
     add(&network, &pod);
@@ -119,8 +116,7 @@ fn the_tap_may_be_a_port_of_a_bridge_in_the_container() {
 
 #[test]
 fn without_ipam_the_link_is_only_set_up() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
     let result = add(&network, &pod);
     assert_eq!((&result["ips"], &result["dns"]), (&Value::Null, &json!({"domain": "a.test"})));
@@ -133,8 +129,7 @@ fn without_ipam_the_link_is_only_set_up() {
 /// IPv6 addresses skip duplicate address detection: without a program at the other end it would never finish.
 #[test]
 fn add_does_not_wait_for_the_program() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     pod.sysctl("net/ipv6/conf/default/accept_dad", "1");
     peer_fails("waits for five seconds", || {
         let begin = std::time::Instant::now();

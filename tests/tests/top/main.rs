@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Daemon, Host, Network, Node, Pod, Proto, at, quoted, slipwayd, within};
+use slipway_tests::{Attach, Daemon, Host, Network, Node, Pod, Proto, at, comes, quoted, slipwayd, within};
 
 const SOCKET: &str = "/run/tmux.sock";
 /// The directory of configurations.
@@ -62,18 +62,10 @@ impl Stage {
                      --cri-socket none --slipway /run/none";
         let words: Vec<&str> = words.split_whitespace().collect();
         let agent = self.node.daemon(slipwayd(), &words, "/run/slipwayd.log");
-        let begun = Instant::now();
         let is_there = || {
             ["slipwayd.sock", "reports.sock"].iter().all(|name| Path::new("/run/slipway").join(name).exists())
         };
-        while !self.node.run(is_there) {
-            assert!(
-                begun.elapsed() < within(Duration::from_secs(30)),
-                "{:?}",
-                self.node.read("/run/slipwayd.log")
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
+        assert!(comes(|| self.node.run(is_there)), "{:?}", self.node.read("/run/slipwayd.log"));
         agent
     }
 

@@ -13,7 +13,8 @@ use slipway_tests::measure::{
     BATCHES, ECHO, Path, SINK, TOGETHER, Work, compare_by, on_one_processor, own, serve,
 };
 use slipway_tests::{
-    Attach, Host, Node, PROGRAMS, Pod, Proto, UDP_GRO, has_programs, has_udp_gro, host_local, needs,
+    Attach, Host, Node, PROGRAMS, Pod, Proto, UDP_GRO, address_of, has_programs, has_udp_gro, host_local,
+    needs,
 };
 
 /// The difference of a host port and the container's.
@@ -55,10 +56,7 @@ impl Stage {
             attach = attach.port(Proto::Udp, OFFSET + port, port);
         }
         let result = node.network(list).add(&attach).expect("ADD");
-        let own = [0, 1].map(|family| {
-            let text = result["ips"][family]["address"].as_str().expect("an address");
-            text.split('/').next().and_then(|ip| ip.parse().ok()).expect("an address")
-        });
+        let own = [0, 1].map(|family| address_of(&result, family));
         // The client's kernel cuts what it sends, as a network card would.
         client.set_feature("eth0", "tx-udp-segmentation", Switch::Off);
         if uplink != Uplink::Plain {

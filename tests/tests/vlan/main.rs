@@ -8,9 +8,9 @@ mod on_a_link;
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, address_of, peer_fails, skip};
 
-use single::{World, add, address};
+use single::{World, add};
 
 const PLUGIN: &str = "vlan";
 const NEEDS: &str = "vlan links";
@@ -47,13 +47,13 @@ fn containers_are_in_their_vlans_and_no_other() {
         let gateways = [format!("10.60.{number}.1"), format!("fd00:60:{number}::1")];
         for (family, gateway) in gateways.iter().enumerate() {
             let gateway: std::net::IpAddr = gateway.parse().expect("an address");
-            let own = address(result, family);
+            let own = address_of(result, family);
             assert_eq!(pod.expect(Proto::Tcp, (gateway, 80), "client").peer.ip(), own);
             assert_eq!(world.client.expect(Proto::Tcp, (own, 80), pod.name()).peer.ip(), gateway);
         }
     }
     // The host outside does not forward: nothing leads from one VLAN to the other.
-    one.expect_none(Proto::Udp, (address(&results[1], 0), 80));
+    one.expect_none(Proto::Udp, (address_of(&results[1], 0), 80));
 }
 
 #[test]
@@ -88,8 +88,7 @@ fn the_first_and_the_last_id_work() {
 
 #[test]
 fn check_compares_the_id() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     peer_fails("does not look at the ID", || {
         let network = world.network(1, &json!({}));
         let result = add(&network, &pod);

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::thread;
 
-use slipway_tests::{Server, Space, is_peer};
+use slipway_tests::{Server, Space, slipway_only};
 
 use world::{Backend, Running, World};
 
@@ -91,9 +91,7 @@ type Outcomes = BTreeMap<String, String>;
 
 /// Compares both backends in each order.
 fn equal<E: Engine>(packages: &Path, chain: Chain, make: impl Fn() -> E + Sync) {
-    if is_peer() {
-        return;
-    }
+    slipway_only!();
     let orders = [Order::BeforeAdd, Order::AfterAdd];
     let mut wrong = Vec::new();
     for order in orders {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slipway_tests::system::System;
-use slipway_tests::{Attach, Flow, Host, Node, Pod, Proto, Server, Space, Stop, host_local, within};
+use slipway_tests::{
+    Attach, Flow, Host, Node, Pod, Proto, Server, Space, Stop, addresses_of, host_local, within,
+};
 
 use super::{Chain, GUEST_PORT, Guest};
 
@@ -102,9 +104,7 @@ impl World {
         let (web, other) = (self.node.pod("web"), self.node.pod("other"));
         let attach = Attach::new(&web).port(Proto::Tcp, PORT, OWN).port(Proto::Udp, PORT, OWN);
         let result = network.add(&attach).expect("ADD");
-        let ips = result["ips"].as_array().expect("addresses").iter();
-        let web_ips: Vec<IpAddr> =
-            ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok()).collect();
+        let web_ips = addresses_of(&result);
         assert_eq!(web_ips.len(), 2, "{result}");
         network.add(&Attach::new(&other)).expect("ADD");
         let servers = serve(&web, &web_ips, OWN, "web");
