@@ -5,21 +5,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use std::collections::HashSet;
+mod dumps;
+mod notifications;
+
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use cni_kernel::AddressFamily;
-use cni_nftables::notify::{Generation, Notification, Notifications, TableChange};
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, DnatTarget, Element, ElementData, ElementId, Family, Field,
     Hook, Keys, MapData, Operand, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction,
     Value, Verdict, deferred_close,
 };
 use nix::sched::{CloneFlags, unshare};
-use slipway_tests::{in_namespace, within};
+use slipway_tests::in_namespace;
 
 fn run_nft(args: &[&str], input: &str) -> Result<String, String> {
     let mut child = Command::new("nft")
@@ -213,7 +213,7 @@ fn a_committed_transaction_equals_its_printed_text() {
         nft_load(&everything().to_string());
         pretty_eq(&normal(&ours), &normal(&nft(&["list", "ruleset"])));
         // nft can load its own listing of the table.
-        nft_load(&format!("flush ruleset\n{}", reloadable(&ours)));
+        nft_load(&format!("flush ruleset\n{ours}"));
         pretty_eq(&normal(&ours), &normal(&nft(&["list", "ruleset"])));
     });
 }
@@ -222,10 +222,6 @@ fn a_committed_transaction_equals_its_printed_text() {
 /// program wrote, and prints the dependency on the protocol that this crate makes explicit.
 fn normal(ruleset: &str) -> String {
     ruleset.replace("meta nfproto ipv4 ", "").replace("meta nfproto ipv6 ", "")
-}
-
-fn reloadable(ruleset: &str) -> String {
-    ruleset.to_owned()
 }
 
 fn pretty_eq(left: &str, right: &str) {
@@ -531,88 +527,6 @@ fn invalid_changes_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn sixty_thousand_elements_in_one_batch() {
-    in_namespace(|| {
-        const COUNT: u32 = 60_000;
-        let socket = Socket::open().unwrap();
-        socket.commit(&everything(), None).unwrap();
-        let mut tx = Transaction::new();
-        for n in 0..COUNT {
-            let key = vec![UDP, Value::Port(u16::try_from(n).unwrap())];
-            let target = Ipv4Addr::from_bits(0x0a00_0000 + n);
-            let element = Element::new(ElementId::new(&table(), "ports4", key))
-                .values(vec![Value::Ipv4(target), Value::Port(80)])
-                .comment(&format!("0123456789abcdef-0123456789abcdef element {n}"));
-            tx.add_element(element);
-        }
-        let since = std::time::Instant::now();
-        socket.commit(&tx, None).unwrap();
-        let committed = since.elapsed();
-        let elements = socket.elements(&table(), "ports4").unwrap();
-        eprintln!("60,000 elements: commit {committed:?}, dump {:?}", since.elapsed() - committed);
-        let keys: HashSet<Vec<Value>> = elements.iter().map(|element| element.key.clone()).collect();
-        assert_eq!((elements.len(), keys.len()), (COUNT as usize + 1, COUNT as usize + 1));
-        let last = elements.iter().find(|element| element.key == [UDP, Value::Port(59_999)]).unwrap();
-        assert_eq!(last.comment.as_deref(), Some("0123456789abcdef-0123456789abcdef element 59999"));
-        let error = socket.commit(&tx, None).unwrap_err();
-        assert!(error.is_exists() && error.op_index() == Some(0), "{error}");
-    });
-}
-
-#[test]
-fn a_dump_is_repeated_when_the_ruleset_changes() {
-    in_namespace(|| {
-        let socket = Socket::open().unwrap();
-        socket.commit(&everything(), None).unwrap();
-        let fill = |range: std::ops::Range<u16>| {
-            let mut tx = Transaction::new();
-            for port in range {
-                let id = ElementId::new(&table(), "ports4", vec![UDP, Value::Port(port)]);
-                tx.add_element(Element::new(id).values(vec![v4("10.0.0.1"), Value::Port(80)]));
-            }
-            tx
-        };
-        socket.commit(&fill(0..5000), None).unwrap();
-        let other = Socket::open().unwrap();
-        let mut disturbances = 0;
-        let mut attempts = 0;
-        let elements = socket
-            .fold_elements(&table(), "ports4", Vec::new, |elements, element| {
-                attempts += i32::from(elements.is_empty());
-                elements.push(element.key);
-                if elements.len() == 10 && disturbances < 3 {
-                    let next = 5000 + disturbances;
-                    other.commit(&fill(next..next + 1), None).unwrap();
-                    disturbances += 1;
-                }
-            })
-            .unwrap();
-        eprintln!("{attempts} attempts, {disturbances} disturbances");
-        let keys: HashSet<&Vec<Value>> = elements.iter().collect();
-        assert_eq!(keys.len(), elements.len());
-        assert_eq!(keys.len(), 5000 + 3 + 1);
-        assert_eq!((attempts, disturbances), (4, 3));
-    });
-}
-
-#[test]
-fn a_request_during_another_fails_at_once() {
-    in_namespace(|| {
-        let socket = Socket::open().unwrap();
-        socket.commit(&everything(), None).unwrap();
-        let mut errors = Vec::new();
-        let elements = socket
-            .fold_elements(&table(), "ports4", Vec::new, |found, element| {
-                errors.extend(socket.generation().err().and_then(|error| error.errno()));
-                found.push(element);
-            })
-            .unwrap();
-        assert_eq!((elements.len(), errors), (1, vec![nix::errno::Errno::EDEADLK]));
-        socket.generation().unwrap();
-    });
-}
-
-#[test]
 fn the_kernel_sees_the_bytes_of_ipv6_concatenations_as_nft_does() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
@@ -634,120 +548,4 @@ fn the_kernel_sees_the_bytes_of_ipv6_concatenations_as_nft_does() {
 fn addresses_of_both_families_make_values() {
     assert_eq!(Value::address(IpAddr::V4(Ipv4Addr::LOCALHOST)), v4("127.0.0.1"));
     assert_eq!(Value::address(IpAddr::V6(Ipv6Addr::LOCALHOST)), v6("::1"));
-}
-
-/// The next commit.
-fn next_generation(notifications: &mut Notifications) -> Generation {
-    match notifications.next(within(Duration::from_secs(10))).unwrap() {
-        Some(Notification::Generation(generation)) => generation,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Runs nft and returns its process ID.
-fn spawn_nft(args: &[&str]) -> u32 {
-    let mut child = Command::new("nft").args(args).spawn().expect("start nft");
-    let status = child.wait().unwrap();
-    assert!(status.success(), "nft {args:?}");
-    child.id()
-}
-
-#[test]
-fn commits_are_reported_with_their_tables_and_process() {
-    in_namespace(|| {
-        nft_load(
-            "table inet t { set s { type ipv4_addr; }; chain c { counter; }; }
-             table ip other { map m { type ipv4_addr : mark; elements = { 192.0.2.1 : 1 }; }; }",
-        );
-        let socket = Socket::open().unwrap();
-        let mut notifications = Notifications::open().unwrap();
-        assert_eq!(notifications.read().unwrap(), None, "nothing changed yet");
-        let other = TableId::new(Family::Ip, "other");
-        let mut commits = vec![
-            (
-                vec!["add", "element", "inet", "t", "s", "{ 192.0.2.1, 192.0.2.2 }"],
-                vec![(table(), TableChange::ElementsAdded)],
-            ),
-            (
-                vec!["delete", "element", "inet", "t", "s", "{ 192.0.2.1 }"],
-                vec![(table(), TableChange::ElementsDeleted)],
-            ),
-            (vec!["flush", "chain", "inet", "t", "c"], vec![(table(), TableChange::Contents)]),
-            (
-                vec!["delete", "table", "ip", "other; add element inet t s { 192.0.2.3 }"],
-                vec![(table(), TableChange::ElementsAdded), (other.clone(), TableChange::Deleted)],
-            ),
-            (
-                vec!["flush table inet t; delete table inet t; add table inet t"],
-                vec![(table(), TableChange::Contents)],
-            ),
-            (vec!["add", "table", "ip", "other"], vec![(other.clone(), TableChange::Contents)]),
-        ];
-        commits.push((
-            vec!["flush", "ruleset"],
-            vec![(table(), TableChange::Deleted), (other, TableChange::Deleted)],
-        ));
-        for (args, tables) in commits {
-            let pid = spawn_nft(&args);
-            let seen = next_generation(&mut notifications);
-            assert_eq!(seen.tables, tables.into_iter().collect(), "nft {args:?}");
-            let process = seen.process.unwrap();
-            assert_eq!((process.pid, process.name.as_str()), (pid, "nft"), "nft {args:?}");
-            assert_eq!(seen.number, socket.generation().unwrap(), "nft {args:?}");
-        }
-        assert_eq!(notifications.read().unwrap(), None);
-    });
-}
-
-/// Own changes are reported like all others; a refused one is not.
-#[test]
-fn own_commits_are_reported_and_refused_ones_are_not() {
-    in_namespace(|| {
-        let socket = Socket::open().unwrap();
-        let mut notifications = Notifications::open().unwrap();
-        let mut tx = Transaction::new();
-        tx.add_table(Table::new(&table()));
-        add_sets(&mut tx);
-        socket.dry_run(&tx).unwrap();
-        assert_eq!(notifications.read().unwrap(), None);
-        socket.commit(&tx, None).unwrap();
-        let seen = next_generation(&mut notifications);
-        assert_eq!(seen.tables, [(table(), TableChange::Contents)].into());
-        let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
-        assert_eq!(seen.process.unwrap().name, own.trim_end());
-
-        let mut tx = Transaction::new();
-        for number in 0..20_000_u32 {
-            let address = Value::Ipv4(Ipv4Addr::from_bits(0x0a00_0000 + number));
-            tx.add_element(Element::new(ElementId::new(&table(), "nets_plain", vec![address])));
-        }
-        let mut sets = Transaction::new();
-        sets.add_set(Set::new(&table(), "nets_plain", &[DataType::Ipv4Addr]));
-        socket.commit(&sets, None).unwrap();
-        next_generation(&mut notifications);
-        socket.commit(&tx, None).unwrap();
-        let seen = next_generation(&mut notifications);
-        assert_eq!(seen.tables, [(table(), TableChange::ElementsAdded)].into(), "20,000 elements");
-    });
-}
-
-#[test]
-fn a_slow_reader_of_commits_sees_the_loss_and_all_that_follows() {
-    in_namespace(|| {
-        let socket = Socket::open().unwrap();
-        let mut notifications = Notifications::open().unwrap();
-        notifications.set_receive_buffer(4096).unwrap();
-        for number in 0..50 {
-            let mut tx = Transaction::new();
-            tx.add_table(Table::new(&TableId::new(Family::Ip, &format!("t{number}"))));
-            socket.commit(&tx, None).unwrap();
-        }
-        assert_eq!(notifications.read().unwrap(), Some(Notification::Lost));
-        assert_eq!(notifications.read().unwrap(), None, "nothing from before");
-        // The kernel would drop it if the queue had not been emptied.
-        nft(&["delete", "table", "ip", "t7"]);
-        let seen = next_generation(&mut notifications);
-        assert_eq!(seen.tables, [(TableId::new(Family::Ip, "t7"), TableChange::Deleted)].into());
-        assert_eq!(seen.number, socket.generation().unwrap());
-    });
 }

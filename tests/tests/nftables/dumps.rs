@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Large batches and dumps, and what happens during a dump.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+
+use cni_nftables::{Element, ElementId, Socket, Transaction, Value};
+use slipway_tests::in_namespace;
+
+use super::{UDP, everything, table, v4};
+
+#[test]
+fn sixty_thousand_elements_in_one_batch() {
+    in_namespace(|| {
+        const COUNT: u32 = 60_000;
+        let socket = Socket::open().unwrap();
+        socket.commit(&everything(), None).unwrap();
+        let mut tx = Transaction::new();
+        for n in 0..COUNT {
+            let key = vec![UDP, Value::Port(u16::try_from(n).unwrap())];
+            let target = Ipv4Addr::from_bits(0x0a00_0000 + n);
+            let element = Element::new(ElementId::new(&table(), "ports4", key))
+                .values(vec![Value::Ipv4(target), Value::Port(80)])
+                .comment(&format!("0123456789abcdef-0123456789abcdef element {n}"));
+            tx.add_element(element);
+        }
+        let since = std::time::Instant::now();
+        socket.commit(&tx, None).unwrap();
+        let committed = since.elapsed();
+        let elements = socket.elements(&table(), "ports4").unwrap();
+        eprintln!("60,000 elements: commit {committed:?}, dump {:?}", since.elapsed() - committed);
+        let keys: HashSet<Vec<Value>> = elements.iter().map(|element| element.key.clone()).collect();
+        assert_eq!((elements.len(), keys.len()), (COUNT as usize + 1, COUNT as usize + 1));
+        let last = elements.iter().find(|element| element.key == [UDP, Value::Port(59_999)]).unwrap();
+        assert_eq!(last.comment.as_deref(), Some("0123456789abcdef-0123456789abcdef element 59999"));
+        let error = socket.commit(&tx, None).unwrap_err();
+        assert!(error.is_exists() && error.op_index() == Some(0), "{error}");
+    });
+}
+
+#[test]
+fn a_dump_is_repeated_when_the_ruleset_changes() {
+    in_namespace(|| {
+        let socket = Socket::open().unwrap();
+        socket.commit(&everything(), None).unwrap();
+        let fill = |range: std::ops::Range<u16>| {
+            let mut tx = Transaction::new();
+            for port in range {
+                let id = ElementId::new(&table(), "ports4", vec![UDP, Value::Port(port)]);
+                tx.add_element(Element::new(id).values(vec![v4("10.0.0.1"), Value::Port(80)]));
+            }
+            tx
+        };
+        socket.commit(&fill(0..5000), None).unwrap();
+        let other = Socket::open().unwrap();
+        let mut disturbances = 0;
+        let mut attempts = 0;
+        let elements = socket
+            .fold_elements(&table(), "ports4", Vec::new, |elements, element| {
+                attempts += i32::from(elements.is_empty());
+                elements.push(element.key);
+                if elements.len() == 10 && disturbances < 3 {
+                    let next = 5000 + disturbances;
+                    other.commit(&fill(next..next + 1), None).unwrap();
+                    disturbances += 1;
+                }
+            })
+            .unwrap();
+        eprintln!("{attempts} attempts, {disturbances} disturbances");
+        let keys: HashSet<&Vec<Value>> = elements.iter().collect();
+        assert_eq!(keys.len(), elements.len());
+        assert_eq!(keys.len(), 5000 + 3 + 1);
+        assert_eq!((attempts, disturbances), (4, 3));
+    });
+}
+
+#[test]
+fn a_request_during_another_fails_at_once() {
+    in_namespace(|| {
+        let socket = Socket::open().unwrap();
+        socket.commit(&everything(), None).unwrap();
+        let mut errors = Vec::new();
+        let elements = socket
+            .fold_elements(&table(), "ports4", Vec::new, |found, element| {
+                errors.extend(socket.generation().err().and_then(|error| error.errno()));
+                found.push(element);
+            })
+            .unwrap();
+        assert_eq!((elements.len(), errors), (1, vec![nix::errno::Errno::EDEADLK]));
+        socket.generation().unwrap();
+    });
+}
