@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `macspoofchk` with real frames: a container sends with its own address, then with another.
+//! The guard of `macspoofchk`: its elements, owners and repairs. The suite `bridge` sends frames with another address.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use std::net::UdpSocket;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use cni_dataplane::macspoof;
 use cni_kernel::mac::Mac;
-use cni_kernel::netns::Netns;
 use cni_spec::Attachment;
 use slipway_tests::in_namespace;
 
@@ -33,93 +29,6 @@ fn attachment(container: &str) -> Attachment {
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 0x11]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
-
-/// A bridge with two ports, each with a pod at its other end. A process keeps each pod's namespace; its PID
-/// is in a file.
-struct Pods {
-    holders: Vec<std::process::Child>,
-}
-
-impl Pods {
-    fn new() -> Self {
-        sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up");
-        let mut holders = Vec::new();
-        for n in 1..=2 {
-            let holder =
-                Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("start unshare");
-            let pid = holder.id();
-            // Until unshare has entered its namespace.
-            let own = sh("readlink /proc/thread-self/ns/net");
-            while sh(&format!("readlink /proc/{pid}/ns/net")) == own {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            sh(&format!(
-                "ip link add vh{n} type veth peer name eth0 netns {pid}
-                 ip link set vh{n} master br0 up
-                 nsenter --net=/proc/{pid}/ns/net ip link set eth0 address 02:00:00:00:00:{n}{n}
-                 nsenter --net=/proc/{pid}/ns/net ip addr add 10.7.0.{n}/24 dev eth0
-                 nsenter --net=/proc/{pid}/ns/net ip link set eth0 up"
-            ));
-            holders.push(holder);
-        }
-        Self { holders }
-    }
-
-    fn in_pod(&self, pod: usize, command: &str) -> String {
-        format!("nsenter --net=/proc/{}/ns/net {command}", self.holders[pod].id())
-    }
-
-    fn netns(&self, pod: usize) -> Netns {
-        Netns::open(Path::new(&format!("/proc/{}/ns/net", self.holders[pod].id()))).unwrap()
-    }
-
-    /// True if a datagram of the first pod reaches the second.
-    fn reaches(&self) -> bool {
-        for pod in [0, 1] {
-            sh(&self.in_pod(pod, "ip neigh flush dev eth0"));
-        }
-        let server = self.netns(1).run(|| UdpSocket::bind("10.7.0.2:7000").unwrap()).unwrap();
-        server.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
-        let client = self.netns(0).run(|| UdpSocket::bind("10.7.0.1:0").unwrap()).unwrap();
-        // The kernel repeats a neighbour request after one second. Once the address counts as unreachable,
-        // sending itself fails for a while.
-        (0..8).any(|_| {
-            let _ = client.send_to(b"hello", "10.7.0.2:7000");
-            server.recv(&mut [0; 16]).is_ok()
-        })
-    }
-
-    fn send_as(&self, mac: Mac) {
-        sh(&self.in_pod(0, &format!("ip link set eth0 address {mac}")));
-    }
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        for holder in &mut self.holders {
-            let _ = holder.kill();
-            let _ = holder.wait();
-        }
-    }
-}
-
-#[test]
-fn frames_with_a_foreign_source_address_are_dropped() {
-    in_namespace(|| {
-        let pods = Pods::new();
-        assert!(pods.reaches());
-        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
-        macspoof::check(&attachment("c1"), "vh1", MAC).unwrap();
-        assert!(pods.reaches(), "its own address passes");
-        pods.send_as(OTHER);
-        assert!(!pods.reaches(), "another address passed");
-        macspoof::release(&attachment("c1")).unwrap();
-        assert!(pods.reaches(), "the guard is still there");
-        assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
-        macspoof::release(&attachment("c1")).unwrap();
-        assert!(!sh("nft list table bridge slipway").contains("elements"));
-    });
-}
 
 #[test]
 fn an_owner_replaces_its_own_guard_and_displaces_a_former_owner_of_the_interface() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A failed ADD leaves nothing, whichever step failed; DEL removes what a killed ADD left.
+//! A failed ADD leaves nothing, whichever step failed.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, host_local, peer_fails};
+use slipway_tests::{Attach, Failure, Node, Pod, Proto, Snapshot, host_local, peer_fails};
 
 /// The plugins that make links.
 const INTERFACES: [&str; 4] = ["bridge", "macvlan", "ptp", "tap"];
@@ -25,17 +25,17 @@ fn list_with(interface: &str) -> Value {
     json!({"name": "net", "plugins": [plugin, {"type": "portmap", "capabilities": {"portMappings": true}}]})
 }
 
-/// A node on which one pod runs, so that all shared objects exist.
-fn stage() -> (Node, Pod) {
-    let node = Node::new();
-    node.bridge_netfilter(BridgeNetfilter::Off);
+/// A node on which one pod runs, so that all shared objects exist, and another pod.
+fn stage() -> (Node, Pod, Pod) {
+    let node = Node::without_bridge_netfilter();
     // A master link.
     node.cmd("ip link add out0 type veth peer name out1");
     node.cmd("ip link set out0 up");
     node.cmd("ip link set out1 up");
     let first = node.pod("first");
     node.network(list()).add(&Attach::new(&first).port(Proto::Tcp, 8080, 80)).expect("ADD of the first pod");
-    (node, first)
+    let pod = node.pod("pod");
+    (node, first, pod)
 }
 
 /// The state of node and pod, without counters, what is derived from the reservations, and the folders that
@@ -80,8 +80,7 @@ fn names(failure: &Failure, parts: &[&str]) {
 
 #[test]
 fn a_namespace_that_is_gone_or_none() {
-    let (node, _first) = stage();
-    let pod = node.pod("pod");
+    let (node, _first, pod) = stage();
     node.write("/run/file", "");
     for path in ["/run/netns/gone", "/run/file"] {
         all_fail(&node, &Attach::new(&pod).netns(path), &pod, &[path], |_| {});
@@ -90,16 +89,14 @@ fn a_namespace_that_is_gone_or_none() {
 
 #[test]
 fn the_interface_exists_already() {
-    let (node, _first) = stage();
-    let pod = node.pod("pod");
+    let (node, _first, pod) = stage();
     pod.cmd("ip link add eth0 type veth peer name eth1");
     all_fail(&node, &Attach::new(&pod), &pod, &["eth0", "already exists"], |_| {});
 }
 
 #[test]
 fn the_bridge_is_something_else() {
-    let (node, _first) = stage();
-    let pod = node.pod("pod");
+    let (node, _first, pod) = stage();
     node.cmd("ip link add other type veth peer name other1");
     let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| bridge["bridge"] = "other".into());
     names(&failure, &["other", "is not a bridge"]);
@@ -108,8 +105,7 @@ fn the_bridge_is_something_else() {
 #[test]
 fn ipam_is_missing_or_exhausted() {
     peer_fails("the veth pair stays", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         let attach = Attach::new(&pod);
         all_fail(&node, &attach, &pod, &["absent"], |plugin| plugin["ipam"]["type"] = "absent".into());
         // The one address of the range belongs to the first pod.
@@ -129,8 +125,7 @@ fn ipam_is_missing_or_exhausted() {
 #[test]
 fn a_route_cannot_be_installed() {
     peer_fails("the veth pair stays", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         for route in [
             json!({"dst": "172.16.0.0/12", "gw": "192.168.77.1"}),
             json!({"dst": "fd77::/64", "gw": "fd78::1"}),
@@ -147,8 +142,7 @@ fn a_route_cannot_be_installed() {
 #[test]
 fn the_bridge_has_another_address() {
     peer_fails("the veth pair stays", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
             bridge["ipam"]["ranges"] = json!([[{"subnet": "10.99.0.0/24"}]]);
         });
@@ -158,8 +152,7 @@ fn the_bridge_has_another_address() {
 
 #[test]
 fn the_kernel_refuses_a_link_attribute() {
-    let (node, _first) = stage();
-    let pod = node.pod("pod");
+    let (node, _first, pod) = stage();
     all_fail(&node, &Attach::new(&pod), &pod, &[], |plugin| plugin["mtu"] = 70_000.into());
     bridge_fails(&node, &Attach::new(&pod).args("MAC=ff:ff:ff:ff:ff:ff"), &pod, |_| {});
 }
@@ -168,8 +161,7 @@ fn the_kernel_refuses_a_link_attribute() {
 #[test]
 fn vlan_filtering_may_be_missing() {
     peer_fails("the error does not name what is missing", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         let before = state(&node, &pod);
         let mut list = list();
         list["plugins"][0]["bridge"] = "br1".into();
@@ -191,8 +183,7 @@ fn vlan_filtering_may_be_missing() {
 #[test]
 fn the_table_belongs_to_another_program() {
     peer_fails("it has no table of that name", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
+        let (node, pod) = Node::with_pod();
         node.nft("add table inet slipway\nadd chain inet slipway mine\nadd rule inet slipway mine accept\n");
         let bridge = node.network({
             let mut list = list();
@@ -219,8 +210,7 @@ fn the_table_belongs_to_another_program() {
 #[test]
 fn portmap_refuses() {
     peer_fails("conflicts are silent", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         let network = node.network(list());
         let attach = Attach::new(&pod);
         let bridge = &network.configs(Some(&attach))[0];
@@ -259,8 +249,7 @@ fn portmap_refuses() {
 #[test]
 fn the_state_directory_is_full_or_read_only() {
     peer_fails("the veth pair stays", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
+        let (node, _first, pod) = stage();
         for options in ["ro", "rw,size=4k,nr_inodes=2", "rw,size=16k"] {
             node.cmd("mkdir -p /run/state");
             node.cmd(&format!("mount -t tmpfs -o {options} tmpfs /run/state"));
@@ -273,49 +262,5 @@ fn the_state_directory_is_full_or_read_only() {
             });
             node.cmd("umount /run/state");
         }
-    });
-}
-
-/// Kills the ADD of the whole list after increasing delays; DEL removes what it left, and a new ADD succeeds.
-#[test]
-fn del_removes_all_of_a_killed_add() {
-    peer_fails("DEL fails on half a masquerade", || {
-        let (node, _first) = stage();
-        let pod = node.pod("pod");
-        let network = node.network(list());
-        let attach = Attach::new(&pod).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80);
-        let configs = network.configs(Some(&attach));
-        network.add(&attach).expect("ADD");
-        network.del(&attach).expect("DEL");
-        let before = state(&node, &pod);
-        let start = |config: &Value| {
-            let name = config["type"].as_str().expect("a type");
-            node.plugin(name).command("ADD").for_pod(&pod).args("").config(config).spawn()
-        };
-        // Measures the ADD, then kills it at 16 points of that time.
-        for step in 0..16_u32 {
-            let begin = std::time::Instant::now();
-            let result = start(&configs[0]).wait().ok();
-            let whole = begin.elapsed();
-            let mut portmap = configs[1].clone();
-            portmap["prevResult"] = result;
-            let mut running = start(&portmap);
-            std::thread::sleep(whole * step / 20);
-            running.kill();
-            running.wait();
-            network.del(&attach).expect("DEL after portmap was killed");
-            before.assert_same(&state(&node, &pod));
-
-            let mut running = start(&configs[0]);
-            std::thread::sleep(whole * step / 16);
-            running.kill();
-            running.wait();
-            network.del(&attach).expect("DEL after bridge was killed");
-            // A temporary file may be left for the next call to remove, but no reservation.
-            let after = state(&node, &pod).without(&["/networks/net/.", "/networks/net/lock"]);
-            before.without(&["/networks/net/lock"]).assert_same(&after);
-        }
-        network.add(&attach).expect("a new ADD");
-        network.del(&attach).expect("DEL");
     });
 }

@@ -118,25 +118,6 @@ fn add_and_del_work_after_a_flush() {
     });
 }
 
-/// `nft flush table` empties the chains but keeps maps and elements. The next ADD repairs the chains.
-#[test]
-fn add_repairs_flushed_chains() {
-    only_nftables("nothing is published in that table", || {
-        let world = World::new(BridgeNetfilter::Off);
-        let network = world.network(1);
-        let _old = Web::published(&world, &network, "old");
-        world.node.cmd("nft flush table inet slipway");
-        world.client.expect_none(Proto::Tcp, (world.client.node_v4, PORT));
-        let other = Web::new(&world, &network, "other", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
-        world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 1), "other");
-        all_reach_the_port(&world, &other, "old");
-        // The guard and the masquerade work again.
-        let _outside = world.client.serve(Proto::Tcp, "0.0.0.0:9000", "outside");
-        let answer = other.expect(Proto::Tcp, (world.client.v4, 9000), "outside");
-        assert_eq!(answer.peer.ip(), world.client.node_v4);
-    });
-}
-
 /// Another program deletes a base chain with its hook.
 #[test]
 fn add_repairs_deleted_chains() {

@@ -154,19 +154,6 @@ fn a_reloaded_ruleset_serves_and_its_owners_count_as_live() {
 }
 
 #[test]
-fn a_namespace_missing_in_another_mount_namespace_counts_as_live() {
-    let node = Node::new();
-    let (one, two) = (node.pod("one"), node.pod("two"));
-    Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
-    one.remove();
-    let call = Call::new(&node, &two, 3, &[map("tcp", 80, 80)]);
-    // In another mount namespace a missing path proves nothing.
-    let error = call.call("ADD").through(&["unshare", "--mount"]).run().error();
-    assert!(error.code == 11 && error.msg.contains("container one"), "{error:?}");
-    call.add();
-}
-
-#[test]
 fn a_port_of_an_element_without_an_owner_is_refused() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));

@@ -12,8 +12,8 @@ mod stage;
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, every_call, kill_points,
-    sample,
+    Attach, Disturbance, Network, Output, PluginCall, Point, Snapshot, assert_killed, disturbed,
+    error_points, every_call, is_peer, kill_points, sample,
 };
 
 use crate::stage::{Cleanup, Stage};
@@ -68,17 +68,18 @@ fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> 
     configs.swap_remove(at)
 }
 
-/// The differences that remain after a while: the kernel removes a namespace in the background.
-fn changes_in_the_end(before: &Snapshot, stage: &Stage) -> Vec<String> {
-    let mut changes = Vec::new();
-    for _ in 0..20 {
-        changes = before.changes(&stage.state());
-        if changes.is_empty() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
+/// Kills a call, or a program that it runs, at a point. False if it succeeded before.
+fn kill_at(stage: &Stage, call: PluginCall, point: &Point) -> bool {
+    disturbed(&stage.node, call, point, Disturbance::Kill).process.code != Some(0)
+}
+
+/// Asserts that enough calls were killed, where there are enough of them to tell.
+#[track_caller]
+fn enough(kills: usize, tried: usize, interface: &str) {
+    // The reference is a Go program: the order of its runtime's system calls varies.
+    if !is_peer() && !SPARSE.contains(&interface) {
+        assert_killed(kills, tried);
     }
-    changes
 }
 
 fn add_is_killed(interface: &'static str, at: usize) {
@@ -95,15 +96,18 @@ fn add_is_killed(interface: &'static str, at: usize) {
     let _ = output.ok();
     network.del(&attach).expect("DEL");
     before.assert_same(&stage.state());
-    for (turn, point) in to_try(found, interface).iter().enumerate() {
+    let points = to_try(found, interface);
+    let mut kills = 0;
+    for (turn, point) in points.iter().enumerate() {
         let why = format!("plugin {at} killed at {point:?}");
-        let _ = disturbed(&stage.node, prepare(), point, Disturbance::Kill);
+        kills += usize::from(kill_at(&stage, prepare(), point));
         let cleanup = Cleanup::of(interface, turn);
         cleanup.run(&stage, &why);
-        let changes = changes_in_the_end(&before, &stage);
+        let changes = before.changes_in_the_end(|| stage.state());
         assert!(changes.is_empty(), "{why}: {cleanup:?} left:\n{}", changes.join("\n"));
         stage.prove_fresh(&why);
     }
+    enough(kills, points.len(), interface);
 }
 
 fn del_is_killed(interface: &'static str, at: usize) {
@@ -121,13 +125,16 @@ fn del_is_killed(interface: &'static str, at: usize) {
     let (output, found) = kill_points(&stage.node, prepare());
     let _ = output.ok();
     network.del(&attach).expect("DEL");
-    for point in to_try(found, interface) {
+    let points = to_try(found, interface);
+    let mut kills = 0;
+    for point in &points {
         let why = format!("plugin {at} killed at {point:?}");
-        let _ = disturbed(&stage.node, prepare(), &point, Disturbance::Kill);
+        kills += usize::from(kill_at(&stage, prepare(), point));
         network.del(&attach).unwrap_or_else(|failure| panic!("{why}: the next DEL: {failure}"));
         let changes = before.changes(&stage.state());
         assert!(changes.is_empty(), "{why}: left:\n{}", changes.join("\n"));
     }
+    enough(kills, points.len(), interface);
     stage.prove_fresh("after all");
 }
 
@@ -155,71 +162,6 @@ fn first_add_is_killed(interface: &'static str, at: usize) {
         network.add(&attach).unwrap_or_else(|failure| panic!("{why}: a fresh ADD: {failure}"));
         network.check(&attach).unwrap_or_else(|failure| panic!("{why}: its CHECK: {failure}"));
     }
-}
-
-#[test]
-fn bridge_killed_in_the_first_add() {
-    first_add_is_killed("bridge", 0);
-}
-
-#[test]
-fn ptp_killed_in_the_first_add() {
-    first_add_is_killed("ptp", 0);
-}
-
-#[test]
-fn portmap_killed_in_the_first_add() {
-    first_add_is_killed("bridge", 1);
-}
-
-#[test]
-fn firewall_killed_in_the_first_add() {
-    first_add_is_killed("firewall", 1);
-}
-
-#[test]
-fn firewall_by_iptables_killed_in_the_first_add() {
-    first_add_is_killed("firewall_iptables", 1);
-}
-
-#[test]
-fn tuning_killed_in_the_first_add() {
-    first_add_is_killed("tuning", 1);
-}
-
-#[test]
-fn flannel_killed_in_the_first_add() {
-    first_add_is_killed("flannel", 0);
-}
-
-#[test]
-fn bridge_killed_in_add() {
-    add_is_killed("bridge", 0);
-}
-
-#[test]
-fn ptp_killed_in_add() {
-    add_is_killed("ptp", 0);
-}
-
-#[test]
-fn portmap_killed_in_add() {
-    add_is_killed("bridge", 1);
-}
-
-#[test]
-fn bridge_killed_in_del() {
-    del_is_killed("bridge", 0);
-}
-
-#[test]
-fn ptp_killed_in_del() {
-    del_is_killed("ptp", 0);
-}
-
-#[test]
-fn portmap_killed_in_del() {
-    del_is_killed("bridge", 1);
 }
 
 /// System calls that may fail for reasons outside of the program, with their errors.
@@ -305,7 +247,10 @@ fn add_fails(interface: &'static str, at: usize) {
             Outcome::Refused => {
                 failed += 1;
                 // flannel's saved configuration stays if the delegate's undo met the same failure: DEL needs it then.
-                let saved = |state: &Snapshot| state.without(&["file /var/lib/cni/flannel/"]);
+                // portmap's route on a container's own link ends with the link, also if the kernel's answer was lost.
+                let saved = |state: &Snapshot| {
+                    state.without(&["file /var/lib/cni/flannel/", "route local ::1 dev veth"])
+                };
                 let changes = saved(&prepared).changes(&saved(&stage.state()));
                 assert!(changes.is_empty(), "{why}: left:\n{}\n{}", changes.join("\n"), output.process);
             }
@@ -325,21 +270,6 @@ fn with_result(network: &Network<'_>, attach: &Attach, at: usize, output: &Outpu
     let mut config = network.configs(Some(attach)).swap_remove(at);
     config["prevResult"] = output.json();
     config
-}
-
-#[test]
-fn any_call_of_bridges_add_fails() {
-    add_fails("bridge", 0);
-}
-
-#[test]
-fn any_call_of_ptps_add_fails() {
-    add_fails("ptp", 0);
-}
-
-#[test]
-fn any_call_of_portmaps_add_fails() {
-    add_fails("bridge", 1);
 }
 
 fn del_fails(interface: &'static str, at: usize) {
@@ -382,28 +312,14 @@ fn del_fails(interface: &'static str, at: usize) {
     stage.prove_fresh("after all");
 }
 
-#[test]
-fn any_call_of_bridges_del_fails() {
-    del_fails("bridge", 0);
-}
-
-#[test]
-fn any_call_of_ptps_del_fails() {
-    del_fails("ptp", 0);
-}
-
-#[test]
-fn any_call_of_portmaps_del_fails() {
-    del_fails("bridge", 1);
-}
-
-/// Four tests for each plugin, by its name and its place in the list.
+/// The tests of each plugin, by its name and its place in the list.
 macro_rules! plugins {
-    ($($module:ident: $name:literal, $at:literal;)*) => {
+    ($($module:ident: $name:literal, $at:literal $(, $first:ident)?;)*) => {
         $(
             mod $module {
                 plugins! {
                     test $name, $at;
+                    $($first: first_add_is_killed;)?
                     killed_in_add: add_is_killed;
                     killed_in_del: del_is_killed;
                     any_call_of_its_add_fails: add_fails;
@@ -425,19 +341,24 @@ macro_rules! plugins {
     };
 }
 
-// Plugins that make or move one link, or delegate to one that makes a pair; then chained plugins.
+// Plugins that make a pair of links, and portmap behind them; plugins that make or move one link, or delegate to one
+// that makes a pair; then chained plugins.
 plugins! {
+    bridge: "bridge", 0, killed_in_the_first_add;
+    ptp: "ptp", 0, killed_in_the_first_add;
+    portmap: "bridge", 1, killed_in_the_first_add;
+    portmap_behind_ptp: "ptp", 1;
     dummy: "dummy", 0;
-    flannel: "flannel", 0;
+    flannel: "flannel", 0, killed_in_the_first_add;
     host_device: "host-device", 0;
     ipvlan: "ipvlan", 0;
     macvlan: "macvlan", 0;
     tap: "tap", 0;
     vlan: "vlan", 0;
     bandwidth: "bandwidth", 1;
-    firewall: "firewall", 1;
-    firewall_iptables: "firewall_iptables", 1;
+    firewall: "firewall", 1, killed_in_the_first_add;
+    firewall_iptables: "firewall_iptables", 1, killed_in_the_first_add;
     sbr: "sbr", 1;
-    tuning: "tuning", 1;
+    tuning: "tuning", 1, killed_in_the_first_add;
     vrf: "vrf", 1;
 }

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot, host_local};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, host_local, limited, tuned};
 
 /// `interface` is the plugin that makes, or moves, the links of pod `number`.
 pub(crate) fn list(interface: &str, number: u16) -> Value {
@@ -20,7 +20,7 @@ pub(crate) fn list(interface: &str, number: u16) -> Value {
         let interface = if chained.is_some() { "bridge" } else { interface };
         let plugin = json!({
             "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-            "ipam": ipam,
+            "macspoofchk": chained.is_none(), "ipam": ipam,
         });
         let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
         return json!({"name": "net", "plugins": [plugin, chained.unwrap_or(portmap)]});
@@ -39,20 +39,14 @@ pub(crate) fn is_pair(interface: &str) -> bool {
 /// The plugin that is chained behind bridge in portmap's place, if that is what is asked for.
 pub(crate) fn chained(name: &str) -> Option<Value> {
     Some(match name {
-        "bandwidth" => json!({
-            "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
-            "egressRate": 8_000_000, "egressBurst": 800_000,
-        }),
+        "bandwidth" => limited(),
         "firewall" => json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}),
         "firewall_iptables" => {
             json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"})
         }
         "sbr" => json!({"type": "sbr"}),
         "vrf" => json!({"type": "vrf", "vrfname": "blue"}),
-        "tuning" => json!({
-            "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "promisc": true, "allmulti": true,
-            "txQLen": 77, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
-        }),
+        "tuning" => tuned(),
         _ => return None,
     })
 }
@@ -68,8 +62,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// A node on which nothing was attached yet.
     pub(crate) fn empty(interface: &'static str) -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        let node = Node::without_bridge_netfilter();
         if interface == "flannel" {
             let share = "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_IPV6_NETWORK=fd00:88::/56\n\
                 FLANNEL_IPV6_SUBNET=fd00:88::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
@@ -118,7 +111,8 @@ impl Stage {
     }
 
     pub(crate) fn attach(&self) -> Attach {
-        Attach::new(&self.pod.borrow()).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80)
+        let attach = Attach::new(&self.pod.borrow()).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80);
+        attach.port_on("192.0.2.1", Proto::Tcp, 9001, 80)
     }
 
     /// The state that must be unchanged, without counters, what is derived from the reservations, the pod's
