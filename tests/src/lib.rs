@@ -44,6 +44,7 @@
 //! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
 //! the ruleset, links, addresses and routes of all its spaces.
 
+mod advertisement;
 mod binaries;
 mod bpf;
 mod bus;
@@ -82,6 +83,7 @@ mod token;
 mod traffic;
 mod tun;
 
+pub use advertisement::Advertisement;
 pub use binaries::{is_peer, newest_version, peer_fails, plugin_dir, plugin_names, slipway, slipwayd};
 pub use bpf::{PROGRAMS, has_programs};
 pub use bus::SYSTEM_BUS;

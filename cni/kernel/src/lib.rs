@@ -13,6 +13,7 @@ pub mod bpf_elements;
 pub mod dir;
 pub mod ethtool;
 mod family;
+pub mod forwarding;
 pub mod grace;
 pub mod lock;
 pub mod mac;

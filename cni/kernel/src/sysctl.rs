@@ -52,6 +52,12 @@ pub enum SysctlError {
 }
 
 impl SysctlError {
+    /// True if `/proc/sys` is mounted read-only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Self::Write { source, .. } if source.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+    }
+
     /// True if this kernel has no such setting (IPv6 switched off, no such link).
     #[must_use]
     pub fn is_not_found(&self) -> bool {
@@ -116,26 +122,38 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
 /// # Errors
 /// As of [`ensure`].
 pub fn ensure_below(directory: &Path, name: &str, value: &str) -> Result<bool, SysctlError> {
+    ensure_after(directory, name, value, || Ok(()))
+}
+
+/// [`ensure_below`], with work to be done before the setting changes, and only then. It runs under the lock, so that
+/// little time passes until the setting is written.
+///
+/// # Errors
+/// As of [`ensure`], and those of the work, after which nothing is written.
+pub fn ensure_after<E: From<SysctlError>>(
+    directory: &Path,
+    name: &str,
+    value: &str,
+    before: impl FnOnce() -> Result<(), E>,
+) -> Result<bool, E> {
     const PATIENCE: Duration = Duration::from_secs(10);
     if get(name)? == value {
         return Ok(false);
     }
     let path = path(directory, name)?;
-    let written = OpenOptions::new().read(true).write(true).open(&path).and_then(|mut file| {
-        let _lock = FileLock::on(&file, &path, PATIENCE)
-            .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
-        let mut now = String::new();
-        file.read_to_string(&mut now)?;
-        if now.trim_end() == value {
-            return Ok(false);
-        }
-        file.rewind()?;
-        file.write_all(value.as_bytes()).map(|()| true)
-    });
-    if let Ok(true) = written {
-        log::debug!("set sysctl {name} to {value:?}");
+    let failed = |source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source };
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+    let _lock = FileLock::on(&file, &path, PATIENCE)
+        .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
+    let mut now = String::new();
+    file.read_to_string(&mut now).map_err(failed)?;
+    if now.trim_end() == value {
+        return Ok(false);
     }
-    written.map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
+    before()?;
+    file.rewind().and_then(|()| file.write_all(value.as_bytes())).map_err(failed)?;
+    log::debug!("set sysctl {name} to {value:?}");
+    Ok(true)
 }
 
 /// [`get`] in another namespace.
@@ -216,6 +234,46 @@ impl NetSettings {
             other => other,
         };
         Ok(opened.map(File::from).map_err(std::io::Error::from))
+    }
+}
+
+/// The directory of the IPv6 settings of a namespace's links, `/proc/sys/net/ipv6/conf`, held open.
+///
+/// The settings are those of the namespace in which it was opened, whichever the writing thread is in: the kernel finds
+/// them by the directory's inode (`proc_sys_lookup`). So a plugin that has opened it once needs no thread in the
+/// container's namespace for each setting. A single use is cheap; the kernel keeps an entry for each, as its cache does
+/// not find those of other namespaces (`proc_sys_compare`).
+#[derive(Debug)]
+pub struct Ipv6Settings {
+    fd: OwnedFd,
+}
+
+impl Ipv6Settings {
+    /// Opens the directory of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// [`SysctlError::Read`]: `NotFound` in a kernel without IPv6.
+    pub fn open() -> Result<Self, SysctlError> {
+        const NAME: &str = "net/ipv6/conf";
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let opened = openat(AT_FDCWD, &Path::new(DIRECTORY).join(NAME), flags, Mode::empty());
+        let fd = opened.map_err(|errno| SysctlError::Read { name: NAME.to_owned(), source: errno.into() })?;
+        Ok(Self { fd })
+    }
+
+    /// Writes a setting of a link.
+    ///
+    /// # Errors
+    /// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
+    pub fn set(&self, link: &str, setting: &str, value: &str) -> Result<(), SysctlError> {
+        let below = path("".as_ref(), &format!("{link}/{setting}"))?;
+        let name = || format!("net/ipv6/conf/{link}/{setting}");
+        let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        openat(&self.fd, &below, flags, Mode::empty())
+            .map_err(std::io::Error::from)
+            .and_then(|fd| File::from(fd).write_all(value.as_bytes()))
+            .map_err(|source| SysctlError::Write { name: name(), value: value.to_owned(), source })
+            .inspect(|()| log::debug!("set sysctl {} to {value:?}", name()))
     }
 }
 

@@ -124,6 +124,9 @@ fn the_gateway_of_a_vlan_has_a_link_of_its_own() {
     let interfaces = result["interfaces"].as_array().expect("interfaces");
     assert_eq!((interfaces.len(), &interfaces[3]["name"]), (4, &json!("br0.5")));
     assert_eq!(interfaces[3]["mac"], node.mac("br0.5"));
+    peer_fails("believes router advertisements of containers there", || {
+        assert_eq!(node.sysctl_get("net/ipv6/conf/br0.5/accept_ra").as_deref(), Some("0"));
+    });
     assert!(node.cmd("ip address show dev br0.5").contains("10.1.2.1/24"));
     assert!(!node.cmd("ip -4 address show dev br0").contains("inet"));
     let _server = node.serve(Proto::Tcp, "10.1.2.1:80", "node");

@@ -3,6 +3,7 @@
 //! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
 
 mod addresses;
+mod advertisements;
 mod agents;
 mod api;
 mod changes;

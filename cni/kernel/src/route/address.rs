@@ -33,6 +33,8 @@ pub struct Address {
     pub deprecated: bool,
     /// True if its scope is global, not link (fe80::/10) or host.
     pub global: bool,
+    /// True if its lifetime is limited, as of one that a router advertises or that a DHCP client has leased.
+    pub expires: bool,
 }
 
 /// Duplicate address detection for a new IPv6 address.
@@ -227,5 +229,6 @@ pub(super) fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
         secondary: flags.contains(AddressFlags::Secondary),
         deprecated: flags.contains(AddressFlags::Deprecated),
         global: header[3] == u8::from(AddressScope::Universe),
+        expires: !flags.contains(AddressFlags::Permanent),
     }))
 }

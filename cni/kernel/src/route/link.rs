@@ -69,6 +69,11 @@ pub struct Link {
     pub route_localnet: bool,
     /// `net.ipv6.conf.<link>.accept_ra`; 0 without IPv6.
     pub accept_ra: u32,
+    /// `net.ipv6.conf.<link>.forwarding`; false without IPv6.
+    pub forwards_ipv6: bool,
+    /// True if the kernel has accepted a router advertisement on the link, after it had asked for one, since the link
+    /// came up (`IF_RA_RCVD`, set in `ndisc_router_discovery`). Stays when the kernel begins to forward.
+    pub has_router: bool,
 }
 
 /// Operational state of RFC 2863, section 3.1.14 (`IFLA_OPERSTATE`).
@@ -394,10 +399,14 @@ const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_VRF_TABLE: u16 = 1;
 const IFLA_INET_CONF: u16 = 1;
+const IFLA_INET6_FLAGS: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
+/// `IF_RA_RCVD` of `net/if_inet6.h`.
+const ROUTER_ANSWERED: u32 = 0x20;
 /// `IPV4_DEVCONF_ROUTE_LOCALNET` (`linux/ip.h`), counted from 1.
 const ROUTE_LOCALNET: usize = 25;
-/// `DEVCONF_ACCEPT_RA` (`linux/ipv6.h`), counted from 0.
+/// `DEVCONF_FORWARDING` and `DEVCONF_ACCEPT_RA` (`linux/ipv6.h`), counted from 0.
+const FORWARDING: usize = 0;
 const ACCEPT_RA: usize = 3;
 
 pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
@@ -433,7 +442,10 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
                 let [ipv4, ipv6] =
                     [nix::libc::AF_INET, nix::libc::AF_INET6].map(|family| find(value, family));
                 link.route_localnet = setting(find(ipv4, IFLA_INET_CONF), ROUTE_LOCALNET) != 0;
-                link.accept_ra = setting(find(ipv6, IFLA_INET6_CONF), ACCEPT_RA);
+                let settings = find(ipv6, IFLA_INET6_CONF);
+                link.accept_ra = setting(settings, ACCEPT_RA);
+                link.forwards_ipv6 = setting(settings, FORWARDING) != 0;
+                link.has_router = setting(find(ipv6, IFLA_INET6_FLAGS), 0) & ROUTER_ANSWERED != 0;
             }
             _ => {}
         }

@@ -69,10 +69,23 @@ impl RouteSocket {
     /// [`RouteError::Netns`] if the namespace cannot be entered, [`RouteError::Socket`] if no socket can be
     /// opened.
     pub fn open_in(netns: &Netns) -> Result<Self, RouteError> {
+        Ok(Self::open_in_with(netns, || ())?.0)
+    }
+
+    /// As [`RouteSocket::open_in`], and does other work in the namespace, on the same thread.
+    ///
+    /// # Errors
+    /// As of [`RouteSocket::open_in`].
+    pub fn open_in_with<T: Send>(
+        netns: &Netns,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<(Self, T), RouteError> {
         let place = format!(" in {}", netns.path().display());
-        let transport = netns.run(|| Transport::open(place)).map_err(|error: NetnsError| {
-            RouteError::Netns { action: "open routing netlink socket".to_owned(), source: error }
-        })??;
-        Ok(Self { transport })
+        let opened = netns.run(|| (Transport::open(place), work()));
+        let (transport, done) = opened.map_err(|error: NetnsError| RouteError::Netns {
+            action: "open routing netlink socket".to_owned(),
+            source: error,
+        })?;
+        Ok((Self { transport: transport? }, done))
     }
 }

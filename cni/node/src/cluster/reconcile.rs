@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use cni_dataplane::iptables::forward;
 use cni_dataplane::node::forward_chains;
 use cni_kernel::AddressFamily;
+use cni_kernel::forwarding::{self, ForwardingError};
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
-use cni_kernel::sysctl::{self, SysctlError};
 use cni_state::subnet_env::{EnvError, SubnetEnv};
 use cni_state::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
@@ -141,7 +141,7 @@ pub enum Failure {
     Bridge(#[from] BridgeError),
     /// Forwarding could not be switched on.
     #[error("forwarding: {0}")]
-    Forwarding(#[from] SysctlError),
+    Forwarding(#[from] ForwardingError),
     /// The node's iptables cannot be run.
     #[error("chain FORWARD: enter the mount namespace of process 1: {0}")]
     Mounts(io::Error),
@@ -258,9 +258,14 @@ impl Reconciliation<'_> {
         };
         let families: BTreeSet<AddressFamily> = own.prefixes.iter().map(family).collect();
         for family in &families {
-            if let Err(error) = enable_forwarding(&self.socket, *family, &self.settings.sysctl_dir) {
-                self.report.errors.push(error);
-                return false;
+            match forwarding::enable_below(&self.settings.sysctl_dir, &self.socket, *family) {
+                Ok(links) => self.report.changes.extend(links.iter().map(|link| {
+                    format!("set accept_ra of {link} to 2, so that it keeps its routes from advertisements")
+                })),
+                Err(error) => {
+                    self.failed(error);
+                    return false;
+                }
             }
         }
         if self.settings.accepts_forwarded
@@ -386,16 +391,4 @@ fn bridge_mac(gateways: &[IpNet]) -> Option<Mac> {
         }
     };
     Some(Mac([0x0a, 0x58, a, b, c, d]))
-}
-
-/// Lets the node forward packets of a family.
-fn enable_forwarding(socket: &RouteSocket, family: AddressFamily, settings: &Path) -> Result<(), Failure> {
-    if socket.forwards(family)? {
-        return Ok(());
-    }
-    let name = match family {
-        AddressFamily::V4 => "net/ipv4/ip_forward",
-        AddressFamily::V6 => "net/ipv6/conf/all/forwarding",
-    };
-    Ok(sysctl::ensure_below(settings, name, "1").map(|_| ())?)
 }

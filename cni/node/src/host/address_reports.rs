@@ -19,14 +19,21 @@ impl AddressReports {
             self.0.remove(&key);
             return true;
         }
-        self.0.insert(key, address.clone()).as_ref() != Some(address)
+        let address = without_lifetime(address.clone());
+        self.0.insert(key, address.clone()) != Some(address)
     }
 }
 
 impl FromIterator<Address> for AddressReports {
     fn from_iter<T: IntoIterator<Item = Address>>(all: T) -> Self {
-        Self(all.into_iter().map(|address| ((address.link, address.net), address)).collect())
+        let entry = |address: Address| ((address.link, address.net), without_lifetime(address));
+        Self(all.into_iter().map(entry).collect())
     }
+}
+
+/// A lifetime, also the first or none, does not change what an address is used for.
+fn without_lifetime(address: Address) -> Address {
+    Address { expires: false, ..address }
 }
 
 #[cfg(test)]
@@ -43,9 +50,11 @@ mod tests {
             secondary: false,
             deprecated: false,
             global: true,
+            expires: false,
         };
         let mut reports: AddressReports = [address.clone()].into_iter().collect();
         assert!(!reports.is_change(&address, false));
+        assert!(!reports.is_change(&Address { expires: true, ..address.clone() }, false), "a lease");
         let others = [
             Address { link: 3, ..address.clone() },
             Address { net: "192.0.2.1/25".parse().unwrap(), ..address.clone() },

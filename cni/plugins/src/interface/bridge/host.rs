@@ -3,6 +3,7 @@
 //! The host's side: the bridge, the port, the gateway.
 
 use cni_dataplane::owner::Owner;
+use cni_kernel::forwarding;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings, PortVlan,
@@ -38,7 +39,9 @@ impl Host {
     pub(super) fn ensure_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let name = &settings.bridge;
         let mut change = LinkChange::new();
-        let mut bridge = match self.route.find_link(name).map_err(failed)? {
+        let found = self.route.find_link(name).map_err(failed)?;
+        let is_foreign = found.as_ref().is_some_and(|link| link.alias != MADE);
+        let mut bridge = match found {
             Some(link) => link,
             None => {
                 change = change.alias(MADE);
@@ -51,9 +54,10 @@ impl Host {
         if settings.vlans.is_some() && bridge.vlan_filtering != Some(VlanFiltering::On) {
             bridge = self.switch_filtering_on(&bridge)?;
         }
-        // The node must not accept routes from a container.
-        if bridge.accept_ra != 0 {
-            optional(sysctl::set(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
+        // The node must not accept routes from a container. But a bridge of another program may be the node's uplink,
+        // and a router behind one of its ports the node's way out.
+        if bridge.accept_ra != 0 && !(is_foreign && self.learns_routes(&bridge)?) {
+            refuse_advertisements(&bridge)?;
         }
         if settings.promiscuous && !bridge.promiscuous {
             change = change.promiscuous();
@@ -65,6 +69,11 @@ impl Host {
             self.route.change_link(&bridge, &change).map_err(failed)?;
         }
         Ok(bridge)
+    }
+
+    /// True if the kernel has learnt routes from router advertisements on a link.
+    fn learns_routes(&self, link: &Link) -> Result<bool, CniError> {
+        Ok(forwarding::advertised_links(&self.route).map_err(failed)?.contains(&link.index))
     }
 
     fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
@@ -167,6 +176,10 @@ impl Host {
         };
         if link.kind != LinkKind::Veth {
             return Err(CniError::internal(format!("{name:?} already exists but is not a veth")));
+        }
+        // Containers of that VLAN are at its other end.
+        if link.accept_ra != 0 {
+            refuse_advertisements(&link)?;
         }
         let peer = link.peer.ok_or_else(|| CniError::internal(format!("veth {name:?} has no peer")))?;
         let port = self.route.link_by_index(peer).map_err(failed)?;
@@ -274,6 +287,10 @@ impl GatewayChange {
         let others = present.iter().filter(|net| !wanted.contains(net));
         Self { remove: others.filter(conflicts).copied().collect(), add }
     }
+}
+
+fn refuse_advertisements(link: &Link) -> Result<(), CniError> {
+    optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"))
 }
 
 fn is_unsupported(error: &RouteError) -> bool {

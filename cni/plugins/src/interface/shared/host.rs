@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cni_dataplane::owner::AttachmentHash;
 use cni_kernel::AddressFamily;
+use cni_kernel::forwarding;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, NewVeth, OperState, RouteSocket};
-use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError};
 use ipnet::IpNet;
 
@@ -118,13 +118,9 @@ impl Host {
 
     /// Enables forwarding on the node for the families of the addresses.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
-        for (family, name) in
-            [(AddressFamily::V4, "net/ipv4/ip_forward"), (AddressFamily::V6, "net/ipv6/conf/all/forwarding")]
-        {
-            let wanted = addresses.iter().any(|address| AddressFamily::of(address.addr()) == family);
-            // Writing the setting resets others, even if its value stays.
-            if wanted && !self.route.forwards(family).map_err(failed)? {
-                sysctl::ensure(name, "1").map_err(failed)?;
+        for family in AddressFamily::BOTH {
+            if addresses.iter().any(|address| AddressFamily::of(address.addr()) == family) {
+                forwarding::enable(&self.route, family).map_err(failed)?;
             }
         }
         Ok(())

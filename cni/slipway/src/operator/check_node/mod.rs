@@ -6,6 +6,7 @@
 mod engines;
 mod host;
 mod kernel;
+mod routers;
 
 use std::io::{self, Write};
 
@@ -95,6 +96,7 @@ impl Finding {
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut findings = kernel::findings();
     findings.extend(host::findings());
+    findings.extend(routers::findings());
     findings.extend(engines::findings());
     if args.output.json() {
         json::print(document(&findings), out)?;
