@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Router advertisements: the node keeps what it has learnt from them when it begins to forward.
+//! Router advertisements: the node keeps what it has learnt from them when it begins to forward, and containers with
+//! addresses of their own do not believe them.
 //!
-//! The advertisements are real ICMPv6 packets. A control shows that the kernel deletes the node's default route by itself.
+//! The advertisements are real ICMPv6 packets. Two controls show what the kernel does by itself: it deletes the node's
+//! default route, and it believes the advertisement of a neighbour.
 
+mod container;
 mod node;
 
 use std::time::Duration;

@@ -163,6 +163,7 @@ fn the_netavark_driver_keeps_the_nodes_default_route() {
     let setup = stage.node.plugin("slipway").without("CNI_PATH").arguments(&["setup", &path]).config(&call);
     let output = setup.run();
     assert_eq!(output.process.code, Some(0), "{}", output.process);
+    assert_eq!(pod.sysctl_get("net/ipv6/conf/eth0/accept_ra").as_deref(), Some("0"));
     stage.kept_its_route();
 }
 

@@ -5,6 +5,7 @@
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind, NewLink};
 use cni_spec::{AddResult, CniError};
 
+use super::shared::advertisements::Advertisements;
 use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::keys::kind_status;
 use super::shared::single::{Addresses, Recipe, Site, remove};
@@ -32,6 +33,8 @@ impl Plugin for Dummy {
             request,
             plugin: "dummy",
             addresses: Addresses::Ipam,
+            // The link receives nothing.
+            advertisements: Advertisements::AsNamespace,
             dns: None,
             ipam_failed: "",
             settings: &[],

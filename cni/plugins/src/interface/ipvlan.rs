@@ -6,6 +6,7 @@ use cni_kernel::route::{DuplicateDetection, IpvlanMode, Link, LinkChange, LinkKi
 use cni_spec::{AddResult, CniError, NetConf};
 use serde::Deserialize;
 
+use super::shared::advertisements::Advertisements;
 use super::shared::container::Setting;
 use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::keys::{Below, kind_status};
@@ -37,10 +38,12 @@ impl Plugin for Ipvlan {
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let mut settings = Settings::new(request.config)?;
         settings.chain(request.config.prev_result.as_ref())?;
+        let addresses = addresses(request)?;
         let recipe = Recipe {
             request,
             plugin: "ipvlan",
-            addresses: addresses(request)?,
+            advertisements: Advertisements::new(request.config, addresses != Addresses::None)?,
+            addresses,
             dns: Some(settings.below.dns.clone()),
             ipam_failed: "",
             settings: SETTINGS,

@@ -7,6 +7,7 @@ use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, MacvlanM
 use cni_spec::{AddResult, CniError, NetConf};
 use serde::Deserialize;
 
+use super::shared::advertisements::Advertisements;
 use super::shared::container::Setting;
 use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::keys::{Below, kind_status, mac};
@@ -42,6 +43,7 @@ impl Plugin for Macvlan {
             request,
             plugin: "macvlan",
             addresses: Addresses::of(request),
+            advertisements: Advertisements::with_ipam(request.config)?,
             dns: Some(settings.below.dns.clone()),
             ipam_failed: "",
             settings: SETTINGS,

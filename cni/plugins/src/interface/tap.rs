@@ -13,6 +13,7 @@ use cni_kernel::tap::{self, NewTap, Queues, TapError};
 use cni_spec::{AddResult, CniError, Dns, NetConf, check_ifname};
 use serde::Deserialize;
 
+use super::shared::advertisements::Advertisements;
 use super::shared::failed;
 use super::shared::keys::mtu;
 use super::shared::single::check::{Expected, check, not_of_type};
@@ -55,7 +56,8 @@ impl Plugin for Tap {
 
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
-        &super::shared::single::keys::decodes_mac() | &crate::keys::probe::fields::<Keys>()
+        use super::shared::{advertisements, single::keys};
+        &(&keys::decodes_mac() | &advertisements::decodes()) | &crate::keys::probe::fields::<Keys>()
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
@@ -64,6 +66,7 @@ impl Plugin for Tap {
             request,
             plugin: "tap",
             addresses: Addresses::of(request),
+            advertisements: Advertisements::with_ipam(request.config)?,
             dns: Some(settings.dns.clone()),
             ipam_failed: "",
             settings: &[],

@@ -6,6 +6,7 @@ use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind}
 use cni_spec::{AddResult, CniError, NetConf};
 use serde::Deserialize;
 
+use super::shared::advertisements::Advertisements;
 use super::shared::check::wrong;
 use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::keys::{Below, kind_status};
@@ -40,6 +41,7 @@ impl Plugin for Vlan {
             request,
             plugin: "vlan",
             addresses: Addresses::Ipam,
+            advertisements: Advertisements::with_ipam(request.config)?,
             dns: Some(settings.below.dns.clone()),
             ipam_failed: "failed to execute IPAM delegate: ",
             settings: &[],

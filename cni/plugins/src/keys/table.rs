@@ -39,6 +39,9 @@ pub(super) const COMMON: &[Key] = &[
     key("cni.dev/attachments", Open),
 ];
 
+/// The key of plugins whose link receives packets of others.
+const ACCEPT_RA: Key = key("acceptRA", Bool);
+
 /// Keys of every `ipam`.
 pub(super) const IPAM: &[Key] = &[key("type", Name)];
 
@@ -142,12 +145,24 @@ pub(super) const PLUGINS: &[Known] = &[
     ),
     of_plugin(
         "host-device",
-        &[key("device", Name), key("hwaddr", Hardware), key("kernelpath", Path), key("pciBusID", Hardware)],
+        &[
+            key("device", Name),
+            key("hwaddr", Hardware),
+            key("kernelpath", Path),
+            key("pciBusID", Hardware),
+            ACCEPT_RA,
+        ],
     ),
     of_ipam("host-local", HOST_LOCAL),
     of_plugin(
         "ipvlan",
-        &[key("master", Name), key("linkInContainer", Bool), key("mode", Word), key("mtu", Number)],
+        &[
+            key("master", Name),
+            key("linkInContainer", Bool),
+            key("mode", Word),
+            key("mtu", Number),
+            ACCEPT_RA,
+        ],
     ),
     of_plugin("loopback", &[]),
     of_plugin("macvlan", MACVLAN),
@@ -160,6 +175,7 @@ pub(super) const PLUGINS: &[Known] = &[
             key("ipMasqBackend", Word),
             key("nonMasqueradeCIDRs", Address),
             key("mtu", Number),
+            ACCEPT_RA,
         ],
     ),
     of_plugin("sbr", &[key("table", Number), key("gateways", Address), key("addSourceHints", Bool)]),
@@ -168,7 +184,13 @@ pub(super) const PLUGINS: &[Known] = &[
     of_plugin("tuning", TUNING),
     of_plugin(
         "vlan",
-        &[key("master", Name), key("linkInContainer", Bool), key("vlanId", Number), key("mtu", Number)],
+        &[
+            key("master", Name),
+            key("linkInContainer", Bool),
+            key("vlanId", Number),
+            key("mtu", Number),
+            ACCEPT_RA,
+        ],
     ),
     of_plugin("vrf", &[key("vrfname", Name), key("table", Number)]),
 ];
@@ -204,6 +226,7 @@ const BRIDGE: &[Key] = &[
     key("macspoofchk", Bool),
     key("enabledad", Bool),
     key("disableContainerInterface", Bool),
+    ACCEPT_RA,
 ];
 
 const MACVLAN: &[Key] = &[
@@ -213,6 +236,7 @@ const MACVLAN: &[Key] = &[
     key("mtu", Number),
     key("mac", Hardware),
     key("bcqueuelen", Number),
+    ACCEPT_RA,
 ];
 
 const TAP: &[Key] = &[
@@ -223,6 +247,7 @@ const TAP: &[Key] = &[
     key("mtu", Number),
     key("mac", Hardware),
     key("selinuxContext", Open),
+    ACCEPT_RA,
 ];
 
 const PORTMAP: &[Key] = &[

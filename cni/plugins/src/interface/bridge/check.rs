@@ -31,6 +31,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     }
     inside.check_addresses(&inner)?;
     inside.check_routes(&inner)?;
+    settings.common.advertisements.check(&inside.container.route, &inner)?;
     masquerade::check(&settings.common, &request.attachment, &inside.container, &inside.addresses())
 }
 

@@ -261,6 +261,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::interface::shared::advertisements::Advertisements;
     use crate::test_configuration::configuration;
 
     fn settings(keys: &Value, args: &str) -> Result<Settings, CniError> {
@@ -298,6 +299,7 @@ mod tests {
                 mtu: Some(1400),
                 dns: None,
                 ipam: true,
+                advertisements: Advertisements::Refuse,
             },
             bridge: "br7".to_owned(),
             gateway: Gateway::DefaultRoute,

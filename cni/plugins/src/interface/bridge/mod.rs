@@ -144,6 +144,7 @@ fn set_up<'a>(
     }
     masquerade::prepare(&settings.common, &port)?;
     host.attach(&port, &bridge, attachment, settings)?;
+    settings.common.advertisements.apply(container, &inner)?;
     let plan = match plan {
         Some(plan) => plan,
         None => context.plan(undo)?,

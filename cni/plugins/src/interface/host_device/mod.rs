@@ -13,6 +13,9 @@ use cni_kernel::route::{DuplicateDetection, Link};
 use cni_spec::{AddResult, CniError, Dns, Interface};
 use serde::Deserialize;
 
+#[cfg(test)]
+use super::shared::advertisements;
+use super::shared::advertisements::Advertisements;
 use super::shared::container::Container;
 use super::shared::host::Host;
 use super::shared::layer3::adopt;
@@ -40,7 +43,7 @@ impl Plugin for HostDevice {
 
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
-        &device::decodes() | &crate::keys::probe::fields::<Keys>()
+        &(&device::decodes() | &advertisements::decodes()) | &crate::keys::probe::fields::<Keys>()
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
@@ -51,6 +54,7 @@ impl Plugin for HostDevice {
             request,
             plugin: "host device",
             addresses: Addresses::of(request),
+            advertisements: Advertisements::with_ipam(request.config)?,
             dns: (!request.config.ipam.is_empty()).then_some(keys.dns),
             ipam_failed: "",
             settings: &[],

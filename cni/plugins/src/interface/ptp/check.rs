@@ -29,6 +29,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     let inner = inside.check_link()?;
     inside.check_addresses(&inner)?;
     inside.check_routes(&inner)?;
+    common.advertisements.check(&inside.container.route, &inner)?;
     let ips = inside.ips();
     let tables = tables(&inside.container.route, &inner, previous)?;
     for wanted in &own_routes(&ips)? {

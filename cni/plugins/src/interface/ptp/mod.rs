@@ -108,6 +108,7 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     masquerade::prepare(common, &outer)?;
     host.serve(&outer, plan, attachment)?;
+    common.advertisements.apply(container, &inner)?;
     container.prepare(&inner, &plan.layer3, INSIDE)?;
     container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
     host.wait_for_pair(&outer)?;

@@ -9,7 +9,7 @@ use cni_kernel::AddressFamily;
 use cni_kernel::lock::{FileLock, LockError};
 use cni_kernel::netns::{Netns, NetnsId};
 use cni_kernel::route::{DuplicateDetection, Existing, Link, LinkChange, OperState, Route, RouteSocket};
-use cni_kernel::sysctl;
+use cni_kernel::sysctl::{self, Ipv6Settings, SysctlError};
 use cni_spec::{CniError, ErrorCode};
 
 use super::layer3::{Layer3, Subnets};
@@ -24,6 +24,8 @@ const DETECTION_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Container {
     netns: Netns,
     pub(crate) route: RouteSocket,
+    /// For an ADD; none in a kernel without IPv6.
+    ipv6: Option<Ipv6Settings>,
 }
 
 impl Container {
@@ -37,22 +39,23 @@ impl Container {
             // The path comes from the environment.
             CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {error}"))
         })?;
-        Self::of(netns)
+        // Opened by the thread that opens the socket: another one would cost more than the setting.
+        let opened = RouteSocket::open_in_with(&netns, Ipv6Settings::open).map_err(failed)?;
+        let (route, ipv6) = opened;
+        Ok(Self { netns, route, ipv6: optional_directory(ipv6)? })
     }
 
     /// Opens the namespace for a DEL; none if it is gone.
     pub(crate) fn open_if_there(path: Option<&Path>) -> Result<Option<Self>, CniError> {
         let Some(path) = path else { return Ok(None) };
         match Netns::open(path) {
-            Ok(netns) => Self::of(netns).map(Some),
+            Ok(netns) => {
+                let route = RouteSocket::open_in(&netns).map_err(failed)?;
+                Ok(Some(Self { netns, route, ipv6: None }))
+            }
             Err(error) if error.is_gone() => Ok(None),
             Err(error) => Err(failed(error)),
         }
-    }
-
-    fn of(netns: Netns) -> Result<Self, CniError> {
-        let route = RouteSocket::open_in(&netns).map_err(failed)?;
-        Ok(Self { netns, route })
     }
 
     /// Runs `work` inside the namespace.
@@ -89,6 +92,19 @@ impl Container {
     pub(crate) fn netns(&self) -> cni_dataplane::ContainerNetns {
         let id = self.netns.id();
         cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
+    }
+
+    /// Sets `accept_ra` of a link to 0. A read-only `/proc/sys` is no reason to fail: the container works, with the risk
+    /// that the log names.
+    pub(crate) fn refuse_advertisements(&self, link: &Link) -> Result<(), CniError> {
+        let Some(ipv6) = &self.ipv6 else { return Ok(()) };
+        match ipv6.set(&link.name, "accept_ra", "0") {
+            Err(error) if error.is_read_only() => {
+                log::warn!("the container believes router advertisements: {error}");
+                Ok(())
+            }
+            other => optional(other),
+        }
     }
 
     /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the
@@ -154,6 +170,14 @@ impl Container {
             link.name,
             DETECTION_LIMIT.as_secs()
         )))
+    }
+}
+
+/// Accepts that the directory is missing, as in a kernel without IPv6.
+fn optional_directory(opened: Result<Ipv6Settings, SysctlError>) -> Result<Option<Ipv6Settings>, CniError> {
+    match opened {
+        Err(error) if error.is_not_found() => Ok(None),
+        other => other.map(Some).map_err(failed),
     }
 }
 

@@ -9,6 +9,9 @@ use cni_spec::{CniError, Dns, NetConf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
+#[cfg(test)]
+use super::advertisements;
+use super::advertisements::Advertisements;
 use crate::keys::non_masquerade;
 
 /// A veth's limits: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
@@ -29,6 +32,8 @@ pub(crate) struct Common {
     pub(crate) dns: Option<Dns>,
     /// True if the configuration has an IPAM plugin.
     pub(crate) ipam: bool,
+    /// Whether the container believes router advertisements.
+    pub(crate) advertisements: Advertisements,
 }
 
 /// The keys, not checked.
@@ -88,6 +93,7 @@ impl Common {
             mtu: mtu(keys.mtu, MTU)?,
             dns: keys.dns.settings(),
             ipam: !config.ipam.is_empty(),
+            advertisements: Advertisements::with_ipam(config)?,
         })
     }
 }
@@ -112,7 +118,7 @@ fn backend(name: &str) -> Result<Option<BackendName>, CniError> {
 
 #[cfg(test)]
 pub(crate) fn decodes() -> crate::keys::probe::Fields {
-    crate::keys::probe::fields::<Keys>()
+    &crate::keys::probe::fields::<Keys>() | &advertisements::decodes()
 }
 
 #[cfg(test)]
@@ -136,6 +142,7 @@ mod tests {
             mtu: None,
             dns: None,
             ipam: false,
+            advertisements: Advertisements::AsNamespace,
         };
         assert_eq!(common(&json!({})).unwrap(), expected);
         assert_eq!(common(&json!({"ipam": {}, "dns": {}, "mtu": 0})).unwrap(), expected);
@@ -170,6 +177,7 @@ mod tests {
             mtu: Some(1400),
             dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
             ipam: true,
+            advertisements: Advertisements::Refuse,
         };
         assert_eq!(common(&keys).unwrap(), expected);
     }

@@ -6,6 +6,7 @@
 //! from the attachment and the owner as its alias. So DEL and GC find it without the container, and
 //! [`remove`] is the same for both plugins.
 
+pub(crate) mod advertisements;
 pub(crate) mod check;
 pub(crate) mod container;
 pub(crate) mod host;

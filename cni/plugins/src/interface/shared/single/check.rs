@@ -5,6 +5,7 @@
 use cni_kernel::route::Link;
 use cni_spec::CniError;
 
+use crate::interface::shared::advertisements::Advertisements;
 use crate::interface::shared::check::{Inside, previous_result, wrong};
 use crate::plugin::Request;
 use crate::skel::delegate;
@@ -35,6 +36,8 @@ pub(crate) fn check<'a>(
     let link = inside.check_link_as(expected.link)?;
     inside.check_addresses(&link)?;
     inside.check_routes(&link)?;
+    let advertisements = Advertisements::new(request.config, !inside.ips().is_empty())?;
+    advertisements.check(&inside.container.route, &link)?;
     if !link.up {
         return Err(wrong(format!("Interface {} is down", link.name)));
     }

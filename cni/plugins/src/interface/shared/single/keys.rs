@@ -201,7 +201,7 @@ pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError>
 
 #[cfg(test)]
 pub(crate) fn decodes() -> crate::keys::probe::Fields {
-    crate::keys::probe::fields::<Keys>()
+    &crate::keys::probe::fields::<Keys>() | &crate::interface::shared::advertisements::decodes()
 }
 
 #[cfg(test)]

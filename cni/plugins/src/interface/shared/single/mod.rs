@@ -15,6 +15,7 @@ use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, RouteError};
 use cni_spec::{AddResult, Attachment, CniError, Dns};
 
+use super::advertisements::Advertisements;
 use super::container::{Container, Setting};
 use super::host::Host;
 use super::layer3::{Layer3, adopt};
@@ -31,6 +32,7 @@ pub(crate) struct Recipe<'a> {
     /// The plugin's name in errors.
     pub(crate) plugin: &'static str,
     pub(crate) addresses: Addresses,
+    pub(crate) advertisements: Advertisements,
     /// The result's resolver settings; none for IPAM's.
     pub(crate) dns: Option<Dns>,
     /// The prefix of IPAM's errors.
@@ -142,6 +144,7 @@ impl Recipe<'_> {
         remove: &'a Remove<'a>,
         undo: &mut Undo<'a>,
     ) -> Result<AddResult, CniError> {
+        self.advertisements.apply(container, link)?;
         let mut result = match self.addresses(remove, undo)? {
             None => AddResult { dns: self.dns.clone().unwrap_or_default(), ..AddResult::default() },
             Some(answer) => adopt(answer, 0, self.dns.as_ref())?,
