@@ -6,11 +6,12 @@
 //! - [`repair`] restores what other programs break in the dataplane, by the installed `slipway`.
 //! - [`cluster`] keeps routes and tunnels to the pods of other nodes, [`garbage`] detaches what the container runtime
 //!   left, [`kubenet`] and [`network_plugin`] are kubelet's former network plugins.
-//! - [`top`] takes samples of the node, [`observe`] has the agent's state for people and monitoring, and [`render`] the
-//!   files of a deployment.
+//! - [`observe`] has the agent's state for people and monitoring, [`agent_client`] asks the running agent for it, [`top`]
+//!   takes samples of the node, and [`render`] has the files of a deployment.
 //!
 //! The program's commands are in the binary.
 
+pub mod agent_client;
 pub mod cluster;
 pub mod excerpt;
 pub mod garbage;

@@ -5,7 +5,7 @@
 //!
 //! - [`subnet_file`] and [`subnet_env`]: the node's subnets, which the agent writes and host-local and flannel read;
 //! - [`host_local`]: the ranges of a configuration of host-local, from which the agent's overview counts addresses;
-//! - [`documents`]: what the commands of `slipway` print as JSON, and the agent reads;
+//! - [`documents`]: what the commands of `slipway` and `slipwayd` print as JSON, and what the agent replies to them;
 //! - [`report`]: the datagram that a plugin sends to the agent at the end of a call.
 //!
 //! Configurations and results of the specification belong to `cni_spec`, libcni's cache to `cni_runtime`.

@@ -2,10 +2,8 @@
 
 //! The commands of `slipwayd`: a file or a folder for each, with its options and what it does.
 //!
-//! [`values`] parses values that several commands take, [`output`] prints tables and JSON, [`agent_client`] asks the agent
-//! that runs on this node.
+//! [`values`] parses values that several commands take, [`output`] prints tables and JSON.
 
-mod agent_client;
 mod networks;
 mod output;
 mod pod;

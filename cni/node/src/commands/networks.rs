@@ -5,9 +5,8 @@
 use std::io;
 
 use clap::Args;
-use cni_runtime::Network;
-use cni_runtime::pods::Networks;
-use serde_json::{Value, json};
+use cni_runtime::{Network, pods};
+use cni_state::documents::{NetworkFile, Networks};
 
 use super::Signals;
 use super::output::{print, table};
@@ -58,35 +57,31 @@ pub(super) async fn execute(options: &Options) -> Result<(), PodFailure> {
 }
 
 /// Prints the files of the configuration directory.
-fn print_networks(networks: &Networks, is_json: bool) -> io::Result<()> {
+fn print_networks(networks: &pods::Networks, is_json: bool) -> io::Result<()> {
+    let document = networks_document(networks);
     if is_json {
-        return print(networks_document(networks));
+        return print(document);
     }
-    let default = networks.default_network().map(Network::name);
-    let rows = networks.verdicts().iter().map(|verdict| {
-        let (name, note) = match &verdict.network {
-            Ok(name) if Some(name.as_str()) == default => (name.clone(), "default".to_owned()),
-            Ok(name) => (name.clone(), String::new()),
-            Err(reason) => (String::new(), format!("skipped: {reason}")),
+    let default = document.default_network.as_ref();
+    let rows = document.files.iter().map(|NetworkFile { path, network, skipped }| {
+        let note = match skipped {
+            Some(reason) => format!("skipped: {reason}"),
+            None if network.as_ref() == default => "default".to_owned(),
+            None => String::new(),
         };
-        [verdict.path.display().to_string(), name, note]
+        [path.clone(), network.clone().unwrap_or_default(), note]
     });
     table(["FILE", "NETWORK", "NOTE"], rows)
 }
 
-fn networks_document(networks: &Networks) -> Value {
-    let verdicts = networks.verdicts().iter().map(|verdict| {
-        let (name, reason) = (verdict.network.as_ref().ok(), verdict.network.as_ref().err());
-        json!({
-            "path": verdict.path.display().to_string(),
-            "network": name,
-            "skipped": reason.map(ToString::to_string),
-        })
+fn networks_document(networks: &pods::Networks) -> Networks {
+    let files = networks.verdicts().iter().map(|verdict| NetworkFile {
+        path: verdict.path.display().to_string(),
+        network: verdict.network.as_ref().ok().cloned(),
+        skipped: verdict.network.as_ref().err().map(ToString::to_string),
     });
-    json!({
-        "default_network": networks.default_network().map(Network::name),
-        "files": verdicts.collect::<Vec<_>>(),
-    })
+    let default = networks.default_network().map(Network::name);
+    Networks { default_network: default.map(str::to_owned), files: files.collect() }
 }
 
 #[cfg(test)]
@@ -117,7 +112,7 @@ mod tests {
         std::fs::write(dir.path().join("net.d/10-pods.conflist"), good).unwrap();
         std::fs::write(dir.path().join("net.d/20-bad.conflist"), "{").unwrap();
         let some = networks_document(&manager().resync().await.unwrap());
-        assert_eq!((&some["default_network"], &some["files"][0]["skipped"]), (&json!("pods"), &Value::Null));
+        assert_eq!((some.default_network.as_deref(), &some.files[0].skipped), (Some("pods"), &None));
         assert_documented("slipwayd networks", &[none, some]);
     }
 }

@@ -4,10 +4,10 @@
 
 use std::io;
 
-use serde_json::Value;
+use serde::Serialize;
 use slipway_cli::columns;
 
-pub(super) fn print(document: Value) -> io::Result<()> {
+pub(super) fn print(document: impl Serialize) -> io::Result<()> {
     slipway_cli::json::print(document, &mut io::stdout().lock())
 }
 

@@ -15,8 +15,9 @@ use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
 use ratatui::layout::{Position, Rect};
 use slipway_cli::{Failure, Output, json};
+use slipwayd::agent_client::AgentOptions;
 use slipwayd::top::model::Model;
-use slipwayd::top::sample::{Activity, Sample, UnknownActivity};
+use slipwayd::top::sample::Sample;
 use slipwayd::top::screen::{Palette, draw};
 use slipwayd::top::state::{Action, Key, State};
 use slipwayd::top::{read, text};
@@ -24,7 +25,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use super::agent_client::AgentOptions;
 use super::block_on;
 use super::values::time;
 
@@ -86,8 +86,7 @@ pub(super) fn execute(options: &Options, out: &mut dyn Write) -> Result<u8, Fail
 }
 
 async fn sample(options: &Options) -> Sample {
-    let agent =
-        options.agent.ask::<Activity>("/recent").await.map_err(|error| UnknownActivity(error.to_string()));
+    let agent = options.agent.ask("/recent").await;
     let config_dir = options.cni_conf_dir.clone();
     // Keys are read while the kernel is.
     match tokio::task::spawn_blocking(move || read::sample(&config_dir, agent)).await {

@@ -5,11 +5,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use cni_state::documents::{Activity, Call, RepairRecord};
 use cni_state::report::{Report, Verb};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::repair::Repair;
-use crate::top::sample::{Activity, Call, RepairRecord};
 
 /// The calls that are kept.
 const CALLS: usize = 200;
@@ -32,7 +32,7 @@ impl ActivityLog {
             return;
         }
         let call = Call {
-            time,
+            time: time.to_string(),
             verb: report.verb.as_str().to_owned(),
             plugin: report.plugin.clone(),
             network: report.network.clone(),
@@ -45,7 +45,7 @@ impl ActivityLog {
     /// Takes over a repair. One without a reason that found nothing is not kept.
     pub(super) fn repaired(&mut self, repair: &Repair, time: Timestamp) {
         let repaired = RepairRecord {
-            time,
+            time: time.to_string(),
             damages: repair.damages.iter().take(TEXTS).map(ToString::to_string).collect(),
             restored: repair.restored.as_ref().map_or(0, |done| done.restored.len()),
             failed: repair.failures().take(TEXTS).collect(),

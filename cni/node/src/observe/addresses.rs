@@ -9,22 +9,13 @@ use std::path::Path;
 
 use cni_kernel::dir::DirError;
 use cni_spec::Attachment;
+use cni_state::documents::AddressRange;
 use ipnet::IpNet;
 
 use crate::host::reservations::Reservations;
 
 /// The most addresses that a message names.
 const NAMED: usize = 20;
-
-/// A subnet of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) subnet: IpNet,
-    /// Reserved addresses.
-    pub(super) used: u64,
-    /// Other addresses that a pod can have, [`u64::MAX`] at most.
-    pub(super) free: u64,
-}
 
 /// An address that is reserved outside the node's subnets: its pod got it before these changed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +29,8 @@ pub struct FormerAddress {
 /// The reservations of a network.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct AddressUsage {
-    pub(super) ranges: Vec<Range>,
+    /// The node's subnets.
+    pub(super) ranges: Vec<AddressRange>,
     pub(super) former: BTreeSet<FormerAddress>,
 }
 
@@ -48,13 +40,13 @@ impl AddressUsage {
     /// # Errors
     /// The directory cannot be read.
     pub(super) fn read(directory: &Path, network: &str, subnets: &[IpNet]) -> Result<Self, DirError> {
-        let mut ranges: Vec<Range> =
-            subnets.iter().map(|subnet| Range { subnet: *subnet, used: 0, free: 0 }).collect();
+        let mut ranges: Vec<AddressRange> =
+            subnets.iter().map(|range| AddressRange { range: *range, used: 0, free: 0 }).collect();
         let mut former = BTreeSet::new();
         if let Some(reservations) = Reservations::open(directory, network)? {
             for address in reservations.addresses()? {
                 let mut is_inside = false;
-                for range in ranges.iter_mut().filter(|range| range.subnet.contains(&address)) {
+                for range in ranges.iter_mut().filter(|one| one.range.contains(&address)) {
                     range.used += 1;
                     is_inside = true;
                 }
@@ -64,7 +56,7 @@ impl AddressUsage {
             }
         }
         for range in &mut ranges {
-            range.free = capacity(&range.subnet).saturating_sub(range.used);
+            range.free = capacity(&range.range).saturating_sub(range.used);
         }
         Ok(Self { ranges, former })
     }
@@ -127,8 +119,8 @@ impl AddressMonitor {
     /// The changes since the last view. A subnet that the node no longer has is not reported as free.
     pub(super) fn compare(&mut self, view: &AddressUsage) -> Vec<Change> {
         let exhausted: BTreeSet<IpNet> =
-            view.ranges.iter().filter(|range| range.free == 0).map(|range| range.subnet).collect();
-        let is_free = |subnet: &&IpNet| view.ranges.iter().any(|range| range.subnet == **subnet);
+            view.ranges.iter().filter(|one| one.free == 0).map(|one| one.range).collect();
+        let is_free = |subnet: &&IpNet| view.ranges.iter().any(|one| one.range == **subnet);
         let free = self.exhausted.difference(&exhausted).filter(is_free);
         let mut changes: Vec<Change> = free.map(|subnet| Change::Free(*subnet)).collect();
         changes.extend(exhausted.difference(&self.exhausted).map(|subnet| Change::Exhausted(*subnet)));
@@ -190,7 +182,7 @@ mod tests {
         let view = |free: &[(IpNet, u64)], last: &[u8]| AddressUsage {
             ranges: free
                 .iter()
-                .map(|(subnet, free)| Range { subnet: *subnet, used: 1, free: *free })
+                .map(|(range, free)| AddressRange { range: *range, used: 1, free: *free })
                 .collect(),
             former: last.iter().map(|last| former(*last)).collect(),
         };

@@ -3,12 +3,11 @@
 //! Ports and flows, from the commands of the installed `slipway`, whose JSON is an interface. The agent itself does not
 //! read the plugins' tables: the two may be of different versions.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
+use cni_state::documents::{BpfNode, Port, Ports};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -25,41 +24,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// The output of both commands.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct DataplaneView {
-    pub(super) node: Node,
+    pub(super) node: BpfNode,
     pub(super) ports: Vec<Port>,
-}
-
-/// The fields of `slipway node` that become metrics.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-pub(super) struct Node {
-    pub(super) loaded: bool,
-    pub(super) containers: u64,
-    pub(super) counters: BTreeMap<String, u64>,
-    pub(super) dropped: BTreeMap<String, u64>,
-    /// Missing in the output of earlier versions.
-    #[serde(default)]
-    pub(super) maps: Vec<Map>,
-}
-
-/// A BPF map.
-#[derive(Debug, PartialEq, Deserialize)]
-pub(super) struct Map {
-    pub(super) name: String,
-    pub(super) elements: u64,
-    pub(super) max_elements: u64,
-}
-
-/// The fields of a port of `slipway ports` that become metrics.
-#[derive(Debug, PartialEq, Deserialize)]
-pub(super) struct Port {
-    pub(super) backend: String,
-    pub(super) protocol: String,
-    pub(super) connections: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Ports {
-    ports: Vec<Port>,
 }
 
 /// The installed program, with its last output.
@@ -118,7 +84,16 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
+    use cni_state::documents::{BpfMap, Document};
+    use serde::Serialize;
+
+    use super::super::tests::port;
     use super::*;
+
+    /// The command that prints a document.
+    fn echo(content: impl Serialize) -> String {
+        format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
+    }
 
     fn program(dir: &Path, script: &str) -> Program {
         let path = dir.join("slipway");
@@ -130,27 +105,23 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn both_commands_are_read_once_within_the_interval() {
         let temp = tempfile::tempdir().unwrap();
-        let script = r#"echo "$*" >> "$0.calls"
-            case $1 in
-            node) echo '{"schema": 1, "loaded": true, "containers": 2, "counters": {"carried_packets": 7},
-                "dropped": {},
-                "maps": [{"name": "carried4", "elements": 5, "max_elements": 10}]}' ;;
-            ports) echo '{"schema": 1, "ports": [{"backend": "ebpf", "protocol": "tcp", "connections": null}]}' ;;
-            esac"#;
-        let dataplane = Dataplane::new(program(temp.path(), script));
-        let view = dataplane.view().await.unwrap();
         let one = |name: &str, count| [(name.to_owned(), count)].into();
-        let map = Map { name: "carried4".to_owned(), elements: 5, max_elements: 10 };
-        let expected = DataplaneView {
-            node: Node {
-                loaded: true,
-                containers: 2,
-                counters: one("carried_packets", 7),
-                dropped: BTreeMap::new(),
-                maps: vec![map],
-            },
-            ports: vec![Port { backend: "ebpf".to_owned(), protocol: "tcp".to_owned(), connections: None }],
+        let map = BpfMap { name: "carried4".to_owned(), elements: 5, max_elements: 10 };
+        let node = BpfNode {
+            loaded: true,
+            containers: 2,
+            counters: one("carried_packets", 7),
+            maps: vec![map],
+            ..BpfNode::default()
         };
+        let expected = DataplaneView { node, ports: vec![port()] };
+        let script = format!(
+            "echo \"$*\" >> \"$0.calls\"\ncase $1 in\nnode) {} ;;\nports) {} ;;\nesac",
+            echo(&expected.node),
+            echo(Ports { ports: expected.ports.clone() })
+        );
+        let dataplane = Dataplane::new(program(temp.path(), &script));
+        let view = dataplane.view().await.unwrap();
         assert_eq!(*view, expected);
         assert_eq!(dataplane.view().await.unwrap(), view);
         let calls = std::fs::read_to_string(temp.path().join("slipway.calls")).unwrap();

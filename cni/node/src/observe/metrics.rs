@@ -19,7 +19,7 @@ use prometheus_client::registry::{Metric, Registry};
 
 use super::request_values::RequestValues;
 use crate::cluster::desired::Via;
-use crate::cluster::reconcile::{Failure, Report};
+use crate::cluster::reconcile::Report;
 use crate::cluster::source::Snapshot;
 use crate::garbage::Sweep;
 
@@ -150,18 +150,15 @@ impl Metrics {
         }
     }
 
-    /// Takes over a comparison.
-    pub fn compared(&self, snapshot: &Snapshot, report: &Result<Report, Failure>, now: f64) {
+    /// Takes over a comparison; without a report, one that failed.
+    pub fn compared(&self, snapshot: &Snapshot, report: Option<&Report>, now: f64) {
         self.list_complete.set(snapshot.synced().into());
         self.nodes.set(number(snapshot.nodes().len()));
         self.last_comparison.set(now);
-        let report = match report {
-            Ok(report) => report,
-            Err(_) => {
-                self.comparisons.get_or_create(&[("result", "failed")]).inc();
-                self.ready.set(0);
-                return;
-            }
+        let Some(report) = report else {
+            self.comparisons.get_or_create(&[("result", "failed")]).inc();
+            self.ready.set(0);
+            return;
         };
         self.comparisons.get_or_create(&[("result", "done")]).inc();
         self.comparison_seconds.observe(report.took.as_secs_f64());

@@ -21,10 +21,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni_kernel::dir::DirError;
+use cni_state::documents::{Activity, AgentStatus, Garbage, NodeNetwork};
 use cni_state::report;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
 use tokio::net::UnixDatagram;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -35,13 +35,11 @@ use crate::garbage::Sweep;
 use crate::host::reservations;
 use crate::repair::Repair;
 use crate::repair::program::Program;
-use crate::top::sample::Activity;
 use activity::ActivityLog;
 use addresses::{AddressMonitor, AddressUsage};
 use dataplane::Dataplane;
 use metrics::{Metrics, Outcome};
 use request_values::RequestValues;
-use status::{Comparison, Garbage};
 
 pub use addresses::{Change, FormerAddress};
 pub use dataplane::SLIPWAY;
@@ -78,19 +76,27 @@ struct State {
     nodes: usize,
     /// The agent's start, or the end of its last comparison.
     progress: Instant,
-    /// The last comparison; the error of one that failed.
-    compared: Option<Result<Comparison, String>>,
+    /// The last comparison.
+    compared: Option<Result<Compared, Arc<Failure>>>,
+}
+
+/// A comparison that succeeded.
+#[derive(Debug)]
+struct Compared {
+    /// The reason why the network is not ready; none if it is.
+    reason: Option<String>,
+    network: NodeNetwork,
 }
 
 /// Why the node's network is not ready.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 enum NotReady {
     #[error("the list of Nodes is not complete")]
     IncompleteList,
     #[error("no comparison yet")]
     NotCompared,
-    #[error("{0}")]
-    FailedComparison(String),
+    #[error(transparent)]
+    FailedComparison(Arc<Failure>),
     #[error("{0}")]
     Undesirable(String),
 }
@@ -147,15 +153,16 @@ impl Observer {
     pub fn swept(&self, sweep: &Sweep) {
         self.metrics.swept(sweep);
         let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
-        garbage.get_or_insert_default().add(sweep);
+        status::add_sweep(garbage.get_or_insert_default(), sweep);
     }
 
     /// Takes over a comparison.
-    pub fn compared(&self, snapshot: &Snapshot, report: &Result<Report, Failure>) {
+    pub fn compared(&self, snapshot: &Snapshot, report: Result<&Report, &Arc<Failure>>) {
         let now = Timestamp::now();
-        self.metrics.compared(snapshot, report, seconds(now));
-        let compared =
-            report.as_ref().map(|report| Comparison::new(report, now)).map_err(ToString::to_string);
+        self.metrics.compared(snapshot, report.ok(), seconds(now));
+        let compared = report
+            .map_err(Arc::clone)
+            .map(|report| Compared { reason: report.reason(), network: status::network(report, now) });
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State {
             list_complete: snapshot.synced(),
             nodes: snapshot.nodes().len(),
@@ -212,10 +219,10 @@ impl Observer {
     }
 
     /// The document of `slipwayd status`.
-    async fn status(&self) -> Value {
+    async fn status(&self) -> AgentStatus {
         let addresses = self.addresses_or_none().await;
         let garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.with(|state| status::document(&self.settings, self.since, state, &addresses, garbage.as_ref()))
+        self.with(|state| status::document(&self.settings, self.since, state, addresses, garbage))
     }
 
     /// The last calls of plugins and the last repairs, for `slipwayd top`.
@@ -261,7 +268,7 @@ impl Observer {
     /// [`CountError`] if the reservations cannot be read.
     async fn addresses(&self) -> Result<Option<AddressUsage>, CountError> {
         let subnets: Vec<IpNet> = self.with(|state| match &state.compared {
-            Some(Ok(compared)) => compared.subnets.clone(),
+            Some(Ok(compared)) => compared.network.subnets.clone(),
             _ => Vec::new(),
         });
         if subnets.is_empty() {
@@ -287,7 +294,7 @@ impl State {
         match &self.compared {
             _ if !self.list_complete => Err(NotReady::IncompleteList),
             None => Err(NotReady::NotCompared),
-            Some(Err(error)) => Err(NotReady::FailedComparison(error.clone())),
+            Some(Err(error)) => Err(NotReady::FailedComparison(Arc::clone(error))),
             Some(Ok(compared)) => match &compared.reason {
                 Some(reason) => Err(NotReady::Undesirable(reason.clone())),
                 None => Ok(()),

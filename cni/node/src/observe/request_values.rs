@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use cni_state::documents::{AddressRange, Port};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::addresses::{AddressUsage, Range};
-use super::dataplane::{DataplaneView, Port};
+use super::addresses::AddressUsage;
+use super::dataplane::DataplaneView;
 use crate::cluster::source::Counters;
 
 /// The values of one request.
@@ -42,7 +43,7 @@ impl Collector for RequestValues {
             "Failed requests to the API server to list or watch",
             source.failures(),
         )?;
-        let range = |range: &Range| vec![("range", range.subnet.to_string())];
+        let range = |one: &AddressRange| vec![("range", one.range.to_string())];
         let AddressUsage { ranges, former } = addresses;
         let used = ranges.iter().map(|one| (range(one), number(one.used)));
         gauges(out, "addresses_used", "Addresses of the node's subnets that pods have", used)?;
@@ -104,7 +105,7 @@ fn encode_view(
 /// Numbers of ports by backend and protocol, and of their flows by backend where they are counted.
 fn by_backend(ports: &[Port]) -> (Values, Values) {
     let (mut published, mut connections) = (BTreeMap::<_, f64>::new(), BTreeMap::<_, f64>::new());
-    for Port { backend, protocol, connections: flows } in ports {
+    for Port { backend, protocol, connections: flows, .. } in ports {
         *published.entry((backend, protocol)).or_default() += 1.0;
         if let Some(flows) = flows {
             *connections.entry(backend).or_default() += number(*flows);

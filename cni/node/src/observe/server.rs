@@ -11,11 +11,13 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use cni_kernel::unix::bind;
+use cni_state::documents::Document;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -134,12 +136,17 @@ async fn respond(observer: &Observer, method: &Method, path: &str, is_local: boo
             Ok(text) => response(StatusCode::OK, OPENMETRICS, text),
             Err(fmt::Error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "no metrics\n".to_owned()),
         },
-        "/recent" if is_local => match serde_json::to_string(&observer.activity()) {
-            Ok(text) => response(StatusCode::OK, JSON, text),
-            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
-        },
-        "/status" if is_local => response(StatusCode::OK, JSON, observer.status().await.to_string()),
+        "/recent" if is_local => printed(observer.activity()),
+        "/status" if is_local => printed(observer.status().await),
         _ => response(StatusCode::NOT_FOUND, TEXT, "not found\n".to_owned()),
+    }
+}
+
+/// A document that another command reads.
+fn printed(document: impl Serialize) -> Response<String> {
+    match serde_json::to_string(&Document::new(document)) {
+        Ok(text) => response(StatusCode::OK, JSON, text),
+        Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
     }
 }
 
@@ -199,7 +206,7 @@ mod tests {
                 ("POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n"),
                 ("GET /metrics", "200 OK", "\n# EOF\n"),
                 ("GET /status", "200 OK", "}"),
-                ("GET /recent", "200 OK", r#"{"node":"node-1","calls":[],"repairs":[]}"#),
+                ("GET /recent", "200 OK", r#"{"schema":1,"node":"node-1","calls":[],"repairs":[]}"#),
             ] {
                 let reply = exchange(path, format!("{request} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await;
                 let is_so = reply.starts_with(&format!("HTTP/1.1 {status}\r\n")) && reply.ends_with(body);

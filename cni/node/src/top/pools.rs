@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use cni_runtime::config;
 use cni_spec::text::parse_net;
+use cni_state::documents::Pool;
 use cni_state::host_local::{Range, RawRange, canonical, number};
 use cni_state::subnet_file::SubnetFile;
 use serde_json::{Map, Value};
 
-use super::sample::Pool;
 use crate::host::reservations::{DIRECTORY, Reservations};
 
 /// A range of addresses that host-local gives out, with its name in the view.

@@ -3,15 +3,18 @@
 //! Takes a sample. What cannot be read is a trouble of the sample, and the rest is there.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use cni_dataplane::ebpf::{about_counter, counters, of_counter};
 use cni_dataplane::{Backend as _, Dataplane, Flows};
 use cni_kernel::sysctl;
+use cni_state::documents::{Activity, Conntrack};
 use k8s_openapi::jiff::Timestamp;
 
 use super::pools;
-use super::sample::{Activity, Drops, Sample, UnknownActivity};
+use super::sample::{Drops, Sample};
+use crate::agent_client::AgentError;
 
 /// The most flows that a sample has.
 pub const FLOWS: usize = 65_536;
@@ -25,7 +28,7 @@ const CONNTRACK: [(&str, &str); 3] = [
 
 /// Takes a sample of the kernel and of the networks in a configuration directory. Blocks.
 #[must_use]
-pub fn sample(config_dir: &Path, agent: Result<Activity, UnknownActivity>) -> Sample {
+pub fn sample(config_dir: &Path, agent: Result<Activity, AgentError>) -> Sample {
     let mut troubles = Vec::new();
     let dataplane = Dataplane::default();
     let listed = dataplane.list().unwrap_or_else(|error| {
@@ -51,7 +54,9 @@ pub fn sample(config_dir: &Path, agent: Result<Activity, UnknownActivity>) -> Sa
     let drops = drops(&mut troubles);
     let number = |name| sysctl::get(name).ok()?.parse().ok();
     let conntrack = number("net/netfilter/nf_conntrack_count").zip(number("net/netfilter/nf_conntrack_max"));
+    let conntrack = conntrack.map(|(count, max)| Conntrack { count, max });
     let pools = pools::read(config_dir, &mut troubles);
+    let agent = agent.map_err(Arc::new);
     Sample { at, time, ports, flows, more_flows: more, drops, conntrack, pools, agent, troubles }
 }
 

@@ -2,11 +2,14 @@
 
 //! The state of a node at one time.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cni_dataplane::{Listed, PublishedFlow, Traffic};
+use cni_state::documents::{Activity, Conntrack, Pool};
 use k8s_openapi::jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+
+use crate::agent_client::AgentError;
 
 /// A sample. Counters are those of the kernel, since a time that the sample does not know.
 #[derive(Debug, Clone)]
@@ -23,20 +26,15 @@ pub struct Sample {
     pub more_flows: usize,
     /// Dropped packets by reason.
     pub drops: Vec<Drops>,
-    /// Flows in conntrack's table, and the most that it holds; none without conntrack.
-    pub conntrack: Option<(u64, u64)>,
+    /// None without conntrack.
+    pub conntrack: Option<Conntrack>,
     /// The addresses of networks.
     pub pools: Vec<Pool>,
-    /// The activity of the running agent.
-    pub agent: Result<Activity, UnknownActivity>,
+    /// The activity of the running agent; an error if none runs, or it does not tell.
+    pub agent: Result<Activity, Arc<AgentError>>,
     /// The reasons why something is missing.
     pub troubles: Vec<String>,
 }
-
-/// No agent runs, or it does not tell: the reason.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct UnknownActivity(pub String);
 
 /// Dropped packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,60 +47,4 @@ pub struct Drops {
     pub about: &'static str,
     /// Their number.
     pub packets: u64,
-}
-
-/// The addresses of a range of host-local.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
-    /// The network.
-    pub network: String,
-    /// The range; none for reserved addresses outside the configuration.
-    pub range: Option<String>,
-    /// Reserved addresses.
-    pub used: u64,
-    /// Other addresses that a container can have, [`u64::MAX`] at most; none if the range is unknown.
-    pub free: Option<u64>,
-}
-
-/// The recent activity on a node, as its agent has it: the newest is last.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Activity {
-    /// The node's name.
-    pub node: String,
-    /// ADD and DEL that plugins reported.
-    pub calls: Vec<Call>,
-    /// Repairs that found something.
-    pub repairs: Vec<RepairRecord>,
-}
-
-/// A call of a plugin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
-    /// The time of its end, by RFC 3339.
-    pub time: Timestamp,
-    /// `ADD` or `DEL`.
-    pub verb: String,
-    /// The plugin's type.
-    pub plugin: String,
-    /// The network; empty if the configuration could not be read.
-    pub network: String,
-    /// The time that it took.
-    pub microseconds: u64,
-    /// The error's code; none after a success.
-    pub code: Option<u32>,
-}
-
-/// A repair of the dataplane.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RepairRecord {
-    /// The time of its end, by RFC 3339.
-    pub time: Timestamp,
-    /// The damages that were reported before it.
-    pub damages: Vec<String>,
-    /// Number of restored objects.
-    pub restored: usize,
-    /// All that failed.
-    pub failed: Vec<String>,
-    /// The time that it took.
-    pub microseconds: u64,
 }

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use cni_state::documents::Conntrack;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -96,9 +97,9 @@ fn summary(model: &Model, palette: Palette) -> [Line; 2] {
     let sample = &model.sample;
     let conntrack = sample.conntrack.map_or_else(
         || "conntrack -".to_owned(),
-        |(count, most)| format!("conntrack {count} of {most} ({}%)", percent(count, most)),
+        |Conntrack { count, max }| format!("conntrack {count} of {max} ({}%)", percent(count, max)),
     );
-    let is_full = sample.conntrack.is_some_and(|(count, most)| percent(count, most) >= 90);
+    let is_full = sample.conntrack.is_some_and(|table| percent(table.count, table.max) >= 90);
     let drops: u64 = sample.drops.iter().map(|drops| drops.packets).fold(0, u64::saturating_add);
     let rate = model.drop_rate().map_or_else(String::new, |rate| format!(", {} /s", Cell::Rate(rate).text()));
     let flows = sample.flows.len().saturating_add(sample.more_flows);

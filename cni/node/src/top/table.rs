@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 
 use cni_dataplane::{Listed, Protocol};
 use cni_spec::ErrorCode;
+use cni_state::documents::{Call, RepairRecord};
 use k8s_openapi::jiff::Timestamp;
 
 use super::model::{Model, Rates};
-use super::sample::{Call, RepairRecord};
 
 /// A list of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -333,9 +333,10 @@ fn pool(model: &Model, row: usize) -> Option<Vec<Cell>> {
 fn event(model: &Model, row: usize) -> Option<Vec<Cell>> {
     let agent = model.sample.agent.as_ref().ok()?;
     let text = |text: &str| if text.is_empty() { Cell::Unknown } else { Cell::Text(text.to_owned()) };
+    let at = |time: &str| time.parse().map_or(Cell::Unknown, Cell::Time);
     Some(match agent.calls.get(row) {
         Some(Call { time, verb, plugin, network, microseconds, code }) => vec![
-            Cell::Time(*time),
+            at(time),
             text(verb),
             text(plugin),
             text(network),
@@ -353,7 +354,7 @@ fn event(model: &Model, row: usize) -> Option<Vec<Cell>> {
                 result = format!("{result}; {}", damages.join("; "));
             }
             let took = Cell::Took(*microseconds);
-            vec![Cell::Time(*time), text("repair"), Cell::Unknown, Cell::Unknown, took, Cell::Text(result)]
+            vec![at(time), text("repair"), Cell::Unknown, Cell::Unknown, took, Cell::Text(result)]
         }
     })
 }

@@ -2,6 +2,8 @@
 
 //! Samples, rates, keys and screens together.
 
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::{
@@ -9,6 +11,7 @@ use cni_dataplane::{
     PublishedPort, Traffic,
 };
 use cni_spec::Attachment;
+use cni_state::documents::{Activity, Call, Conntrack, Pool, RepairRecord};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -17,11 +20,12 @@ use ratatui::backend::TestBackend;
 use slipway_cli::checks::assert_documented;
 
 use super::model::{Model, Rates};
-use super::sample::{Activity, Call, Drops, Pool, RepairRecord, Sample, UnknownActivity};
+use super::sample::{Drops, Sample};
 use super::screen::{Palette, draw};
 use super::state::{Action, Key, Mode, State};
 use super::table::{Direction, View, cells, cut, fit};
 use super::text;
+use crate::agent_client::AgentError;
 
 fn listed(number: u16, owner: Option<&str>) -> Listed {
     let address = HostAddress::Any(AddressFamily::V4);
@@ -49,7 +53,7 @@ fn sample(at: Instant, flows: Vec<PublishedFlow>) -> Sample {
     let traffic = Traffic { connections: flows.len(), counted: Some(counted) };
     let time: Timestamp = "2026-11-24T12:00:01Z".parse().unwrap();
     let call = |verb: &str, code| Call {
-        time,
+        time: time.to_string(),
         verb: verb.to_owned(),
         plugin: "bridge".to_owned(),
         network: "pods".to_owned(),
@@ -57,7 +61,7 @@ fn sample(at: Instant, flows: Vec<PublishedFlow>) -> Sample {
         code,
     };
     let repair = RepairRecord {
-        time,
+        time: time.to_string(),
         damages: vec!["nft deleted table inet slipway".to_owned()],
         restored: 3,
         failed: vec!["port 8080".to_owned()],
@@ -76,7 +80,7 @@ fn sample(at: Instant, flows: Vec<PublishedFlow>) -> Sample {
         flows,
         more_flows: 0,
         drops: vec![Drops { by: "bpf", reason: "write_failed", about: "the kernel refused", packets: 7 }],
-        conntrack: Some((12, 1000)),
+        conntrack: Some(Conntrack { count: 12, max: 1000 }),
         pools: vec![pool(Some("10.22.0.0/24"), 2, Some(251)), pool(None, 1, None)],
         agent: Ok(Activity {
             node: "node-1".to_owned(),
@@ -85,6 +89,13 @@ fn sample(at: Instant, flows: Vec<PublishedFlow>) -> Sample {
         }),
         troubles: Vec::new(),
     }
+}
+
+const NO_AGENT: &str = "slipwayd does not run: connect to \"/socket\": entity not found";
+
+/// The error without an agent that listens at this socket.
+fn no_agent(socket: &str) -> Arc<AgentError> {
+    Arc::new(AgentError::Connect(socket.into(), io::ErrorKind::NotFound.into()))
 }
 
 fn seconds_later(before: Instant, seconds: u64) -> Instant {
@@ -205,11 +216,11 @@ fn each_view_has_its_rows() {
         assert!(lines.iter().any(|line| line.contains(row)), "{row}: {lines:#?}");
     }
     let mut without = model;
-    without.sample.agent = Err(UnknownActivity("slipwayd does not run".to_owned()));
+    without.sample.agent = Err(no_agent("/socket"));
     state.press(Key::Char('5'));
     let lines = screen(&without, &mut state, (80, 24));
     assert!(lines[2].contains("no events: slipwayd does not run"), "{lines:#?}");
-    assert_eq!(lines[5], "slipwayd does not run");
+    assert_eq!(lines[5], NO_AGENT);
 }
 
 #[test]
@@ -246,7 +257,7 @@ fn keys_sort_filter_pause_and_end() {
 #[test]
 fn the_document_is_as_documented() {
     let mut without = model();
-    without.sample.agent = Err(UnknownActivity("slipwayd does not run".to_owned()));
+    without.sample.agent = Err(no_agent("/socket"));
     without.sample.conntrack = None;
     without.sample.troubles.push("flows: not read".to_owned());
     without.sample.ports[0].1 = None;
@@ -254,8 +265,8 @@ fn the_document_is_as_documented() {
     let without = Model::first(without.sample);
     let documents = [text::document(&model()), text::document(&without)];
     assert_documented("slipwayd top", &documents);
-    assert_eq!(documents[0]["ports"][0]["bytes_per_second"], 2_001_000.0);
-    assert_eq!(documents[1]["agent_error"], "slipwayd does not run");
+    assert_eq!(documents[0].ports[0].rates.bytes_per_second, Some(2_001_000.0));
+    assert_eq!(documents[1].agent_error.as_deref(), Some(NO_AGENT));
 }
 
 #[test]
@@ -300,13 +311,14 @@ fn any_sample() -> impl Strategy<Value = Sample> {
             (listed(number % 1000, owner), is_read.then(Traffic::default))
         };
         made.ports = ports.into_iter().map(port).collect();
-        (made.flows, made.more_flows, made.conntrack) = (flows, more / 2, conntrack);
+        (made.flows, made.more_flows) = (flows, more / 2);
+        made.conntrack = conntrack.map(|(count, max)| Conntrack { count, max });
         made.drops[0].packets = packets;
         let pool = |(used, free)| Pool { network: text.clone(), range: Some(text.clone()), used, free };
         made.pools = pools.into_iter().map(pool).collect();
         made.troubles = vec![text.clone(); more];
         if !runs {
-            made.agent = Err(UnknownActivity(text));
+            made.agent = Err(no_agent(&text));
         }
         made
     })
@@ -362,7 +374,7 @@ proptest! {
             let (packets, bytes) = rates.counted.unwrap_or_default();
             prop_assert!(rates.flows >= 0.0 && packets >= 0.0 && bytes >= 0.0);
         }
-        prop_assert!(text::document(&model).is_object());
+        prop_assert!(serde_json::to_value(text::document(&model)).unwrap().is_object());
         text::print(&model, &mut Vec::new()).unwrap();
     }
 

@@ -4,10 +4,11 @@
 
 use std::io::{self, Write};
 
-use serde_json::{Value, json};
+use cni_dataplane::{Listed, PublishedFlow, Traffic};
+use cni_state::documents::{Conntrack, DroppedPackets, FlowTraffic, PacketRates, Port, PortTraffic, Top};
 
 use super::model::{Model, Rates};
-use super::sample::{Drops, Pool};
+use super::sample::Sample;
 use super::table::{Cell, View, cells, fit, rows};
 
 /// Prints all views as tables.
@@ -16,9 +17,9 @@ use super::table::{Cell, View, cells, fit, rows};
 /// `out` cannot be written.
 pub fn print(model: &Model, out: &mut dyn Write) -> io::Result<()> {
     let sample = &model.sample;
-    writeln!(out, "time       {}", sample.time.strftime("%Y-%m-%dT%H:%M:%SZ"))?;
-    if let Some((count, most)) = sample.conntrack {
-        writeln!(out, "conntrack  {count} of {most}")?;
+    writeln!(out, "time       {}", time(sample))?;
+    if let Some(Conntrack { count, max }) = sample.conntrack {
+        writeln!(out, "conntrack  {count} of {max}")?;
     }
     let reason = sample.agent.as_ref().err().map(|reason| format!("no events: {reason}"));
     for trouble in sample.troubles.iter().chain(&reason) {
@@ -38,78 +39,86 @@ pub fn print(model: &Model, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The document of `slipwayd top`, without the number of its form.
+/// The document of `slipwayd top`.
 #[must_use]
-pub fn document(model: &Model) -> Value {
+pub fn document(model: &Model) -> Top {
     let sample = &model.sample;
     let agent = sample.agent.as_ref();
-    let drops = sample.drops.iter().zip(&model.drops).map(|(drops, rate)| {
-        let Drops { by, reason, packets, .. } = drops;
-        json!({ "by": by, "reason": reason, "packets": packets, "packets_per_second": rate })
+    let drops = sample.drops.iter().zip(&model.drops).map(|(drops, rate)| DroppedPackets {
+        by: drops.by.to_owned(),
+        reason: drops.reason.to_owned(),
+        packets: drops.packets,
+        packets_per_second: *rate,
     });
-    let pools = sample.pools.iter().map(|pool| {
-        let Pool { network, range, used, free } = pool;
-        json!({ "network": network, "range": range, "used": used, "free": free })
-    });
-    json!({
-        "time": sample.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        "ports": (0..sample.ports.len()).filter_map(|row| port(model, row)).collect::<Vec<_>>(),
-        "flows": (0..sample.flows.len()).filter_map(|row| flow(model, row)).collect::<Vec<_>>(),
-        "more_flows": sample.more_flows,
-        "drops": drops.collect::<Vec<_>>(),
-        "conntrack": sample.conntrack.map(|(count, most)| json!({ "count": count, "max": most })),
-        "pools": pools.collect::<Vec<_>>(),
-        "calls": agent.ok().map(|agent| &agent.calls),
-        "repairs": agent.ok().map(|agent| &agent.repairs),
-        "agent_error": agent.err().map(ToString::to_string),
-        "troubles": sample.troubles,
-    })
+    Top {
+        time: time(sample),
+        ports: sample
+            .ports
+            .iter()
+            .zip(&model.ports)
+            .map(|(port, rates)| port_traffic(port, *rates))
+            .collect(),
+        flows: sample
+            .flows
+            .iter()
+            .zip(&model.flows)
+            .filter_map(|(flow, rates)| Some(flow_traffic(flow, &sample.ports.get(flow.port)?.0, *rates)))
+            .collect(),
+        more_flows: sample.more_flows,
+        drops: drops.collect(),
+        conntrack: sample.conntrack,
+        pools: sample.pools.clone(),
+        calls: agent.ok().map(|agent| agent.calls.clone()),
+        repairs: agent.ok().map(|agent| agent.repairs.clone()),
+        agent_error: agent.err().map(ToString::to_string),
+        troubles: sample.troubles.clone(),
+    }
 }
 
-fn port(model: &Model, row: usize) -> Option<Value> {
-    let (listed, traffic) = model.sample.ports.get(row)?;
+/// The sample's time by RFC 3339, to the second.
+fn time(sample: &Sample) -> String {
+    sample.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn port_traffic((listed, traffic): &(Listed, Option<Traffic>), rates: Option<Rates>) -> PortTraffic {
     let (port, owner) = (&listed.port, listed.owner.as_ref());
     let counted = traffic.and_then(|traffic| traffic.counted);
-    let mut object = json!({
-        "network": owner.map(|owner| &owner.network),
-        "container": owner.map(|owner| &owner.container_id),
-        "interface": owner.map(|owner| &owner.ifname),
-        "protocol": port.host.protocol.as_str(),
-        "host_ip": port.host.address.ip().to_string(),
-        "host_port": port.host.first,
-        "host_port_end": port.host.last,
-        "container_ip": port.container.to_string(),
-        "container_port": port.container_port,
-        "backend": listed.backend.as_str(),
-        "connections": traffic.map(|traffic| traffic.connections),
-        "packets": counted.map(|(packets, _)| packets),
-        "bytes": counted.map(|(_, bytes)| bytes),
-    });
-    let rates = model.ports.get(row).copied().flatten();
-    object["connections_per_second"] = json!(rates.map(|rates| rates.flows));
-    add_rates(&mut object, rates);
-    Some(object)
+    PortTraffic {
+        port: Port {
+            network: owner.map(|owner| owner.network.clone()),
+            container: owner.map(|owner| owner.container_id.clone()),
+            interface: owner.map(|owner| owner.ifname.clone()),
+            protocol: port.host.protocol.as_str().to_owned(),
+            host_ip: port.host.address.ip(),
+            host_port: port.host.first,
+            host_port_end: port.host.last,
+            container_ip: port.container,
+            container_port: port.container_port,
+            backend: listed.backend.as_str().to_owned(),
+            connections: traffic.map(|traffic| traffic.connections as u64),
+            packets: counted.map(|(packets, _)| packets),
+            bytes: counted.map(|(_, bytes)| bytes),
+        },
+        connections_per_second: rates.map(|rates| rates.flows),
+        rates: packet_rates(rates),
+    }
 }
 
-fn flow(model: &Model, row: usize) -> Option<Value> {
-    let flow = model.sample.flows.get(row)?;
-    let (listed, _) = model.sample.ports.get(flow.port)?;
-    let mut object = json!({
-        "protocol": listed.port.host.protocol.as_str(),
-        "client": flow.client.to_string(),
-        "host": flow.host.to_string(),
-        "container": listed.owner.as_ref().map(|owner| &owner.container_id),
-        "container_ip": listed.port.container.to_string(),
-        "carried": flow.is_carried,
-        "packets": flow.counted.map(|(packets, _)| packets),
-        "bytes": flow.counted.map(|(_, bytes)| bytes),
-    });
-    add_rates(&mut object, model.flows.get(row).copied().flatten());
-    Some(object)
+fn flow_traffic(flow: &PublishedFlow, listed: &Listed, rates: Option<Rates>) -> FlowTraffic {
+    FlowTraffic {
+        protocol: listed.port.host.protocol.as_str().to_owned(),
+        client: flow.client,
+        host: flow.host,
+        container: listed.owner.as_ref().map(|owner| owner.container_id.clone()),
+        container_ip: listed.port.container,
+        carried: flow.is_carried,
+        packets: flow.counted.map(|(packets, _)| packets),
+        bytes: flow.counted.map(|(_, bytes)| bytes),
+        rates: packet_rates(rates),
+    }
 }
 
-fn add_rates(object: &mut Value, rates: Option<Rates>) {
-    let counted = rates.and_then(|rates| rates.counted);
-    object["packets_per_second"] = json!(counted.map(|(packets, _)| packets));
-    object["bytes_per_second"] = json!(counted.map(|(_, bytes)| bytes));
+fn packet_rates(rates: Option<Rates>) -> PacketRates {
+    let (packets, bytes) = rates.and_then(|rates| rates.counted).unzip();
+    PacketRates { packets_per_second: packets, bytes_per_second: bytes }
 }

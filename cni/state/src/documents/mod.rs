@@ -1,34 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The JSON documents that the commands of `slipway` print with `--output json`: what they print and the agent reads is
-//! one type, declared here. `docs/json.md` has the meaning of each field, and tests compare it
-//! with what is printed.
+//! The JSON documents that the commands of `slipway` and `slipwayd` print with `--output json`, and the agent's replies
+//! to its commands: what one side prints and the other reads is one type, declared here. `docs/json.md` has the meaning of
+//! each field, and tests compare it with what is printed.
 //!
-//! Each document has the number of its form beside its own fields ([`Document`]). Fields may be added under the same
-//! number.
+//! Each document has the number of its form beside its own fields ([`Document`]), which [`parse`] checks. Fields may be
+//! added under the same number if they have a default, which a reader takes when an earlier version has printed the document.
 
+mod activity;
 mod check_node;
 mod cnitool;
 mod connectivity;
 mod detach;
 mod items;
+mod networks;
 mod node;
 mod packets;
 mod plugins;
+mod pods;
 mod ports;
+mod status;
+mod top;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use activity::{Activity, Call, RepairRecord};
 pub use check_node::{CheckNode, Finding};
 pub use cnitool::{CnitoolOutcome, PluginVerdict};
 pub use connectivity::{ConnectivityCheck, ConnectivityTest};
 pub use detach::{Detach, DetachState};
 pub use items::{Migrate, MigrateItem, Restore, RestoreItem, RestoreState};
+pub use networks::{NetworkFile, Networks};
 pub use node::{BpfMap, BpfNode, EarlierFilter, LeftToNftables, UdpGroForwarding};
 pub use packets::{Explain, PacketTrace, Step, Trace};
 pub use plugins::{PluginVersions, Plugins, Version};
+pub use pods::{
+    AttachedPod, AttachmentState, Attachments, ListedAttachment, Pod, PodAddresses, PodAttachment, PodSandbox,
+};
 pub use ports::{Port, Ports};
+pub use status::{
+    AddressRange, AgentStatus, Comparison, FormerAddress, Garbage, NodeNetwork, VxlanDevice, WireGuardDevice,
+};
+pub use top::{Conntrack, DroppedPackets, FlowTraffic, PacketRates, Pool, PortTraffic, Top};
 
 /// The number of the documents' form. It changes if a field is removed or gets another meaning.
 pub const SCHEMA: u32 = 1;

@@ -8,7 +8,10 @@ use std::net::IpAddr;
 use cni_runtime::pods::{Attached, Planned, Pod, parse_args};
 use cni_runtime::{Cached, Container};
 use cni_spec::AddResult;
-use serde_json::{Value, json};
+use cni_state::documents::{
+    self, AttachedPod, AttachmentState, Attachments, ListedAttachment, PodAddresses, PodAttachment,
+    PodSandbox,
+};
 
 use crate::commands::output::{print, table};
 
@@ -24,18 +27,19 @@ pub(super) fn attached(pod: &Pod, all: &[Attached], is_json: bool) -> io::Result
     table(["NETWORK", "INTERFACE", "ADDRESSES", "MAC"], rows)
 }
 
-fn attached_document(pod: &Pod, all: &[Attached]) -> Value {
-    let attachment = |one: &Attached| {
+fn attached_document(pod: &Pod, all: &[Attached]) -> AttachedPod {
+    let attachment = |one: &Attached| PodAttachment {
+        network: one.network.clone(),
+        interface: one.ifname.clone(),
         // A result that the version cannot express was refused by the ADD.
-        let result = one.result.to_object(one.version).unwrap_or_default();
-        json!({ "network": one.network, "interface": one.ifname, "result": result })
+        result: one.result.to_object(one.version).unwrap_or_default(),
     };
-    let Pod { namespace, name, uid, sandbox, netns, .. } = pod;
-    let (uid, netns) = (known(uid), known(netns));
-    json!({
-        "pod": { "namespace": namespace, "name": name, "uid": uid, "sandbox": sandbox, "netns": netns },
-        "attachments": all.iter().map(attachment).collect::<Vec<_>>(),
-    })
+    let document = documents::Pod { sandbox: sandbox(pod), uid: known(&pod.uid), netns: known(&pod.netns) };
+    AttachedPod { pod: document, attachments: all.iter().map(attachment).collect() }
+}
+
+fn sandbox(Pod { namespace, name, sandbox, .. }: &Pod) -> PodSandbox {
+    PodSandbox { namespace: namespace.clone(), name: name.clone(), sandbox: sandbox.clone() }
 }
 
 /// Prints the addresses of a pod that a network plugin of kubelet has set up.
@@ -49,86 +53,61 @@ pub(super) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io
     table(["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row))
 }
 
-fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> Value {
-    let Pod { namespace, name, sandbox, .. } = pod;
-    json!({ "pod": { "namespace": namespace, "name": name, "sandbox": sandbox }, "addresses": addresses })
-}
-
-/// An attachment of `pod list`. A text is empty where it is unknown.
-struct AttachmentRow {
-    /// `NAMESPACE/NAME`.
-    pod: String,
-    sandbox: String,
-    network: String,
-    interface: String,
-    addresses: Vec<String>,
-    netns: String,
-    state: &'static str,
-}
-
-impl From<&Cached> for AttachmentRow {
-    fn from(cached: &Cached) -> Self {
-        Self {
-            pod: pod_of(&parse_args(&cached.args)),
-            sandbox: cached.attachment.container_id().to_owned(),
-            network: cached.attachment.network().to_owned(),
-            interface: cached.attachment.ifname().to_owned(),
-            addresses: addresses(&cached.result),
-            netns: cached.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-            state: "attached",
-        }
-    }
-}
-
-impl From<&Planned> for AttachmentRow {
-    fn from(Planned { network, container }: &Planned) -> Self {
-        let Container { id, ifname, netns, args, .. } = container;
-        Self {
-            pod: pod_of(args),
-            sandbox: id.clone(),
-            network: network.name().to_owned(),
-            interface: ifname.clone(),
-            addresses: Vec::new(),
-            netns: netns.clone(),
-            state: "pending",
-        }
-    }
+fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> PodAddresses {
+    PodAddresses { pod: sandbox(pod), addresses: addresses.to_vec() }
 }
 
 /// Prints cached attachments, and those of set-ups that run or were killed.
 pub(super) fn listed(cached: &[Cached], pending: &[Planned], is_json: bool) -> io::Result<()> {
-    let all = cached.iter().map(AttachmentRow::from).chain(pending.iter().map(AttachmentRow::from));
+    let document = listed_document(cached, pending);
     if is_json {
-        return print(listed_document(all));
+        return print(document);
     }
-    let rows = all.map(|one| {
-        let AttachmentRow { pod, sandbox, network, interface, addresses, netns, state } = one;
-        [pod, sandbox, network, interface, addresses.join(","), netns, state.to_owned()]
+    let rows = document.attachments.into_iter().map(|one| {
+        let ListedAttachment { pod, sandbox, network, interface, addresses, netns, state } = one;
+        let (pod, netns) = (pod.unwrap_or_default(), netns.unwrap_or_default());
+        [pod, sandbox, network, interface, addresses.join(","), netns, state.as_str().to_owned()]
     });
     table(["POD", "SANDBOX", "NETWORK", "INTERFACE", "ADDRESSES", "NETNS", "STATE"], rows)
 }
 
-fn listed_document(all: impl Iterator<Item = AttachmentRow>) -> Value {
-    let attachments = all.map(|one| {
-        json!({
-            "pod": known(&one.pod),
-            "sandbox": one.sandbox,
-            "network": one.network,
-            "interface": one.interface,
-            "addresses": one.addresses,
-            "netns": known(&one.netns),
-            "state": one.state,
-        })
-    });
-    json!({ "attachments": attachments.collect::<Vec<_>>() })
+fn listed_document(cached: &[Cached], pending: &[Planned]) -> Attachments {
+    Attachments {
+        attachments: cached.iter().map(attached_row).chain(pending.iter().map(pending_row)).collect(),
+    }
 }
 
-/// `NAMESPACE/NAME` of a pod, from `CNI_ARGS`; empty for an attachment of another runtime.
-fn pod_of(args: &[(String, String)]) -> String {
+fn attached_row(cached: &Cached) -> ListedAttachment {
+    ListedAttachment {
+        pod: pod_of(&parse_args(&cached.args)),
+        sandbox: cached.attachment.container_id().to_owned(),
+        network: cached.attachment.network().to_owned(),
+        interface: cached.attachment.ifname().to_owned(),
+        addresses: addresses(&cached.result),
+        netns: cached.netns.as_ref().and_then(|path| known(&path.display().to_string())),
+        state: AttachmentState::Attached,
+    }
+}
+
+fn pending_row(Planned { network, container }: &Planned) -> ListedAttachment {
+    let Container { id, ifname, netns, args, .. } = container;
+    ListedAttachment {
+        pod: pod_of(args),
+        sandbox: id.clone(),
+        network: network.name().to_owned(),
+        interface: ifname.clone(),
+        addresses: Vec::new(),
+        netns: known(netns),
+        state: AttachmentState::Pending,
+    }
+}
+
+/// `NAMESPACE/NAME` of a pod, from `CNI_ARGS`; none for an attachment of another runtime.
+fn pod_of(args: &[(String, String)]) -> Option<String> {
     let arg = |wanted: &str| args.iter().find(|(key, _)| key == wanted).map_or("", |(_, value)| value);
     match (arg("K8S_POD_NAMESPACE"), arg("K8S_POD_NAME")) {
-        (namespace, "") => namespace.to_owned(),
-        (namespace, name) => format!("{namespace}/{name}"),
+        (namespace, "") => known(namespace),
+        (namespace, name) => Some(format!("{namespace}/{name}")),
     }
 }
 
@@ -144,8 +123,8 @@ fn mac(result: &AddResult, ifname: &str) -> String {
 }
 
 /// None for an empty text.
-fn known(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
+fn known(text: &str) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -177,11 +156,11 @@ mod tests {
         };
         let whole = Pod { uid: "5d1e".to_owned(), netns: "/run/netns/web".to_owned(), ..pod() };
         let documents = [attached_document(&whole, &[attached]), attached_document(&pod(), &[])];
-        assert_eq!(documents[0]["attachments"][0]["result"]["cniVersion"], "1.0.0");
+        assert_eq!(documents[0].attachments[0].result["cniVersion"], "1.0.0");
         assert_documented("slipwayd pod up, slipwayd pod status", &documents);
         let addresses = ["10.22.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let document = addresses_document(&pod(), &addresses);
-        assert_eq!(document["addresses"], json!(["10.22.0.2", "fd00::2"]));
+        assert_eq!(document.addresses, addresses);
         assert_documented("slipwayd pod up, slipwayd pod status with a network plugin", &[document]);
     }
 
@@ -201,12 +180,11 @@ mod tests {
         let ours = of("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", Some("/run/netns/web"));
         let network = Network::from_bytes(config.as_slice()).unwrap();
         let pending = Planned { network, container: Container::new("8f3b", "eth0") };
-        let cached = [ours, of("", None)];
-        let all = cached.iter().map(AttachmentRow::from).chain([AttachmentRow::from(&pending)]);
-        let document = listed_document(all);
-        assert_eq!(document["attachments"][2]["state"], "pending");
-        assert_eq!(document["attachments"][0]["pod"], "shop/web-0");
-        assert_eq!(document["attachments"][0]["addresses"], json!(["10.22.0.2/24", "fd00::2/64"]));
+        let document = listed_document(&[ours, of("", None)], &[pending]);
+        let [first, _, last] = document.attachments.as_slice() else { panic!("{document:?}") };
+        assert_eq!(last.state, AttachmentState::Pending);
+        assert_eq!(first.pod.as_deref(), Some("shop/web-0"));
+        assert_eq!(first.addresses, ["10.22.0.2/24", "fd00::2/64"]);
         assert_documented("slipwayd pod list", &[document]);
     }
 }

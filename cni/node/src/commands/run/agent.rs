@@ -54,7 +54,7 @@ pub(super) enum RunError {
 
 /// The work that a part of the agent has done, or a change that it has noticed.
 enum Event {
-    Compared(Arc<Snapshot>, Box<Result<Report, Failure>>),
+    Compared(Arc<Snapshot>, Result<Box<Report>, Arc<Failure>>),
     Repaired(Repair),
     Swept(Sweep),
     AddressesChanged(Change),
@@ -146,8 +146,9 @@ async fn compare(
     stop: impl Future<Output = ()>,
     events: &UnboundedSender<Event>,
 ) -> Result<(), RunError> {
-    let done = |snapshot: &Arc<Snapshot>, report| {
-        send(events, Event::Compared(Arc::clone(snapshot), Box::new(report)));
+    let done = |snapshot: &Arc<Snapshot>, report: Result<Report, Failure>| {
+        let report = report.map(Box::new).map_err(Arc::new);
+        send(events, Event::Compared(Arc::clone(snapshot), report));
     };
     Ok(agent::run(settings, snapshots, stop, done).await?)
 }
@@ -212,14 +213,14 @@ impl Agent {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Compared(snapshot, report) => self.compared(&snapshot, &report),
+            Event::Compared(snapshot, report) => self.compared(&snapshot, report.as_deref()),
             Event::Repaired(repair) => self.repaired(&repair),
             Event::Swept(sweep) => self.swept(&sweep),
             Event::AddressesChanged(change) => self.addresses_changed(&change),
         }
     }
 
-    fn compared(&mut self, snapshot: &Snapshot, report: &Result<Report, Failure>) {
+    fn compared(&mut self, snapshot: &Snapshot, report: Result<&Report, &Arc<Failure>>) {
         self.observer.compared(snapshot, report);
         if snapshot.synced() && !self.is_synced {
             log::info!("the list of Nodes is complete");

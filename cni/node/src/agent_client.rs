@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use cni_state::documents::{self, DocumentError};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
@@ -25,7 +26,7 @@ const LONGEST: usize = 4 << 20;
 
 /// The agent's state cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AgentError {
+pub enum AgentError {
     #[error("slipwayd does not run: connect to {0:?}: {1}")]
     Connect(PathBuf, io::Error),
     #[error("read from {0:?}: no reply within {limit} s", limit = LIMIT.as_secs())]
@@ -35,12 +36,12 @@ pub(super) enum AgentError {
     #[error("the agent replied {0}")]
     Refused(StatusCode),
     #[error("the agent is of another version: {0}")]
-    Document(serde_json::Error),
+    Document(#[from] DocumentError),
 }
 
 /// The agent to ask.
 #[derive(Debug, Clone, Args)]
-pub(super) struct AgentOptions {
+pub struct AgentOptions {
     /// The socket of the agent
     #[arg(long, value_name = "FILE", default_value = SOCKET, value_hint = ValueHint::FilePath)]
     socket: PathBuf,
@@ -51,12 +52,12 @@ impl AgentOptions {
     ///
     /// # Errors
     /// [`AgentError`] if no agent runs, or it does not reply with a document.
-    pub(super) async fn ask<T: DeserializeOwned>(&self, page: &str) -> Result<T, AgentError> {
+    pub async fn ask<T: DeserializeOwned>(&self, page: &str) -> Result<T, AgentError> {
         let path = &self.socket;
         let stream = UnixStream::connect(path).await;
         let stream = stream.map_err(|error| AgentError::Connect(path.clone(), error))?;
         match timeout(LIMIT, request(stream, page)).await {
-            Ok(Ok((StatusCode::OK, body))) => serde_json::from_slice(&body).map_err(AgentError::Document),
+            Ok(Ok((StatusCode::OK, body))) => Ok(documents::parse(&body)?),
             Ok(Ok((status, _))) => Err(AgentError::Refused(status)),
             Ok(Err(error)) => Err(AgentError::Read(path.clone(), error)),
             Err(_) => Err(AgentError::TimedOut(path.clone())),
@@ -84,6 +85,8 @@ async fn request(
 
 #[cfg(test)]
 mod tests {
+    use cni_state::documents::AgentStatus;
+
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
@@ -91,7 +94,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let socket = temp.path().join("slipwayd.sock");
         let options = AgentOptions { socket: socket.clone() };
-        let error = options.ask::<serde_json::Value>("/status").await.unwrap_err().to_string();
+        let error = options.ask::<AgentStatus>("/status").await.unwrap_err().to_string();
         assert!(
             error.starts_with(&format!("slipwayd does not run: connect to {socket:?}: No such file")),
             "{error}"
