@@ -292,7 +292,7 @@ fn subnets(path: &Path) -> String {
         }
         Err(SubnetFileError::Missing(_)) => "no file\n".to_owned(),
         Err(SubnetFileError::Content { error, .. }) => match error {
-            InvalidSubnets::Form(why) => format!("not a file of subnets, {}\n", length(&why)),
+            InvalidSubnets::Form(why) => format!("not a file of subnets, {}\n", length(&why.to_string())),
             InvalidSubnets::Cidr { key, value } => {
                 format!("{key}: invalid CIDR address, {}\n", length(&value))
             }
