@@ -42,6 +42,11 @@ pub struct Access {
     pub silence: Duration,
 }
 
+/// The API server did not reply in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no reply within {} s", .0.as_secs_f32())]
+struct NoReply(Duration);
+
 /// No access to an API server.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
@@ -78,7 +83,7 @@ impl Access {
         &self,
         requests: impl Future<Output = Result<T, BoxError>>,
     ) -> Result<T, BoxError> {
-        let none = |_| Err(format!("no reply within {} s", self.reply.as_secs_f32()).into());
+        let none = |_| Err(NoReply(self.reply).into());
         timeout(self.reply, requests).await.unwrap_or_else(none)
     }
 

@@ -17,9 +17,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cni_dataplane::duplicates;
-use cni_kernel::netns::Netns;
+use cni_kernel::netns::{Netns, NetnsError};
 use cni_kernel::route::{RouteError, RouteSocket};
-use cni_kernel::sysctl;
+use cni_kernel::sysctl::{self, SysctlError};
 use cni_runtime::asynchronous::Runtime;
 use cni_runtime::kubelet::{
     Bandwidth, BandwidthError, BoxError, HairpinMode, HookFuture, Host, INTERFACE, InitSettings,
@@ -99,6 +99,15 @@ pub enum KubenetError {
     /// Several errors of a teardown.
     #[error("[{}]", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Several(Vec<KubenetError>),
+}
+
+/// Duplicate address detection cannot be turned off.
+#[derive(Debug, thiserror::Error)]
+enum DetectionError {
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
 }
 
 /// kubenet.
@@ -424,8 +433,9 @@ fn gateway_net(subnet: &duplicates::Subnet) -> Option<IpNet> {
 async fn skip_duplicate_detection(netns: &Path) {
     let netns = netns.to_owned();
     let set = blocking(move || {
-        let netns = Netns::open(&netns).map_err(|error| error.to_string())?;
-        sysctl::set_in(&netns, "net/ipv6/conf/default/dad_transmits", "0").map_err(|error| error.to_string())
+        let netns = Netns::open(&netns)?;
+        sysctl::set_in(&netns, "net/ipv6/conf/default/dad_transmits", "0")?;
+        Ok::<_, DetectionError>(())
     });
     if let Ok(Err(error)) = set.await {
         log::debug!("Failed to disable DAD in container: {error}");

@@ -61,9 +61,12 @@ pub enum ProgramError {
     /// It failed.
     #[error("{0}: {1}")]
     Failed(String, String),
+    /// It is of another version.
+    #[error("{0}: unexpected output: {1}: install the slipway of this version")]
+    Version(String, DocumentError),
     /// Its output is not understood.
-    #[error("{0}: unexpected output: {1}")]
-    Output(String, String),
+    #[error("{0}: unexpected output: {reason}", reason = bounded(&.1.to_string(), MESSAGE))]
+    Output(String, serde_json::Error),
 }
 
 /// The result of `slipway restore`.
@@ -151,14 +154,9 @@ impl Program {
     /// The document of a call, which other exit codes than 0 may have, too.
     fn document<T: DeserializeOwned>(&self, words: &[OsString], output: &Output) -> Result<T, ProgramError> {
         documents::parse(&output.stdout).map_err(|error| match error {
-            DocumentError::Schema(_) => {
-                let text = format!("{error}: install the slipway of this version");
-                ProgramError::Output(self.name(words), text)
-            }
+            DocumentError::Schema(_) => ProgramError::Version(self.name(words), error),
             DocumentError::Form(_) if !output.status.success() => self.failed(words, output),
-            DocumentError::Form(error) => {
-                ProgramError::Output(self.name(words), bounded(&error.to_string(), MESSAGE))
-            }
+            DocumentError::Form(error) => ProgramError::Output(self.name(words), error),
         })
     }
 

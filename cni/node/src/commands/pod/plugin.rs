@@ -18,10 +18,15 @@ struct OnePod {
     ports: Vec<PortMapping>,
 }
 
+/// The command line names no namespace.
+#[derive(Debug, thiserror::Error)]
+#[error("sandbox {0} has no namespace")]
+struct NoNetns(String);
+
 impl Host for OnePod {
     fn netns(&self, sandbox_id: &str) -> Result<PathBuf, BoxError> {
         if self.netns.as_os_str().is_empty() {
-            return Err(format!("sandbox {sandbox_id} has no namespace").into());
+            return Err(NoNetns(sandbox_id.to_owned()).into());
         }
         Ok(self.netns.clone())
     }
