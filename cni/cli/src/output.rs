@@ -2,7 +2,7 @@
 
 //! Options that many commands have, and parsers of values.
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -34,15 +34,20 @@ impl Output {
     }
 }
 
+/// A text that is not a number of a range.
+#[derive(Debug, thiserror::Error)]
+#[error("a number between {} and {}", .0.start(), .0.end())]
+pub struct OutOfRange<T: Debug + Display>(RangeInclusive<T>);
+
 /// A parser of numbers whose error shows the range.
 pub fn number<T>(
     range: RangeInclusive<T>,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+) -> impl Fn(&str) -> Result<T, OutOfRange<T>> + Clone + Send + Sync + 'static
 where
-    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+    T: FromStr + PartialOrd + Debug + Display + Clone + Send + Sync + 'static,
 {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| format!("a number between {} and {}", range.start(), range.end()))
+        number.ok_or_else(|| OutOfRange(range.clone()))
     }
 }

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use cni_dataplane::Protocol;
 
+use super::values::ValueError;
+
 /// Where the packets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub(super) struct Destination {
@@ -24,6 +26,6 @@ fn protocols() -> impl clap::builder::TypedValueParser<Value = Protocol> {
     })
 }
 
-fn socket(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "an address and a port, such as 192.0.2.2:8080 or [2001:db8::2]:8080".to_owned())
+fn socket(text: &str) -> Result<SocketAddr, ValueError> {
+    text.parse().map_err(|_| ValueError::Socket)
 }

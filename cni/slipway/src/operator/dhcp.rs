@@ -9,6 +9,8 @@ use clap::ArgAction;
 use cni_plugins::ipam::dhcp::daemon::{self, Options, SOCKET, STATE};
 use slipway_cli::Failure;
 
+use super::values::ValueError;
+
 /// Its name among the commands.
 pub(super) const NAME: &str = "dhcp";
 
@@ -77,23 +79,22 @@ pub(super) fn with_two_dashes(args: &[String]) -> Vec<String> {
 }
 
 /// Go's package flag accepts numbers as well.
-fn boolean(text: &str) -> Result<bool, String> {
+fn boolean(text: &str) -> Result<bool, ValueError> {
     match text {
         "true" | "1" => Ok(true),
         "false" | "0" => Ok(false),
-        _ => Err("true or false".to_owned()),
+        _ => Err(ValueError::Boolean),
     }
 }
 
 /// Parses a duration of Go: `1m30s`, `500ms`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "a duration such as 10s or 1m30s".to_owned();
+fn duration(text: &str) -> Result<Duration, ValueError> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
     let (mut total, mut rest) = (0.0, text);
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(ValueError::Duration)?;
         let (number, behind) = rest.split_at(digits);
         let units = behind.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(behind.len());
         let (unit, behind) = behind.split_at(units);
@@ -104,15 +105,15 @@ fn duration(text: &str) -> Result<Duration, String> {
             "ms" => 0.001,
             "us" | "µs" => 0.000_001,
             "ns" => 0.000_000_001,
-            _ => return Err(wrong()),
+            _ => return Err(ValueError::Duration),
         };
-        total += number.parse::<f64>().map_err(|_| wrong())? * seconds;
+        total += number.parse::<f64>().map_err(|_| ValueError::Duration)? * seconds;
         rest = behind;
     }
     if text.is_empty() {
-        return Err(wrong());
+        return Err(ValueError::Duration);
     }
-    Duration::try_from_secs_f64(total).map_err(|_| wrong())
+    Duration::try_from_secs_f64(total).map_err(|_| ValueError::Duration)
 }
 
 #[cfg(test)]

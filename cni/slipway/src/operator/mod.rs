@@ -24,6 +24,7 @@ mod ports;
 mod restore;
 mod support_bundle;
 mod trace;
+mod values;
 
 use std::io::Write;
 

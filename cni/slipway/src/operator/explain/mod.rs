@@ -16,6 +16,7 @@ use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
 use super::destination::Destination;
+use super::values::ValueError;
 use facts::Facts;
 pub(super) use facts::origin;
 use render::Explanation;
@@ -93,6 +94,6 @@ impl Query {
     }
 }
 
-fn address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| "an address".to_owned())
+fn address(text: &str) -> Result<IpAddr, ValueError> {
+    text.parse().map_err(|_| ValueError::Address)
 }

@@ -25,6 +25,7 @@ use slipway_cli::{Failure, Output, json};
 use super::destination::Destination;
 use super::explain::{self as explanation};
 use super::interrupt::Interrupt;
+use super::values::ValueError;
 use journey::{Journey, Journeys};
 use words::{Description, Facts};
 
@@ -68,15 +69,14 @@ struct Wanted {
 }
 
 /// Reads a time in seconds or minutes: `10s`, `2m`, `10`.
-fn seconds(text: &str) -> Result<Duration, String> {
+fn seconds(text: &str) -> Result<Duration, ValueError> {
     let (number, unit) = match text.strip_suffix('m') {
         Some(minutes) => (minutes, 60),
         None => (text.strip_suffix('s').unwrap_or(text), 1),
     };
     let time =
         number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Duration::from_secs);
-    time.filter(|time| !time.is_zero() && *time <= LONGEST)
-        .ok_or_else(|| format!("a time between 1s and {}m", LONGEST.as_secs() / 60))
+    time.filter(|time| !time.is_zero() && *time <= LONGEST).ok_or(ValueError::Time { longest: LONGEST })
 }
 
 /// The result of a trace, besides its packets.
