@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::error::DriverError;
+use super::error::{CreateError, DriverError};
 use super::options::{Mode, Options};
 use super::subnets::{Used, first, unique_v6};
 use super::types::{Network, Subnet};
@@ -25,22 +25,22 @@ pub(super) fn create(input: Map<String, Value>) -> Result<Map<String, Value>, Dr
 
 fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Value>, DriverError> {
     let network: Network = serde_json::from_value(Value::Object(input.clone())).map_err(DriverError::Json)?;
-    check_network(&network.name).map_err(|error| DriverError::Network(error.to_string()))?;
+    check_network(&network.name)?;
     let options = Options::of(network.options.as_ref())?;
     let bridge = bridge(&network, &options, used)?;
     let longest = options.vlan.map_or_else(|| bridge.clone(), |vlan| format!("{bridge}.{vlan}"));
-    check_ifname(&longest).map_err(|error| DriverError::Network(error.to_string()))?;
+    check_ifname(&longest)?;
     let given = network.subnets();
     // An unmanaged bridge has an address in its subnet.
     for subnet in given.iter().filter(|_| options.mode == Mode::Managed) {
         if let Some(other) = used.overlapping(subnet.subnet) {
-            return Err(DriverError::Network(format!("subnet {} is in use: {other}", subnet.subnet)));
+            return Err(CreateError::SubnetInUse { subnet: subnet.subnet, other }.into());
         }
     }
     let subnets = match network.ipam_driver() {
         "host-local" => chosen(&network, used)?,
         "none" => Vec::new(),
-        other => return Err(DriverError::Network(format!("IPAM driver {other:?} is not supported"))),
+        other => return Err(CreateError::Ipam(other.to_owned()).into()),
     };
     let has_v6 = subnets.iter().chain(given).any(|one| one.subnet.addr().is_ipv6());
     let mut all = match input.remove("subnets") {
@@ -65,16 +65,14 @@ fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Va
 
 /// The bridge: as named by `--interface-name`, else after the network's ID. Networks with VLANs, and those that only
 /// join a bridge, may share it.
-fn bridge(network: &Network, options: &Options, used: &Used) -> Result<String, DriverError> {
+fn bridge(network: &Network, options: &Options, used: &Used) -> Result<String, CreateError> {
     let may_share = options.mode == Mode::Unmanaged || options.vlan.is_some();
     match network.network_interface.as_deref().filter(|name| !name.is_empty()) {
         Some(name) if !may_share && used.bridges.iter().any(|other| other == name) => {
-            Err(DriverError::Network(format!("bridge {name} is another network's")))
+            Err(CreateError::BridgeInUse(name.to_owned()))
         }
         Some(name) => Ok(name.to_owned()),
-        None if options.mode == Mode::Unmanaged => Err(DriverError::Network(
-            "mode=unmanaged needs a bridge: name it with --interface-name".to_owned(),
-        )),
+        None if options.mode == Mode::Unmanaged => Err(CreateError::NoBridge),
         None => Ok(name_of(network)),
     }
 }
@@ -86,14 +84,12 @@ fn name_of(network: &Network) -> String {
 }
 
 /// The subnets that the network lacks: of IPv4 if it has none at all, and with `--ipv6` one of each family.
-fn chosen(network: &Network, used: &Used) -> Result<Vec<Subnet>, DriverError> {
+fn chosen(network: &Network, used: &Used) -> Result<Vec<Subnet>, CreateError> {
     let given = network.subnets();
     let has = |v6: bool| given.iter().any(|one| one.subnet.addr().is_ipv6() == v6);
     let mut subnets = Vec::new();
     if given.is_empty() || (network.ipv6_enabled && !has(false)) {
-        let free = used.free_v4();
-        let free = free.ok_or_else(|| DriverError::Network("no subnet is free: name one".to_owned()))?;
-        subnets.push(free);
+        subnets.push(used.free_v4().ok_or(CreateError::NoSubnet)?);
     }
     if network.ipv6_enabled && !has(true) {
         subnets.push(unique_v6(&format!("{}{}", network.id, network.name)));

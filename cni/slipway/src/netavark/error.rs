@@ -11,6 +11,7 @@ use cni_kernel::route::RouteError;
 use cni_kernel::sysctl::SysctlError;
 use cni_runtime::NetworkError;
 use cni_spec::{AttachmentError, CniError};
+use ipnet::IpNet;
 
 use super::options::OptionError;
 use super::translate::TranslateError;
@@ -28,15 +29,15 @@ pub(crate) enum DriverError {
     #[error("decode the request: {0}")]
     Json(serde_json::Error),
     /// A new network cannot be as it is wanted.
-    #[error("{0}")]
-    Network(String),
+    #[error(transparent)]
+    Create(#[from] CreateError),
     /// An option cannot be used.
     #[error(transparent)]
     Option(#[from] OptionError),
     /// The request cannot be carried out.
     #[error(transparent)]
     Translate(#[from] TranslateError),
-    /// The container's ID, the network's name or the interface's name is invalid.
+    /// The container's ID, or the name of the network, of the bridge or of the interface is invalid.
     #[error(transparent)]
     Name(#[from] AttachmentError),
     /// A plugin failed.
@@ -74,4 +75,19 @@ pub(crate) enum DriverError {
     /// Several errors, printed one after the other.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<DriverError>),
+}
+
+/// A new network that cannot be as it is wanted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CreateError {
+    #[error("subnet {subnet} is in use: {other}")]
+    SubnetInUse { subnet: IpNet, other: IpNet },
+    #[error("no subnet is free: name one")]
+    NoSubnet,
+    #[error("bridge {0} is another network's")]
+    BridgeInUse(String),
+    #[error("mode=unmanaged needs a bridge: name it with --interface-name")]
+    NoBridge,
+    #[error("IPAM driver {0:?} is not supported")]
+    Ipam(String),
 }

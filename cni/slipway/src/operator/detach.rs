@@ -93,8 +93,24 @@ enum Only {
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Detached,
-    /// It was left alone, for this reason.
-    Kept(String),
+    Kept(KeepReason),
+}
+
+/// Why the attachment was left alone.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum KeepReason {
+    #[error("its link {0} exists")]
+    Link(String),
+    #[error("it is not the sandbox of a pod")]
+    NoSandbox,
+    #[error("neither the cache nor its result names the container's namespace")]
+    NoNetns,
+    #[error("{0} is the node's own namespace")]
+    NodesNetns(String),
+    #[error("its namespace {0} exists")]
+    Netns(String),
+    #[error("process {pid} is in its namespace {netns}")]
+    Process { pid: u32, netns: String },
 }
 
 /// The options.
@@ -132,7 +148,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn document(attachment: &Attachment, outcome: &Outcome) -> Detach {
     let (state, reason) = match outcome {
         Outcome::Detached => (DetachState::Detached, None),
-        Outcome::Kept(reason) => (DetachState::Kept, Some(reason.clone())),
+        Outcome::Kept(reason) => (DetachState::Kept, Some(reason.to_string())),
     };
     Detach {
         network: attachment.network().to_owned(),
@@ -197,18 +213,18 @@ impl Record {
     }
 
     /// The reason why the condition does not hold; none if it does.
-    fn reason_to_keep(&self, attachment: &Attachment, only: Only) -> Result<Option<String>, DetachError> {
+    fn reason_to_keep(&self, attachment: &Attachment, only: Only) -> Result<Option<KeepReason>, DetachError> {
         if !self.is_cached {
             // The namespace is not known. With it, the kernel deletes the link.
-            return Ok(link_of(attachment)?.map(|name| format!("its link {name} exists")));
+            return Ok(link_of(attachment)?.map(KeepReason::Link));
         }
         let is_sandbox = |(key, value): &(String, String)| key == SANDBOX && value == &self.container.id;
         if !self.container.args.iter().any(is_sandbox) {
-            return Ok(Some("it is not the sandbox of a pod".to_owned()));
+            return Ok(Some(KeepReason::NoSandbox));
         }
         let path = &self.container.netns;
         if path.is_empty() {
-            return Ok(Some("neither the cache nor its result names the container's namespace".to_owned()));
+            return Ok(Some(KeepReason::NoNetns));
         }
         let netns = match Netns::open(Path::new(path)) {
             Ok(netns) => netns,
@@ -216,13 +232,13 @@ impl Record {
             Err(error) => return Err(error.into()),
         };
         if netns.id() == Netns::current()?.id() {
-            return Ok(Some(format!("{path} is the node's own namespace")));
+            return Ok(Some(KeepReason::NodesNetns(path.clone())));
         }
         if only == Only::Gone {
-            return Ok(Some(format!("its namespace {path} exists")));
+            return Ok(Some(KeepReason::Netns(path.clone())));
         }
         let process = process_in(netns.id()).map_err(DetachError::Processes)?;
-        Ok(process.map(|pid| format!("process {pid} is in its namespace {path}")))
+        Ok(process.map(|pid| KeepReason::Process { pid, netns: path.clone() }))
     }
 }
 
@@ -393,7 +409,8 @@ mod tests {
             ("", ID, Only::Gone, "neither the cache nor its result names the container's namespace"),
         ] {
             host.cache(netns, sandbox);
-            assert_eq!(host.detach(Some(only), false), Ok(Outcome::Kept(reason.to_owned())));
+            let Ok(Outcome::Kept(kept)) = host.detach(Some(only), false) else { panic!("{reason}") };
+            assert_eq!(kept.to_string(), reason);
             assert!(host.is_cached() && host.call("one").is_none(), "{reason}");
         }
         // Without a condition the operator decides.
@@ -411,7 +428,7 @@ mod tests {
 
     #[test]
     fn the_document_is_as_documented() {
-        let kept = Outcome::Kept("process 7 is in its namespace /run/netns/web".to_owned());
+        let kept = Outcome::Kept(KeepReason::Process { pid: 7, netns: "/run/netns/web".to_owned() });
         let documents = [document(&attachment(), &Outcome::Detached), document(&attachment(), &kept)];
         assert_eq!(documents[1].state, DetachState::Kept);
         checks::assert_documented("slipway detach", &documents);

@@ -60,6 +60,19 @@ struct Promise<'a> {
     page: &'static str,
 }
 
+/// How a reply differs from the promise.
+#[derive(Debug, thiserror::Error)]
+enum Breach<'a> {
+    #[error("no reply: {0}")]
+    NoReply(&'a io::Error),
+    #[error("{got} replied instead of {wanted}")]
+    Server { got: &'a str, wanted: &'static str },
+    #[error("the server saw {got} instead of {wanted}")]
+    Source { got: IpAddr, wanted: IpAddr },
+    #[error("the server saw port {got} instead of {wanted}")]
+    Port { got: u16, wanted: u16 },
+}
+
 /// The containers while the checks run.
 pub(super) struct Stage<'a> {
     pub(super) spaces: &'a Spaces,
@@ -230,7 +243,7 @@ impl Stage<'_> {
         let row = Row { saw: shown(&got), ..row };
         self.push(match promise.verdict(&got) {
             Ok(()) => row,
-            Err(why) => Row { cause: cause(netns, promise), ..row.failed(why) },
+            Err(why) => Row { cause: cause(netns, promise), ..row.failed(why.to_string()) },
         })
     }
 
@@ -357,18 +370,16 @@ impl<'a> Promise<'a> {
         Row::new(self.from.words(), self.what, self.protocol, Some(self.to), self.page)
     }
 
-    fn verdict(&self, got: &io::Result<Reply>) -> Result<(), String> {
-        let reply = got.as_ref().map_err(|error| format!("no reply: {error}"))?;
+    fn verdict<'r>(&self, got: &'r io::Result<Reply>) -> Result<(), Breach<'r>> {
+        let reply = got.as_ref().map_err(Breach::NoReply)?;
         if reply.server != self.server.name() {
-            return Err(format!("{} replied instead of {}", reply.server, self.server.name()));
+            return Err(Breach::Server { got: &reply.server, wanted: self.server.name() });
         }
         let seen = reply.source;
         match self.source {
-            Some(source) if source != seen.ip() => {
-                Err(format!("the server saw {} instead of {source}", seen.ip()))
-            }
+            Some(wanted) if wanted != seen.ip() => Err(Breach::Source { got: seen.ip(), wanted }),
             _ if self.from_port != 0 && self.from_port != seen.port() => {
-                Err(format!("the server saw port {} instead of {}", seen.port(), self.from_port))
+                Err(Breach::Port { got: seen.port(), wanted: self.from_port })
             }
             _ => Ok(()),
         }

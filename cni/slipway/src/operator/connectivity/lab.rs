@@ -20,9 +20,10 @@ use cni_kernel::netns::{Netns, NetnsError};
 use cni_kernel::route::{
     DuplicateDetection, Existing, Link, LinkChange, MAIN_TABLE, NewVeth, Route, RouteError, RouteSocket,
 };
+use cni_runtime::config::LoadError;
 use cni_runtime::{CallOptions, Container, Network, NetworkError, Runtime};
 use cni_spec::{AddResult, CniError, ListError};
-use ipnet::IpNet;
+use ipnet::{IpNet, PrefixLenError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -81,8 +82,24 @@ pub(super) enum LabError {
     Call { verb: &'static str, container: &'static str, error: Box<NetworkError> },
     #[error("{DIRECTORY}/{RECORD}: {0}")]
     Record(#[from] ListError),
-    #[error("{0}")]
-    Other(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Config(#[from] LoadError),
+    #[error("no network in {}", .0.display())]
+    NoNetwork(PathBuf),
+    #[error("network {0} publishes no ports: no plugin in it has the capability portMappings")]
+    NoPortMappings(String),
+    #[error("no port is free")]
+    NoPort,
+    #[error("serve port {port} in {}: {error}", .member.name())]
+    Serve { port: u16, member: Member, error: Box<LabError> },
+    #[error("no namespace {}", .0.name())]
+    NoNetns(Member),
+    #[error("{0}: {1}")]
+    Prefix(IpAddr, PrefixLenError),
+    #[error("all addresses that a test may use are in use: {}", .0.join(", "))]
+    NoAddresses(&'static [&'static str]),
     #[error("interrupted")]
     Interrupted,
 }
@@ -92,12 +109,6 @@ impl LabError {
     pub(super) fn plugin_error(&self) -> Option<CniError> {
         let Self::Call { error, .. } = self else { return None };
         error.calls().first().map(|error| error.to_cni())
-    }
-}
-
-impl From<io::Error> for LabError {
-    fn from(error: io::Error) -> Self {
-        Self::Other(error.to_string())
     }
 }
 
@@ -231,22 +242,22 @@ impl Site {
             Err(error) => Err(error.into()),
         };
         let mut is_detached = true;
-        match &attacher {
-            Ok(Some(attacher)) => {
-                for member in Member::CONTAINERS {
-                    let done = attacher.del(member);
-                    is_detached &= done.is_ok();
-                    note(done);
-                }
+        let attacher = attacher.unwrap_or_else(|error| {
+            note(Err(error));
+            None
+        });
+        for member in Member::CONTAINERS {
+            if let Some(attacher) = &attacher {
+                let done = attacher.del(member);
+                is_detached &= done.is_ok();
+                note(done);
             }
-            Ok(None) => {}
-            Err(error) => note(Err(LabError::Other(error.to_string()))),
         }
         note(remove_link());
         for member in Member::ALL {
             note(named_netns::delete(member.name()).map_err(LabError::from));
         }
-        if let Ok(Some(attacher)) = &attacher {
+        if let Some(attacher) = &attacher {
             attacher.settle();
         }
         // The record of containers that could not be detached stays for the next attempt.
@@ -334,9 +345,7 @@ impl Spaces {
 
     pub(super) fn netns(&self, member: Member) -> Result<&Netns, LabError> {
         let found = self.netns.iter().find(|(one, _)| *one == member);
-        found
-            .map(|(_, netns)| netns)
-            .ok_or_else(|| LabError::Other(format!("no namespace {}", member.name())))
+        found.map(|(_, netns)| netns).ok_or(LabError::NoNetns(member))
     }
 
     pub(super) fn ends(&self, family: AddressFamily) -> Option<Ends> {
@@ -351,9 +360,8 @@ fn link_up(
     far: &Link,
     end: Ends,
 ) -> Result<(), LabError> {
-    let net = |address: IpAddr| {
-        IpNet::new(address, end.length).map_err(|error| LabError::Other(format!("{address}: {error}")))
-    };
+    let net =
+        |address: IpAddr| IpNet::new(address, end.length).map_err(|error| LabError::Prefix(address, error));
     route.add_address(near, net(end.node)?, DuplicateDetection::Skip)?;
     inside.add_address(far, net(end.outside)?, DuplicateDetection::Skip)?;
     let default = Route::default_of(AddressFamily::of(end.node));
@@ -364,7 +372,7 @@ fn link_up(
 /// Chooses addresses that the node neither has nor routes, out of ranges that no network uses (RFC 5737, RFC
 /// 2544, RFC 3849, RFC 4193).
 fn free_ends(route: &RouteSocket, family: AddressFamily) -> Result<Option<Ends>, LabError> {
-    let candidates: &[&str] = match family {
+    let candidates: &'static [&'static str] = match family {
         AddressFamily::V4 => {
             &["203.0.113.252/30", "198.51.100.252/30", "192.0.2.252/30", "198.19.255.252/30"]
         }
@@ -381,5 +389,5 @@ fn free_ends(route: &RouteSocket, family: AddressFamily) -> Result<Option<Ends>,
             return Ok(Some(Ends { node, outside, length: candidate.prefix_len() }));
         }
     }
-    Err(LabError::Other(format!("all addresses that a test may use are in use: {}", candidates.join(", "))))
+    Err(LabError::NoAddresses(candidates))
 }

@@ -84,10 +84,7 @@ impl Plan {
             Self { plugins: network.list().plugins.clone(), port: free_port()?, node: node_addresses()? };
         match plan.plugins.iter().any(publishes) {
             true => Ok(plan),
-            false => Err(LabError::Other(format!(
-                "network {} publishes no ports: no plugin in it has the capability portMappings",
-                network.name()
-            ))),
+            false => Err(LabError::NoPortMappings(network.name().to_owned())),
         }
     }
 
@@ -149,22 +146,20 @@ fn free_port() -> Result<u16, LabError> {
     let begin =
         PORTS.start + u16::try_from(std::process::id() % u32::from(PORTS.end - PORTS.start)).unwrap_or(0);
     let mut all = (begin..PORTS.end).chain(PORTS.start..begin);
-    all.find(|port| !is_published(*port) && traffic::bind_both(*port).is_ok())
-        .ok_or_else(|| LabError::Other("no port is free".to_owned()))
+    all.find(|port| !is_published(*port) && traffic::bind_both(*port).is_ok()).ok_or(LabError::NoPort)
 }
 
 /// The network of the command line, or the one that a runtime would take.
 fn network(args: &Args) -> Result<Network, LabError> {
-    let other = |error: config::LoadError| LabError::Other(error.to_string());
     if let Some(file) = &args.config {
-        return Network::from_file(file).map_err(other);
+        return Ok(Network::from_file(file)?);
     }
     let directory = &args.config_dir;
     if let Some(name) = &args.network {
-        return config::load(directory, name).map_err(other);
+        return Ok(config::load(directory, name)?);
     }
-    let first = config::load_all(directory).map_err(other)?.into_iter().find_map(|file| file.network.ok());
-    first.ok_or_else(|| LabError::Other(format!("no network in {}", directory.display())))
+    let first = config::load_all(directory)?.into_iter().find_map(|file| file.network.ok());
+    first.ok_or_else(|| LabError::NoNetwork(directory.clone()))
 }
 
 /// Tests, or only removes what a killed test left.
@@ -208,7 +203,7 @@ fn test(
     let name = attacher.network.name().to_owned();
     let serve = |member: Member, port| {
         let started = spaces.netns(member).and_then(|netns| Ok(Server::start(netns, port, member.name())?));
-        started.map_err(|error| LabError::Other(format!("serve port {port} in {}: {error}", member.name())))
+        started.map_err(|error| LabError::Serve { port, member, error: Box::new(error) })
     };
     let other = attacher.add(Member::Other)?;
     let pod = attacher.add(Member::Pod)?;
