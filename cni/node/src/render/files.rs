@@ -2,7 +2,8 @@
 
 //! Files that are no objects of the API server.
 
-use serde_json::{Value, json};
+use ipnet::IpNet;
+use serde::Serialize;
 
 use super::{Deployment, NAME, RenderError, pod, yaml};
 
@@ -33,6 +34,42 @@ pub const FILES: [(File, &str, &str); 5] = [
     (File::Systemd, "systemd", "slipwayd.service"),
 ];
 
+/// The configuration of a kind cluster.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KindCluster {
+    api_version: &'static str,
+    kind: &'static str,
+    networking: KindNetworking,
+    nodes: [KindNode; 2],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KindNetworking {
+    #[serde(rename = "disableDefaultCNI")]
+    disable_default_cni: bool,
+    ip_family: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_subnet: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_subnet: Option<String>,
+}
+
+#[derive(Serialize)]
+struct KindNode {
+    role: &'static str,
+}
+
+/// A kustomize base.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Kustomization {
+    api_version: &'static str,
+    kind: &'static str,
+    resources: [&'static str; 1],
+}
+
 impl Deployment {
     /// The text of a file.
     ///
@@ -49,29 +86,28 @@ impl Deployment {
     }
 
     /// Two nodes without kind's own network.
-    fn kind(&self) -> Value {
-        let joined = |nets: &[ipnet::IpNet]| {
+    fn kind(&self) -> KindCluster {
+        let joined = |nets: &[IpNet]| {
             let texts: Vec<String> = nets.iter().map(ToString::to_string).collect();
             (!texts.is_empty()).then(|| texts.join(","))
         };
-        let has = |is: fn(&ipnet::IpNet) -> bool| self.cluster_cidrs.iter().any(is);
+        let has = |is: fn(&IpNet) -> bool| self.cluster_cidrs.iter().any(is);
         let family = match (has(|net| net.addr().is_ipv4()), has(|net| net.addr().is_ipv6())) {
             (true, true) => "dual",
             (false, true) => "ipv6",
             _ => "ipv4",
         };
-        let mut networking = json!({ "disableDefaultCNI": true, "ipFamily": family });
-        for (key, nets) in [("podSubnet", &self.cluster_cidrs), ("serviceSubnet", &self.service_cidrs)] {
-            if let Some(nets) = joined(nets) {
-                networking[key] = nets.into();
-            }
+        KindCluster {
+            api_version: "kind.x-k8s.io/v1alpha4",
+            kind: "Cluster",
+            networking: KindNetworking {
+                disable_default_cni: true,
+                ip_family: family,
+                pod_subnet: joined(&self.cluster_cidrs),
+                service_subnet: joined(&self.service_cidrs),
+            },
+            nodes: [KindNode { role: "control-plane" }, KindNode { role: "worker" }],
         }
-        json!({
-            "kind": "Cluster",
-            "apiVersion": "kind.x-k8s.io/v1alpha4",
-            "networking": networking,
-            "nodes": [{ "role": "control-plane" }, { "role": "worker" }],
-        })
     }
 
     /// The unit for a node without a DaemonSet.
@@ -157,18 +193,20 @@ fn containerfile() -> String {
 }
 
 /// A base: an overlay names the image with `images`.
-fn kustomization() -> Value {
+fn kustomization() -> Kustomization {
     let (_, _, manifests) = FILES[0];
-    json!({
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [manifests],
-    })
+    Kustomization {
+        api_version: "kustomize.config.k8s.io/v1beta1",
+        kind: "Kustomization",
+        resources: [manifests],
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::render::sample;
