@@ -71,6 +71,15 @@ pub struct Owner {
     pub container_id: String,
 }
 
+/// The alias of links that Slipway has made and containers share, such as a bridge.
+pub const MADE: &str = "made by slipway";
+
+/// True for a link that Slipway has made, by its alias: a container's, or one that containers share.
+#[must_use]
+pub fn is_own_link(alias: &str) -> bool {
+    alias == MADE || Owner::from_comment(alias).is_some()
+}
+
 impl Owner {
     /// The owner of an attachment's elements, its names in full.
     #[must_use]

@@ -106,6 +106,59 @@ fn a_flushed_ruleset_comes_back() {
     });
 }
 
+/// What other programs take from the links of a container: `slipway restore` knows each object, and the agent hears of it.
+#[test]
+fn links_addresses_and_forwarding_come_back() {
+    let lab = lab();
+    let node = lab.node(1);
+    // The gateway is the plugin's, as on nodes without an agent that makes the bridge.
+    let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
+    list["plugins"][0]["isGateway"] = true.into();
+    let (pod, _attach, _servers) = web_of(&lab, &node.network(list), "web", PORT);
+    assert!(answers(&lab, PORT));
+    let port = node.cmd("ip -o link show master slipway0");
+    let port = port.split([' ', '@']).nth(1).expect("the pod's port").to_owned();
+    with_repairs(&lab, program(), |repairs| {
+        for (damage, cause) in [
+            ("ip link set slipway0 down".to_owned(), "slipway0 was set down".to_owned()),
+            (format!("ip link set {port} down"), format!("{port} was set down")),
+            (format!("ip link set {port} nomaster"), format!("{port} left its bridge")),
+            (
+                "ip address flush dev slipway0 scope global".to_owned(),
+                "the node's addresses changed".to_owned(),
+            ),
+            (
+                "ip -6 address flush dev slipway0 scope link".to_owned(),
+                "slipway0 lost the address".to_owned(),
+            ),
+            ("sysctl -w net.ipv4.ip_forward=0".to_owned(), "forwarding of IPv4 was switched off".to_owned()),
+            (
+                "sysctl -w net.ipv6.conf.all.forwarding=0".to_owned(),
+                "forwarding of IPv6 was switched off".to_owned(),
+            ),
+        ] {
+            let before = repairs.lock().unwrap().len();
+            let begin = Instant::now();
+            node.cmd(&damage);
+            until(&damage, || node.try_slipway("restore --dry-run").code == Some(0) && answers(&lab, PORT));
+            println!("{damage}: complete after {:?}", begin.elapsed());
+            until("the report", || repairs.lock().unwrap().len() > before);
+            let repairs = repairs.lock().unwrap();
+            let causes = repairs[before..].iter().flat_map(|repair| &repair.damages).map(ToString::to_string);
+            let causes: Vec<String> = causes.collect();
+            assert!(causes.iter().any(|one| one.starts_with(&cause)), "{damage}: {causes:?}");
+        }
+        for (proto, to) in Proto::ALL.into_iter().flat_map(|p| node.addresses.map(|ip| (p, at(ip, PORT)))) {
+            lab.cluster.outside.expect(proto, to, "web");
+        }
+        // The container leaves with its link, its addresses and its routes: that is no damage.
+        let before = repairs.lock().unwrap().len();
+        pod.remove();
+        thread::sleep(within(Duration::from_secs(1)));
+        assert_eq!(repairs.lock().unwrap().len(), before);
+    });
+}
+
 #[test]
 fn our_own_changes_cause_no_repair() {
     let lab = lab();
@@ -122,7 +175,8 @@ fn our_own_changes_cause_no_repair() {
         thread::sleep(within(Duration::from_secs(1)));
         let causes: BTreeSet<String> =
             repairs.lock().unwrap().iter().flat_map(|one| &one.damages).map(ToString::to_string).collect();
-        assert!(!causes.iter().any(|cause| cause.contains("table")), "{causes:?}");
+        let is_ours = |cause: &String| cause.contains("table") || cause.contains("veth");
+        assert!(!causes.iter().any(is_ours), "{causes:?}");
         // The control: another program.
         let before = repairs.lock().unwrap().len();
         node.cmd("nft flush ruleset");

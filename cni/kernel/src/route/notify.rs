@@ -15,6 +15,7 @@ use super::address::{self, Address};
 use super::error::{ReplyError, RouteError};
 use super::link::{self, IFINFOMSG, Link};
 use super::path::{self, Route};
+use crate::AddressFamily;
 use crate::netns::Netns;
 
 /// Kinds of objects whose changes are reported, of both address families.
@@ -29,6 +30,8 @@ pub enum NotificationGroup {
     Routes,
     /// Queueing disciplines and filters of links (tc(8)). The kernel reports none of a link that it deletes.
     TrafficControl,
+    /// Forwarding, of the whole namespace and of links.
+    Settings,
 }
 
 impl NotificationGroup {
@@ -44,6 +47,8 @@ impl NotificationGroup {
             Self::Routes => bit(7) | bit(11),
             // RTNLGRP_TC
             Self::TrafficControl => bit(4),
+            // RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV6_NETCONF
+            Self::Settings => bit(24) | bit(25),
         }
     }
 }
@@ -78,6 +83,15 @@ pub enum Notification {
         link: u32,
         /// True if it is deleted.
         deleted: bool,
+    },
+    /// Forwarding was switched on or off.
+    Forwarding {
+        /// The family.
+        family: AddressFamily,
+        /// The index of the link; none for the whole namespace, or for new links.
+        link: Option<u32>,
+        /// True if it is on now.
+        on: bool,
     },
     /// Changes were not reported, as the reader was too slow for the socket's buffer. Read all objects again;
     /// later notifications are of later changes.
@@ -223,10 +237,16 @@ fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Resul
             let deleted = matches!(kind, libc::RTM_DELQDISC | libc::RTM_DELTFILTER);
             into.push_back(Notification::TrafficControl { link, deleted });
         }
+        RTM_NEWNETCONF => into.extend(path::decode_forwarding(payload).map(|(family, link, on)| {
+            Notification::Forwarding { family, link: u32::try_from(link).ok(), on }
+        })),
         _ => {}
     }
     Ok(())
 }
+
+/// `linux/rtnetlink.h`; libc does not have it.
+const RTM_NEWNETCONF: u16 = 80;
 
 /// The offset of the link's index in `struct tcmsg` (`linux/rtnetlink.h`).
 const TCMSG_IFINDEX: usize = 4;
@@ -265,6 +285,26 @@ mod tests {
     fn a_port_that_leaves_its_bridge_is_no_deleted_link() {
         const AF_BRIDGE: u8 = 7;
         assert_eq!(decoded(libc::RTM_DELLINK, &link_message(AF_BRIDGE)), Ok(vec![]));
+    }
+
+    #[test]
+    fn forwarding_is_of_a_family_and_a_link() {
+        // NETCONFA_IFINDEX, NETCONFA_FORWARDING
+        let message = |family: u8, link: i32, on: i32| {
+            let mut bytes = vec![family, 0, 0, 0, 8, 0, 1, 0];
+            bytes.extend(link.to_ne_bytes());
+            bytes.extend([8, 0, 2, 0]);
+            bytes.extend(on.to_ne_bytes());
+            bytes
+        };
+        for (family, number) in [(AddressFamily::V4, 2), (AddressFamily::V6, 10)] {
+            for (index, link) in [(-1, None), (7, Some(7))] {
+                let expected = Notification::Forwarding { family, link, on: index == 7 };
+                let bytes = message(number, index, i32::from(index == 7));
+                assert_eq!(decoded(RTM_NEWNETCONF, &bytes), Ok(vec![expected]));
+            }
+        }
+        assert_eq!(decoded(RTM_NEWNETCONF, &message(10, 7, 0)[..12]), Ok(vec![]));
     }
 
     #[test]

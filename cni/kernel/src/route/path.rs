@@ -62,6 +62,24 @@ pub struct Route {
     pub protocol: u8,
 }
 
+// linux/netconf.h
+const NETCONFA_IFINDEX: u16 = 1;
+const NETCONFA_FORWARDING: u16 = 2;
+const NETCONFA_IFINDEX_ALL: i32 = -1;
+/// The length of `struct netconfmsg`: the family, padded.
+const NETCONFMSG: usize = 4;
+
+/// The family, the number of the link (negative for the whole namespace) and the state of a message about settings; none if
+/// it is not about forwarding.
+pub(super) fn decode_forwarding(payload: &[u8]) -> Option<(AddressFamily, i32, bool)> {
+    let (header, settings) = payload.split_at_checked(NETCONFMSG)?;
+    let family =
+        AddressFamily::BOTH.into_iter().find(|family| header[0] == u8::from(wire::family(*family)))?;
+    let number =
+        |wanted| message::find(settings, wanted)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
+    Some((family, number(NETCONFA_IFINDEX)?, number(NETCONFA_FORWARDING)? != 0))
+}
+
 /// Type of a route (`rtm_type`): the fate of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
@@ -225,20 +243,13 @@ impl RouteSocket {
     /// # Errors
     /// [`RouteError`] if the kernel cannot read the setting.
     pub fn forwards(&self, family: AddressFamily) -> Result<bool, RouteError> {
-        // linux/netconf.h and linux/rtnetlink.h
+        // linux/rtnetlink.h
         const RTM_GETNETCONF: u16 = 82;
-        const NETCONFA_IFINDEX: u16 = 1;
-        const NETCONFA_FORWARDING: u16 = 2;
-        const NETCONFA_IFINDEX_ALL: i32 = -1;
-        /// `struct netconfmsg`: the family, padded.
-        const NETCONFMSG: usize = 4;
         let mut request = Message::new(RTM_GETNETCONF, 0);
         request.raw(&[u8::from(wire::family(family)), 0, 0, 0]);
         request.attr(NETCONFA_IFINDEX, &NETCONFA_IFINDEX_ALL.to_ne_bytes());
         let forwards = self.transport.get(request, format_args!("read forwarding of {family}"), |reply| {
-            let settings = reply.get(NETCONFMSG..).unwrap_or_default();
-            Ok(message::attributes(settings)
-                .any(|(kind, value)| kind == NETCONFA_FORWARDING && message::u32_of(value) != 0))
+            Ok(decode_forwarding(reply).is_some_and(|(_, _, on)| on))
         });
         match forwards {
             Err(error) if matches!(error.errno(), Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)) => Ok(false),

@@ -161,7 +161,7 @@ impl OwnObjects {
             }
             Notification::Route { route, .. } => route.protocol == PROTOCOL,
             // Of no group that is followed here.
-            Notification::TrafficControl { .. } => false,
+            Notification::TrafficControl { .. } | Notification::Forwarding { .. } => false,
             Notification::Lost => {
                 // Some addresses may have changed unseen.
                 self.addresses = AddressReports::default();

@@ -215,7 +215,7 @@ fn here(socket: &RouteSocket, bridge: &str) -> Result<LocalView, RouteError> {
         let nets = own.filter(|address| !address.deprecated && !address.duplicate).map(|address| address.net);
         let addresses: Vec<IpNet> = nets.filter(|net| net.prefix_len() < net.max_prefix_len()).collect();
         // Another network's bridge is no way to other nodes.
-        let is_of_pods = link.kind == LinkKind::Bridge && link.alias == bridge::MADE;
+        let is_of_pods = link.kind == LinkKind::Bridge && link.alias == cni_dataplane::owner::MADE;
         (!addresses.is_empty() && !is_of_pods).then_some(Uplink {
             index: link.index,
             mtu: link.mtu,

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use cni_dataplane::owner::MADE;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, FdbEntry, Link, LinkChange, LinkKind, Neighbour, NewKind, NewLink, RouteError,
@@ -15,7 +16,7 @@ use ipnet::IpNet;
 
 use super::desired::{Tunnel, TunnelPeer};
 use super::node_name::NodeName;
-use crate::host::bridge::{MADE, is_foreign};
+use crate::host::bridge::is_foreign;
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-vxlan";

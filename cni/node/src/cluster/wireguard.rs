@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use cni_dataplane::owner::MADE;
 use cni_kernel::route::{
     Link, LinkChange, LinkKind, NewKind, NewLink, Peer, PeerChange, PublicKey, RouteError, RouteSocket,
     WireGuardDevice, WireGuardSocket,
@@ -23,7 +24,7 @@ use nix::errno::Errno;
 use super::desired::{WireGuard, WireGuardPeer};
 use super::key::{self, KeyError};
 use super::tunnel::{gone, set_addresses};
-use crate::host::bridge::{MADE, is_foreign};
+use crate::host::bridge::is_foreign;
 
 /// The device's name.
 pub const DEVICE: &str = "slipway-wg";

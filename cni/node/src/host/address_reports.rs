@@ -19,21 +19,21 @@ impl AddressReports {
             self.0.remove(&key);
             return true;
         }
-        let address = without_lifetime(address.clone());
+        let address = without_lifetime(address);
         self.0.insert(key, address.clone()) != Some(address)
     }
 }
 
 impl FromIterator<Address> for AddressReports {
     fn from_iter<T: IntoIterator<Item = Address>>(all: T) -> Self {
-        let entry = |address: Address| ((address.link, address.net), without_lifetime(address));
+        let entry = |address: Address| ((address.link, address.net), without_lifetime(&address));
         Self(all.into_iter().map(entry).collect())
     }
 }
 
 /// A lifetime, also the first or none, does not change what an address is used for.
-fn without_lifetime(address: Address) -> Address {
-    Address { expires: false, ..address }
+fn without_lifetime(address: &Address) -> Address {
+    Address { expires: false, ..address.clone() }
 }
 
 #[cfg(test)]

@@ -2,14 +2,12 @@
 
 //! The bridge of the node's pods.
 
+use cni_dataplane::owner::MADE;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, Link, LinkChange, LinkKind, NewBridge, RouteError, RouteSocket, VlanFiltering,
 };
 use ipnet::IpNet;
-
-/// The alias by which `slipway uninstall` knows links that Slipway made.
-pub(crate) const MADE: &str = "made by slipway";
 
 /// The bridge could not be made.
 #[derive(Debug, thiserror::Error)]

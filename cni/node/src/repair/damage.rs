@@ -6,15 +6,20 @@
 //! programs are no damage. With iptables it names iptables, whichever program has called it, and the process has mostly
 //! ended before the notification is read: such a change leads to a repair that finds nothing missing.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::Owner;
-use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
+use cni_dataplane::owner::is_own_link;
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{
+    MAIN_TABLE, Notification, NotificationGroup, Notifications, RouteError, RouteSocket,
+};
 use cni_nftables::notify::{self, Generation, TableChange};
 use cni_nftables::{Family, Socket, TableId};
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -71,15 +76,48 @@ pub enum Damage {
     },
     /// The node's addresses changed.
     Addresses,
+    /// A link of ours was set down or taken out of its bridge, or lost an address or a route.
+    Link {
+        /// The link.
+        link: String,
+        /// What was taken from it.
+        lost: Loss,
+    },
+    /// Forwarding of a family was switched off on the whole node.
+    Forwarding(AddressFamily),
     /// Notifications were lost.
     Lost,
+}
+
+/// What was taken from a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Loss {
+    /// It is down.
+    Up,
+    /// It is no port of a bridge any more.
+    Bridge,
+    /// An address.
+    Address(IpNet),
+    /// The route to a container.
+    Route(IpNet),
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Up => f.write_str("was set down"),
+            Self::Bridge => f.write_str("left its bridge"),
+            Self::Address(net) => write!(f, "lost the address {net}"),
+            Self::Route(net) => write!(f, "lost the route to {net}"),
+        }
+    }
 }
 
 impl Damage {
     /// True if BPF programs may be missing.
     #[must_use]
     pub(crate) fn concerns_programs(&self) -> bool {
-        !matches!(self, Self::Table { .. })
+        !matches!(self, Self::Table { .. } | Self::Link { .. } | Self::Forwarding(_))
     }
 }
 
@@ -93,6 +131,8 @@ impl fmt::Display for Damage {
             }
             Self::TrafficControl { link } => write!(f, "a filter or qdisc of {link} was deleted"),
             Self::Addresses => f.write_str("the node's addresses changed"),
+            Self::Link { link, lost } => write!(f, "{link} {lost}"),
+            Self::Forwarding(family) => write!(f, "forwarding of {family} was switched off"),
             Self::Lost => f.write_str("notifications of the kernel were lost"),
         }
     }
@@ -120,8 +160,18 @@ pub struct Observer {
     links: Notifications,
     socket: RouteSocket,
     addresses: AddressReports,
+    /// The links that are ports of a bridge.
+    ports: BTreeSet<u32>,
+    /// Links of ours that lost something, by index, and the time to look whether they still exist: most of them are being
+    /// deleted, with all that they had, or are being set up by an ADD.
+    suspects: Vec<(Instant, u32, Loss)>,
     pending: VecDeque<Damage>,
 }
+
+/// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
+const SECOND_LOOK: Duration = Duration::from_millis(50);
+/// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
+const SUSPECTS: usize = 4096;
 
 impl Observer {
     /// Subscribes.
@@ -134,10 +184,19 @@ impl Observer {
             Err(cni_nftables::Error::Unsupported { .. }) => None,
             Err(error) => return Err(error.into()),
         };
-        let links = Notifications::open(&[NotificationGroup::Addresses, NotificationGroup::TrafficControl])?;
+        let links = Notifications::open(&[
+            NotificationGroup::Links,
+            NotificationGroup::Addresses,
+            NotificationGroup::Routes,
+            NotificationGroup::TrafficControl,
+            NotificationGroup::Settings,
+        ])?;
         let socket = RouteSocket::open()?;
         let addresses = socket.all_addresses()?.into_iter().collect();
-        Ok(Self { rules, links, socket, addresses, pending: VecDeque::new() })
+        let ports =
+            socket.links()?.iter().filter(|link| link.master.is_some()).map(|link| link.index).collect();
+        let (suspects, pending) = (Vec::new(), VecDeque::new());
+        Ok(Self { rules, links, socket, addresses, ports, suspects, pending })
     }
 
     /// The next damage, waited for for at most `timeout`.
@@ -148,12 +207,16 @@ impl Observer {
         let end = Instant::now() + timeout;
         loop {
             self.read()?;
+            self.look_again();
             let left = end.saturating_duration_since(Instant::now());
             if !self.pending.is_empty() || left.is_zero() {
                 return Ok(self.pending.pop_front());
             }
             let fds = self.rules.as_ref().map(AsFd::as_fd).into_iter().chain([self.links.as_fd()]);
             // Rounded up: with 0 the loop would be busy until then.
+            let look =
+                self.suspects.iter().map(|(when, ..)| when.saturating_duration_since(Instant::now())).min();
+            let left = look.map_or(left, |look| look.min(left));
             let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             match poll(&mut fds, wait) {
@@ -194,6 +257,32 @@ impl Observer {
                     let link = self.socket.link_by_index(address.link).ok();
                     link.filter(|link| Owner::from_comment(&link.alias).is_none()).map(|_| Damage::Addresses)
                 }
+                Notification::Address { address, deleted: true } => {
+                    self.suspect(address.link, Loss::Address(address.net))
+                }
+                Notification::Link { link, deleted } => {
+                    let was_port = match link.master {
+                        Some(_) if !deleted => !self.ports.insert(link.index),
+                        _ => self.ports.remove(&link.index),
+                    };
+                    let lost = match () {
+                        () if deleted || !is_own_link(&link.alias) => None,
+                        () if !link.up => Some(Loss::Up),
+                        () if was_port && link.master.is_none() => Some(Loss::Bridge),
+                        () => None,
+                    };
+                    lost.and_then(|lost| self.suspect(link.index, lost))
+                }
+                Notification::Route { route, deleted: true } => {
+                    let is_to_host =
+                        route.table == MAIN_TABLE && route.dst.prefix_len() == route.dst.max_prefix_len();
+                    let link = route.link.filter(|_| is_to_host);
+                    link.and_then(|link| self.suspect(link, Loss::Route(route.dst)))
+                }
+                Notification::Forwarding { family, link: None, on: false } => {
+                    // Also a report about new links only; then nothing is missing.
+                    Some(Damage::Forwarding(family))
+                }
                 Notification::Lost => {
                     // Some of them may have changed unseen.
                     self.addresses = AddressReports::default();
@@ -204,6 +293,48 @@ impl Observer {
             self.pending.extend(damage);
         }
         Ok(())
+    }
+}
+
+impl Observer {
+    /// Remembers that a link lost something, to look at it again.
+    fn suspect(&mut self, link: u32, lost: Loss) -> Option<Damage> {
+        let known = |(_, index, what): &(Instant, u32, Loss)| *index == link && *what == lost;
+        if self.suspects.iter().any(known) {
+            return None;
+        }
+        if self.suspects.len() >= SUSPECTS {
+            return Some(Damage::Lost);
+        }
+        self.suspects.push((Instant::now() + SECOND_LOOK, link, lost));
+        None
+    }
+
+    /// Reports the losses of links that still exist and are ours.
+    fn look_again(&mut self) {
+        let now = Instant::now();
+        let (due, later) =
+            std::mem::take(&mut self.suspects).into_iter().partition(|(when, ..)| *when <= now);
+        self.suspects = later;
+        let due: Vec<(Instant, u32, Loss)> = due;
+        for (_, index, lost) in due {
+            let Ok(link) = self.socket.link_by_index(index) else { continue };
+            let is_lost = is_own_link(&link.alias)
+                && match lost {
+                    Loss::Up => !link.up,
+                    Loss::Bridge => link.master.is_none(),
+                    Loss::Address(net) => match self.socket.addresses(&link) {
+                        Ok(all) => !all.iter().any(|address| address.net == net),
+                        Err(_) => false,
+                    },
+                    Loss::Route(net) => {
+                        self.socket.route_to(net.addr()).map_or(true, |route| route.link != Some(index))
+                    }
+                };
+            if is_lost {
+                self.pending.push_back(Damage::Link { link: link.name, lost });
+            }
+        }
     }
 }
 
