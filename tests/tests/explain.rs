@@ -142,7 +142,8 @@ fn a_forward_chain_that_drops() {
     world.node.cmd("nft flush ruleset");
     world.node.slipway("restore");
     world.node.sysctl("net/ipv4/ip_forward", "0");
-    assert!(world.explain("no-forwarding", "tcp 192.0.2.1:8080").contains("the node does not forward"));
+    let text = world.explain("no-forwarding", "tcp 192.0.2.1:8080");
+    assert!(text.contains("net/ipv4/ip_forward is 0, and should be 1"), "{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "getrandom is a system call that nix does not wrap")]
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 /// A 48-bit Ethernet address. Prints as six lower-case pairs with colons.
@@ -39,6 +40,14 @@ impl Mac {
     #[must_use]
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
+    }
+
+    /// The link-local IPv6 address that the kernel makes of it: RFC 4291, appendix A (modified EUI-64).
+    #[must_use]
+    pub fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        let id = u64::from_be_bytes([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f]);
+        Ipv6Addr::from(0xfe80_u128 << 112 | u128::from(id))
     }
 
     /// True for 00:00:00:00:00:00, which the kernel refuses for a link.
@@ -118,6 +127,13 @@ mod tests {
             let mac = Mac::random().unwrap();
             assert!(!mac.is_multicast() && mac.0[0] & 2 == 2, "{mac}");
         }
+    }
+
+    #[test]
+    fn the_link_local_address_is_the_kernels() {
+        // `ip address` of a veth with this address.
+        let mac: Mac = "02:11:22:33:44:55".parse().unwrap();
+        assert_eq!(mac.link_local().to_string(), "fe80::11:22ff:fe33:4455");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use cni_spec::{AddResult, Attachment, CniError, NetConf, Version};
 
+use crate::expected::Expected;
+
 /// A CNI plugin. Implementations hold no state: everything comes with the request, and what must
 /// last is in the kernel or on disk.
 pub trait Plugin: Sync {
@@ -39,7 +41,8 @@ pub trait Plugin: Sync {
     /// The first object that could not be removed; all others were.
     fn del(&self, request: &Request<'_>) -> Result<(), CniError>;
 
-    /// Compares what `add` made with what is there.
+    /// Compares what `add` made with what is there: what is inside of the container, and the objects of
+    /// [`Plugin::expected`].
     ///
     /// # Errors
     /// The first difference.
@@ -54,9 +57,12 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
-    /// The attachment's objects on the node that another program may delete while the container lives, and
-    /// that can be made again without disturbing it. The request is that of a CHECK.
-    fn restorable(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
+    /// The objects on the node that the attachment needs and that another program may change while the container
+    /// lives, in the order in which the ADD makes them. The request is that of a CHECK.
+    ///
+    /// # Errors
+    /// A configuration or a result that names no object, or a container that cannot be found.
+    fn expected(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
         Ok(Vec::new())
     }
 
@@ -92,31 +98,6 @@ pub enum Delegates {
     Files,
     /// This binary alone: the caller is no CNI runtime, and has no plugin directory.
     InProcess,
-}
-
-/// An object of an attachment in the node's ruleset that can be made again.
-pub trait Restorable {
-    /// Its name for reports.
-    fn name(&self) -> String;
-
-    /// Compares it with what the ADD made.
-    ///
-    /// # Errors
-    /// The first difference.
-    fn check(&self) -> Result<(), CniError>;
-
-    /// Makes it as the ADD did. Takes nothing from another living attachment.
-    ///
-    /// # Errors
-    /// The kernel's refusal, or a conflict with another attachment; the call can be repeated.
-    fn put_back(&self) -> Result<(), CniError>;
-
-    /// Removes it again, for a container that left while it was put back. Leaves alone what a later ADD
-    /// has made.
-    ///
-    /// # Errors
-    /// The kernel refuses to delete the object; the call can be repeated.
-    fn take_away(&self) -> Result<(), CniError>;
 }
 
 /// An ADD, DEL or CHECK.

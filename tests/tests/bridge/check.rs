@@ -21,9 +21,10 @@ fn check_compares_the_bridge_and_the_port() {
         node.cmd(&format!("ip link set {port} nomaster"));
         network.differs(&pod, "CNI veth created for bridge br0 was not found");
         node.cmd(&format!("ip link set {port} master br0"));
-        let mac = node.mac("br0");
+        node.cmd(&format!("bridge link set dev {port} hairpin on"));
+        // The bridge is not the attachment's: another program may give it another address.
         node.cmd("ip link set br0 address 02:00:00:00:00:77");
-        network.differs(&pod, &format!("Bridge interface br0 Mac doesn't match: {mac}"));
+        network.check(&Attach::new(&pod)).expect("CHECK");
         node.cmd("ip link delete br0");
         network.differs(&pod, "Interface br0 not found");
     });

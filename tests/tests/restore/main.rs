@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod concurrent;
+mod expected;
 mod flushed;
 mod left_out;
 mod programs;

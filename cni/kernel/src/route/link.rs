@@ -18,6 +18,7 @@ use super::kinds::{self, LinkKind};
 use super::port::{PortSettings, VlanFiltering};
 use super::transport::Verb;
 use super::{RouteSocket, wire};
+use crate::AddressFamily;
 use crate::mac::Mac;
 use crate::netns::Netns;
 
@@ -67,6 +68,8 @@ pub struct Link {
     pub vrf_table: Option<u32>,
     /// `net.ipv4.conf.<link>.route_localnet`.
     pub route_localnet: bool,
+    /// `net.ipv4.conf.<link>.forwarding`.
+    pub forwards_ipv4: bool,
     /// `net.ipv6.conf.<link>.accept_ra`; 0 without IPv6.
     pub accept_ra: u32,
     /// `net.ipv6.conf.<link>.forwarding`; false without IPv6.
@@ -74,6 +77,19 @@ pub struct Link {
     /// True if the kernel has accepted a router advertisement on the link, after it had asked for one, since the link
     /// came up (`IF_RA_RCVD`, set in `ndisc_router_discovery`). Stays when the kernel begins to forward.
     pub has_router: bool,
+    /// `net.ipv6.conf.<link>.disable_ipv6`; false without IPv6.
+    pub disables_ipv6: bool,
+}
+
+impl Link {
+    /// True if packets of this family that come in through the link are forwarded, as far as the link decides.
+    #[must_use]
+    pub const fn forwards(&self, family: AddressFamily) -> bool {
+        match family {
+            AddressFamily::V4 => self.forwards_ipv4,
+            AddressFamily::V6 => self.forwards_ipv6,
+        }
+    }
 }
 
 /// Operational state of RFC 2863, section 3.1.14 (`IFLA_OPERSTATE`).
@@ -405,9 +421,14 @@ const IFLA_INET6_CONF: u16 = 2;
 const ROUTER_ANSWERED: u32 = 0x20;
 /// `IPV4_DEVCONF_ROUTE_LOCALNET` (`linux/ip.h`), counted from 1.
 const ROUTE_LOCALNET: usize = 25;
-/// `DEVCONF_FORWARDING` and `DEVCONF_ACCEPT_RA` (`linux/ipv6.h`), counted from 0.
+/// `IPV4_DEVCONF_FORWARDING`, likewise.
 const FORWARDING: usize = 0;
+/// `DEVCONF_ACCEPT_RA` (`linux/ipv6.h`), counted from 0.
 const ACCEPT_RA: usize = 3;
+/// `DEVCONF_FORWARDING`, likewise.
+const FORWARDING6: usize = 0;
+/// `DEVCONF_DISABLE_IPV6`, likewise.
+const DISABLE_IPV6: usize = 26;
 
 pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or(ReplyError::NoHeader("a link"))?;
@@ -441,11 +462,14 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
             nix::libc::IFLA_AF_SPEC => {
                 let [ipv4, ipv6] =
                     [nix::libc::AF_INET, nix::libc::AF_INET6].map(|family| find(value, family));
-                link.route_localnet = setting(find(ipv4, IFLA_INET_CONF), ROUTE_LOCALNET) != 0;
-                let settings = find(ipv6, IFLA_INET6_CONF);
-                link.accept_ra = setting(settings, ACCEPT_RA);
-                link.forwards_ipv6 = setting(settings, FORWARDING) != 0;
-                link.has_router = setting(find(ipv6, IFLA_INET6_FLAGS), 0) & ROUTER_ANSWERED != 0;
+                let state6 = find(ipv6, IFLA_INET6_FLAGS);
+                let (ipv4, ipv6) = (find(ipv4, IFLA_INET_CONF), find(ipv6, IFLA_INET6_CONF));
+                link.route_localnet = setting(ipv4, ROUTE_LOCALNET) != 0;
+                link.forwards_ipv4 = setting(ipv4, FORWARDING) != 0;
+                link.accept_ra = setting(ipv6, ACCEPT_RA);
+                link.forwards_ipv6 = setting(ipv6, FORWARDING6) != 0;
+                link.disables_ipv6 = setting(ipv6, DISABLE_IPV6) != 0;
+                link.has_router = setting(state6, 0) & ROUTER_ANSWERED != 0;
             }
             _ => {}
         }

@@ -7,7 +7,7 @@ use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};
 
 use super::error::DriverError;
-use cni_plugins::interface::bridge::MADE;
+use cni_dataplane::owner::MADE;
 
 /// Deletes a bridge that slipway has made, and its links `<bridge>.<vlan>`, if no container is joined to it.
 pub(super) fn remove_unused(name: &str) -> Result<(), RouteError> {

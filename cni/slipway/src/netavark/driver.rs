@@ -198,7 +198,7 @@ fn publish(cached: &Cached) -> Result<(), DriverError> {
             config: &config,
             env: &env,
         };
-        for ports in callee.plugin.restorable(&request).map_err(failed)? {
+        for ports in callee.plugin.expected(&request).map_err(failed)? {
             if ports.check().is_err() {
                 ports.put_back().map_err(failed)?;
             }

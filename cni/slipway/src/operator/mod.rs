@@ -206,11 +206,12 @@ mod tests {
     #[test]
     fn a_command_is_explained() {
         expect![[r#"
-            Put back what running containers lost when the ruleset was flushed
+            Put back what running containers need on the node, and other programs changed
 
-            Restores published ports, masquerade and the guard against spoofed addresses of each container that
-            is in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is
-            missing.
+            Restores the links, addresses and routes on the node, forwarding, published ports, masquerade and
+            all other rules of each container that is in a runtime's cache and that the kernel shows to be
+            running. Does nothing where nothing is missing. A setting that is not Slipway's to change is named,
+            with its remedy.
 
             Usage: slipway restore [OPTIONS]
 

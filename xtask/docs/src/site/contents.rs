@@ -19,6 +19,7 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/podman.md",
             "docs/migrating.md",
             "docs/operating.md",
+            "docs/neighbours.md",
             "docs/cnitool.md",
             "docs/cluster.md",
             "docs/metrics.md",

@@ -2,7 +2,7 @@
 
 //! The host's side: the bridge, the port, the gateway.
 
-use cni_dataplane::owner::Owner;
+use cni_dataplane::owner::{MADE, Owner};
 use cni_kernel::forwarding;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
@@ -21,9 +21,6 @@ use crate::interface::shared::{failed, optional};
 /// The limit of a bridge's ports: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, without port 0,
 /// the bridge's own.
 const MAX_PORTS: u32 = 1023;
-/// The alias of links that this plugin made and containers share. `slipway uninstall` removes only links with
-/// this alias.
-pub const MADE: &str = "made by slipway";
 
 /// The missing addresses of the gateway's link, and conflicting ones.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -89,10 +86,17 @@ impl Host {
             vlan_filtering: filtering,
         };
         match self.route.create_bridge(&new) {
-            Err(error) if is_unsupported(&error) => Err(no_filtering(&settings.bridge)),
-            Err(error) if !error.already_exists() => Err(failed(error)),
-            _ => self.route.link(&settings.bridge).map_err(failed),
+            Err(error) if is_unsupported(&error) => return Err(no_filtering(&settings.bridge)),
+            Err(error) if !error.already_exists() => return Err(failed(error)),
+            _ => {}
         }
+        // No host has this MAC address, so none has the link-local address that the kernel makes of it. While that is
+        // tentative, for up to two seconds, the kernel solicits no container. What has no prefix route of its own is lost
+        // when the link goes down, unless it is kept.
+        for (setting, value) in [("accept_dad", "0"), ("keep_addr_on_down", "1")] {
+            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", settings.bridge), value))?;
+        }
+        self.route.link(&settings.bridge).map_err(failed)
     }
 
     /// Enables VLAN filtering. A kernel built without it refuses the request, or accepts it without effect.

@@ -7,9 +7,9 @@
 
 mod check;
 mod config;
+mod expected;
 mod host;
 mod plan;
-mod restorable;
 
 use cni_dataplane::macspoof;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange};
@@ -18,11 +18,11 @@ use cni_spec::{AddResult, CniError, Interface};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
+use crate::expected::Expected;
+use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
-pub use host::MADE;
 use plan::Plan;
 
 /// The IPv6 counterpart of `arp_notify`.
@@ -70,15 +70,16 @@ impl Plugin for Bridge {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        check::check(request)
+        check::check(request)?;
+        crate::expected::check(&self.expected(request)?)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         remove::gc(request)
     }
 
-    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
-        restorable::of(request)
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        expected::of(request)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

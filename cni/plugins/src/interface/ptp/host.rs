@@ -8,30 +8,56 @@ use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
 
-use super::plan::Plan;
+use super::plan::Outside;
 use crate::interface::shared::host::Host;
 use crate::interface::shared::{failed, optional};
 
 impl Host {
     /// Sets the host's end up, with the owner as its alias, the gateways' addresses and the routes to the
     /// container's addresses.
-    pub(super) fn serve(&self, outer: &Link, plan: &Plan, attachment: &Attachment) -> Result<(), CniError> {
+    pub(super) fn serve(
+        &self,
+        outer: &Link,
+        outside: &Outside,
+        attachment: &Attachment,
+    ) -> Result<(), CniError> {
         // The node must not accept routes from a container.
-        for setting in ["accept_ra", "accept_dad"] {
-            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", outer.name), "0"))?;
+        for (setting, value) in [("accept_ra", "0"), ("accept_dad", "0"), ("keep_addr_on_down", "1")] {
+            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", outer.name), value))?;
         }
         let change = LinkChange::new().alias(&Owner::of(attachment).to_comment()).up();
         self.route.change_link(outer, &change).map_err(failed)?;
-        for gateway in &plan.outside.gateways {
+        self.give_addresses(outer, outside)?;
+        self.lead_to(outer, outside)
+    }
+
+    /// Gives the host's end the gateways' addresses.
+    pub(super) fn give_addresses(&self, outer: &Link, outside: &Outside) -> Result<(), CniError> {
+        for gateway in &outside.gateways {
             // Without duplicate address detection: the link has no other hosts.
-            let added = self.route.add_address_without_route(outer, *gateway, DuplicateDetection::Skip);
-            added.map_err(|error| {
-                CniError::internal(format!("failed to add IP addr {gateway} to {:?}: {error}", outer.name))
-            })?;
+            match self.route.add_address_without_route(outer, *gateway, DuplicateDetection::Skip) {
+                Err(error) if !error.already_exists() => {
+                    return Err(CniError::internal(format!(
+                        "failed to add IP addr {gateway} to {:?}: {error}",
+                        outer.name
+                    )));
+                }
+                _ => {}
+            }
         }
-        for container in &plan.outside.containers {
+        Ok(())
+    }
+
+    /// Adds the routes to the container's addresses.
+    pub(super) fn lead_to(&self, outer: &Link, outside: &Outside) -> Result<(), CniError> {
+        for container in &outside.containers {
             match self.route.add_route(&to_container(*container, outer), Existing::Refuse) {
-                Err(error) if error.already_exists() => return Err(self.taken_address(*container)),
+                Err(error) if error.already_exists() => {
+                    let found = self.route.route_to(container.addr()).ok().and_then(|route| route.link);
+                    if found != Some(outer.index) {
+                        return Err(self.taken_address(*container));
+                    }
+                }
                 Err(error) => {
                     return Err(CniError::internal(format!("failed to add route on host: {error}")));
                 }

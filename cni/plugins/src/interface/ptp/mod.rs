@@ -7,18 +7,19 @@
 //! forwarding outlive it.
 
 mod check;
+mod expected;
 mod host;
 mod plan;
 
 use cni_kernel::route::{DuplicateDetection, Link};
 use cni_spec::{AddResult, CniError};
 
-use super::shared::check::{Inside, previous_result};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::keys::Common;
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
+use crate::expected::Expected;
+use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use plan::Plan;
@@ -65,19 +66,16 @@ impl Plugin for Ptp {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        check::check(request)
+        check::check(request)?;
+        crate::expected::check(&self.expected(request)?)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         remove::gc(request)
     }
 
-    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
-        let common = Common::new(request.config)?;
-        let inside = Inside::open(request, previous_result(request, check::PLUGIN)?, check::PLUGIN)?;
-        let (attachment, addresses) = (&request.attachment, inside.addresses());
-        let masquerade = masquerade::restorable(&common, attachment, &inside.container, &addresses)?;
-        Ok(masquerade.into_iter().collect())
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        expected::of(request)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -107,7 +105,7 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     masquerade::prepare(common, &outer)?;
-    host.serve(&outer, plan, attachment)?;
+    host.serve(&outer, &plan.outside, attachment)?;
     common.advertisements.apply(container, &inner)?;
     container.prepare(&inner, &plan.layer3, INSIDE)?;
     container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;

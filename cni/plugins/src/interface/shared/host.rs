@@ -9,11 +9,12 @@ use cni_kernel::AddressFamily;
 use cni_kernel::forwarding;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Link, LinkKind, NewVeth, OperState, RouteSocket};
+use cni_kernel::route::{Address, DuplicateDetection, Link, LinkKind, NewVeth, OperState, RouteSocket};
 use cni_spec::{Attachment, CniError};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 
 use super::failed;
+use super::layer3::families;
 
 /// The time limit for a link to come up, that of the reference's bridge.
 const LINK_LIMIT: Duration = Duration::from_millis(2550);
@@ -118,12 +119,47 @@ impl Host {
 
     /// Enables forwarding on the node for the families of the addresses.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
-        for family in AddressFamily::BOTH {
-            if addresses.iter().any(|address| AddressFamily::of(address.addr()) == family) {
-                forwarding::enable(&self.route, family).map_err(failed)?;
-            }
+        families(addresses).try_for_each(|family| self.forward_family(family))
+    }
+
+    /// Enables forwarding of a family on the node.
+    pub(crate) fn forward_family(&self, family: AddressFamily) -> Result<(), CniError> {
+        forwarding::enable(&self.route, family).map(drop).map_err(failed)
+    }
+
+    /// True if a link has a link-local IPv6 address. A tentative one will be usable soon.
+    pub(crate) fn has_link_local(&self, link: &Link) -> Result<bool, CniError> {
+        let usable = |address: &Address| match address.net {
+            IpNet::V6(net) => net.addr().is_unicast_link_local() && !address.duplicate,
+            IpNet::V4(_) => false,
+        };
+        Ok(self.route.addresses(link).map_err(failed)?.iter().any(usable))
+    }
+
+    /// Gives a link the link-local address that the kernel makes of its MAC address, and no longer has.
+    pub(crate) fn ensure_link_local(&self, link: &Link) -> Result<(), CniError> {
+        let Some(mac) = link.mac.filter(|_| !link.disables_ipv6) else { return Ok(()) };
+        if self.has_link_local(link)? {
+            return Ok(());
         }
-        Ok(())
+        let address = IpNet::V6(Ipv6Net::new_assert(mac.link_local(), 64));
+        // A duplicate one is in the way.
+        match self.route.delete_address(link, address) {
+            Err(error) if !error.is_not_found() => return Err(failed(error)),
+            _ => {}
+        }
+        match self.route.add_address(link, address, DuplicateDetection::Skip) {
+            Err(error) if !error.already_exists() => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The setting of the whole node that forwards packets of a family.
+pub(crate) const fn forwarding_setting(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "net/ipv4/ip_forward",
+        AddressFamily::V6 => "net/ipv6/conf/all/forwarding",
     }
 }
 

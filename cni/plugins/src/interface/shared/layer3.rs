@@ -52,6 +52,11 @@ pub(crate) fn has(addresses: &[IpNet], family: AddressFamily) -> bool {
     addresses.iter().any(|net| AddressFamily::of(net.addr()) == family)
 }
 
+/// The families in which there is an address.
+pub(crate) fn families(addresses: &[IpNet]) -> impl Iterator<Item = AddressFamily> {
+    AddressFamily::BOTH.into_iter().filter(|family| has(addresses, *family))
+}
+
 /// Turns IPAM's result into the plugin's, without interfaces: all addresses belong to the interface of index
 /// `interface`, and the configuration's resolver settings replace IPAM's.
 pub(crate) fn adopt(

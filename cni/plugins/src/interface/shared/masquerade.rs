@@ -10,8 +10,8 @@ use ipnet::IpNet;
 
 use super::container::Container;
 use super::keys::Common;
+use crate::expected::Expected;
 use crate::node_defaults::NodeDefaults;
-use crate::plugin::Restorable;
 use crate::undo::Undo;
 
 /// Prepares the host's end of a new pair, which is not up yet, for what [`start`] will do with it.
@@ -47,34 +47,16 @@ pub(crate) fn start<'a>(
     Ok(dataplane(common, &defaults).masquerade(&request)?)
 }
 
-/// Checks the masquerade, if `ipMasq` is set.
-///
-/// # Errors
-/// The first difference.
-pub(crate) fn check(
-    common: &Common,
-    attachment: &Attachment,
-    container: &Container,
-    addresses: &[IpNet],
-) -> Result<(), CniError> {
-    if !common.masquerade || !common.ipam {
-        return Ok(());
-    }
-    let defaults = NodeDefaults::read()?;
-    let request = request(common, &defaults, attachment, (container, addresses));
-    Ok(dataplane(common, &defaults).check_masquerade(&request)?)
-}
-
-/// The masquerade of a container for `slipway restore`; none without `ipMasq`.
+/// The masquerade of a container; none without `ipMasq`.
 ///
 /// # Errors
 /// Code 7 for an address that no container can have, or node settings that cannot be used.
-pub(crate) fn restorable(
+pub(crate) fn expected(
     common: &Common,
     attachment: &Attachment,
     container: &Container,
     addresses: &[IpNet],
-) -> Result<Option<Box<dyn Restorable>>, CniError> {
+) -> Result<Option<Box<dyn Expected>>, CniError> {
     if !common.masquerade || !common.ipam {
         return Ok(None);
     }
@@ -90,11 +72,15 @@ struct Masqueraded {
     request: MasqueradeRequest,
 }
 
-impl Restorable for Masqueraded {
+impl Expected for Masqueraded {
     fn name(&self) -> String {
         let addresses: Vec<String> =
             self.request.addresses.iter().map(|net| net.addr().to_string()).collect();
         format!("masquerade of {}", addresses.join(", "))
+    }
+
+    fn is_rules(&self) -> bool {
+        true
     }
 
     fn check(&self) -> Result<(), CniError> {

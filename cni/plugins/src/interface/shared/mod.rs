@@ -9,6 +9,7 @@
 pub(crate) mod advertisements;
 pub(crate) mod check;
 pub(crate) mod container;
+pub(crate) mod expected;
 pub(crate) mod host;
 pub(crate) mod keys;
 pub(crate) mod layer3;

@@ -15,7 +15,8 @@ use cni_dataplane::firewall::{
 use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
-use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
+use crate::expected::Expected;
+use crate::plugin::{NodeRequest, Plugin, Request};
 use bridge::Leaving;
 use config::{Choice, Config, Removal};
 use firewalld::Zone;
@@ -104,7 +105,7 @@ impl Plugin for Firewall {
         result
     }
 
-    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
         let config = Config::read(request.config)?;
         let wanted = wanted(request, &config, previous(request)?)?;
         Ok(vec![Box::new(Rules { wanted })])
@@ -300,9 +301,13 @@ struct Rules {
     wanted: FirewallRequest,
 }
 
-impl Restorable for Rules {
+impl Expected for Rules {
     fn name(&self) -> String {
         "rules of the firewall".to_owned()
+    }
+
+    fn is_rules(&self) -> bool {
+        true
     }
 
     fn check(&self) -> Result<(), CniError> {

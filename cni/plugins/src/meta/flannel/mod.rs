@@ -15,9 +15,10 @@ pub use self::config::DATA_DIR;
 use self::config::{Keys, bytes, kind};
 pub use self::saved::OURS;
 use self::saved::{Found, Saved, failed as io};
+use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;
-use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
+use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 
 /// The plugin `flannel`.
@@ -116,7 +117,7 @@ impl Plugin for Flannel {
         delegate::other(&kind, request.env, "STATUS", &bytes(config)).map(drop)
     }
 
-    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
         let (kind, bytes) = self.saved(request)?;
         let Some(plugin) = request.env.plugins.iter().find(|plugin| plugin.name() == kind) else {
             return Ok(Vec::new());
@@ -124,7 +125,7 @@ impl Plugin for Flannel {
         let config = NetConf::parse(bytes)?;
         let netns = request.netns.clone();
         let Request { attachment, args, env, .. } = request;
-        plugin.restorable(&Request { attachment: attachment.clone(), netns, args, config: &config, env })
+        plugin.expected(&Request { attachment: attachment.clone(), netns, args, config: &config, env })
     }
 }
 

@@ -3,7 +3,7 @@
 //! `portmap`: publishes a container's ports on the node.
 
 mod config;
-mod restorable;
+mod expected;
 mod route_localnet;
 
 use std::net::IpAddr;
@@ -15,9 +15,10 @@ use cni_dataplane::{
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
-use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
+use crate::expected::Expected;
+use crate::plugin::{NodeRequest, Plugin, Request};
 use config::Config;
-use restorable::Ports;
+use expected::Ports;
 
 /// The `portmap` plugin.
 #[derive(Debug)]
@@ -56,13 +57,13 @@ impl Plugin for Portmap {
         Ok(Dataplane::default().retain(&request.config.name, valid, Kinds::Ports)?)
     }
 
-    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
         let config = Config::read(request.config)?;
         let previous = request.config.prev_result.as_ref();
         let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
         let dataplane = config.dataplane()?;
         let ports = wanted(request, config, previous)?.map(|request| Ports { dataplane, request });
-        Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Restorable>).collect())
+        Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Expected>).collect())
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

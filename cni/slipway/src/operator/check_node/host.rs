@@ -2,6 +2,7 @@
 
 //! The state of the host: our own table, rules of other programs, settings, directories.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,11 +14,12 @@ use cni_dataplane::nftables::offload::{self, FlowtableState};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError};
 use cni_kernel::sysctl;
+use cni_spec::Attachment;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
 use super::{Finding, State};
-use crate::operator::restore::{self, Missing};
+use crate::operator::restore::{self, Difference, Differences};
 use cni_plugins::node_defaults::NodeDefaults;
 
 /// The directory of host-local's reservations, without `dataDir`.
@@ -33,7 +35,18 @@ const NAMED: usize = 3;
 
 /// All findings about the host.
 pub(super) fn findings() -> Vec<Finding> {
-    let mut found = vec![own_table()];
+    let mut found = match restore::differences() {
+        Ok(differences) => {
+            let mut found = vec![own_table(&differences)];
+            found.extend(unexpected(&differences));
+            found
+        }
+        Err(error) => vec![
+            Finding::new("running containers", State::Warning, error.to_string())
+                .reason("it is unknown whether something that they need is missing")
+                .fix("see the error"),
+        ],
+    };
     found.extend(flowtable());
     found.extend(not_masqueraded());
     found.extend(forwarding_rules());
@@ -68,14 +81,14 @@ pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec
     dropping
 }
 
-fn own_table() -> Finding {
+fn own_table(differences: &Differences) -> Finding {
     let (name, schema) = node::own_table_name();
     let what = format!("table {name}");
     let table = node::own_table();
     let lost = match &table {
-        Ok(OwnTable::Ready) => lost(None).map(|lost| format!("lacks {lost}")),
+        Ok(OwnTable::Ready) => lost(differences, None).map(|lost| format!("lacks {lost}")),
         Ok(OwnTable::Absent) => {
-            lost(Some("the guard of the node's loopback")).map(|lost| format!("missing: {lost}"))
+            lost(differences, Some("the guard of the node's loopback")).map(|lost| format!("missing: {lost}"))
         }
         _ => None,
     };
@@ -100,18 +113,34 @@ fn own_table() -> Finding {
 }
 
 /// The missing rules of running containers, in words; none if nothing is missing. `of_table` is lost with the table itself.
-fn lost(of_table: Option<&str>) -> Option<String> {
-    let Missing { table, owners } = match restore::missing() {
-        Ok(missing) => missing,
-        Err(error) => return Some(format!("perhaps rules of running containers: {error}")),
-    };
-    let of_table = of_table.filter(|_| table).map(str::to_owned);
-    let named: Vec<String> = owners.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = owners.len() - named.len();
-    let more = if more == 0 { String::new() } else { format!(", and of {more} others") };
-    let rules = (!named.is_empty()).then(|| format!("the rules of {}{more}", named.join(", ")));
+fn lost(differences: &Differences, of_table: Option<&str>) -> Option<String> {
+    let of_table = of_table.filter(|_| differences.table).map(str::to_owned);
+    let rules = differences.objects.iter().filter(|object| object.is_rules);
+    let owners: BTreeSet<&Attachment> = rules.flat_map(|object| &object.owners).collect();
+    let rules = (!owners.is_empty()).then(|| format!("the rules of {}", named(&owners)));
     let parts: Vec<String> = of_table.into_iter().chain(rules).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The first of some containers, and the number of the others.
+fn named(owners: &BTreeSet<&Attachment>) -> String {
+    let names: Vec<String> = owners.iter().take(NAMED).map(ToString::to_string).collect();
+    match owners.len() - names.len() {
+        0 => names.join(", "),
+        more => format!("{}, and of {more} others", names.join(", ")),
+    }
+}
+
+/// What running containers need beside their rules, and is missing or different: a finding for each object.
+fn unexpected(differences: &Differences) -> Vec<Finding> {
+    let objects = differences.objects.iter().filter(|object| !object.is_rules);
+    let finding = |object: &Difference| {
+        let owners: BTreeSet<&Attachment> = object.owners.iter().collect();
+        Finding::new(&object.item, State::Warning, &object.found)
+            .reason(format!("needed by {}", named(&owners)))
+            .fix(object.fix())
+    };
+    objects.map(finding).collect()
 }
 
 /// The flowtable, if the node's settings ask for one or one exists.

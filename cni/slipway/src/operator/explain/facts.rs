@@ -19,6 +19,7 @@ use ipnet::IpNet;
 
 use super::super::check_node;
 use crate::operator::directories;
+use crate::operator::restore::{self, Difference};
 use cni_plugins::meta::portmap;
 
 /// The number of published ports near the queried one that are printed.
@@ -88,6 +89,8 @@ pub(super) struct Facts {
     pub(super) listens: bool,
     /// The path to the container that the packet is translated to.
     pub(super) way: Option<Way>,
+    /// What the container needs for the packet, and is missing or different.
+    pub(super) obstacles: Vec<Difference>,
     pub(super) sources: Option<Sources>,
     /// The masquerade of the source.
     pub(super) masquerade: Option<Masquerade>,
@@ -111,6 +114,12 @@ impl Facts {
         of_nftables.or(of_own_chain).or_else(of_iptables)
     }
 
+    /// The owner of the port.
+    fn owner(&self) -> Option<&Owner> {
+        let of_hit = self.hit.as_ref().and_then(|hit| hit.owner.as_ref());
+        of_hit.or_else(|| self.of_iptables.as_ref().and_then(|listed| listed.owner.as_ref()))
+    }
+
     /// Reads the kernel's state.
     ///
     /// # Errors
@@ -129,6 +138,7 @@ impl Facts {
             near: Vec::new(),
             listens: listens(packet.protocol, to),
             way: None,
+            obstacles: Vec::new(),
             sources: None,
             masquerade: None,
             forwards: route.forwards(AddressFamily::of(to.ip()))?,
@@ -144,6 +154,10 @@ impl Facts {
         }
         if let Some(target) = facts.target() {
             facts.way = way(&route, target.ip())?;
+            let is_forwarded = facts.packet.origin != Origin::Node;
+            let owner = facts.owner().map(|owner| owner.attachment_hash);
+            let of = |owner| restore::obstacles(owner, AddressFamily::of(target.ip()), is_forwarded);
+            facts.obstacles = owner.map(of).unwrap_or_default();
         }
         Ok(facts)
     }

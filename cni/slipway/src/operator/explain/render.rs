@@ -320,13 +320,28 @@ impl Explanation<'_> {
         format!("It goes to the node itself{}.", listener(facts))
     }
 
+    /// What the container needs, and is missing or different.
+    fn obstacles(&mut self, facts: &Facts) -> Then {
+        for obstacle in &facts.obstacles {
+            self.step("needed", format!("{}: {}\nremedy: {}", obstacle.item, obstacle.found, obstacle.fix()));
+        }
+        match facts.obstacles.first() {
+            Some(first) => Then::Ends(format!("It does not reach the container: {}.", first.found)),
+            None => Then::Continues,
+        }
+    }
+
     /// From the translation to the container.
     fn towards(&mut self, facts: &Facts, target: SocketAddr) -> Then {
         let Some(way) = &facts.way else {
             self.step("routing", format!("there is no route to {target}"));
+            self.obstacles(facts);
             return Then::Ends("It does not reach the container.".to_owned());
         };
         self.step("routing", format!("{} is behind {}", target.ip(), way.link));
+        if let Then::Ends(end) = self.obstacles(facts) {
+            return Then::Ends(end);
+        }
         if facts.packet.origin == Origin::Node {
             return self.leave_loopback(facts, way);
         }

@@ -41,6 +41,7 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
             accepts_loopback6: true,
             hairpin: Some(Switch::Off),
         }),
+        obstacles: Vec::new(),
         sources: Some(Sources::Of("10.22.0.0/24".parse().unwrap())),
         masquerade: None,
         forwards: true,

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
+//! `slipway restore`: puts back what running containers need on the node, after other programs have changed it.
 //!
-//! After a flush, only the runtime's cache has a container's request, and only the kernel shows that the
-//! container still runs. If the two disagree, nothing is done.
+//! Only the runtime's cache has a container's request, and only the kernel shows that the container still runs. If the two
+//! disagree, nothing is done. What a container needs is what its plugins expect ([`Expected`]).
 
 pub(super) mod liveness;
 mod report;
 
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::node::{self, OwnTable};
+use cni_dataplane::owner::AttachmentHash;
+use cni_kernel::AddressFamily;
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::FileLock;
 use cni_runtime::{Cache, Cached};
@@ -22,17 +23,19 @@ use cni_spec::{Attachment, CniError, NetConf};
 
 use super::directories::{self, CacheDirs};
 use super::migration_lock::{self, MigrationLockError};
-use cni_plugins::plugin::{Env, Request, Restorable};
+use cni_plugins::expected::{Expected, Whose};
+use cni_plugins::plugin::{Env, Request};
 use cni_plugins::registry;
 use liveness::{Liveness, LivenessError, Node};
 use report::{Row, State};
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
 
-/// Put back what running containers lost when the ruleset was flushed
+/// Put back what running containers need on the node, and other programs changed
 ///
-/// Restores published ports, masquerade and the guard against spoofed addresses of each container that is in a runtime's
-/// cache and that the kernel shows to be running. Does nothing where nothing is missing.
+/// Restores the links, addresses and routes on the node, forwarding, published ports, masquerade and all other rules of each
+/// container that is in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is missing. A
+/// setting that is not Slipway's to change is named, with its remedy.
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Exit codes:
@@ -115,30 +118,84 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     })
 }
 
-/// The missing objects of running containers, as a dry run finds them.
+/// The differences between what running containers need and what is there, as a dry run finds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Missing {
+pub(super) struct Differences {
     /// True if the table itself is to be restored.
     pub(super) table: bool,
-    /// The containers with missing objects.
-    pub(super) owners: BTreeSet<Attachment>,
+    /// One for each object, of which the containers of a network share some.
+    pub(super) objects: Vec<Difference>,
 }
 
-/// Finds what is missing, and changes nothing.
+/// An object that is missing or different.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Difference {
+    /// The object: "port veth1 of bridge cni0".
+    pub(super) item: String,
+    /// What is wrong with it.
+    pub(super) found: String,
+    /// What its owner has to do; none if `slipway restore` makes it again.
+    pub(super) remedy: Option<String>,
+    /// True for rules, which a flush of the ruleset deletes.
+    pub(super) is_rules: bool,
+    /// The containers that need it.
+    pub(super) owners: Vec<Attachment>,
+}
+
+/// Finds all differences, and changes nothing.
 ///
 /// # Errors
 /// [`RestoreError`] if the runtime's cache or the node's links cannot be read.
-pub(super) fn missing() -> Result<Missing, RestoreError> {
+pub(super) fn differences() -> Result<Differences, RestoreError> {
     let mut restoration = Restoration::begin(Mode::DryRun, &[])?;
     restoration.run()?;
-    let mut found = Missing::default();
-    for row in restoration.rows.into_iter().filter(|row| row.state == State::Missing) {
-        match row.owner {
-            Some(owner) => drop(found.owners.insert(owner)),
-            None => found.table = true,
+    let mut found = Differences { table: false, objects: Vec::new() };
+    found.table = restoration.rows.iter().any(|row| row.state == State::Missing && row.owner.is_none());
+    for difference in restoration.differences {
+        let same = |one: &&mut Difference| one.item == difference.item && one.found == difference.found;
+        match found.objects.iter_mut().find(same) {
+            Some(known) => known.owners.extend(difference.owners),
+            None => found.objects.push(difference),
         }
     }
     Ok(found)
+}
+
+/// The differences of the running container whose attachment has this hash that stop its packets of a family. Nothing for
+/// a container that is in no runtime's cache, or whose objects cannot be determined.
+pub(super) fn obstacles(of: AttachmentHash, family: AddressFamily, is_forwarded: bool) -> Vec<Difference> {
+    let caches = directories::CACHES.iter().filter_map(|directory| Cache::open(directory.as_ref()).ok()?);
+    let all = caches.filter_map(|cache| cache.read().ok()).flat_map(|(all, _)| all);
+    let ours = all.filter(|cached| AttachmentHash::of(&cached.attachment) == of).map(|cached| (0, cached));
+    let Some((_, cached)) = newest(ours.collect()).pop() else { return Vec::new() };
+    let objects = expected_of(&cached).unwrap_or_default();
+    let stopping = objects.iter().filter(|object| object.stops(family, is_forwarded));
+    stopping
+        .filter_map(|object| {
+            let difference = object.check().err()?;
+            Some(Difference::of(&cached.attachment, object.as_ref(), &difference))
+        })
+        .collect()
+}
+
+impl Difference {
+    fn of(owner: &Attachment, object: &dyn Expected, difference: &CniError) -> Self {
+        Self {
+            item: object.name(),
+            found: difference.to_string(),
+            remedy: match object.whose() {
+                Whose::Theirs { remedy } => Some(remedy),
+                Whose::Ours | Whose::Shared => None,
+            },
+            is_rules: object.is_rules(),
+            owners: vec![owner.clone()],
+        }
+    }
+
+    /// The command or the setting that mends it.
+    pub(super) fn fix(&self) -> &str {
+        self.remedy.as_deref().unwrap_or("`slipway restore`")
+    }
 }
 
 /// The exclusion of migrations.
@@ -156,7 +213,7 @@ struct Restored {
     row: usize,
     /// The index of its container.
     container: usize,
-    object: Box<dyn Restorable>,
+    object: Box<dyn Expected>,
 }
 
 /// One run of the command.
@@ -168,6 +225,8 @@ struct Restoration {
     containers: Vec<(usize, Cached)>,
     rows: Vec<Row>,
     restored: Vec<Restored>,
+    /// The objects that differ.
+    differences: Vec<Difference>,
     /// Excludes migrations from the first missing object to the last container.
     lock: Option<FileLock>,
     /// The time limit for the lock: all objects together wait once.
@@ -203,8 +262,17 @@ impl Restoration {
                 Row::new(None, file, State::Skipped, fault.error.to_string())
             }));
         }
-        let (containers, restored) = (newest(containers), Vec::new());
-        Ok(Self { mode, node, caches, containers, rows, restored, lock: None, patience: PATIENCE })
+        Ok(Self {
+            mode,
+            node,
+            caches,
+            containers: newest(containers),
+            rows,
+            restored: Vec::new(),
+            differences: Vec::new(),
+            lock: None,
+            patience: PATIENCE,
+        })
     }
 
     fn run(&mut self) -> Result<(), LivenessError> {
@@ -261,14 +329,14 @@ impl Restoration {
         let objects = match self.node.liveness(cached) {
             Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
             Ok(Liveness::Gone(reason)) => return self.rows.push(row(State::Skipped, reason)),
-            Ok(Liveness::Attached) => match restorables(cached) {
+            Ok(Liveness::Attached) => match expected_of(cached) {
                 Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
                 Ok(objects) => objects,
             },
         };
         let owner = cached.attachment.clone();
         for object in objects {
-            let row = self.restore(owner.clone(), object.as_ref());
+            let row = self.restore(&owner, object.as_ref());
             if row.state == State::Restored {
                 self.restored.push(Restored { row: self.rows.len(), container: number, object });
             }
@@ -276,9 +344,13 @@ impl Restoration {
         }
     }
 
-    fn restore(&mut self, owner: Attachment, object: &dyn Restorable) -> Row {
-        let row = |state, reason| Row::new(Some(owner), object.name(), state, reason);
+    fn restore(&mut self, owner: &Attachment, object: &dyn Expected) -> Row {
+        let row = |state, reason| Row::new(Some(owner.clone()), object.name(), state, reason);
         let Err(mut difference) = object.check() else { return row(State::Present, String::new()) };
+        self.differences.push(Difference::of(owner, object, &difference));
+        if let Whose::Theirs { remedy } = object.whose() {
+            return row(State::Skipped, format!("{difference}; it is not Slipway's to change: {remedy}"));
+        }
         if self.mode == Mode::DryRun {
             return row(State::Missing, difference.to_string());
         }
@@ -342,13 +414,13 @@ fn newest(mut containers: Vec<(usize, Cached)>) -> Vec<(usize, Cached)> {
     containers
 }
 
-/// The container's objects in the ruleset, by the plugins of its network that this binary has.
-fn restorables(cached: &Cached) -> Result<Vec<Box<dyn Restorable>>, RestoreError> {
+/// The container's objects on the node, by the plugins of its network that this binary has.
+fn expected_of(cached: &Cached) -> Result<Vec<Box<dyn Expected>>, RestoreError> {
     let mut all = Vec::new();
     for config in cached.configs()? {
         let Some(plugin) = registry::find(&config.plugin) else { continue };
         let env = Env { plugins: registry::PLUGINS, ..Env::default() };
-        let of_plugin = plugin.restorable(&request(cached, &config, &env));
+        let of_plugin = plugin.expected(&request(cached, &config, &env));
         all.extend(
             of_plugin.map_err(|source| RestoreError::Plugin { plugin: config.plugin.clone(), source })?,
         );

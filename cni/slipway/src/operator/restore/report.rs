@@ -40,9 +40,9 @@ pub(super) fn is_ok(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.state != State::Failed)
 }
 
-/// Prints all rows, and the number of rows in each state.
+/// Prints the rows of what is or was not as it should be, and the number of rows in each state.
 pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    for row in rows {
+    for row in rows.iter().filter(|row| row.state != State::Present) {
         let owner = row.owner.as_ref();
         let owner = owner.map(|o| format!("{} {} {}: ", o.network(), o.container_id(), o.ifname()));
         writeln!(out, "{:8}  {}{}", row.state.as_str(), owner.unwrap_or_default(), row.item)?;
@@ -92,7 +92,6 @@ mod tests {
         expect![[r#"
             restored  table inet slipway
                         it was missing
-            present   pods web eth0: masquerade of 10.0.0.2
             1 restored, 0 missing, 1 present, 0 skipped, 0 failed
         "#]]
         .assert_eq(&String::from_utf8(out).unwrap());

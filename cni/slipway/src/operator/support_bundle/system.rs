@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use cni_dataplane::Owner;
+use cni_dataplane::owner::MADE;
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteError, RouteSocket};
 use cni_kernel::{sysctl, xtables};
-use cni_plugins::interface::bridge::MADE;
 use cni_plugins::registry;
 use nix::sys::utsname::uname;
 

@@ -6,7 +6,7 @@
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 
 use super::{Leftover, LeftoverError};
-use cni_plugins::interface::bridge::MADE;
+use cni_dataplane::owner::MADE;
 use cni_plugins::meta::bandwidth;
 
 /// Finds the links. Those of gateways come first, as their other ends are ports of the bridges.

@@ -6,7 +6,7 @@ use cni_dataplane::{Backend, Dataplane, Kinds, PortRequest, Withdrawal, node};
 use cni_spec::CniError;
 
 use super::route_localnet;
-use crate::plugin::Restorable;
+use crate::expected::Expected;
 
 /// The number of mappings that a name shows.
 const NAMED: usize = 4;
@@ -17,7 +17,7 @@ pub(super) struct Ports {
     pub(super) request: PortRequest,
 }
 
-impl Restorable for Ports {
+impl Expected for Ports {
     fn name(&self) -> String {
         let ports = &self.request.ports;
         let mut names: Vec<String> = ports.iter().take(NAMED).map(ToString::to_string).collect();
@@ -25,6 +25,10 @@ impl Restorable for Ports {
             names.push(format!("{} more", ports.len() - NAMED));
         }
         format!("published ports {}", names.join(", "))
+    }
+
+    fn is_rules(&self) -> bool {
+        true
     }
 
     fn check(&self) -> Result<(), CniError> {

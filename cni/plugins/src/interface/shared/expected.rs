@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Expected state that bridge and ptp share: the settings by which packets reach the container's link.
+
+use std::time::{Duration, Instant};
+
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Link, RouteSocket};
+use cni_spec::{AddResult, CniError};
+use ipnet::IpNet;
+
+use super::check::{present, wrong};
+use super::failed;
+use super::host::{Host, forwarding_setting};
+use super::layer3::{families, has};
+use crate::expected::{Expected, Whose};
+
+/// Objects in the order in which an ADD makes them.
+pub(crate) type Objects = Vec<Box<dyn Expected>>;
+
+/// The settings by which the node forwards the packets of a container that is behind `link`.
+///
+/// # Errors
+/// The kernel cannot list its routes.
+pub(crate) fn settings(link: &str, addresses: &[IpNet], previous: &AddResult) -> Result<Objects, CniError> {
+    let mut all: Objects = Vec::new();
+    for family in families(addresses) {
+        all.push(Box::new(Forwarding(family)));
+        // A container of an internal network reaches its neighbours only, and nobody forwards for it.
+        let leaves = previous.routes.iter().any(|route| AddressFamily::of(route.dst.addr()) == family);
+        if leaves {
+            all.push(Box::new(LinkForwarding { link: link.to_owned(), family }));
+            for uplink in uplinks(family)? {
+                all.push(Box::new(LinkForwarding { link: uplink, family }));
+            }
+        }
+        if family == AddressFamily::V6 {
+            all.push(Box::new(Ipv6 { link: link.to_owned() }));
+        }
+    }
+    Ok(all)
+}
+
+/// The links of the node's default routes, which replies to a container come in through.
+fn uplinks(family: AddressFamily) -> Result<Vec<String>, CniError> {
+    let routes = RouteSocket::open().and_then(|socket| socket.default_routes(family)).map_err(failed)?;
+    let socket = RouteSocket::open().map_err(failed)?;
+    let mut names = Vec::new();
+    for index in routes.iter().filter_map(|route| route.link) {
+        match socket.link_by_index(index) {
+            Ok(link) if !names.contains(&link.name) => names.push(link.name),
+            Err(error) if !error.is_not_found() => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(names)
+}
+
+/// Forwarding of the whole node.
+struct Forwarding(AddressFamily);
+
+impl Expected for Forwarding {
+    fn name(&self) -> String {
+        format!("forwarding of {} ({})", self.0, forwarding_setting(self.0))
+    }
+
+    fn whose(&self) -> Whose {
+        Whose::Shared
+    }
+
+    fn stops(&self, family: AddressFamily, is_forwarded: bool) -> bool {
+        is_forwarded && family == self.0
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let socket = RouteSocket::open().map_err(failed)?;
+        match socket.forwards(self.0).map_err(failed)? {
+            true => Ok(()),
+            false => Err(wrong(format!("{} is 0, and should be 1", forwarding_setting(self.0)))),
+        }
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        Host::open()?.forward_family(self.0)
+    }
+}
+
+/// Forwarding of the packets that come in through one link, while the node forwards.
+struct LinkForwarding {
+    link: String,
+    family: AddressFamily,
+}
+
+impl LinkForwarding {
+    fn setting(&self) -> String {
+        format!("net/ipv{}/conf/{}/forwarding", self.family.version(), self.link)
+    }
+}
+
+impl Expected for LinkForwarding {
+    fn name(&self) -> String {
+        format!("forwarding of {} from {} ({})", self.family, self.link, self.setting())
+    }
+
+    fn whose(&self) -> Whose {
+        Whose::Theirs { remedy: remedy(&self.setting(), "1") }
+    }
+
+    fn stops(&self, family: AddressFamily, is_forwarded: bool) -> bool {
+        is_forwarded && family == self.family
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let socket = RouteSocket::open().map_err(failed)?;
+        // Switching the node's forwarding on sets it for each link, too.
+        if !socket.forwards(self.family).map_err(failed)? {
+            return Ok(());
+        }
+        match socket.find_link(&self.link).map_err(failed)? {
+            Some(link) if !link.forwards(self.family) => {
+                Err(wrong(format!("{} is 0, and should be 1", self.setting())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        self.check()
+    }
+}
+
+/// IPv6 on the link that has the gateway's address. Without it the kernel has no IPv6 address there and takes no packet.
+struct Ipv6 {
+    link: String,
+}
+
+impl Ipv6 {
+    fn setting(&self) -> String {
+        format!("net/ipv6/conf/{}/disable_ipv6", self.link)
+    }
+}
+
+impl Expected for Ipv6 {
+    fn name(&self) -> String {
+        format!("IPv6 on {} ({})", self.link, self.setting())
+    }
+
+    fn whose(&self) -> Whose {
+        Whose::Theirs { remedy: remedy(&self.setting(), "0") }
+    }
+
+    fn stops(&self, family: AddressFamily, _is_forwarded: bool) -> bool {
+        family == AddressFamily::V6
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let socket = RouteSocket::open().map_err(failed)?;
+        match socket.find_link(&self.link).map_err(failed)? {
+            Some(link) if link.disables_ipv6 => {
+                Err(wrong(format!("{} is 1, and should be 0", self.setting())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        self.check()
+    }
+}
+
+/// The remedy for a setting of a link, with the places that it usually comes from.
+fn remedy(setting: &str, value: &str) -> String {
+    format!(
+        "`sysctl -w {setting}={value}`; to find who writes it: `grep -rs {} /etc/sysctl.conf /etc/sysctl.d /run/sysctl.d \
+         /usr/lib/sysctl.d`, and the settings of networkd or NetworkManager",
+        setting.rsplit('/').next().unwrap_or(setting)
+    )
+}
+
+/// The gateway's addresses on a link of the node.
+pub(crate) struct Addresses<P> {
+    /// The link's name.
+    pub(crate) link: String,
+    pub(crate) wanted: Vec<IpNet>,
+    /// Makes them as the ADD does.
+    pub(crate) put_back: P,
+}
+
+impl<P: Fn() -> Result<(), CniError>> Expected for Addresses<P> {
+    fn name(&self) -> String {
+        let wanted: Vec<String> = self.wanted.iter().map(ToString::to_string).collect();
+        format!("gateway {} on {}", wanted.join(", "), self.link)
+    }
+
+    fn stops(&self, family: AddressFamily, _is_forwarded: bool) -> bool {
+        has(&self.wanted, family)
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let socket = RouteSocket::open().map_err(failed)?;
+        let link = present(&socket, &self.link)?;
+        super::check::has_addresses(&socket, &link, &possible(&link, &self.wanted))
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        (self.put_back)()
+    }
+}
+
+/// The addresses that the link can have: none of IPv6 while that is switched off there, which is an object of its own.
+fn possible(link: &Link, wanted: &[IpNet]) -> Vec<IpNet> {
+    let can = |net: &&IpNet| net.addr().is_ipv4() || !link.disables_ipv6;
+    wanted.iter().filter(can).copied().collect()
+}
+
+/// The link-local IPv6 address of a gateway's link: the kernel solicits its neighbours from it.
+pub(crate) struct LinkLocal {
+    pub(crate) link: String,
+}
+
+/// The kernel makes the address when it has noticed that the link works, which may be a little after it says so.
+const SETTLING: Duration = Duration::from_millis(100);
+/// The pause between two looks at it.
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl LinkLocal {
+    fn missing(&self) -> CniError {
+        wrong(format!("{} has no IPv6 address of link scope to solicit its neighbours from", self.link))
+    }
+}
+
+impl Expected for LinkLocal {
+    fn name(&self) -> String {
+        format!("link-local address on {}", self.link)
+    }
+
+    fn stops(&self, family: AddressFamily, _is_forwarded: bool) -> bool {
+        family == AddressFamily::V6
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let socket = RouteSocket::open().map_err(failed)?;
+        let link = present(&socket, &self.link)?;
+        if link.disables_ipv6 {
+            return Ok(());
+        }
+        let (host, end) = (Host::open()?, Instant::now() + SETTLING);
+        while !host.has_link_local(&link)? {
+            if Instant::now() > end {
+                return Err(self.missing());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        let host = Host::open()?;
+        let link = present(&host.route, &self.link)?;
+        host.ensure_link_local(&link)
+    }
+}
