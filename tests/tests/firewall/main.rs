@@ -7,6 +7,7 @@ mod firewalld;
 mod iptables;
 mod isolation;
 mod nftables;
+mod published;
 mod races;
 mod reference;
 

@@ -7,9 +7,11 @@
 //! here.
 
 mod lock;
+mod separation;
 pub(crate) mod table;
 
 pub use lock::FirewallLock;
+pub use separation::{Separation, between, has_rules_of_an_administrator};
 
 use std::net::IpAddr;
 
@@ -283,11 +285,12 @@ pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Erro
     check(request).or_else(|gone| table.remove(hash).and(Err(gone)))
 }
 
-/// Compares the record, and the rules as [`check`] does.
+/// Compares the record, and all rules, those too that [`check`] does not demand of the reference or an earlier
+/// version: those for published ports.
 pub fn check_record(request: &FirewallRequest) -> Result<(), Error> {
     let table = FirewallTable::open()?;
     table.as_ref().map_or(Ok(()), |table| table.check(&request.held()))?;
-    check_iptables(table.as_ref(), request)
+    request.with_iptables(request.policies_of_others(table.as_ref())?, filter::check_all)
 }
 
 fn check_iptables(table: Option<&FirewallTable>, request: &FirewallRequest) -> Result<(), Error> {

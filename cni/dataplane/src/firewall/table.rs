@@ -22,8 +22,8 @@
 use std::net::IpAddr;
 
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field, Hook,
-    Policy, Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
+    BaseChain, Chain, ChainKind, Cmp, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field,
+    Hook, Policy, Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
 };
 use cni_spec::Attachment;
 
@@ -171,15 +171,26 @@ fn rules() -> Vec<Vec<Stmt>> {
         bits: Value::CtState(Value::CT_ESTABLISHED | Value::CT_RELATED),
     };
     let accept = || Stmt::Verdict(Verdict::Accept);
+    // Of both directions of a connection. What is translated reaches a published port.
+    let translated = || Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_DNAT) };
+    let untranslated = || Stmt::Masked {
+        field: Field::CtStatus,
+        mask: Value::CtStatus(Value::CT_DNAT),
+        cmp: Cmp::Eq,
+        value: Value::CtStatus(0),
+    };
     vec![
-        vec![Stmt::in_set(&pair, ISOLATED), Stmt::Verdict(Verdict::Drop)],
+        vec![Stmt::in_set(&pair, ISOLATED), untranslated(), Stmt::Verdict(Verdict::Drop)],
         vec![
             Stmt::in_set(&[Field::Iifname], ISOLATING),
             Stmt::in_set(&[Field::Oifname], ISOLATING),
             Stmt::not_in_set(&pair, SAME),
+            untranslated(),
             Stmt::Verdict(Verdict::Drop),
         ],
         vec![Stmt::Verdict(Verdict::Jump(ADMIN.to_owned()))],
+        vec![translated(), Stmt::in_set(&[Field::IpDaddr], PODS[0]), accept()],
+        vec![translated(), Stmt::in_set(&[Field::Ip6Daddr], PODS[1]), accept()],
         vec![known.clone(), Stmt::in_set(&[Field::IpDaddr], PODS[0]), accept()],
         vec![known, Stmt::in_set(&[Field::Ip6Daddr], PODS[1]), accept()],
         vec![Stmt::in_set(&[Field::IpSaddr], PODS[0]), accept()],
@@ -234,6 +245,23 @@ impl FirewallTable {
             return Ok(());
         }
         self.0.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
+    }
+
+    /// True if its rules are hooked.
+    pub(super) fn is_in_force(&self) -> bool {
+        self.0.chain(FORWARD).is_ok_and(|chain| chain.is_some_and(|chain| chain.base == Some(BASE)))
+    }
+
+    /// The set because of which a packet from one link to another is dropped, unless it was translated.
+    pub(super) fn separates(&self, from: &str, to: &str) -> Result<Option<&'static str>, Error> {
+        if !self.is_in_force() {
+            return Ok(None);
+        }
+        let has = |id: &ElementId| Ok::<_, Error>(self.element(id)?.is_some());
+        if from == to {
+            return Ok(has(&pair_id(ISOLATED, from))?.then_some(ISOLATED));
+        }
+        Ok((has(&bridge_id(from))? && has(&bridge_id(to))?).then_some(ISOLATING))
     }
 
     pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<FirewallRecord>, Error> {
@@ -492,10 +520,10 @@ mod tests {
         let mut batch = bootstrap();
         batch.append(hook());
         let text = batch.to_string();
-        assert_eq!(text.matches("add rule ").count(), 7, "{text}");
+        assert_eq!(text.matches("add rule ").count(), 9, "{text}");
         for line in [
-            "add rule inet slipway-firewall forward iifname . oifname @isolated drop",
-            "add rule inet slipway-firewall forward iifname @isolating oifname @isolating iifname . oifname != @same drop",
+            "add rule inet slipway-firewall forward iifname . oifname @isolated ct status & dnat == 0x0 drop",
+            "add rule inet slipway-firewall forward iifname @isolating oifname @isolating iifname . oifname != @same ct status & dnat == 0x0 drop",
             "add rule inet slipway-firewall forward jump admin",
             "add set inet slipway-firewall pods4 { type ipv4_addr ; }",
             "add map inet slipway-firewall attachments { type ipv6_addr : ifname . mark ; }",

@@ -8,12 +8,19 @@
 //! CNI-FORWARD             "CNI firewall plugin admin overrides" -j CNI-ADMIN
 //!                         -d ADDRESS -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 //!                         -s ADDRESS -j ACCEPT
-//! CNI-ISOLATION-STAGE-1   -i BRIDGE -o BRIDGE -j DROP                       isolated
+//!                         -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT  ours
+//! CNI-ISOLATION-STAGE-1   -m conntrack --ctstate DNAT -j RETURN             ours, always the first
+//!                         -i BRIDGE -o BRIDGE -j DROP                       isolated
 //!                         -i BRIDGE ! -o BRIDGE -j CNI-ISOLATION-STAGE-2    and same-bridge
 //!                         -j RETURN
 //! CNI-ISOLATION-STAGE-2   -o BRIDGE -j DROP
 //!                         -j RETURN
 //! ```
+//!
+//! Ours are the rules for published ports, which the reference lacks: with it a chain FORWARD that drops by default
+//! closes the ports of its containers, and isolation closes them to containers of other bridges. The address in the
+//! rule of a container keeps it from opening ports of other engines, which an administrator may have restricted in a
+//! later chain.
 
 use std::net::IpAddr;
 
@@ -29,6 +36,9 @@ use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Difference, Error};
 
 pub(super) const FORWARD: &str = "FORWARD";
+const STATE: [&str; 3] = ["-m", "conntrack", "--ctstate"];
+/// A connection whose destination was translated, in both directions.
+const TRANSLATED: [&str; 4] = ["-m", "conntrack", "--ctstate", "DNAT"];
 pub(super) const CONTAINERS: &str = "CNI-FORWARD";
 /// The administrator's chain, unless a configuration names another one.
 pub(super) const ADMIN: &str = "CNI-ADMIN";
@@ -37,6 +47,8 @@ pub(super) const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const RULES: &str = "CNI firewall plugin rules";
 const ADMIN_OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
+/// The comment of the rule that the reference lacks.
+const PUBLISHED: &str = "made by slipway: published ports";
 /// The comment that versions of the reference without the policy `isolated` write in place of [`EITHER`].
 const OLDER_EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge)";
 
@@ -107,13 +119,33 @@ impl FilterPlan {
     }
 }
 
+/// The rules of the reference for an address.
 fn of_address(address: IpAddr) -> [Rule; 2] {
     let net = IpNet::from(address);
-    let established = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
     [
-        Rule::new().with_destination(net).with(established).jump("ACCEPT"),
+        Rule::new().with_destination(net).with(STATE).with(["RELATED,ESTABLISHED"]).jump("ACCEPT"),
         Rule::new().with_source(net).jump("ACCEPT"),
     ]
+}
+
+/// The rule that accepts connections to an address which were translated to it.
+fn of_published(address: IpAddr) -> Rule {
+    Rule::new().with_destination(IpNet::from(address)).with(TRANSLATED).jump("ACCEPT")
+}
+
+/// All rules for an address.
+fn all_of_address(address: IpAddr) -> impl Iterator<Item = Rule> {
+    of_address(address).into_iter().chain([of_published(address)])
+}
+
+/// The rule that lets translated packets pass the chains that isolate.
+fn published() -> Rule {
+    Rule::new().with_comment(PUBLISHED).with(TRANSLATED).jump("RETURN")
+}
+
+/// True if translated packets pass the chains that isolate, as far as there are such.
+fn passes_published(listing: &Listing) -> bool {
+    !listing.has(STAGE_1) || listing.rules(STAGE_1).first() == Some(&published())
 }
 
 fn entry() -> Rule {
@@ -138,6 +170,11 @@ fn is(listed: &Rule, rule: &Rule) -> bool {
         |(listed, word): (&String, &String)| listed == word || (word == EITHER && listed == OLDER_EITHER);
     let (listed, words) = (listed.words(), rule.words());
     listed.len() == words.len() && listed.iter().zip(words).all(same)
+}
+
+/// True if the rule of the isolating chains is about no bridge.
+fn is_shared(rule: &Rule) -> bool {
+    is(rule, &back()) || *rule == published()
 }
 
 fn has(listing: &Listing, chain: &str, rule: &Rule) -> bool {
@@ -235,6 +272,32 @@ pub(crate) fn isolated_bridges() -> Result<Vec<String>, Error> {
     Ok(bridges)
 }
 
+/// The chain that drops packets from one link to another, and true if it lets translated ones pass.
+pub(crate) fn separates(
+    from: &str,
+    to: &str,
+    family: AddressFamily,
+) -> Result<Option<(&'static str, bool)>, Error> {
+    for place in places()?.into_iter().filter(|place| place.family == family) {
+        let listing = Tools::new(place, TableName::Filter).read(&[STAGE_1, STAGE_2])?;
+        if let Some(chain) = separating(&listing, from, to) {
+            return Ok(Some((chain, passes_published(&listing))));
+        }
+    }
+    Ok(None)
+}
+
+fn separating(listing: &Listing, from: &str, to: &str) -> Option<&'static str> {
+    let drops = |rule: &&Rule| rule.target() == Some("DROP");
+    if from == to {
+        let within = |rule: &Rule| rule.value("-i") == Some(from) && rule.value("-o") == Some(to);
+        return listing.rules(STAGE_1).iter().filter(drops).any(within).then_some(STAGE_1);
+    }
+    let leads = listing.jumps(STAGE_1, STAGE_2).any(|rule| rule.value("-i") == Some(from));
+    let ends = listing.rules(STAGE_2).iter().filter(drops).any(|rule| rule.value("-o") == Some(to));
+    (leads && ends).then_some(STAGE_2)
+}
+
 /// The reason to keep the chains, if rules of a container or an administrator need them.
 pub(super) fn needed(listing: &Listing) -> Option<&'static str> {
     // An administrator's chain may have another name.
@@ -242,7 +305,7 @@ pub(super) fn needed(listing: &Listing) -> Option<&'static str> {
     if listing.rules(CONTAINERS).iter().any(|rule| !leads_to_admin(rule)) {
         return Some("containers' rules are there");
     }
-    if listing.rules(STAGE_1).iter().any(|rule| !is(rule, &back())) {
+    if listing.rules(STAGE_1).iter().any(|rule| !is_shared(rule)) {
         return Some("a bridge is kept apart there");
     }
     (!listing.rules(ADMIN).is_empty()).then_some("an administrator's rules are there")
@@ -262,7 +325,7 @@ fn changes(listing: &Listing, plan: &FilterPlan) -> Batch {
     if !listing.contains(CONTAINERS, &admin) {
         batch.insert(CONTAINERS, &admin);
     }
-    for rule in plan.admitted.iter().flat_map(|address| of_address(*address)) {
+    for rule in plan.admitted.iter().flat_map(|address| all_of_address(*address)) {
         if !listing.contains(CONTAINERS, &rule) {
             batch.append(CONTAINERS, &rule);
         }
@@ -279,6 +342,8 @@ fn changes(listing: &Listing, plan: &FilterPlan) -> Batch {
             batch.insert(FORWARD, &isolation_entry());
             return batch;
         }
+    } else if !passes_published(listing) {
+        put_published_first(&mut batch, listing);
     }
     // The jump to the isolating chains precedes the one to those that accept.
     let isolating = listing.rules(FORWARD).iter().find(|listed| is(listed, &isolation_entry()));
@@ -289,9 +354,18 @@ fn changes(listing: &Listing, plan: &FilterPlan) -> Batch {
     batch
 }
 
+/// Makes the rule for translated packets the first one.
+fn put_published_first(batch: &mut Batch, listing: &Listing) {
+    if listing.contains(STAGE_1, &published()) {
+        batch.delete(STAGE_1, &published());
+    }
+    batch.insert(STAGE_1, &published());
+}
+
 /// Makes these the only rules of the bridge. New ones are inserted, as the reference does.
 fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
     let bridge = isolation.bridge.as_str();
+    let mut inserted = false;
     for (chain, option, rules) in [(STAGE_1, "-i", isolation.stage_1()), (STAGE_2, "-o", isolation.stage_2())]
     {
         for old in listing.rules(chain).iter().filter(|rule| rule.value(option) == Some(bridge)) {
@@ -301,7 +375,11 @@ fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
         }
         for rule in rules.iter().rev().filter(|rule| !has(listing, chain, rule)) {
             batch.insert(chain, rule);
+            inserted |= chain == STAGE_1;
         }
+    }
+    if inserted || !listing.has(STAGE_1) || !passes_published(listing) {
+        put_published_first(batch, listing);
     }
 }
 
@@ -309,14 +387,14 @@ fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
 /// chains go with the last bridge.
 fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     let mut batch = Batch::new(TableName::Filter);
-    for rule in plan.dismissed.iter().flat_map(|address| of_address(*address)) {
+    for rule in plan.dismissed.iter().flat_map(|address| all_of_address(*address)) {
         // The same rule may be there several times.
         for _ in listing.rules(CONTAINERS).iter().filter(|listed| **listed == rule) {
             batch.delete(CONTAINERS, &rule);
         }
     }
     let Some(isolation) = plan.isolation.as_ref().filter(|_| listing.has(STAGE_1)) else { return batch };
-    let of_others = |rule: &Rule| !is(rule, &back()) && rule.value("-i") != Some(&isolation.bridge);
+    let of_others = |rule: &Rule| !is_shared(rule) && rule.value("-i") != Some(&isolation.bridge);
     if !isolation.is_none() || listing.rules(STAGE_1).iter().any(of_others) {
         set_bridge(&mut batch, listing, isolation);
         return batch;
@@ -326,8 +404,30 @@ fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     batch
 }
 
-/// Compares the listed rules with the plan.
+/// Compares the listed rules with the plan, as far as the reference makes them: what it attached, or an earlier
+/// version, lacks the others.
 pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
+    compare(tools, plan, |_| Vec::new())
+}
+
+/// Compares the listed rules with the plan, those for published ports too.
+pub(crate) fn check_all(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
+    compare(tools, plan, |listing| {
+        let of_addresses = plan.admitted.iter().map(|address| (CONTAINERS, of_published(*address)));
+        let first = plan.isolation.is_some() && !passes_published(listing);
+        of_addresses
+            .filter(|(chain, rule)| !has(listing, chain, rule))
+            .chain(first.then(|| (STAGE_1, published())))
+            .collect()
+    })
+}
+
+/// Compares the listed rules with the plan; `more` finds missing ones.
+fn compare(
+    tools: &Tools,
+    plan: &FilterPlan,
+    more: impl Fn(&Listing) -> Vec<(&'static str, Rule)>,
+) -> Result<(), Error> {
     let listing = tools.with_family(plan.family).read(&plan.chains())?;
     let mut expected = vec![(FORWARD, entry()), (CONTAINERS, admin_entry(plan.admin.as_str()))];
     expected.extend(plan.admitted.iter().flat_map(|one| of_address(*one)).map(|rule| (CONTAINERS, rule)));
@@ -336,134 +436,14 @@ pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
         expected.extend(isolation.stage_1().into_iter().map(|rule| (STAGE_1, rule)));
         expected.extend(isolation.stage_2().into_iter().map(|rule| (STAGE_2, rule)));
     }
-    let Some((chain, rule)) = expected.iter().find(|(chain, rule)| !has(&listing, chain, rule)) else {
+    let mut missing = expected.into_iter().filter(|(chain, rule)| !has(&listing, chain, rule));
+    let Some((chain, rule)) = missing.next().or_else(|| more(&listing).into_iter().next()) else {
         return Ok(());
     };
     let table = table_id(plan.family, TableName::Filter).to_string();
-    let (chain, rule) = ((*chain).to_owned(), rule.to_string());
+    let (chain, rule) = (chain.to_owned(), rule.to_string());
     Err(Difference::NoFirewallRule { chain, rule, table }.into())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(addresses: &[&str], isolation: Option<Isolation>) -> FilterPlan {
-        FilterPlan {
-            family: AddressFamily::V4,
-            admitted: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-            dismissed: Vec::new(),
-            isolation,
-            admin: ChainName::fixed("CNI-ADMIN"),
-        }
-    }
-
-    /// The chains of the reference 1.9.1 after one container with `same-bridge` on br0 and one with
-    /// `isolated` on br1.
-    const REFERENCE: &str = r#"*filter
-:FORWARD ACCEPT [0:0]
-:CNI-ADMIN - [0:0]
-:CNI-FORWARD - [0:0]
-:CNI-ISOLATION-STAGE-1 - [0:0]
-:CNI-ISOLATION-STAGE-2 - [0:0]
--A FORWARD -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j CNI-ISOLATION-STAGE-1
--A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
--A FORWARD -j OTHER
--A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
--A CNI-FORWARD -d 10.1.2.3/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A CNI-FORWARD -s 10.1.2.3/32 -j ACCEPT
--A CNI-ISOLATION-STAGE-1 -i br1 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)" -j DROP
--A CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: isolated)" -j CNI-ISOLATION-STAGE-2
--A CNI-ISOLATION-STAGE-1 -i br0 ! -o br0 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge)" -j CNI-ISOLATION-STAGE-2
--A CNI-ISOLATION-STAGE-1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j RETURN
--A CNI-ISOLATION-STAGE-2 -o br1 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j DROP
--A CNI-ISOLATION-STAGE-2 -o br0 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j DROP
--A CNI-ISOLATION-STAGE-2 -m comment --comment "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)" -j RETURN
-COMMIT
-"#;
-
-    fn reference() -> Listing {
-        Listing::parse(REFERENCE, TableName::Filter)
-    }
-
-    #[test]
-    fn chains_of_the_reference_need_no_change() {
-        use IngressPolicy::{Isolated, SameBridge};
-        for isolation in
-            [None, Some(Isolation::new("br0", &[SameBridge])), Some(Isolation::new("br1", &[Isolated]))]
-        {
-            let batch = changes(&reference(), &plan(&["10.1.2.3"], isolation));
-            assert!(batch.is_empty(), "{batch}");
-        }
-    }
-
-    #[test]
-    fn the_first_container_makes_the_chains() {
-        let isolation = Isolation::new("br1", &[IngressPolicy::Isolated]);
-        let batch = changes(&Listing::default(), &plan(&["10.1.2.3"], Some(isolation)));
-        let batch = batch.to_string();
-        let lines: Vec<&str> = batch.lines().collect();
-        assert_eq!((lines[0], lines[lines.len() - 1]), ("*filter", "COMMIT"));
-        let at = |text: &str| batch.find(text).unwrap_or_else(|| panic!("{text}: {batch}"));
-        // The rule that is inserted last precedes the others.
-        assert!(at("-j CNI-FORWARD\n") < at("-j CNI-ISOLATION-STAGE-1\n"), "{batch}");
-        assert!(at("-i br1 ! -o br1") < at("-i br1 -o br1"), "{batch}");
-        assert!(at("-N CNI-ISOLATION-STAGE-2") < at("-j CNI-ISOLATION-STAGE-2\n"), "{batch}");
-        assert!(at("-d 10.1.2.3/32 ") < at("-A CNI-FORWARD -s 10.1.2.3/32 -j ACCEPT"), "{batch}");
-    }
-
-    #[test]
-    fn isolation_stays_before_acceptance() {
-        let without = REFERENCE
-            .replace("-A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n", "");
-        let listing = Listing::parse(&without, TableName::Filter);
-        let batch = changes(&listing, &plan(&["10.1.2.3"], None)).to_string();
-        let lines: Vec<&str> = batch.lines().collect();
-        assert_eq!(lines.len(), 5, "{batch}");
-        assert!(lines[1].starts_with("-I FORWARD 1 ") && lines[1].ends_with("-j CNI-FORWARD"), "{batch}");
-        assert!(lines[2].starts_with("-D FORWARD ") && lines[3].starts_with("-I FORWARD 1 "), "{batch}");
-        assert!(lines[3].ends_with("-j CNI-ISOLATION-STAGE-1"), "{batch}");
-    }
-
-    #[test]
-    fn a_bridge_without_a_policy_loses_its_rules() {
-        let gone = |listing: &Listing, bridge: &str| {
-            let isolation = Some(Isolation::new(bridge, &[]));
-            removals(
-                listing,
-                &FilterPlan { dismissed: vec!["10.1.2.3".parse().unwrap()], ..plan(&[], isolation) },
-            )
-        };
-        let batch = gone(&reference(), "br1").to_string();
-        assert_eq!(batch.lines().filter(|line| line.starts_with("-D CNI-FORWARD")).count(), 2, "{batch}");
-        assert_eq!(batch.lines().filter(|line| line.contains("br1")).count(), 3, "{batch}");
-        assert!(!batch.contains("br0") && !batch.contains("-X"), "{batch}");
-        // The chains go with the last bridge.
-        let br0: String =
-            REFERENCE.lines().filter(|line| !line.contains("br1")).map(|line| format!("{line}\n")).collect();
-        let batch = gone(&Listing::parse(&br0, TableName::Filter), "br0").to_string();
-        for line in ["-F CNI-ISOLATION-STAGE-1", "-X CNI-ISOLATION-STAGE-1", "-X CNI-ISOLATION-STAGE-2"] {
-            assert!(batch.contains(line), "{line}: {batch}");
-        }
-        assert!(batch.contains("-D FORWARD") && batch.contains("-j CNI-ISOLATION-STAGE-1"), "{batch}");
-        assert!(gone(&Listing::default(), "br0").is_empty());
-    }
-
-    #[test]
-    fn a_stricter_policy_is_added_to_a_weaker_one() {
-        use IngressPolicy::{Isolated, SameBridge};
-        let isolation = Isolation::new("br0", &[SameBridge, Isolated]);
-        let batch = changes(&reference(), &plan(&[], Some(isolation.clone()))).to_string();
-        assert_eq!(
-            batch.lines().filter(|line| line.starts_with("-I CNI-ISOLATION-STAGE-1")).count(),
-            2,
-            "{batch}"
-        );
-        assert!(!batch.contains("-D "), "{batch}");
-        // It goes without the weaker one.
-        let weaker = Isolation::new("br1", &[SameBridge]);
-        let batch = removals(&reference(), &plan(&[], Some(weaker))).to_string();
-        assert_eq!(batch.lines().filter(|line| line.starts_with("-D ")).count(), 2, "{batch}");
-        assert_eq!(batch.lines().filter(|line| line.starts_with("-I ")).count(), 1, "{batch}");
-    }
-}
+mod tests;

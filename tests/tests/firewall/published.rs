@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Published ports: they pass what drops and what isolates, since a published port is published to everybody.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, at, is_peer, peer_fails};
+
+const PORT: u16 = 8080;
+
+/// The backends of portmap and of firewall.
+const BACKENDS: [[&str; 2]; 4] =
+    [["nftables", "iptables"], ["iptables", "iptables"], ["nftables", "nftables"], ["iptables", "nftables"]];
+
+/// Returns a network with a bridge of this number; without `firewall` without that plugin.
+fn network<'a>(node: &'a Node, number: u8, portmap: &str, firewall: Option<Value>) -> Network<'a> {
+    let ipam = json!({
+        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        "ranges": [[{"subnet": format!("10.1.{number}.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
+    });
+    let mut plugins = vec![
+        json!({"type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true, "ipam": ipam}),
+        json!({"type": "portmap", "backend": portmap, "capabilities": {"portMappings": true}}),
+    ];
+    if let Some(mut keys) = firewall {
+        keys["type"] = json!("firewall");
+        plugins.push(keys);
+    }
+    node.network(json!({"name": format!("net{number}"), "plugins": plugins}))
+}
+
+fn attach(pod: &Pod) -> Attach {
+    Proto::ALL.into_iter().fold(Attach::new(pod), |attach, proto| attach.port(proto, PORT, 80))
+}
+
+/// Serves port 80 and another one of both families.
+fn serve(pod: &Pod) -> Vec<slipway_tests::Server> {
+    let each = Proto::ALL.into_iter().flat_map(|proto| [(proto, "[::]:80"), (proto, "[::]:81")]);
+    each.map(|(proto, address)| pod.serve(proto, address, pod.name())).collect()
+}
+
+fn node_addresses(client: &Host) -> [IpAddr; 2] {
+    [client.node_v4.into(), client.node_v6.into()]
+}
+
+/// All of these addresses and both protocols.
+fn all(addresses: [IpAddr; 2], port: u16) -> impl Iterator<Item = (Proto, SocketAddr)> + Clone {
+    addresses.into_iter().flat_map(move |ip| Proto::ALL.into_iter().map(move |proto| (proto, at(ip, port))))
+}
+
+fn pod_addresses(number: u8, last: u8) -> [IpAddr; 2] {
+    [[10, 1, number, last].into(), format!("fd00:{number}::{last}").parse().expect("an address")]
+}
+
+/// Docker's chains: it restricts its own containers in DOCKER-USER, and drops what none of its rules accepts.
+fn docker(node: &Node, variant: &str) {
+    for family in ["iptables", "ip6tables"] {
+        node.cmd_input(
+            &format!("{family}-{variant}-restore --noflush"),
+            "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n:DOCKER-FORWARD - [0:0]\n\
+             -I FORWARD 1 -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\nCOMMIT\n",
+        );
+    }
+}
+
+/// The plugin firewall lets published ports through, whichever came first. Direct traffic stays dropped.
+#[test]
+fn they_pass_a_forward_chain_that_drops() {
+    peer_fails("its rules accept no connection from outside", || {
+        for (portmap, docker_first) in [("nftables", true), ("nftables", false), ("iptables", true)] {
+            let (node, client) = Node::with_client();
+            if docker_first {
+                docker(&node, "nft");
+            }
+            let (web, plain) = (node.pod("web"), node.pod("plain"));
+            let network = network(&node, 1, portmap, Some(json!({"backend": "iptables"})));
+            network.add(&attach(&web)).expect("ADD");
+            // The control: the same container without the plugin.
+            let without = super::published::network(&node, 2, portmap, None);
+            without.add(&Attach::new(&plain).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
+            if !docker_first {
+                docker(&node, "nft");
+            }
+            let _servers = [serve(&web), serve(&plain)];
+            for (proto, to) in all(node_addresses(&client), PORT) {
+                client.expect(proto, to, "web");
+            }
+            client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, PORT + 1))));
+            client.expect_none_of(all(pod_addresses(1, 2), 80));
+            network.check(&attach(&web)).expect("CHECK");
+            network.del(&attach(&web)).expect("DEL");
+            let left = [super::filter(&node, "iptables-save"), super::filter(&node, "ip6tables-save")];
+            assert!(!left.concat().contains("DNAT"), "{left:?}");
+        }
+    });
+}
+
+/// What an administrator forbids of another engine's containers stays forbidden.
+#[test]
+fn rules_for_them_open_no_port_of_another_engine() {
+    let (node, client) = Node::with_client();
+    let (web, guest) = (node.pod("web"), node.pod("guest"));
+    let network = network(&node, 1, "nftables", Some(json!({"backend": "iptables"})));
+    let theirs = super::published::network(&node, 2, "nftables", None);
+    theirs
+        .add(&attach(&guest).mapping(json!({"hostPort": 9090, "containerPort": 80, "protocol": "tcp"})))
+        .expect("ADD");
+    docker(&node, "nft");
+    // The jump of the plugin comes before that of Docker.
+    network.add(&Attach::new(&web)).expect("ADD");
+    let _servers = serve(&guest);
+    client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, 9090))));
+    for family in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{family} -P FORWARD ACCEPT"));
+        node.cmd(&format!("{family} -A DOCKER-USER -o br2 -j DROP"));
+    }
+    client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, 9090))));
+    for family in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{family} -F DOCKER-USER"));
+    }
+    client.expect(Proto::Tcp, (client.node_v4, 9090), "guest");
+}
+
+/// Isolation forbids direct traffic alone.
+#[test]
+fn isolated_containers_publish_to_everybody() {
+    peer_fails("its chains drop translated packets, too", || {
+        for [portmap, firewall] in BACKENDS {
+            let (node, client) = Node::with_client();
+            let keys = json!({"backend": firewall, "ingressPolicy": "same-bridge"});
+            let pods = [1, 2].map(|number| {
+                let pod = node.pod(&format!("pod{number}"));
+                let network = network(&node, number, portmap, Some(keys.clone()));
+                let wanted = if number == 1 { attach(&pod) } else { Attach::new(&pod) };
+                network.add(&wanted).expect("ADD");
+                network.check(&wanted).expect("CHECK");
+                pod
+            });
+            let _servers: Vec<_> = pods.iter().map(serve).collect();
+            for (proto, to) in all(node_addresses(&client), PORT) {
+                client.expect(proto, to, "pod1");
+                pods[1].expect(proto, to, "pod1");
+            }
+            // By each address of the node, the bridges' too.
+            for (proto, to) in all(pod_addresses(1, 1), PORT).chain(all(pod_addresses(2, 1), PORT)) {
+                pods[1].expect(proto, to, "pod1");
+            }
+            pods[1].expect_none_of(all(pod_addresses(1, 2), 80));
+            pods[1].expect_none_of(all(pod_addresses(1, 2), 81));
+            pods[0].expect_none_of(all(pod_addresses(2, 2), 80));
+            // A container that comes later changes nothing, nor does one that leaves.
+            let late = node.pod("late");
+            let third = network(&node, 3, portmap, Some(keys.clone()));
+            third.add(&Attach::new(&late)).expect("ADD");
+            for (proto, to) in all(node_addresses(&client), PORT) {
+                late.expect(proto, to, "pod1");
+            }
+            third.del(&Attach::new(&late)).expect("DEL");
+            for (proto, to) in all(node_addresses(&client), PORT) {
+                pods[1].expect(proto, to, "pod1");
+            }
+            pods[1].expect_none_of(all(pod_addresses(1, 2), 80));
+        }
+    });
+}
+
+/// Neighbours on one bridge that do not reach each other reach what each publishes.
+#[test]
+fn isolated_neighbours_reach_published_ports() {
+    peer_fails("its chains drop translated packets, too", || {
+        for [portmap, firewall] in BACKENDS {
+            let (node, client) = Node::with_client();
+            if !node.bridge_netfilter(BridgeNetfilter::On) {
+                slipway_tests::skip!("br_netfilter");
+            }
+            let network =
+                network(&node, 1, portmap, Some(json!({"backend": firewall, "ingressPolicy": "isolated"})));
+            let (web, other) = (node.pod("web"), node.pod("other"));
+            network.add(&attach(&web)).expect("ADD");
+            network.add(&Attach::new(&other)).expect("ADD");
+            let _servers = serve(&web);
+            other.expect_none_of(all(pod_addresses(1, 2), 80));
+            for (proto, to) in all(node_addresses(&client), PORT) {
+                other.expect(proto, to, "web");
+            }
+        }
+    });
+}
+
+/// The reference puts its rules before ours; the next container of ours repairs the order.
+#[test]
+fn the_order_of_the_chains_is_repaired() {
+    if is_peer() {
+        return;
+    }
+    let (node, client) = Node::with_client();
+    let keys = json!({"backend": "iptables", "ingressPolicy": "same-bridge"});
+    let (web, other) = (node.pod("web"), node.pod("other"));
+    network(&node, 1, "nftables", Some(keys.clone())).add(&attach(&web)).expect("ADD");
+    let second = network(&node, 2, "nftables", Some(keys.clone()));
+    second.add(&Attach::new(&other)).expect("ADD");
+    let _servers = serve(&web);
+    let to = (client.node_v4, PORT);
+    other.expect(Proto::Tcp, to, "web");
+    node.cmd("iptables -I CNI-ISOLATION-STAGE-1 1 -i br2 ! -o br2 -j CNI-ISOLATION-STAGE-2");
+    other.expect_none(Proto::Tcp, to);
+    let third = node.pod("third");
+    second.add(&Attach::new(&third)).expect("ADD");
+    other.expect(Proto::Tcp, to, "web");
+}
