@@ -4,8 +4,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto};
+use slipway_tests::{Attach, Host, Node, Pod, Proto, Server, at, host_local};
 
 /// Returns the report, and true if the command succeeded.
 fn check(node: &Node) -> (Value, bool) {
@@ -156,4 +158,179 @@ fn firewalld_with_strict_forward_ports_is_named() {
     node.nft("table inet firewalld { }");
     let (report, _) = check(&node);
     assert_eq!(finding(&report, "firewalld, StrictForwardPorts")["state"], "warning");
+}
+
+/// A node with a container that publishes 8080, and its client.
+struct Published {
+    node: Node,
+    client: Host,
+    pod: Pod,
+    _server: Server,
+}
+
+impl Published {
+    fn new(backend: &str) -> Self {
+        let (node, client) = Node::with_client();
+        let network = node.network(json!({"name": "pods", "plugins": [
+            {
+                "type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
+                "ipam": host_local("10.22.0.0/16", "fd00:22::/64"),
+            },
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ]}));
+        let pod = node.pod("web1");
+        network.add(&Attach::new(&pod).port(Proto::Tcp, 8080, 80)).expect("ADD");
+        let server = pod.serve(Proto::Tcp, "[::]:80", "web1");
+        Self { node, client, pod, _server: server }
+    }
+
+    fn addresses(&self) -> [IpAddr; 2] {
+        [self.client.node_v4.into(), self.client.node_v6.into()]
+    }
+
+    #[track_caller]
+    fn is_closed(&self, families: &[usize]) {
+        self.client
+            .expect_none_of(families.iter().map(|index| (Proto::Tcp, at(self.addresses()[*index], 8080))));
+    }
+
+    #[track_caller]
+    fn is_open(&self) {
+        for ip in self.addresses() {
+            self.client.expect(Proto::Tcp, at(ip, 8080), "web1");
+        }
+        // What the container opens itself.
+        let _server = self.client.serve(Proto::Tcp, "[::]:90", "client");
+        for ip in [IpAddr::from(self.client.v4), self.client.v6.into()] {
+            self.pod.expect(Proto::Tcp, at(ip, 90), "client");
+        }
+    }
+
+    /// Pastes the advice of `check-node` about a chain.
+    fn paste(&self, what: &str) {
+        let (report, _) = check(&self.node);
+        let found = finding(&report, what);
+        assert_eq!(found["state"], "warning", "{found:#}");
+        let fix = found["fix"].as_str().expect("a text");
+        let advice = fix.split('`').nth(1).unwrap_or_else(|| panic!("no command: {fix}"));
+        self.node.cmd_input("sh -e", advice);
+        let (report, _) = check(&self.node);
+        let found = finding(&report, what);
+        assert!(
+            found["state"] == "note" && found["found"].to_string().contains("published ports"),
+            "{found:#}"
+        );
+    }
+}
+
+/// The chains of Docker with iptables, of its variant.
+fn docker(node: &Node, variant: &str) -> bool {
+    let rules = "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n:DOCKER-FORWARD - [0:0]\n\
+                 -A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n-A DOCKER-USER -j RETURN\nCOMMIT\n";
+    ["iptables", "ip6tables"].iter().all(|family| {
+        let program = format!("{family}-{variant}-restore");
+        node.try_run(&["sh", "-c", &format!("command -v {program}")])
+            .is_some_and(|found| found.code == Some(0))
+            && node.cmd_input(&format!("{program} --noflush"), rules).is_empty()
+    })
+}
+
+#[test]
+fn advice_for_dockers_forward_works_when_pasted() {
+    for backend in ["nftables", "iptables"] {
+        let world = Published::new(backend);
+        assert!(docker(&world.node, "nft"));
+        world.is_closed(&[0, 1]);
+        world.paste("chain ip filter FORWARD");
+        world.is_closed(&[1]);
+        world.paste("chain ip6 filter FORWARD");
+        world.is_open();
+        let rules = world.node.cmd("iptables -S DOCKER-USER");
+        assert!(rules.contains("10.22.0.0/16") && rules.contains("DNAT"), "{rules}");
+        // explain agrees.
+        let said = world.node.slipway("explain tcp 192.0.2.1:8080");
+        assert!(said.contains("chain ip filter FORWARD drops by default, but accepts"), "{said}");
+        assert!(!said.contains("unless"), "{said}");
+    }
+}
+
+#[test]
+fn advice_for_dockers_legacy_forward_works_when_pasted() {
+    let world = Published::new("nftables");
+    if world.node.try_cmd("iptables-legacy -S").code != Some(0) || !docker(&world.node, "legacy") {
+        slipway_tests::skip!("legacy iptables");
+    }
+    world.is_closed(&[0, 1]);
+    world.paste("iptables-legacy FORWARD");
+    world.paste("ip6tables-legacy FORWARD");
+    world.is_open();
+    assert!(world.node.cmd("iptables-legacy -S DOCKER-USER").contains("DNAT"));
+}
+
+/// ufw, an administrator, or Docker that moved to nftables and left the policy.
+#[test]
+fn advice_for_a_plain_forward_works_when_pasted() {
+    let world = Published::new("nftables");
+    for family in ["iptables", "ip6tables"] {
+        world.node.cmd(&format!("{family} -P FORWARD DROP"));
+        // Nothing leads to it any more.
+        world.node.cmd(&format!("{family} -N DOCKER-USER"));
+    }
+    world.is_closed(&[0, 1]);
+    world.paste("chain ip filter FORWARD");
+    world.paste("chain ip6 filter FORWARD");
+    world.is_open();
+}
+
+#[test]
+fn advice_for_chains_of_nft_works_when_pasted() {
+    // The second is what Docker makes with "firewall-backend": "nftables" if it switches forwarding on itself.
+    let docker = |family: &str| {
+        format!(
+            "table {family} docker-bridges {{
+                map filter-forward-in-jumps {{ type ifname : verdict; }}
+                chain filter-FORWARD {{
+                    type filter hook forward priority filter; policy drop;
+                    oifname vmap @filter-forward-in-jumps
+                }}
+            }}\n"
+        )
+    };
+    let wall = "table inet wall { chain gate { type filter hook forward priority 0; policy drop; tcp dport 80 drop; }; }";
+    for (rules, chains) in [
+        (wall.to_owned(), vec!["chain inet wall gate"]),
+        (
+            docker("ip") + &docker("ip6"),
+            vec!["chain ip docker-bridges filter-FORWARD", "chain ip6 docker-bridges filter-FORWARD"],
+        ),
+    ] {
+        let world = Published::new("nftables");
+        world.node.nft(&rules);
+        world.is_closed(&[0, 1]);
+        chains.iter().for_each(|chain| world.paste(chain));
+        world.is_open();
+    }
+}
+
+/// The commands on the page, for the network of its example.
+#[test]
+fn advice_on_the_page_works_when_pasted() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/questions/port-does-not-answer.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let blocks: Vec<&str> =
+        page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 2, "for iptables, and for nft");
+    for (block, prepare) in blocks.iter().zip(["docker", "nft"]) {
+        let world = Published::new("nftables");
+        if prepare == "docker" {
+            assert!(docker(&world.node, "nft"));
+        } else {
+            world.node.nft(
+                "table inet filter { chain forward { type filter hook forward priority 0; policy drop; }; }",
+            );
+        }
+        world.is_closed(&[0, 1]);
+        world.node.cmd_input("sh -e", block);
+        world.is_open();
+    }
 }

@@ -5,6 +5,7 @@
 use cni_spec::Attachment;
 
 use crate::ebpf::{Ebpf, Settings};
+use crate::foreign_nat;
 use crate::iptables::Iptables;
 use crate::nftables::FlowSearch;
 use crate::nftables::offload::Offload;
@@ -202,12 +203,20 @@ fn decisive(kinds: Kinds) -> Kinds {
 
 impl Backend for Dataplane {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+        // The socket is closed at once: nothing may be open while a batch is committed.
+        let Elsewhere { iptables, tables, .. } = Elsewhere::look()?;
         // The iptables backend checks this itself.
-        if self.choice != Some(BackendName::Iptables) && Elsewhere::look()?.iptables {
+        if self.choice != Some(BackendName::Iptables) && iptables {
             self.iptables.refuse_taken(request)?;
         }
         let (made, ()) = self.make(|backend| backend.publish(request))?;
-        self.clear_others(made, &request.attachment, Kinds::Ports)
+        self.clear_others(made, &request.attachment, Kinds::Ports)?;
+        foreign_nat::warn(&request.ports, || match made {
+            // It may have made tables.
+            BackendName::Iptables => Elsewhere::look().map_or(tables, |found| found.tables),
+            BackendName::Nftables | BackendName::Ebpf => tables,
+        });
+        Ok(())
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {

@@ -16,6 +16,7 @@ mod backend;
 mod chain_name;
 mod difference;
 mod dispatch;
+pub mod dropping;
 pub mod dump;
 pub mod duplicates;
 pub mod ebpf;
@@ -24,6 +25,7 @@ pub mod explain;
 pub mod fake;
 pub mod firewall;
 mod flow;
+pub mod foreign_nat;
 pub mod iptables;
 mod lock;
 pub mod macspoof;
@@ -41,6 +43,7 @@ mod run_dir;
 mod service_links;
 pub mod teardown;
 pub mod trace;
+pub mod whereabouts;
 
 pub use backend::{
     Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Request, Snat, Traffic,

@@ -207,6 +207,8 @@ fn list_no_flows() -> Result<usize, NftError> {
 pub struct ForwardChain {
     /// Family, table and chain, as nft names them.
     pub name: String,
+    pub table: TableId,
+    pub chain: String,
     /// True if it drops packets that none of its rules accepts.
     pub drops: bool,
     pub rules: u32,
@@ -223,6 +225,8 @@ pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
         let base = chain.base.filter(|base| base.hook == Hook::Forward)?;
         Some(ForwardChain {
             name: format!("{} {}", chain.table, chain.name),
+            table: chain.table,
+            chain: chain.name,
             drops: base.policy == Policy::Drop,
             rules: chain.uses,
         })

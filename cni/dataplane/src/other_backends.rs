@@ -3,7 +3,7 @@
 //! Reads the names of the node's tables, which show the backends that may have made something here. On a node
 //! with our own table alone, nothing else has to be read.
 
-use cni_nftables::Family;
+use cni_nftables::{Family, TableInfo};
 use cni_spec::Attachment;
 
 use crate::nftables::owner_entry;
@@ -20,6 +20,8 @@ pub(crate) struct OtherBackends {
     pub(crate) iptables: bool,
     /// True if there is a table of the reference plugins' nftables backend.
     pub(crate) reference: bool,
+    /// The node's tables.
+    pub(crate) tables: Vec<TableInfo>,
 }
 
 impl OtherBackends {
@@ -32,7 +34,7 @@ impl OtherBackends {
     /// the ruleset's lock.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
-        let without = Self { session: None, iptables: legacy, reference: false };
+        let without = Self { session: None, iptables: legacy, reference: false, tables: Vec::new() };
         let session = match session.map_or_else(Session::open, Ok) {
             Ok(session) => session,
             Err(Error::NoNfTables(_)) => return Ok(without),
@@ -49,7 +51,7 @@ impl OtherBackends {
         let nat = tables.iter().any(|table| is_nat(table.id.family, &table.id.name));
         let reference =
             tables.iter().any(|table| [PORT_TABLE, MASQUERADE_TABLE].contains(&table.id.name.as_str()));
-        Ok(Self { session: Some(session), iptables: legacy || nat, reference })
+        Ok(Self { session: Some(session), iptables: legacy || nat, reference, tables })
     }
 
     /// True if the attachment has an entry of the iptables backend in our table. A killed ADD or DEL may have

@@ -29,6 +29,7 @@ mod object;
 mod open_socket;
 mod parse;
 mod print;
+pub mod probe;
 mod raw;
 mod read;
 mod socket;

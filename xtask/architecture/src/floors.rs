@@ -31,10 +31,10 @@ const DATAPLANE: &[&[&str]] = &[
     &["nftables", "macspoof", "duplicates"],
     &["iptables"],
     &["firewall"],
-    &["reference", "dump", "explain", "trace"],
+    &["reference", "dump", "explain", "foreign_nat", "trace", "whereabouts"],
     &["ebpf"],
     &["node", "migrate", "teardown", "other_backends"],
-    &["dispatch"],
+    &["dispatch", "dropping"],
 ];
 
 fn workspace() -> PathBuf {

@@ -9,13 +9,14 @@
 //!
 //! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
 //! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
-//! `withdraw`, `filter`, `forward`, `shared_chains`, `chain_reader` (the operations).
+//! `withdraw`, `filter`, `dropping`, `forward`, `shared_chains`, `chain_reader` (the operations).
 
 mod batch;
 pub(crate) mod chain_reader;
 mod check;
 mod conditions;
 mod detect;
+pub(crate) mod dropping;
 pub(crate) mod filter;
 pub mod forward;
 mod legacy;

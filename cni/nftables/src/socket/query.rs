@@ -107,6 +107,19 @@ impl Socket {
         })
     }
 
+    /// What `read` makes of the attributes of each rule that the kernel lists for a chain; older kernels list other
+    /// chains, too.
+    pub(crate) fn each_rule<T>(
+        &self,
+        table: &TableId,
+        chain: &str,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
+        self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| read(body))
+    }
+
     /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. For
     /// rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there is
     /// no such chain.
@@ -116,9 +129,7 @@ impl Socket {
         chain: &str,
         pass: impl Fn(&[u8]) -> bool,
     ) -> Result<bool, Error> {
-        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
-        message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
-        let found = self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| {
+        let found = self.each_rule(table, chain, |body| {
             let is_in_chain = find(body, uapi::RULE_CHAIN).is_some_and(|name| text(name) == chain);
             let expressions = find(body, uapi::RULE_EXPRESSIONS)?;
             (is_in_chain && pass(expressions)).then_some(())

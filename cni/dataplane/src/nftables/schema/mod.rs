@@ -372,15 +372,18 @@ const POSTROUTING: &str = "postrouting";
 const GUARD: &str = "guard";
 const GUARD_TRANSLATED: &str = "guard-translated";
 
+/// The priority of the chains that translate destinations.
+///
+/// Chains that translate are called in the order of their priorities, and the newest first where
+/// these are equal, until one has translated (`nf_nat_inet_fn`). So a Service of kube-proxy, whose chains
+/// are at -100, takes precedence in any order of registration. It does with the reference's rules, too,
+/// which are behind kube-proxy's in the same chain.
+pub(crate) const BEHIND_DSTNAT: i32 = -99;
+
 /// The chains of a layout. A chain comes before those that lead to it.
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
     const RAW: i32 = -300;
-    // Chains that translate are called in the order of their priorities, and of their registration where
-    // these are equal, until one has translated (`nf_nat_inet_fn`). So a Service of kube-proxy, whose chains
-    // are at -100, takes precedence in any order of registration. It does with the reference's rules, too,
-    // which are behind kube-proxy's in the same chain.
-    const BEHIND_DSTNAT: i32 = -99;
     const BEFORE_SRCNAT: i32 = 99;
     let local = || AddressFamily::BOTH.map(|family| local_rule(family, layout)).to_vec();
     let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority, policy: Policy::Accept };

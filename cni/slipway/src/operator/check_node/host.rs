@@ -5,20 +5,19 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+use cni_dataplane::Error as DataplaneError;
 use cni_dataplane::iptables::{self, Iptables, Variant};
 use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, FlowtableState};
-use cni_dataplane::node::{self, ForwardChain, OwnTable};
-use cni_dataplane::{AddressFamily, Error as DataplaneError};
+use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::sysctl;
 use cni_spec::Attachment;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
-use super::{Finding, State};
+use super::{Finding, State, forward};
 use crate::operator::restore::{self, Difference, Differences};
 use cni_plugins::node_defaults::NodeDefaults;
 
@@ -49,9 +48,7 @@ pub(super) fn findings() -> Vec<Finding> {
     };
     found.extend(flowtable());
     found.extend(not_masqueraded());
-    found.extend(forwarding_rules());
-    found.extend(legacy("ip_tables_names", "iptables-legacy"));
-    found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
+    found.extend(forward::findings());
     found.push(iptables());
     found.extend(foreign_tables());
     found.extend(settings());
@@ -59,26 +56,6 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(flow_writer(Path::new("/proc")));
     found.push(state_dir(Path::new(STATE_DIR)));
     found
-}
-
-/// The chains of other programs that drop forwarded packets of a family unless one of their rules accepts
-/// them.
-pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec<String> {
-    let [of_family, of_other, command, tables] = match family {
-        AddressFamily::V4 => ["ip ", "ip6 ", "iptables-legacy", "ip_tables_names"],
-        AddressFamily::V6 => ["ip6 ", "ip ", "ip6tables-legacy", "ip6_tables_names"],
-    };
-    let chains = node::forward_chains().unwrap_or_default();
-    let sees = |name: &str| name.starts_with(of_family) || !name.starts_with(of_other);
-    let mut dropping: Vec<String> =
-        chains.into_iter().filter(|chain| chain.drops && sees(&chain.name)).map(|chain| chain.name).collect();
-    let loaded = fs::read_to_string(Path::new("/proc/self/net").join(tables)).unwrap_or_default();
-    if loaded.split_whitespace().any(|table| table == "filter")
-        && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
-    {
-        dropping.push(format!("FORWARD of {command}"));
-    }
-    dropping
 }
 
 fn own_table(differences: &Differences) -> Finding {
@@ -198,46 +175,6 @@ fn not_masqueraded() -> Option<Finding> {
     })
 }
 
-fn forwarding_rules() -> Vec<Finding> {
-    let chains = match node::forward_chains() {
-        Ok(chains) => chains,
-        Err(error) => {
-            return vec![Finding::new("chains at the forward hook", State::Warning, error.to_string())];
-        }
-    };
-    if chains.iter().all(|chain| !chain.drops) {
-        let found = match chains.len() {
-            0 => "none".to_owned(),
-            count => format!("{count}, none drops by default"),
-        };
-        return vec![Finding::ok("chains of other programs at the forward hook", found)];
-    }
-    chains.iter().filter(|chain| chain.drops).map(dropping).collect()
-}
-
-fn dropping(chain: &ForwardChain) -> Finding {
-    Finding::new(
-        format!("chain {}", chain.name),
-        State::Warning,
-        format!("policy drop at the forward hook, {} rules", chain.rules),
-    )
-    .reason("traffic to and from containers passes only if one of its rules accepts it")
-    .fix(accept(&chain.name))
-}
-
-/// The remedy for a chain that drops, by its name.
-fn accept(chain: &str) -> String {
-    match chain {
-        "ip filter FORWARD" => {
-            "accept the containers' network there: Docker has the chain DOCKER-USER for it, ufw has \
-             DEFAULT_FORWARD_POLICY in /etc/default/ufw; or chain the firewall plugin"
-        }
-        "ip6 filter FORWARD" => "as for IPv4, with ip6tables",
-        _ => "add rules to it that accept the containers' network in both directions",
-    }
-    .to_owned()
-}
-
 /// The variant of iptables that the iptables backend uses here.
 fn iptables() -> Finding {
     let what = "backend iptables";
@@ -281,48 +218,6 @@ fn flow_writer(processes: &Path) -> Option<Finding> {
             )
             .fix("\"searchUdpFlows\": \"always\" in /etc/cni/slipway.json"),
     })
-}
-
-/// The tables of legacy iptables, which nft does not list.
-fn legacy(names: &str, command: &str) -> Vec<Finding> {
-    let what = format!("tables of {command}");
-    let Ok(text) = fs::read_to_string(Path::new("/proc/self/net").join(names)) else {
-        return vec![Finding::ok(what, "none")];
-    };
-    let tables: Vec<&str> = text.split_whitespace().collect();
-    if tables.is_empty() {
-        return vec![Finding::ok(what, "none")];
-    }
-    let active = Finding::new(what, State::Note, tables.join(", "))
-        .reason("their chains see the traffic, and nft does not list them");
-    if !tables.contains(&"filter") {
-        return vec![active];
-    }
-    let chain = format!("{command} FORWARD");
-    let policy = match legacy_policy(command) {
-        Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
-        Some(policy) => Finding::new(chain, State::Warning, format!("policy {policy}"))
-            .reason("traffic to and from containers passes only if one of its rules accepts it")
-            .fix(format!("{command} -I FORWARD with rules that accept the containers' network")),
-        None => Finding::new(chain, State::Warning, "unknown: the command is missing")
-            .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
-            .fix(format!("look at it with `{command} -S FORWARD`")),
-    };
-    vec![active, policy]
-}
-
-/// Asks the command; only when the table is loaded, or asking would load it.
-fn legacy_policy(command: &str) -> Option<String> {
-    let mut asking = Command::new(command);
-    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = asking.output().ok().filter(|output| output.status.success())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    policy_of(&text).map(ToOwned::to_owned)
-}
-
-/// The policy in the output of `iptables -S FORWARD`.
-fn policy_of(rules: &str) -> Option<&str> {
-    rules.lines().find_map(|line| line.strip_prefix("-P FORWARD "))
 }
 
 fn foreign_tables() -> Vec<Finding> {
@@ -518,13 +413,6 @@ fn state_dir(path: &Path) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_policy_is_found_among_the_rules() {
-        let rules = "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n";
-        assert_eq!(policy_of(rules), Some("DROP"));
-        assert_eq!(policy_of("-A FORWARD -j X\n"), None);
-    }
 
     #[test]
     fn a_directory_that_can_be_created_is_ok() {

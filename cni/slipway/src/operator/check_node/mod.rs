@@ -4,14 +4,17 @@
 //! other programs have set up in the way of published ports.
 
 mod engines;
+mod forward;
 mod host;
 mod kernel;
 mod routers;
+mod translations;
 
 use std::io::{self, Write};
 
 use cni_state::documents::{self, CheckNode};
-pub(super) use host::dropping_forward_chains;
+pub(super) use forward::dropping_chains;
+pub(super) use translations::advice;
 
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
@@ -98,6 +101,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     findings.extend(host::findings());
     findings.extend(routers::findings());
     findings.extend(engines::findings());
+    findings.extend(translations::findings());
     if args.output.json() {
         json::print(document(&findings), out)?;
     } else {

@@ -6,7 +6,10 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use cni_dataplane::dropping::DroppingChain;
 use cni_dataplane::explain::{self, Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::firewall::{self, Separation};
+use cni_dataplane::foreign_nat::{ForeignNat, Hook, Probe, Translation};
 use cni_dataplane::iptables::Iptables;
 use cni_dataplane::nftables::addresses;
 use cni_dataplane::node::{self, OwnTable};
@@ -75,6 +78,8 @@ pub(super) struct Facts {
     pub(super) packet: Packet,
     pub(super) place: Place,
     pub(super) table: Table,
+    /// The rule of another program that translates the packet before.
+    pub(super) first: Option<Translation>,
     /// The element that the lookups find.
     pub(super) hit: Option<Hit>,
     /// The conditions of a container's own chain, if the runtime's cache has them.
@@ -97,6 +102,12 @@ pub(super) struct Facts {
     pub(super) forwards: bool,
     /// Chains of other programs that drop what none of their rules accepts.
     pub(super) dropping: Vec<String>,
+    /// Such chains that accept connections to published ports of the container.
+    pub(super) admitting: Vec<String>,
+    /// The rules of the firewall plugin that drop packets between the links of sender and receiver.
+    pub(super) separation: Option<Separation>,
+    /// True if an administrator has rules in the firewall plugin's table.
+    pub(super) administrator: bool,
     /// True if bridged packets of the family pass through netfilter.
     pub(super) bridge_netfilter: bool,
 }
@@ -131,6 +142,7 @@ impl Facts {
         let mut facts = Self {
             place: destination(&route, to.ip())?,
             table: table(),
+            first: None,
             hit: None,
             conditions: None,
             translation: None,
@@ -142,7 +154,10 @@ impl Facts {
             sources: None,
             masquerade: None,
             forwards: route.forwards(AddressFamily::of(to.ip()))?,
-            dropping: check_node::dropping_forward_chains(family),
+            dropping: Vec::new(),
+            admitting: Vec::new(),
+            separation: None,
+            administrator: false,
             bridge_netfilter: bridge_netfilter(family),
             packet,
         };
@@ -151,6 +166,7 @@ impl Facts {
         }
         if facts.place == Place::Here {
             facts.find_others()?;
+            facts.first = first_translation(&facts.packet, family)?;
         }
         if let Some(target) = facts.target() {
             facts.way = way(&route, target.ip())?;
@@ -159,7 +175,30 @@ impl Facts {
             let of = |owner| restore::obstacles(owner, AddressFamily::of(target.ip()), is_forwarded);
             facts.obstacles = owner.map(of).unwrap_or_default();
         }
+        facts.find_filters(family)?;
         Ok(facts)
+    }
+
+    /// Finds what filters the packet where it is forwarded.
+    fn find_filters(&mut self, family: AddressFamily) -> Result<(), Error> {
+        let target = self.target();
+        let admits = |chain: &DroppingChain| target.is_some_and(|target| chain.admits(target.ip()));
+        let (admitting, dropping): (Vec<_>, Vec<_>) =
+            check_node::dropping_chains(family).into_iter().partition(admits);
+        let names = |chains: Vec<DroppingChain>| -> Vec<String> {
+            chains.into_iter().map(|chain| chain.name).collect()
+        };
+        (self.admitting, self.dropping) = (names(admitting), names(dropping));
+        let to = match (&self.way, &self.place) {
+            (Some(way), _) => Some(way.link.as_str()),
+            (None, Place::Behind(link)) => Some(link.as_str()),
+            _ => None,
+        };
+        if let (Origin::Elsewhere(Some(from)), Some(to)) = (&self.packet.origin, to) {
+            self.separation = firewall::between(from, to, family)?;
+        }
+        self.administrator = firewall::has_rules_of_an_administrator()?;
+        Ok(())
     }
 
     fn read_table(&mut self, family: AddressFamily) -> Result<(), Error> {
@@ -197,6 +236,18 @@ impl Facts {
         }
         Ok(())
     }
+}
+
+/// The rule of another program that translates the packet before ours.
+fn first_translation(packet: &Packet, family: AddressFamily) -> Result<Option<Translation>, Error> {
+    let hook = if packet.origin == Origin::Node { Hook::Output } else { Hook::Prerouting };
+    let Some(foreign) = ForeignNat::open(hook)? else { return Ok(None) };
+    let link = match &packet.origin {
+        Origin::Elsewhere(link) => link.clone(),
+        Origin::Node => None,
+    };
+    let (to, port) = (Some(packet.to.ip()), packet.to.port());
+    foreign.first(&Probe { family, protocol: packet.protocol.number(), to, port, from: packet.from, link })
 }
 
 /// The container's side of a mapping for one of its host ports.

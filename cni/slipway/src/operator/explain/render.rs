@@ -6,10 +6,12 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::firewall::Separation;
 use cni_dataplane::{HostAddress, Listed, Owner, Protocol};
 use cni_kernel::route::Switch;
 use cni_state::documents::{Explain, Step};
 
+use super::super::check_node;
 use super::facts::{Facts, Place, Table, Way, listed_target, listens};
 
 /// The packet's path, step by step.
@@ -112,6 +114,9 @@ impl Explanation<'_> {
         if facts.place != Place::Here {
             return Then::Ends(self.not_here(facts));
         }
+        if let Then::Ends(end) = self.foreign(facts) {
+            return Then::Ends(end);
+        }
         if let Then::Ends(end) = self.lookup(facts) {
             return Then::Ends(end);
         }
@@ -153,6 +158,23 @@ impl Explanation<'_> {
         }
     }
 
+    /// A rule of another program that translates the packet first. A Service that no container has published a port for is
+    /// nothing to worry about.
+    fn foreign(&mut self, facts: &Facts) -> Then {
+        let Some(first) = &facts.first else { return Then::Continues };
+        let is_published = facts.hit.is_some() || facts.of_iptables.is_some();
+        let (reason, fix) = check_node::advice(first);
+        let hook = if facts.packet.origin == Origin::Node { "output" } else { "prerouting" };
+        let perhaps = if first.is_certain { "" } else { " if its conditions hold" };
+        self.step(hook, format!("{first}{perhaps}\n{reason}\n{fix}"));
+        if !first.is_certain {
+            self.doubts.push(format!("{} translates it to {}", first.rule(), first.target()));
+            return Then::Continues;
+        }
+        let not = if is_published { ", not to the container that has published the port" } else { "" };
+        Then::Ends(format!("It goes to {}{not}: {} comes first.", first.target(), first.rule()))
+    }
+
     /// A destination at which no port is published.
     fn not_here(&mut self, facts: &Facts) -> String {
         let to = facts.packet.to.ip();
@@ -183,7 +205,9 @@ impl Explanation<'_> {
                 );
                 return "It is dropped.".to_owned();
             }
-            self.forward(facts);
+            if let Then::Ends(end) = self.forward(facts) {
+                return end;
+            }
         }
         match &facts.masquerade {
             Some(Masquerade { network, .. }) if network.contains(&to) => {
@@ -349,7 +373,9 @@ impl Explanation<'_> {
             self.step("routing", "the node does not forward packets of this family (ip_forward, forwarding)");
             return Then::Ends("It is dropped: the node does not forward.".to_owned());
         }
-        self.forward(facts);
+        if let Then::Ends(end) = self.forward(facts) {
+            return Then::Ends(end);
+        }
         let itself = facts.packet.from == Some(target.ip());
         if itself && way.is_bridge && facts.bridge_netfilter && way.hairpin == Some(Switch::Off) {
             self.step("bridge", "bridge-nf-call is 1 and the port does not send packets back where they came from: hairpinMode is needed");
@@ -386,15 +412,44 @@ impl Explanation<'_> {
         Then::Continues
     }
 
-    fn forward(&mut self, facts: &Facts) {
-        if facts.dropping.is_empty() {
+    fn forward(&mut self, facts: &Facts) -> Then {
+        match &facts.separation {
+            Some(Separation { by, passes_published: true }) if facts.target().is_some() => {
+                self.step(
+                    "forward",
+                    format!("{by}, but what was translated passes: a published port is open to everybody"),
+                );
+            }
+            Some(Separation { by, .. }) => {
+                self.step("forward", format!("{by} (ingressPolicy of the plugin firewall)"));
+                let end = if facts.target().is_some() {
+                    "It is dropped: the bridges are isolated by chains of the reference. The next container that is added \
+                     with that policy opens published ports."
+                } else {
+                    "It is dropped: the bridges are isolated. A published port is open to everybody."
+                };
+                return Then::Ends(end.to_owned());
+            }
+            None => {}
+        }
+        if facts.administrator {
+            self.step("forward", "chain admin of table inet slipway-firewall has an administrator's rules");
+            self.doubts.push("chain admin of table inet slipway-firewall drops it".to_owned());
+        }
+        for chain in &facts.admitting {
+            self.step(
+                "forward",
+                format!("chain {chain} drops by default, but accepts connections to published ports"),
+            );
+        }
+        if facts.dropping.is_empty() && facts.admitting.is_empty() {
             self.step("forward", "no chain at the forward hook drops by default");
-            return;
         }
         for chain in &facts.dropping {
             self.step("forward", format!("chain {chain} drops what none of its rules accepts"));
             self.doubts.push(format!("chain {chain} drops it"));
         }
+        Then::Continues
     }
 
     fn sources(&mut self, facts: &Facts, target: SocketAddr) {

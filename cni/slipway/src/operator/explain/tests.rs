@@ -28,6 +28,7 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
         packet: Packet { protocol: Protocol::Tcp, to, from, origin },
         place: Place::Here,
         table: Table::Ready,
+        first: None,
         hit: Some(Hit { map: "hostports4", owner: Some(owner), dead: false, host: host(8080), target }),
         conditions: None,
         translation: None,
@@ -46,6 +47,9 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
         masquerade: None,
         forwards: true,
         dropping: Vec::new(),
+        admitting: Vec::new(),
+        separation: None,
+        administrator: false,
         bridge_netfilter: false,
     }
 }

@@ -16,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use cni_dataplane::ebpf::{CarriedPackets, Counter};
 use cni_dataplane::explain::{self, Packet};
+use cni_dataplane::foreign_nat::{ForeignNat, Hook as ForeignHook, Probe};
 use cni_dataplane::trace::{Report, TracedPacket, Tracer};
-use cni_dataplane::{Error, Protocol, ebpf};
+use cni_dataplane::{AddressFamily, Error, Protocol, ebpf};
 use cni_kernel::route::RouteSocket;
 use cni_state::documents::{PacketTrace, Trace};
 use slipway_cli::{Failure, Output, json};
 
+use super::check_node;
 use super::destination::Destination;
 use super::explain::{self as explanation};
 use super::interrupt::Interrupt;
 use super::values::ValueError;
-use journey::{Journey, Journeys};
+use journey::{End, Journey, Journeys, Run};
 use words::{Description, Facts};
 
 /// The longest time.
@@ -263,6 +265,19 @@ impl Facts for OfNode {
 
     fn listener(&self) -> String {
         explanation::listener_at(self.protocol, self.to).to_owned()
+    }
+
+    fn translator(&self, seen: &TracedPacket, run: &Run) -> Option<String> {
+        let End::Accepted(rule) = &run.end else { return None };
+        let hook =
+            if run.place.hook == Some("output") { ForeignHook::Output } else { ForeignHook::Prerouting };
+        let family = AddressFamily::of(self.to.ip());
+        let (protocol, to, port) = (self.protocol.number(), Some(self.to.ip()), self.to.port());
+        let (from, link) = (Some(seen.from.ip()), seen.link_in.map(|index| self.link(index)));
+        let first = ForeignNat::open(hook).ok()??.first(&Probe { family, protocol, to, port, from, link });
+        let first = first.ok()?.filter(|first| first.handle == rule.handle && first.chain == rule.chain)?;
+        let (reason, fix) = check_node::advice(&first);
+        Some(format!("{reason}\n{fix}"))
     }
 
     fn reason(&self, seen: &TracedPacket) -> Option<String> {

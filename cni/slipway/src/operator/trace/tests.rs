@@ -20,6 +20,10 @@ impl Facts for Known {
         ", where nothing listens on the port".to_owned()
     }
 
+    fn translator(&self, _seen: &TracedPacket, _run: &journey::Run) -> Option<String> {
+        Some("the rule was left behind".to_owned())
+    }
+
     fn reason(&self, _seen: &TracedPacket) -> Option<String> {
         Some("It is dropped: the node does not forward.".to_owned())
     }

@@ -20,6 +20,9 @@ pub(super) trait Facts {
     fn listener(&self) -> String;
     /// The reason why the packet is not seen again, as far as the node's settings show it.
     fn reason(&self, seen: &TracedPacket) -> Option<String>;
+    /// What is to be known of the rule at the end of a run that has translated the packet: why it is there, and what to
+    /// do.
+    fn translator(&self, seen: &TracedPacket, run: &Run) -> Option<String>;
 }
 
 /// A packet's way in words.
@@ -31,6 +34,8 @@ pub(super) struct Description {
     pub(super) steps: Vec<(&'static str, String)>,
     pub(super) outcome: String,
     pub(super) dropped: bool,
+    /// True if the last step has the destination's translation already.
+    is_translated: bool,
 }
 
 impl Description {
@@ -45,15 +50,18 @@ impl Description {
             steps: Vec::new(),
             outcome: String::new(),
             dropped: matches!(journey.exit, Exit::Dropped | Exit::Lost),
+            is_translated: false,
         };
-        let mut before = first;
+        let mut before: (&TracedPacket, Option<&Run>) = (first, None);
         for run in &journey.runs {
-            all.changes(before, &run.seen);
+            all.translator(before, &run.seen, facts);
+            all.changes(before.0, &run.seen);
             all.run(run, protocol, facts);
-            before = &run.seen;
+            before = (&run.seen, Some(run));
         }
         if let Exit::Input(seen) | Exit::Postrouting(seen) = &journey.exit {
-            all.changes(before, seen);
+            all.translator(before, seen, facts);
+            all.changes(before.0, seen);
         }
         all.outcome = outcome(journey, facts);
         all
@@ -88,9 +96,32 @@ impl Description {
         self.steps.push((stage, what.into()));
     }
 
+    /// Names the rule of another program that has translated the destination, as the last one that it met.
+    fn translator(&mut self, before: (&TracedPacket, Option<&Run>), after: &TracedPacket, facts: &dyn Facts) {
+        let (seen, Some(run)) = before else { return };
+        let End::Accepted(rule) = &run.end else { return };
+        if seen.to == after.to || !is_translator(run) {
+            return;
+        }
+        let table = &run.place.table;
+        let text = rule.text.as_ref().map(|text| format!(" `{text}`")).unwrap_or_default();
+        let mut what = format!(
+            "chain {} of table {table}: the rule with handle {}{text} translates it before the table of published ports sees it",
+            rule.chain, rule.handle
+        );
+        if let Some(more) = facts.translator(seen, run) {
+            let _written = write!(what, "\n{more}");
+        }
+        // In place of the line that the chain was passed.
+        self.steps.pop();
+        let _written = write!(what, "\nthe destination becomes {}", after.to);
+        self.step(stage(run), what);
+        self.is_translated = true;
+    }
+
     /// The translations between two points of the way.
     fn changes(&mut self, before: &TracedPacket, after: &TracedPacket) {
-        if before.to != after.to {
+        if before.to != after.to && !std::mem::take(&mut self.is_translated) {
             self.translated("lookup", &format!("the destination becomes {}", after.to));
         }
         if before.from != after.from {
@@ -187,6 +218,13 @@ impl Description {
     }
 }
 
+/// True if a rule of another program ended an early chain. Chains of the iptables backend, and of the reference, are none.
+fn is_translator(run: &Run) -> bool {
+    let is_early = matches!(run.place.hook, Some("prerouting" | "output"));
+    let is_foreign = |rule: &ByRule| !run.place.is_own() && !rule.chain.starts_with("CNI-");
+    is_early && matches!(&run.end, End::Accepted(rule) if is_foreign(rule))
+}
+
 fn stage(run: &Run) -> &'static str {
     run.place.hook.unwrap_or("netfilter")
 }
@@ -225,7 +263,13 @@ fn outcome(journey: &Journey, facts: &dyn Facts) -> String {
         Exit::Input(_) => format!("It goes to the node itself{}.", facts.listener()),
         Exit::Postrouting(seen) => {
             let by = seen.link_out.map(|index| format!(" by {}", facts.link(index))).unwrap_or_default();
-            let of = if seen.to == journey.first.to { None } else { facts.owner() };
+            let is_ours = journey.runs.iter().any(|run| {
+                run.place.is_own()
+                    && matches!(run.place.hook, Some("prerouting" | "output"))
+                    && !run.path.is_empty()
+            });
+            let is_foreign = !is_ours && journey.runs.iter().any(is_translator);
+            let of = if seen.to == journey.first.to || is_foreign { None } else { facts.owner() };
             format!("It leaves for {}{by}{}.", seen.to, of.map(|of| format!(": {of}")).unwrap_or_default())
         }
         Exit::Lost => {

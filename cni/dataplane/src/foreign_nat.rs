@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Rules of other programs that translate packets to a published port before the table of published ports sees them.
+//!
+//! The chains of type nat are asked in the order of their priority, and the first one that translates a connection has
+//! it. Ours comes just behind the usual position, so that Services are found first: thus also a rule that a program
+//! left behind when its container went.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+
+use cni_kernel::route::{RouteKind, RouteSocket};
+pub use cni_nftables::Hook;
+pub use cni_nftables::probe::Probe;
+use cni_nftables::probe::{self, Action, Data, EncodedRule, Surroundings, Unknown};
+use cni_nftables::{
+    ChainInfo, ChainKind, Error as NftError, Family, SetInfo, Socket, TableId, TableInfo, Verdict,
+};
+
+use crate::nftables::schema;
+use crate::{AddressFamily, Error, HostAddress, HostPorts, PublishedPort};
+
+/// The deepest way from chain to chain (`NFT_JUMP_STACK_SIZE`).
+const DEEPEST: usize = 16;
+/// The rules that are walked through at most for one port: a service proxy may have a hundred thousand.
+const MOST_RULES: usize = 20_000;
+/// The same at an ADD, which must not become slower.
+const MOST_RULES_OF_ADD: usize = 500;
+/// The objects in all tables of other programs up to which an ADD lists their chains.
+const MOST_OBJECTS_OF_ADD: u32 = 1000;
+/// Tables whose base chains an ADD finds by name, and those names. A living service proxy is left out.
+const KNOWN: [(&str, &str); 3] =
+    [("nat", "PREROUTING"), ("docker-bridges", "nat-PREROUTING"), ("netavark", "PREROUTING")];
+const SERVICES: &str = "kube-proxy";
+/// The tables of iptables without translations.
+const WITHOUT_NAT: [&str; 4] = ["filter", "mangle", "raw", "security"];
+/// The beginning of a container's chain, of ours or of the reference's, in the tables of iptables.
+const OWN: &str = "CNI-DN-";
+
+/// The program that keeps a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    KubeProxy,
+    Docker,
+    Netavark,
+    Other,
+}
+
+impl Engine {
+    /// Its name; none for another program.
+    #[must_use]
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::KubeProxy => Some("kube-proxy"),
+            Self::Docker => Some("Docker"),
+            Self::Netavark => Some("netavark"),
+            Self::Other => None,
+        }
+    }
+
+    fn of(table: &TableId, path: &[String]) -> Self {
+        let any = |begin: &str| path.iter().any(|chain| chain.starts_with(begin));
+        match table.name.as_str() {
+            "kube-proxy" => Self::KubeProxy,
+            "docker-bridges" => Self::Docker,
+            "netavark" => Self::Netavark,
+            _ if any("KUBE-") => Self::KubeProxy,
+            _ if any("DOCKER") => Self::Docker,
+            _ if any("NETAVARK") => Self::Netavark,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A rule that translates first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Translation {
+    pub table: TableId,
+    /// The chain with the rule.
+    pub chain: String,
+    pub handle: u64,
+    /// The element of a map that has the target: the map, and the key in nft's words.
+    pub element: Option<(String, String)>,
+    /// The base chain, and its priority.
+    pub base: String,
+    pub priority: i32,
+    pub engine: Engine,
+    /// The address; none if it is one of the node, or unknown.
+    pub to: Option<IpAddr>,
+    /// The port; none if it stays.
+    pub port: Option<u16>,
+    /// False if it depends on a part of the packet that is unknown.
+    pub is_certain: bool,
+}
+
+impl Translation {
+    /// The place of the rule, for people.
+    #[must_use]
+    pub fn rule(&self) -> String {
+        format!("the rule with handle {} in chain {} of table {}", self.handle, self.chain, self.table)
+    }
+
+    /// The target, for people.
+    #[must_use]
+    pub fn target(&self) -> String {
+        match (self.to, self.port) {
+            (Some(to), Some(port)) => SocketAddr::new(to, port).to_string(),
+            (Some(to), None) => to.to_string(),
+            (None, Some(port)) => format!("port {port} of the node"),
+            (None, None) => "an unknown address".to_owned(),
+        }
+    }
+
+    /// The command that deletes the rule, or its element for the port.
+    #[must_use]
+    pub fn deletion(&self) -> String {
+        if let Some((map, key)) = &self.element {
+            return format!("nft delete element {} {map} {{ {key} }}", self.table);
+        }
+        format!("nft delete rule {} {} handle {}", self.table, self.chain, self.handle)
+    }
+}
+
+impl fmt::Display for Translation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} translates it to {}", self.rule(), self.target())
+    }
+}
+
+/// Rules that were read, by table and chain.
+type Rules = BTreeMap<(TableId, String), Rc<Vec<EncodedRule>>>;
+
+/// A reader of the other programs' chains.
+#[derive(Debug)]
+pub struct ForeignNat {
+    socket: Socket,
+    bases: Vec<ChainInfo>,
+    most_rules: usize,
+    /// True if chains of a service proxy are followed.
+    follows_services: bool,
+    rules: RefCell<Rules>,
+    sets: RefCell<BTreeMap<(TableId, String), Option<SetInfo>>>,
+}
+
+/// True if a base chain may translate packets before ours.
+fn is_earlier(chain: &ChainInfo, hook: Hook) -> bool {
+    chain.table != schema::table()
+        && chain.base.is_some_and(|base| {
+            base.kind == ChainKind::Nat && base.hook == hook && base.priority < schema::BEHIND_DSTNAT
+        })
+}
+
+impl ForeignNat {
+    /// Reads the base chains of other programs that come before ours at a hook; none if there are none, or no nf_tables.
+    ///
+    /// # Errors
+    /// nf_tables cannot be read.
+    pub fn open(hook: Hook) -> Result<Option<Self>, Error> {
+        let socket = match Socket::open() {
+            Err(error) if error.unsupported().is_some() => return Ok(None),
+            other => other.map_err(|e| Error::kernel("reach nf_tables", e))?,
+        };
+        let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
+        let bases = chains.into_iter().filter(|chain| is_earlier(chain, hook)).collect();
+        Ok(Self::of(socket, bases))
+    }
+
+    fn of(socket: Socket, mut bases: Vec<ChainInfo>) -> Option<Self> {
+        // Of two chains with one priority the kernel asks the newer one first, and lists tables by age.
+        bases.reverse();
+        bases.sort_by_key(|chain| chain.base.map(|base| base.priority));
+        let (rules, sets) = (RefCell::default(), RefCell::default());
+        let all = Self { socket, bases, most_rules: MOST_RULES, follows_services: true, rules, sets };
+        (!all.bases.is_empty()).then_some(all)
+    }
+
+    /// As [`Self::open`] for the hook of received packets, by the names of the node's tables and with few questions.
+    fn by_tables(tables: &[TableInfo]) -> Result<Option<Self>, NftError> {
+        let candidates: Vec<&TableInfo> = tables.iter().filter(|table| may_translate(&table.id)).collect();
+        if candidates.is_empty() {
+            return Ok(None);
+        }
+        let socket = Socket::open()?;
+        let mut bases = Vec::new();
+        let mut are_all_known = true;
+        for table in &candidates {
+            let known = KNOWN.iter().find(|(name, _)| *name == table.id.name);
+            let chain = known.map_or(Ok(None), |(_, chain)| socket.chain(&table.id, chain))?;
+            are_all_known &= chain.is_some();
+            bases.extend(chain);
+        }
+        if !are_all_known {
+            let objects: u32 = tables.iter().map(|table| table.uses).sum();
+            if objects > MOST_OBJECTS_OF_ADD {
+                log::debug!("too many chains to look for other programs' translations");
+            } else {
+                bases = socket.all_chains()?;
+            }
+        }
+        bases.retain(|chain| is_earlier(chain, Hook::Prerouting) && chain.table.name != SERVICES);
+        let all = Self::of(socket, bases);
+        Ok(all.map(|all| Self { most_rules: MOST_RULES_OF_ADD, follows_services: false, ..all }))
+    }
+
+    fn rules(&self, table: &TableId, chain: &str) -> Result<Rc<Vec<EncodedRule>>, Error> {
+        let key = (table.clone(), chain.to_owned());
+        if let Some(known) = self.rules.borrow().get(&key) {
+            return Ok(Rc::clone(known));
+        }
+        let read = self.socket.encoded_rules(table, chain);
+        let read =
+            Rc::new(read.map_err(|e| Error::kernel(format!("list rules of chain {table} {chain}"), e))?);
+        self.rules.borrow_mut().insert(key, Rc::clone(&read));
+        Ok(read)
+    }
+
+    /// The probe for a published port.
+    #[must_use]
+    pub fn probe(host: &HostPorts, port: u16) -> Probe {
+        let to = match host.address {
+            HostAddress::One(address) => Some(address),
+            HostAddress::Any(_) => None,
+        };
+        let (family, protocol) = (host.address.family(), host.protocol.number());
+        Probe { family, protocol, to, port, from: None, link: None }
+    }
+
+    /// The first rule that translates a packet. One that may apply is returned only if none surely applies.
+    ///
+    /// # Errors
+    /// nf_tables cannot be read.
+    pub fn first(&self, probe: &Probe) -> Result<Option<Translation>, Error> {
+        let mut walk = Walk { all: self, probe, left: self.most_rules, uncertain: None };
+        for base in &self.bases {
+            let fits = match base.table.family {
+                Family::Ip => probe.family == AddressFamily::V4,
+                Family::Ip6 => probe.family == AddressFamily::V6,
+                _ => true,
+            };
+            let Some(hooked) = base.base.filter(|_| fits) else { continue };
+            let mut path = Vec::new();
+            let found = walk.chain(&base.table, &base.name, &mut path, true)?;
+            let finish = |found: Translation| Translation {
+                base: base.name.clone(),
+                priority: hooked.priority,
+                ..found
+            };
+            walk.uncertain =
+                walk.uncertain.take().map(|held| if held.base.is_empty() { finish(held) } else { held });
+            match found {
+                After::Translated(found) => return Ok(Some(finish(*found))),
+                After::Ours => break,
+                After::Returned | After::Ended => {}
+            }
+        }
+        Ok(walk.uncertain)
+    }
+}
+
+/// What follows a chain.
+enum After {
+    /// The calling chain continues.
+    Returned,
+    /// The base chain has ended.
+    Ended,
+    /// A mapping of a container, in chains of iptables, has translated the packet.
+    Ours,
+    Translated(Box<Translation>),
+}
+
+/// True if a table of other programs may have chains that translate.
+fn may_translate(table: &TableId) -> bool {
+    let of_iptables =
+        matches!(table.family, Family::Ip | Family::Ip6) && WITHOUT_NAT.contains(&table.name.as_str());
+    let translates = matches!(table.family, Family::Ip | Family::Ip6 | Family::Inet);
+    translates && !of_iptables && !table.name.starts_with(schema::DEFINITION.name) && table.name != SERVICES
+}
+
+/// Warns of rules of other programs that translate packets to these ports first. `tables` are those of the node.
+pub(crate) fn warn(ports: &[PublishedPort], tables: impl FnOnce() -> Vec<TableInfo>) {
+    if !log::log_enabled!(log::Level::Warn) {
+        return;
+    }
+    let found = match ForeignNat::by_tables(&tables()) {
+        Ok(None) => return,
+        Ok(Some(found)) => found,
+        Err(error) => return log::debug!("look for other programs' translations: {error}"),
+    };
+    for port in ports {
+        match found.first(&ForeignNat::probe(&port.host, port.host.first)) {
+            Ok(Some(first)) if first.is_certain || first.to.is_some() => {
+                let translates = if first.is_certain { "translates" } else { "may translate" };
+                let target = first.target();
+                log::warn!(
+                    "host port {}: {} comes before and {translates} it to {target}: `slipway check-node` says more",
+                    port.host,
+                    first.rule()
+                );
+            }
+            Ok(_) => {}
+            Err(error) => return log::debug!("look for other programs' translations: {error}"),
+        }
+    }
+}
+
+/// The way of one packet through the chains.
+struct Walk<'a> {
+    all: &'a ForeignNat,
+    probe: &'a Probe,
+    /// The rules that may still be read.
+    left: usize,
+    /// The first rule that may translate.
+    uncertain: Option<Translation>,
+}
+
+impl Walk<'_> {
+    fn chain(
+        &mut self,
+        table: &TableId,
+        name: &str,
+        path: &mut Vec<String>,
+        is_certain: bool,
+    ) -> Result<After, Error> {
+        if path.len() >= DEEPEST || self.left == 0 {
+            return Ok(After::Returned);
+        }
+        if name.starts_with("KUBE-") && !self.all.follows_services {
+            return Ok(After::Returned);
+        }
+        path.push(name.to_owned());
+        let rules = self.all.rules(table, name)?;
+        self.left = self.left.saturating_sub(rules.len());
+        let mut after = After::Returned;
+        let surroundings = Sets { all: self.all, table, found: RefCell::default() };
+        for rule in rules.iter() {
+            surroundings.found.take();
+            let Some(effect) = probe::effect(&rule.expressions, self.probe, &surroundings) else { continue };
+            let sure = is_certain && effect.is_certain;
+            let (to, port) = match effect.action {
+                Action::Continue => continue,
+                Action::Translate(to, port) => (to, port),
+                Action::Redirect(port) => (None, Some(port.unwrap_or(self.probe.port))),
+                Action::Verdict(verdict) => match self.verdict(verdict, table, path, sure)? {
+                    None => continue,
+                    Some(ends) => {
+                        after = ends;
+                        break;
+                    }
+                },
+            };
+            if name.starts_with(OWN) {
+                after = if sure { After::Ours } else { continue };
+                break;
+            }
+            let (engine, element) = (Engine::of(table, path), surroundings.found.take());
+            let (table, chain, handle) = (table.clone(), name.to_owned(), rule.handle);
+            let (base, priority, is_certain) = (String::new(), 0, sure);
+            let found =
+                Translation { table, chain, handle, element, base, priority, engine, to, port, is_certain };
+            if sure {
+                after = After::Translated(Box::new(found));
+                break;
+            }
+            self.uncertain.get_or_insert(found);
+        }
+        path.pop();
+        Ok(after)
+    }
+
+    /// What a verdict does to the chain with the rule; none if the chain continues. A verdict that may not have been met
+    /// ends nothing.
+    fn verdict(
+        &mut self,
+        verdict: Verdict,
+        table: &TableId,
+        path: &mut Vec<String>,
+        sure: bool,
+    ) -> Result<Option<After>, Error> {
+        let (next, returns) = match verdict {
+            Verdict::Jump(next) => (next, true),
+            Verdict::Goto(next) => (next, false),
+            Verdict::Return => return Ok(sure.then_some(After::Returned)),
+            Verdict::Accept | Verdict::Drop => return Ok(sure.then_some(After::Ended)),
+            Verdict::Continue => return Ok(None),
+        };
+        Ok(match self.chain(table, &next, path, sure)? {
+            After::Returned if returns || !sure => None,
+            After::Ended | After::Ours if !sure => None,
+            after => Some(after),
+        })
+    }
+}
+
+/// The sets of a table.
+struct Sets<'a> {
+    all: &'a ForeignNat,
+    table: &'a TableId,
+    /// The last element of a map that was found: the map, and the key in nft's words.
+    found: RefCell<Option<(String, String)>>,
+}
+
+impl Sets<'_> {
+    fn set(&self, name: &str) -> Option<SetInfo> {
+        let key = (self.table.clone(), name.to_owned());
+        let mut known = self.all.sets.borrow_mut();
+        known.entry(key).or_insert_with(|| self.all.socket.set(self.table, name).ok().flatten()).clone()
+    }
+}
+
+impl Surroundings for Sets<'_> {
+    fn element(&self, set: &str, key: &dyn Fn(usize) -> Option<Vec<u8>>) -> Result<Option<Data>, Unknown> {
+        let info = self.set(set).ok_or(Unknown)?;
+        let len = usize::try_from(info.key_len).map_err(|_| Unknown)?;
+        let found = self.all.socket.element_by_bytes(self.table, &info, &key(len).ok_or(Unknown)?)?;
+        Ok(found.map(|(key, data)| {
+            if matches!(&data, Data::Bytes(bytes) if !bytes.is_empty()) {
+                self.found.replace(Some((set.to_owned(), key)));
+            }
+            data
+        }))
+    }
+
+    fn is_local(&self, address: IpAddr) -> bool {
+        let route = RouteSocket::open().and_then(|socket| socket.route_to(address));
+        route.is_ok_and(|route| route.kind == RouteKind::Local)
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Chains of other programs at the forward hook that drop by default.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use cni_dataplane::dropping::{self, DroppingChain, Form};
+use cni_dataplane::iptables::Variant;
+use cni_dataplane::node::{self, ForwardChain};
+use cni_dataplane::{AddressFamily, Backend, Dataplane};
+
+use super::{Finding, State};
+
+/// The consequence of a chain that drops.
+const REASON: &str = "traffic to and from containers passes only if one of its rules accepts it";
+
+/// All findings about them.
+pub(super) fn findings() -> Vec<Finding> {
+    let mut found = of_nftables();
+    found.extend(legacy(AddressFamily::V4));
+    found.extend(legacy(AddressFamily::V6));
+    found
+}
+
+/// The chains that drop forwarded packets of a family unless one of their rules accepts them.
+pub(in crate::operator) fn dropping_chains(family: AddressFamily) -> Vec<DroppingChain> {
+    let of_other = match family {
+        AddressFamily::V4 => "ip6 ",
+        AddressFamily::V6 => "ip ",
+    };
+    let chains = node::forward_chains().unwrap_or_default();
+    let dropping = chains.iter().filter(|chain| chain.drops && !chain.name.starts_with(of_other));
+    let mut all: Vec<DroppingChain> = dropping.map(DroppingChain::of_nftables).collect();
+    let (command, tables) = legacy_names(family);
+    if legacy_tables(tables).iter().any(|table| table == "filter")
+        && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
+    {
+        let name = format!("FORWARD of {command}");
+        all.push(DroppingChain::of_iptables(Variant::Legacy, family, name));
+    }
+    all
+}
+
+fn of_nftables() -> Vec<Finding> {
+    let chains = match node::forward_chains() {
+        Ok(chains) => chains,
+        Err(error) => {
+            return vec![Finding::new("chains at the forward hook", State::Warning, error.to_string())];
+        }
+    };
+    if chains.iter().all(|chain| !chain.drops) {
+        let found = match chains.len() {
+            0 => "none".to_owned(),
+            count => format!("{count}, none drops by default"),
+        };
+        return vec![Finding::ok("chains of other programs at the forward hook", found)];
+    }
+    let dropping = chains.iter().filter(|chain| chain.drops);
+    let of_chain = |chain: &ForwardChain| {
+        let family = match chain.name.split_once(' ') {
+            Some(("ip", _)) => Some(AddressFamily::V4),
+            Some(("ip6", _)) => Some(AddressFamily::V6),
+            _ => None,
+        };
+        let found = format!("policy drop at the forward hook, {} rules", chain.rules);
+        finding(&DroppingChain::of_nftables(chain), format!("chain {}", chain.name), found, family)
+    };
+    dropping.map(of_chain).collect()
+}
+
+/// The finding about a chain that drops. One that accepts the published ports of all containers is only noted.
+fn finding(chain: &DroppingChain, what: String, found: String, family: Option<AddressFamily>) -> Finding {
+    let published = Dataplane::default().list().unwrap_or_default();
+    let of_family = |ip: &IpAddr| family.is_none_or(|family| AddressFamily::of(*ip) == family);
+    let mut containers = published.iter().map(|one| one.port.container).filter(of_family).peekable();
+    if containers.peek().is_some() && containers.all(|container| chain.admits(container)) {
+        return Finding::new(what, State::Note, format!("{found}; it accepts the published ports"))
+            .reason(REASON);
+    }
+    let networks = dropping::container_networks().unwrap_or_default();
+    Finding::new(what, State::Warning, found).reason(REASON).fix(remedy(chain, &chain.commands(&networks)))
+}
+
+/// The remedy for a chain that drops. What stands between backquotes works when it is pasted.
+fn remedy(chain: &DroppingChain, commands: &str) -> String {
+    const PLUGIN: &str =
+        "or chain the plugin firewall with backend iptables, which does so for each container";
+    match chain.form {
+        Form::DockerUser => {
+            format!("`{commands}`: Docker leaves DOCKER-USER alone, but a boot empties it; {PLUGIN}")
+        }
+        Form::Iptables => format!(
+            "`{commands}`, until FORWARD is loaded again (ufw: DEFAULT_FORWARD_POLICY in /etc/default/ufw; where Docker \
+             runs, in its chain DOCKER-USER); {PLUGIN}"
+        ),
+        Form::DockerNftables => format!(
+            "`{commands}`, until Docker starts again; lasting: \"ip-forward-no-drop\": true in /etc/docker/daemon.json, \
+             or forwarding that is on before Docker starts (/etc/sysctl.d)"
+        ),
+        Form::Nftables => format!(
+            "add rules to it that accept the containers' network in both directions, where the chain is defined, and \
+             now: `{commands}`"
+        ),
+        Form::Bridge => "add rules to it that accept the containers' network in both directions".to_owned(),
+    }
+}
+
+/// The command, and the list of tables, of legacy iptables for a family.
+const fn legacy_names(family: AddressFamily) -> (&'static str, &'static str) {
+    match family {
+        AddressFamily::V4 => ("iptables-legacy", "ip_tables_names"),
+        AddressFamily::V6 => ("ip6tables-legacy", "ip6_tables_names"),
+    }
+}
+
+fn legacy_tables(names: &str) -> Vec<String> {
+    let text = fs::read_to_string(Path::new("/proc/self/net").join(names)).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The tables of legacy iptables, which nft does not list.
+fn legacy(family: AddressFamily) -> Vec<Finding> {
+    let (command, names) = legacy_names(family);
+    let what = format!("tables of {command}");
+    let tables = legacy_tables(names);
+    if tables.is_empty() {
+        return vec![Finding::ok(what, "none")];
+    }
+    let active = Finding::new(what, State::Note, tables.join(", "))
+        .reason("their chains see the traffic, and nft does not list them");
+    if !tables.iter().any(|table| table == "filter") {
+        return vec![active];
+    }
+    let chain = format!("{command} FORWARD");
+    let policy = match legacy_policy(command) {
+        Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
+        Some(policy) => {
+            let dropping = DroppingChain::of_iptables(Variant::Legacy, family, chain.clone());
+            finding(&dropping, chain, format!("policy {policy}"), Some(family))
+        }
+        None => Finding::new(chain, State::Warning, "unknown: the command is missing")
+            .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
+            .fix(format!("look at it with `{command} -S FORWARD`")),
+    };
+    vec![active, policy]
+}
+
+/// Asks the command; only when the table is loaded, or asking would load it.
+fn legacy_policy(command: &str) -> Option<String> {
+    let mut asking = Command::new(command);
+    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = asking.output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    policy_of(&text).map(ToOwned::to_owned)
+}
+
+/// The policy in the output of `iptables -S FORWARD`.
+fn policy_of(rules: &str) -> Option<&str> {
+    rules.lines().find_map(|line| line.strip_prefix("-P FORWARD "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_is_found_among_the_rules() {
+        let rules = "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n";
+        assert_eq!(policy_of(rules), Some("DROP"));
+        assert_eq!(policy_of("-A FORWARD -j X\n"), None);
+    }
+}
