@@ -71,7 +71,8 @@ fn a_dump_is_repeated_when_the_ruleset_changes() {
         let keys: HashSet<&Vec<Value>> = elements.iter().collect();
         assert_eq!(keys.len(), elements.len());
         assert_eq!(keys.len(), 5000 + 3 + 1);
-        assert_eq!((attempts, disturbances), (4, 3));
+        // The kernel interrupts a dump, too, when it enlarges the hash table meanwhile.
+        assert!(attempts > 3 && disturbances == 3, "{attempts} attempts, {disturbances} disturbances");
     });
 }
 
