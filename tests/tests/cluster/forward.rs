@@ -2,10 +2,13 @@
 
 //! Docker and ufw set the policy DROP in iptables' chain FORWARD.
 
+use std::time::Duration;
+
 use cni_dataplane::iptables::forward;
 use slipway_tests::{Proto, at, skip};
 use slipwayd::cluster::desired::TunnelMode;
 
+use crate::repairs::with_agent;
 use crate::{Lab, all_reach_each_other};
 
 const COMMANDS: [&str; 2] = ["iptables", "ip6tables"];
@@ -52,6 +55,25 @@ fn pods_reach_each_other_where_iptables_nft_drops() {
 #[test]
 fn pods_reach_each_other_where_iptables_legacy_drops() {
     pods_reach_each_other_where_forward_drops("legacy");
+}
+
+/// Docker starts after the agent.
+#[test]
+fn a_policy_that_turns_to_drop_is_seen_at_once() {
+    let mut lab = Lab::new(1, TunnelMode::Never);
+    lab.settle();
+    let node = lab.node(1);
+    with_agent(&lab, 1, || {
+        for command in COMMANDS {
+            node.cmd(&format!("{command}-nft -P FORWARD DROP"));
+            let rules = || node.cmd(&format!("{command}-nft -S FORWARD"));
+            // Without a notification it would be the next comparison, after half a minute.
+            let took = slipway_tests::until(Duration::from_secs(5), "the rules", || {
+                rules().matches("made by slipway").count() == 2
+            });
+            println!("{command}: rules after {took:?}");
+        }
+    });
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError};
+use cni_nftables::notify::{self, TableChange};
+use cni_nftables::{Family, TableId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -56,7 +58,12 @@ pub async fn run(
 ) -> Result<(), AgentError> {
     let groups = [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
     let kept = Arc::<Mutex<OwnObjects>>::default();
-    let mut kernel = follow(Notifications::open(&groups)?, Arc::clone(&kept)).map_err(AgentError::Start)?;
+    // One report stands for all changes until it is received.
+    let (sender, mut kernel) = mpsc::channel(1);
+    if settings.accepts_forwarded {
+        follow_rules(sender.clone()).map_err(AgentError::Start)?;
+    }
+    follow(Notifications::open(&groups)?, Arc::clone(&kept), sender).map_err(AgentError::Start)?;
     let mut resync = interval(RESYNC);
     resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The next comparison, if one is due.
@@ -106,9 +113,8 @@ async fn compare(
 fn follow(
     mut kernel: Notifications,
     kept: Arc<Mutex<OwnObjects>>,
-) -> io::Result<mpsc::Receiver<Result<(), RouteError>>> {
-    // One report stands for all changes until it is received.
-    let (sender, receiver) = mpsc::channel(1);
+    sender: mpsc::Sender<Result<(), RouteError>>,
+) -> io::Result<()> {
     let work = move || {
         while !sender.is_closed() {
             let concerns_us = match kernel.next(ALIVE) {
@@ -126,8 +132,47 @@ fn follow(
             }
         }
     };
-    thread::Builder::new().name("kernel".to_owned()).spawn(work)?;
-    Ok(receiver)
+    thread::Builder::new().name("kernel".to_owned()).spawn(work).map(drop)
+}
+
+/// Waits for changes of the tables of iptables, whose chain FORWARD may drop packets from now on, in a thread of its own.
+/// Legacy iptables and kernels without nf_tables report none: the next comparison finds those.
+fn follow_rules(sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> {
+    let mut rules = match notify::Notifications::open() {
+        Ok(rules) => rules,
+        Err(error) => {
+            log::info!("changes of the chain FORWARD are seen after {} s only: {error}", RESYNC.as_secs());
+            return Ok(());
+        }
+    };
+    let work = move || {
+        while !sender.is_closed() {
+            let concerns_us = match rules.next(ALIVE) {
+                Ok(None) => continue,
+                Ok(Some(notify::Notification::Lost)) => true,
+                Ok(Some(notify::Notification::Generation(generation))) => {
+                    generation.tables.iter().any(|(table, change)| may_drop(table, *change))
+                }
+                Err(error) => {
+                    log::warn!(
+                        "changes of the chain FORWARD are seen after {} s only: {error}",
+                        RESYNC.as_secs()
+                    );
+                    return;
+                }
+            };
+            if concerns_us {
+                let _ = sender.try_send(Ok(()));
+            }
+        }
+    };
+    thread::Builder::new().name("rules".to_owned()).spawn(work).map(drop)
+}
+
+/// True if a chain FORWARD of iptables may have changed.
+fn may_drop(table: &TableId, change: TableChange) -> bool {
+    let is_iptables = matches!(table.family, Family::Ip | Family::Ip6) && table.name == "filter";
+    is_iptables && matches!(change, TableChange::Contents | TableChange::Deleted)
 }
 
 /// The agent's objects in the kernel: changes of anything else cause no comparison.
