@@ -370,17 +370,43 @@ impl RouteSocket {
     /// routes last (`fib6_walk_continue`). None also if a rule leads to another table, or if there are several
     /// next hops.
     fn found_ipv6_default(&self) -> Option<Route> {
-        /// `linux/rtnetlink.h`: reply with the route itself.
-        const RTM_F_FIB_MATCH: u32 = 0x2000;
-        let mut message = lookup_request(Ipv6Addr::UNSPECIFIED.into());
-        message.header.flags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
-        let action = format_args!("find IPv6 default route");
-        let found = self
-            .transport
-            .get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, MAIN_TABLE));
-        let routes = found.inspect_err(|error| log::debug!("{error}")).ok()?;
+        let routes = self.matching(Ipv6Addr::UNSPECIFIED.into(), MAIN_TABLE)?;
         let [route] = <[Route; 1]>::try_from(routes).ok()?;
         route.is_default_by_link().then_some(route)
+    }
+
+    /// The routes by which the node's packets to far destinations leave, in the tables that rules lead to: the default
+    /// route, or those to half of all addresses that a VPN puts before it. Empty if there is none.
+    pub fn routes_to_anywhere(&self, family: AddressFamily) -> Vec<Route> {
+        /// The longest prefix that counts as anywhere.
+        const HALF: u8 = 1;
+        const ANY_TABLE: u32 = 0;
+        // An address in each half, to which nobody has a route of its own.
+        let far: [IpAddr; 2] = match family {
+            AddressFamily::V4 => [[1, 255, 255, 254].into(), [223, 255, 255, 254].into()],
+            AddressFamily::V6 => {
+                [[0x3eff, 0xffff, 0, 0, 0, 0, 0, 1].into(), [0xbfff, 0, 0, 0, 0, 0, 0, 1].into()]
+            }
+        };
+        let found = far.into_iter().filter_map(|address| self.matching(address, ANY_TABLE)).flatten();
+        found
+            .filter(|route| {
+                route.dst.prefix_len() <= HALF && route.link.is_some() && route.kind == RouteKind::Unicast
+            })
+            .collect()
+    }
+
+    /// The route in a table, or in any for 0, that a lookup of the address ends at, with all its next hops. None if there is
+    /// none, or one that refuses packets.
+    fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
+        /// `linux/rtnetlink.h`: reply with the route itself.
+        const RTM_F_FIB_MATCH: u32 = 0x2000;
+        let mut message = lookup_request(address);
+        message.header.flags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
+        let action = format_args!("find the route that leads to {address}");
+        let found =
+            self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, table));
+        found.inspect_err(|error| log::debug!("{error}")).ok()
     }
 
     /// The route of the node's own packets to `address`, as `ip route get` prints it.

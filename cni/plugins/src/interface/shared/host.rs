@@ -35,20 +35,29 @@ impl Host {
         Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
     }
 
-    /// The MTU for a new pair: the configuration's, or that of the default route's link, or else the kernel's
-    /// default. The reference always uses the kernel's default of 1,500 bytes, too much for a tunnel.
+    /// The MTU for a new pair: the configuration's, or the smallest that a packet meets by the default route or by what a VPN
+    /// has put in its place, or else the kernel's default. The reference always uses the kernel's default of 1,500 bytes,
+    /// too much for a tunnel.
     pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
         if wanted.is_some() {
             return Ok(wanted);
         }
         for family in AddressFamily::BOTH {
-            let link = RouteSocket::open().and_then(|route| route.default_link(family)).map_err(failed)?;
-            let Some(index) = link else { continue };
-            return match self.route.link_by_index(index) {
-                Ok(link) => Ok(Some(link.mtu.min(MAX_MTU))),
-                Err(error) if error.is_not_found() => Ok(None),
-                Err(error) => Err(failed(error)),
-            };
+            let mut routes = self.route.routes_to_anywhere(family);
+            // Mostly both halves are one default route.
+            routes.dedup();
+            let mut smallest: Option<u32> = None;
+            for route in routes {
+                let link = match self.route.link_by_index(route.link.unwrap_or_default()) {
+                    Err(error) if error.is_not_found() => continue,
+                    other => other.map_err(failed)?,
+                };
+                let mtu = if route.mtu == 0 { link.mtu } else { link.mtu.min(route.mtu) };
+                smallest = Some(smallest.map_or(mtu, |other| other.min(mtu)));
+            }
+            if let Some(mtu) = smallest {
+                return Ok(Some(mtu.min(MAX_MTU)));
+            }
         }
         Ok(None)
     }
