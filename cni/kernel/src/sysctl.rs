@@ -85,17 +85,26 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
     Ok(value)
 }
 
-/// Writes a setting.
+/// Writes a setting. One that cannot be written, in a read-only `/proc/sys`, and has the value already, needs no writing.
 ///
 /// # Errors
 /// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
-    OpenOptions::new()
+    let written = OpenOptions::new()
         .write(true)
         .open(path(DIRECTORY.as_ref(), name)?)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
-        .inspect(|()| log::debug!("set sysctl {name} to {value:?}"))
+        .and_then(|mut file| file.write_all(value.as_bytes()));
+    match written {
+        Err(source) if get(name).is_ok_and(|present| present == value) => {
+            log::debug!("sysctl {name} cannot be written, and is {value:?} already: {source}");
+            Ok(())
+        }
+        Err(source) => Err(SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source }),
+        Ok(()) => {
+            log::debug!("set sysctl {name} to {value:?}");
+            Ok(())
+        }
+    }
 }
 
 /// Writes a setting unless it has the value already. Returns true if it wrote. For settings of the whole

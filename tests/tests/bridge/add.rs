@@ -169,6 +169,27 @@ fn one_container_may_have_several_interfaces() {
     network.check(&second).expect("CHECK of net1");
 }
 
+/// A bridge whose link-local address is tentative solicits no container, for up to two seconds.
+#[test]
+fn the_first_container_of_a_bridge_is_reached_from_outside_at_once() {
+    let (node, client) = Node::with_client();
+    let addresses = json!([{"address": "10.1.2.7/24"}, {"address": "fd00:1::7/64"}]);
+    let network = network(
+        &node,
+        &json!({"isGateway": true, "isDefaultGateway": true, "ipam": {"type": "static", "addresses": addresses}}),
+    );
+    let pod = node.pod("pod");
+    peer_fails("its bridge detects duplicates of the link-local address", || {
+        network.add(&Attach::new(&pod)).expect("ADD");
+        let _server = pod.serve(Proto::Tcp, "[::]:80", "pod");
+        for to in ["fd00:1::7", "10.1.2.7"] {
+            let to: IpAddr = to.parse().expect("an address");
+            let answer = client.request_from(Proto::Tcp, None, at(to, 80), within(QUICK));
+            assert!(answer.is_ok_and(|answer| answer.who == "pod"), "{to}");
+        }
+    });
+}
+
 /// Node and neighbours still know the address at the MAC address of the container that had it before, and would use that
 /// for half a minute.
 #[test]

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Network, Node, Pod, Proto, Snapshot, address_of, is_peer, newest_version, peer_fails, with_keys,
+    Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, is_peer, newest_version, peer_fails,
+    with_keys,
 };
 
 use crate::{NODE_LINKS, OUTER, PREFIX, TAKEN, all, dual_stack, leading, other_keys, plugin, refused};
@@ -68,7 +69,45 @@ fn the_mtu_is_that_of_the_configuration_or_of_the_default_route() {
         node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
         node.cmd(&format!("ip route add default via {}", client.v4));
         assert_eq!(mtu("three", json!({})), all(1400));
+        // What a VPN puts in the place of the default route: routes to both halves, or a table of its own.
+        node.cmd("ip link add vpn0 mtu 1380 type veth peer name vpn1");
+        node.cmd("ip link set vpn0 up");
+        node.cmd("ip link set vpn1 up");
+        node.cmd("ip route add 0.0.0.0/1 dev vpn0");
+        node.cmd("ip route add 128.0.0.0/1 dev vpn0");
+        assert_eq!(mtu("four", json!({})), all(1380));
+        node.cmd("ip route del 0.0.0.0/1");
+        node.cmd("ip route del 128.0.0.0/1");
+        node.cmd("ip route add default dev vpn0 mtu 1360 table 51820");
+        node.cmd("ip rule add not fwmark 51820 table 51820");
+        node.cmd("ip rule add table main suppress_prefixlength 0");
+        assert_eq!(mtu("five", json!({})), all(1360));
     });
+}
+
+/// Where all values are right already, nothing has to be written; what is left out is an optimisation.
+#[test]
+fn a_read_only_proc_sys_is_enough() {
+    let node = Node::new();
+    let first = node.pod("first");
+    let network = network(&node, &json!({}));
+    network.add(&Attach::new(&first)).expect("ADD");
+    // The kernel gives each new link the values of `default`.
+    for (setting, value) in [
+        ("net/ipv4/ip_forward", "1"),
+        ("net/ipv6/conf/all/forwarding", "1"),
+        ("net/ipv6/conf/default/accept_ra", "0"),
+    ] {
+        node.sysctl(setting, value);
+    }
+    node.cmd("mount --bind /proc/sys /proc/sys");
+    node.cmd("mount -o remount,bind,ro /proc/sys");
+    let second = node.pod("second");
+    let result = network.add(&Attach::new(&second)).expect("ADD with a read-only /proc/sys");
+    network.check(&Attach::new(&second)).expect("CHECK");
+    let _server = second.serve(Proto::Tcp, "[::]:80", "second");
+    first.expect(Proto::Tcp, at(address_of(&result, 0), 80), "second");
+    network.del(&Attach::new(&second)).expect("DEL");
 }
 
 #[test]
@@ -290,6 +329,12 @@ fn check_compares_the_containers_addresses_and_routes() {
     let (network, _) = attached(&node, &pod, json!({}));
     pod.cmd("ip route delete default");
     network.differs(&pod, "Expected Route");
+    // Another interface of the container has taken it over, as multus lets it.
+    pod.cmd("ip link add other type veth peer name end");
+    pod.cmd("ip link set other up");
+    pod.cmd("ip route add default dev other");
+    network.check(&Attach::new(&pod)).expect("CHECK with another default route");
+    pod.cmd("ip route delete default");
     pod.cmd("ip route add default via 10.1.2.1");
     network.check(&Attach::new(&pod)).expect("CHECK");
     pod.cmd("ip address delete fd00:1::2/64 dev eth0");

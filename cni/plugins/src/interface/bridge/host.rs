@@ -16,7 +16,7 @@ use nix::errno::Errno;
 
 use super::config::{DEFAULT_VLAN, Settings, Vlans};
 use crate::interface::shared::host::{Host, host_names};
-use crate::interface::shared::{failed, optional};
+use crate::interface::shared::{failed, optional, spare};
 
 /// The limit of a bridge's ports: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, without port 0,
 /// the bridge's own.
@@ -94,7 +94,7 @@ impl Host {
         // tentative, for up to two seconds, the kernel solicits no container. What has no prefix route of its own is lost
         // when the link goes down, unless it is kept.
         for (setting, value) in [("accept_dad", "0"), ("keep_addr_on_down", "1")] {
-            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", settings.bridge), value))?;
+            spare(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", settings.bridge), value));
         }
         self.route.link(&settings.bridge).map_err(failed)
     }
@@ -122,7 +122,7 @@ impl Host {
     ) -> Result<(), CniError> {
         // A port needs no IPv6 of its own, as the bridge takes every packet. Its routes would slow down every
         // change of a link, which walks all of them (`fib6_ifdown`).
-        optional(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"))?;
+        spare(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"));
         let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
         // No packet may pass before the port has its settings.
         let plain = settings.vlans.is_none() && settings.port == UNSET;

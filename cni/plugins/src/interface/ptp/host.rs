@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::plan::Outside;
 use crate::interface::shared::host::Host;
-use crate::interface::shared::{failed, optional};
+use crate::interface::shared::{failed, optional, spare};
 
 impl Host {
     /// Sets the host's end up, with the owner as its alias, the gateways' addresses and the routes to the
@@ -22,8 +22,10 @@ impl Host {
         attachment: &Attachment,
     ) -> Result<(), CniError> {
         // The node must not accept routes from a container.
-        for (setting, value) in [("accept_ra", "0"), ("accept_dad", "0"), ("keep_addr_on_down", "1")] {
-            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", outer.name), value))?;
+        let name = |setting: &str| format!("net/ipv6/conf/{}/{setting}", outer.name);
+        optional(sysctl::set(&name("accept_ra"), "0"))?;
+        for (setting, value) in [("accept_dad", "0"), ("keep_addr_on_down", "1")] {
+            spare(sysctl::set(&name(setting), value));
         }
         let change = LinkChange::new().alias(&Owner::of(attachment).to_comment()).up();
         self.route.change_link(outer, &change).map_err(failed)?;

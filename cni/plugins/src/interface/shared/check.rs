@@ -114,7 +114,8 @@ impl<'a> Inside<'a> {
         has_addresses(&self.container.route, link, &self.addresses())
     }
 
-    /// Checks the result's routes. A default route matches with any gateway, as in the reference.
+    /// Checks the result's routes. A default route matches with any gateway, as in the reference, and by any link: another
+    /// interface of the container may have taken it over.
     ///
     /// # Errors
     /// The first that is missing.
@@ -128,7 +129,7 @@ impl<'a> Inside<'a> {
             let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
             let found = present.iter().any(|is| {
                 is.dst == wanted.dst.trunc()
-                    && is.link == Some(link.index)
+                    && (is_default || is.link == Some(link.index))
                     && (is_default || wanted.gw.is_none() || is.gateway == gateway)
                     && (wanted.priority == 0 || is.metric == wanted.priority)
             });

@@ -48,3 +48,12 @@ pub(crate) fn optional<T>(result: Result<T, SysctlError>) -> Result<(), CniError
         _ => Ok(()),
     }
 }
+
+/// Accepts that a setting which only saves time or packets cannot be made, as in a read-only `/proc/sys`.
+pub(crate) fn spare(result: Result<(), SysctlError>) {
+    if let Err(error) = result
+        && !error.is_not_found()
+    {
+        log::warn!("{error}");
+    }
+}
