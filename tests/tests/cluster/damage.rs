@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use slipway_tests::{
     Attach, ClusterNode, Daemon, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs,
     plugin_names, quoted, slipway, slipwayd, within,
@@ -156,6 +156,39 @@ fn links_addresses_and_forwarding_come_back() {
         pod.remove();
         thread::sleep(within(Duration::from_secs(1)));
         assert_eq!(repairs.lock().unwrap().len(), before);
+    });
+}
+
+/// ptp's gateway and routes belong to one container each: their links have its owner, and come and go with it.
+#[test]
+fn a_link_of_one_container_gets_back_what_others_take() {
+    let lab = lab();
+    let node = lab.node(1);
+    let ipam = slipway_tests::host_local("10.99.0.0/24", "fd99::/64");
+    let list = json!({"name": "direct", "plugins": [
+        {"type": "ptp", "ipMasq": true, "ipam": ipam},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+    ]});
+    let (_pod, _attach, _servers) = web_of(&lab, &node.network(list), "web", PORT);
+    assert!(answers(&lab, PORT));
+    let link = node.cmd("ip route show 10.99.0.2");
+    let link = link.split_whitespace().skip_while(|word| *word != "dev").nth(1).expect("a link").to_owned();
+    with_repairs(&lab, program(), |repairs| {
+        for (damage, cause) in [
+            (format!("ip link set {link} down"), "was set down"),
+            (format!("ip address flush dev {link} scope global"), "lost the address"),
+            (format!("ip route del 10.99.0.2 dev {link}"), "lost the route to 10.99.0.2/32"),
+            (format!("ip -6 route del fd99::2 dev {link}"), "lost the route to fd99::2/128"),
+        ] {
+            let before = repairs.lock().unwrap().len();
+            node.cmd(&damage);
+            until(&damage, || node.try_slipway("restore --dry-run").code == Some(0) && answers(&lab, PORT));
+            until("the report", || repairs.lock().unwrap().len() > before);
+            let repairs = repairs.lock().unwrap();
+            let causes = repairs[before..].iter().flat_map(|repair| &repair.damages).map(ToString::to_string);
+            let causes: Vec<String> = causes.collect();
+            assert!(causes.iter().any(|one| one.contains(cause)), "{damage}: {causes:?}");
+        }
     });
 }
 

@@ -253,9 +253,18 @@ impl Observer {
                     if !self.addresses.is_change(&address, deleted) {
                         continue;
                     }
-                    // Those of containers' links come and go with containers.
-                    let link = self.socket.link_by_index(address.link).ok();
-                    link.filter(|link| Owner::from_comment(&link.alias).is_none()).map(|_| Damage::Addresses)
+                    match self.socket.link_by_index(address.link) {
+                        // Those of containers' links come and go with containers.
+                        Ok(link) if Owner::from_comment(&link.alias).is_some() => {
+                            if deleted {
+                                self.suspect(link.index, Loss::Address(address.net))
+                            } else {
+                                None
+                            }
+                        }
+                        Ok(_) => Some(Damage::Addresses),
+                        Err(_) => None,
+                    }
                 }
                 Notification::Address { address, deleted: true } => {
                     self.suspect(address.link, Loss::Address(address.net))
