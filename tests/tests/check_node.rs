@@ -84,6 +84,18 @@ fn a_table_without_the_elements_of_a_running_container_is_a_warning() {
     );
 }
 
+/// Without the runtime's cache nobody knows what containers need; the rest of the node is judged all the same.
+#[test]
+fn an_unreadable_cache_hides_no_other_finding() {
+    let node = Node::new();
+    node.cmd("mkdir -p /var/lib/cni");
+    node.cmd("ln -s results /var/lib/cni/results");
+    let (report, success) = check(&node);
+    assert!(success, "a warning is not a failure: {report:#}");
+    assert_eq!(finding(&report, "running containers")["state"], "warning");
+    assert_eq!(finding(&report, "table inet slipway")["state"], "ok");
+}
+
 #[test]
 fn a_forward_chain_that_drops_is_named() {
     let node = Node::new();

@@ -34,18 +34,18 @@ const NAMED: usize = 3;
 
 /// All findings about the host.
 pub(super) fn findings() -> Vec<Finding> {
-    let mut found = match restore::differences() {
-        Ok(differences) => {
-            let mut found = vec![own_table(&differences)];
-            found.extend(unexpected(&differences));
-            found
-        }
-        Err(error) => vec![
+    let mut found = Vec::new();
+    // Without the runtime's cache the table itself can still be judged.
+    let differences = restore::differences().unwrap_or_else(|error| {
+        found.push(
             Finding::new("running containers", State::Warning, error.to_string())
                 .reason("it is unknown whether something that they need is missing")
                 .fix("see the error"),
-        ],
-    };
+        );
+        Differences::default()
+    });
+    found.push(own_table(&differences));
+    found.extend(unexpected(&differences));
     found.extend(flowtable());
     found.extend(not_masqueraded());
     found.extend(forward::findings());
