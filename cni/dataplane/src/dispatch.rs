@@ -212,7 +212,7 @@ impl Backend for Dataplane {
         let (made, ()) = self.make(|backend| backend.publish(request))?;
         self.clear_others(made, &request.attachment, Kinds::Ports)?;
         foreign_nat::warn(&request.ports, || match made {
-            // It may have made tables.
+            // The call may have made tables.
             BackendName::Iptables => Elsewhere::look().map_or(tables, |found| found.tables),
             BackendName::Nftables | BackendName::Ebpf => tables,
         });

@@ -38,7 +38,7 @@ pub enum Form {
 /// A chain that drops by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppingChain {
-    /// Its name for people.
+    /// The chain's name in messages.
     pub name: String,
     pub form: Form,
     admitted: Admitted,
@@ -150,7 +150,7 @@ fn nftables_commands(table: &TableId, chain: &str, networks: &[IpNet]) -> Vec<St
     if commands.is_empty() { vec![format!("{insert} ct status dnat accept")] } else { commands }
 }
 
-/// What rules of a chain accept of translated connections.
+/// Which translated connections the rules of a chain accept.
 fn admitted(rules: &[RuleInfo]) -> Admitted {
     let mut all = Admitted::default();
     for rule in rules {

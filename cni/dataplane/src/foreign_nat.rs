@@ -50,7 +50,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Its name; none for another program.
+    /// The engine's name; none for another program.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self {
@@ -260,7 +260,7 @@ impl ForeignNat {
     }
 }
 
-/// What follows a chain.
+/// How the walk through a chain ends.
 enum After {
     /// The calling chain continues.
     Returned,

@@ -122,7 +122,7 @@ pub fn advertised_default_routes(route: &RouteSocket) -> Result<Vec<crate::route
     Ok(routes)
 }
 
-/// What routers have advertised, while forwarding is being switched on.
+/// The routes and links that router advertisements have set up, while forwarding is being switched on.
 struct Advertised<'a> {
     directory: &'a Path,
     route: &'a RouteSocket,

@@ -2,9 +2,9 @@
 
 //! Expected state: the objects on the node that an attachment needs, as one list.
 //!
-//! Each plugin describes its part from the configuration and the result of the ADD. CHECK fails at
-//! the first object of the list that is missing or different, `slipway restore` makes it again, and `slipway check-node`
-//! and `explain` name it. So what an ADD makes and what the others look for cannot drift apart.
+//! Each plugin describes its part from the configuration and the result of the ADD. CHECK fails at the first object of the
+//! list that is missing or different, `slipway restore` makes it again by the function that the ADD calls, and `slipway
+//! check-node` and `explain` name it. All four say the same, because they read the same list.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the chain FORWARD accepts of published ports, where it drops by default.
+//! Whether the chain FORWARD accepts published ports, where its policy is to drop.
 
 use std::net::IpAddr;
 

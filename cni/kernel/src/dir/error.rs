@@ -25,7 +25,7 @@ pub enum DirError {
     Name {
         /// The name.
         name: OsString,
-        /// Its directory.
+        /// The file's directory.
         dir: PathBuf,
     },
     /// The file exceeds the caller's limit.

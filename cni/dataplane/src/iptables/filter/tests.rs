@@ -40,7 +40,7 @@ fn reference() -> Listing {
     Listing::parse(REFERENCE, TableName::Filter)
 }
 
-/// What an ADD adds to them.
+/// The rules that an ADD adds to these.
 const ADDED: [&str; 2] = [
     "-A CNI-FORWARD -d 10.1.2.3/32 -m conntrack --ctstate DNAT -j ACCEPT",
     "-I CNI-ISOLATION-STAGE-1 1 -m comment --comment \"made by slipway: published ports\" -m conntrack --ctstate DNAT -j RETURN",
@@ -148,7 +148,7 @@ fn a_stricter_policy_is_added_to_a_weaker_one() {
         "{batch}"
     );
     assert!(!batch.contains("-D "), "{batch}");
-    // It goes without the weaker one.
+    // Removing the weaker policy of another bridge.
     let weaker = Isolation::new("br1", &[SameBridge]);
     let batch = removals(&reference(), &plan(&[], Some(weaker))).to_string();
     assert_eq!(batch.lines().filter(|line| line.starts_with("-D ")).count(), 2, "{batch}");
