@@ -32,6 +32,11 @@ pub trait Expected {
         false
     }
 
+    /// True if packets pass while it is missing or different, but not as the configuration wants them to: without a limit.
+    fn alters(&self) -> bool {
+        false
+    }
+
     /// Compares it with what the ADD made.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 //! The bandwidth plugin, with real traffic in both directions.
 
+mod foreign_filters;
 mod latency;
 
 use std::io::{Read, Write};
@@ -216,7 +217,7 @@ fn devices_and_queues_match_the_references() {
     }
 }
 
-/// Another program attaches a filter with a higher priority to the same hook.
+/// Another program has filters on the same hook: none comes before ours.
 #[test]
 fn other_filters_share_the_hook() {
     let (node, _pod, attach) = Node::with_attachment();
@@ -233,10 +234,10 @@ fn other_filters_share_the_hook() {
             assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
             let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
             let at = |text: &str| filters.find(text).unwrap_or_else(|| panic!("{text}: {filters}"));
-            assert!(at("pref 1 ") < at("pref 49152 "), "{filters}");
+            assert!(at("mirred") < at("flowid 1:1"), "{filters}");
             assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
             let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
-            assert!(filters.contains("pref 1 ") && !filters.contains("mirred"), "{filters}");
+            assert!(filters.contains("flowid 1:1") && !filters.contains("mirred"), "{filters}");
         }
         network.del(&attach).expect("DEL");
     }
@@ -423,7 +424,7 @@ fn a_repeated_add_removes_limits_no_longer_configured() {
         assert_eq!(has(&both, &bare), (true, true, 1));
         // Another program's filter next to ours.
         node.cmd(&format!(
-            "tc filter add dev {veth} ingress pref 1 protocol ip u32 match u32 0 0 flowid 1:1"
+            "tc filter add dev {veth} ingress pref 2 protocol ip u32 match u32 0 0 flowid 1:1"
         ));
         // First with the previous ADD's result as `prevResult`, then with bridge's.
         let full = both.call_one(1, "ADD", &attach, &bare).ok();
@@ -433,7 +434,7 @@ fn a_repeated_add_removes_limits_no_longer_configured() {
         assert_eq!(has(&both, &bare), (true, true, 1));
         assert_eq!(has(&none, &full), (false, false, 0));
         assert_eq!(has(&none, &bare), (false, false, 0));
-        assert!(node.cmd(&format!("tc filter show dev {veth} ingress")).contains("pref 1 "));
+        assert!(node.cmd(&format!("tc filter show dev {veth} ingress")).contains("pref 2 "));
         // A foreign queue, recognised by its handle.
         node.cmd(&format!(
             "tc qdisc replace dev {veth} root handle 7: tbf rate 16mbit burst 75008 limit 125008"

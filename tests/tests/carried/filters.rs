@@ -84,7 +84,7 @@ fn a_rate_limit_is_no_finding() {
     let result = stage.node.network(chain).add(&attach).expect("ADD");
     let filters = stage.node.programs()["earlier_filters"].clone();
     let link = &result["interfaces"][1]["name"];
-    assert_eq!(filters, json!([{"interface": link, "hook": "ingress", "kind": "u32", "preference": 49152}]));
+    assert_eq!(filters, json!([{"interface": link, "hook": "ingress", "kind": "u32", "preference": 1}]));
     assert_eq!(finding(&stage), None);
 }
 

@@ -192,14 +192,76 @@ fn a_link_of_one_container_gets_back_what_others_take() {
     });
 }
 
+/// The agent hears of queues and filters that are deleted, replaced or put before the limit of a container.
+#[test]
+fn limits_of_a_rate_come_back() {
+    const SENT: usize = 60;
+    const LIMITED: usize = 30;
+    let lab = lab();
+    let node = lab.node(1);
+    let network = limited(&lab);
+    let (pod, attach, _servers) = web_of(&lab, &network, "web", PORT);
+    let link = |pattern: &str| {
+        let all = node.cmd("ip -o link show");
+        let mut names =
+            all.lines().filter_map(|line| line.split([' ', '@', ':']).find(|word| word.starts_with(pattern)));
+        names.next_back().expect("a link").to_owned()
+    };
+    let (veth, device) = (link("veth"), link("bwp"));
+    let gateway: IpAddr = "10.98.0.1".parse().expect("an address");
+    let out_of = || slipway_tests::datagrams_that_pass(&pod, node, gateway, SENT);
+    assert!(out_of() <= LIMITED);
+    with_repairs(&lab, program(), |repairs| {
+        for (damage, cause) in [
+            (format!("tc qdisc del dev {veth} clsact"), "a filter or qdisc of"),
+            (format!("tc qdisc replace dev {veth} root handle 7: bfifo"), "a filter or qdisc of"),
+            (
+                format!(
+                    "tc qdisc change dev {device} root handle 1: tbf rate 1gbit burst 1000000 limit 1000000"
+                ),
+                "has another limit",
+            ),
+            (format!("ip link set {device} down"), "was set down"),
+            (format!("ip link del {device}"), "has another limit"),
+        ] {
+            let before = repairs.lock().unwrap().len();
+            let begin = Instant::now();
+            node.cmd(&damage);
+            until(&damage, || network.check(&attach).is_ok());
+            println!("{damage}: complete after {:?}", begin.elapsed());
+            until("the report", || repairs.lock().unwrap().len() > before);
+            let causes: Vec<String> = repairs.lock().unwrap()[before..]
+                .iter()
+                .flat_map(|repair| &repair.damages)
+                .map(ToString::to_string)
+                .collect();
+            assert!(causes.iter().any(|one| one.contains(cause)), "{damage}: {causes:?}");
+            let passed = out_of();
+            assert!((1..=LIMITED).contains(&passed), "{damage}: {passed}");
+        }
+    });
+    network.del(&attach).expect("DEL");
+}
+
+/// A network with limits of both directions.
+fn limited(lab: &Lab) -> Network<'_> {
+    lab.node(1).network(json!({"name": "limited", "plugins": [
+        {"type": "bridge", "bridge": "br9", "isGateway": true, "ipam": slipway_tests::host_local("10.98.0.0/24", "fd98::/64")},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+        {
+            "type": "bandwidth", "ingressRate": 400_000, "ingressBurst": 24_224, "egressRate": 400_000,
+            "egressBurst": 24_224,
+        },
+    ]}))
+}
+
 #[test]
 fn our_own_changes_cause_no_repair() {
     let lab = lab();
-    let network = lab.network(1);
     let node = lab.node(1);
     with_repairs(&lab, program(), |repairs| {
-        for number in 0..3 {
-            let (_pod, attach, _servers) = web(&lab, &format!("web{number}"), PORT);
+        for (number, network) in [lab.network(1), limited(&lab), limited(&lab)].iter().enumerate() {
+            let (_pod, attach, _servers) = web_of(&lab, network, &format!("web{number}"), PORT);
             network.del(&attach).expect("DEL");
         }
         node.cmd("nft add table ip other");

@@ -77,7 +77,37 @@ fn break_it(node: &Node, item: &str) -> (Whose, &'static str) {
             node.nft("flush ruleset");
             (Slipways, "")
         }
+        (["rate", "limit", "of", link, ..], _) => {
+            node.cmd(&format!("tc qdisc del dev {link} root"));
+            (Slipways, "")
+        }
+        (["device", name], _) => {
+            node.cmd(&format!("ip link set {name} down"));
+            (Slipways, "46")
+        }
+        (["redirection", "of", link, ..], _) => {
+            node.cmd(&format!("tc qdisc del dev {link} clsact"));
+            (Slipways, "")
+        }
+        (["no", "BPF", "program", ..], _) => {
+            // Ours comes behind it.
+            node.cmd(&format!("tc filter del dev {last} ingress pref 1"));
+            let program = "bpf bytecode '1,6 0 0 0'";
+            node.cmd(&format!("tc filter add dev {last} ingress pref 1 protocol all {program}"));
+            node.slipway("restore");
+            (Theirs, "")
+        }
         _ => panic!("no way to break {item:?} is known"),
+    }
+}
+
+/// What `explain` says about an object without which packets pass, but not as they should.
+fn remark(item: &str) -> Option<&'static str> {
+    match () {
+        () if item.starts_with("rate limit") => Some("Failed to find qdisc"),
+        () if item.starts_with("redirection") => Some("are not redirected to"),
+        () if item.starts_with("no BPF program") => Some("is asked before the limit"),
+        () => None,
     }
 }
 
@@ -121,6 +151,10 @@ fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &
         checked.contains(item) || is_rules && checked.contains("`slipway restore`"),
         "{item}:\n{checked}"
     );
+    if let Some(remark) = remark(item) {
+        let text = explained(world, '4');
+        assert!(text.contains(remark) && text.contains("It reaches"), "{item}:\n{text}");
+    }
     for family in families.chars() {
         let text = explained(world, family);
         assert!(text.contains("It does not reach the container"), "{item}:\n{text}");
@@ -139,13 +173,13 @@ fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &
     answers(world);
 }
 
-fn each_object_is_seen_and_repaired(interface: &str, keys: Value, at_least: usize) {
+fn each_object_is_seen_and_repaired(interface: &str, keys: Value, more: Vec<Value>, at_least: usize) {
     let world = World::new();
     // A default route of either family: replies to the containers come in through its link.
     for via in [world.client.v4.to_string(), world.client.v6.to_string()] {
         world.node.cmd(&format!("ip route add default via {via}"));
     }
-    let network = world.network(1, interface, [keys, json!({})]);
+    let network = world.chain(1, interface, [keys, json!({})], more);
     let web = Web::published(&world, &network, "web", PORT);
     answers(&world);
     network.check(&web.attach).expect("CHECK");
@@ -162,10 +196,14 @@ fn each_object_is_seen_and_repaired(interface: &str, keys: Value, at_least: usiz
 
 #[test]
 fn each_object_of_a_bridge() {
-    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), 14);
+    let limits = json!({
+        "type": "bandwidth", "ingressRate": 400_000_000, "ingressBurst": 8_000_000, "egressRate": 400_000_000,
+        "egressBurst": 8_000_000,
+    });
+    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), vec![limits], 19);
 }
 
 #[test]
 fn each_object_of_ptp() {
-    each_object_is_seen_and_repaired("ptp", json!({}), 13);
+    each_object_is_seen_and_repaired("ptp", json!({}), Vec::new(), 13);
 }

@@ -9,6 +9,7 @@ mod concurrent;
 mod expected;
 mod flushed;
 mod left_out;
+mod limits;
 mod programs;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -44,6 +45,11 @@ impl World {
 
     /// Network `number` of the interface plugin, with keys of its own for either plugin.
     fn network(&self, number: u8, interface: &str, keys: [Value; 2]) -> Network<'_> {
+        self.chain(number, interface, keys, Vec::new())
+    }
+
+    /// With more plugins after these two.
+    fn chain(&self, number: u8, interface: &str, keys: [Value; 2], more: Vec<Value>) -> Network<'_> {
         let mut plugins = [
             json!({
                 "type": interface, "ipMasq": true, "ipam": host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64")),
@@ -55,8 +61,8 @@ impl World {
             plugins[0]["isGateway"] = true.into();
             plugins[0]["hairpinMode"] = true.into();
         }
-        let plugins: Vec<_> =
-            plugins.into_iter().zip(&keys).map(|(plugin, keys)| with_keys(plugin, keys)).collect();
+        let first = plugins.into_iter().zip(&keys).map(|(plugin, keys)| with_keys(plugin, keys));
+        let plugins: Vec<_> = first.chain(more).collect();
         self.node.network(json!({"name": format!("net{number}"), "plugins": plugins}))
     }
 

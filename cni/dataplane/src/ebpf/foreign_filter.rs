@@ -29,8 +29,8 @@ impl ForeignFilter {
     /// the queue that limits it.
     #[must_use]
     pub fn is_rate_limit(&self) -> bool {
-        // The preference that the kernel gives the first filter which asks for none (tcf_auto_prio).
-        self.hook == "ingress" && self.kind == "u32" && self.preference == Some(0xc000)
+        // The last was that of earlier versions.
+        self.hook == "ingress" && self.kind == "u32" && matches!(self.preference, Some(1 | 0xc000))
     }
 }
 
@@ -42,6 +42,13 @@ impl fmt::Display for ForeignFilter {
             None => write!(f, "{link} {hook}: {kind}"),
         }
     }
+}
+
+/// The number of BPF programs that are asked before all filters about packets that a link receives.
+#[must_use]
+pub fn programs_before_filters(link: &str) -> usize {
+    // Kernels before Linux 6.6 have no tcx.
+    SchedClassifier::query_tcx(link, TcAttachType::Ingress).map_or(0, |(_, programs)| programs.len())
 }
 
 /// The filters before ours at a link.

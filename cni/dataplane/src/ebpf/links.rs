@@ -19,7 +19,7 @@ use super::store::Store;
 use crate::{Cause, ContainerNetns, Error};
 
 /// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000
-/// for filters that ask for none, and the redirection that limits the rate at which a container sends has that one.
+/// for filters that ask for none, and the redirection that limits the rate at which a container sends has the first.
 pub const PREFERENCE: u16 = 0xc34d;
 /// Number of the filter at that preference: one for each hook of an interface.
 const NUMBER: u16 = 1;

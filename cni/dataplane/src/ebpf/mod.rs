@@ -32,7 +32,7 @@ use cni_spec::Attachment;
 use crate::nftables::Nftables;
 use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use fill::Fill;
-pub use foreign_filter::ForeignFilter;
+pub use foreign_filter::{ForeignFilter, programs_before_filters};
 pub use links::PREFERENCE;
 pub use load::try_object;
 pub use names::{about_counter, of_counter};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Traffic control: limiting the rate of a link and redirecting what it receives (tc(8), linux/pkt_sched.h,
-//! linux/pkt_cls.h).
+//! Traffic control: limiting the rate of a link (tc(8), linux/pkt_sched.h).
 
 use cni_netlink::message::{self, find, flag};
 use cni_netlink::{Attributes, Message};
@@ -34,24 +33,6 @@ const LEAST_PACKETS: u64 = 8;
 const LEAST_BYTES: u64 = 600_000;
 /// Bytes of a packet beyond the MTU: its link-layer header, VLAN tags.
 const HEADERS: u64 = 32;
-
-/// A hook of clsact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hook {
-    /// Packets that a link receives.
-    Ingress,
-    /// Packets that it sends.
-    Egress,
-}
-
-/// A filter at a hook.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Filter {
-    /// The lowest is asked first.
-    pub preference: u16,
-    /// `bpf`, `u32`, `flower`, …
-    pub kind: String,
-}
 
 /// A token bucket filter: a queue that sends at a rate, with bursts (tc-tbf(8)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,15 +121,15 @@ impl TokenBucket {
 }
 
 /// `struct tcmsg` (`linux/rtnetlink.h`).
-struct Request {
-    link: u32,
-    handle: u32,
-    parent: u32,
-    info: u32,
+pub(super) struct Request {
+    pub(super) link: u32,
+    pub(super) handle: u32,
+    pub(super) parent: u32,
+    pub(super) info: u32,
 }
 
 impl Request {
-    fn message(&self, kind: u16) -> Message {
+    pub(super) fn message(&self, kind: u16) -> Message {
         let mut message = Message::new(kind, 0);
         // The family and its padding.
         message.raw(&[0; 4]);
@@ -159,7 +140,7 @@ impl Request {
     }
 
     /// With the kind of a queue or filter, and its options.
-    fn message_with(&self, kind: u16, name: &str, options: &[u8]) -> Message {
+    pub(super) fn message_with(&self, kind: u16, name: &str, options: &[u8]) -> Message {
         let mut message = self.message(kind);
         message.text(TCA_KIND, name).attr(TCA_OPTIONS, options);
         message
@@ -167,39 +148,21 @@ impl Request {
 }
 
 /// Length of `struct tcmsg`.
-const TCMSG: usize = 20;
+pub(super) const TCMSG: usize = 20;
 
 // linux/rtnetlink.h
-const RTM_NEWQDISC: u16 = 36;
+pub(super) const RTM_NEWQDISC: u16 = 36;
 const RTM_DELQDISC: u16 = 37;
 const RTM_GETQDISC: u16 = 38;
-const RTM_NEWTFILTER: u16 = 44;
-const RTM_DELTFILTER: u16 = 45;
-const RTM_GETTFILTER: u16 = 46;
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
+pub(super) const TCA_KIND: u16 = 1;
+pub(super) const TCA_OPTIONS: u16 = 2;
 // linux/pkt_sched.h
 const TC_H_ROOT: u32 = 0xffff_ffff;
-/// `TC_H_INGRESS` and `TC_H_CLSACT`: a link has one of them at most.
-const TC_H_INGRESS: u32 = 0xffff_fff1;
-const INGRESS_HANDLE: u32 = 0xffff_0000;
-/// The ingress hook of clsact.
-const CLSACT_INGRESS: u32 = 0xffff_fff2;
-const CLSACT_EGRESS: u32 = 0xffff_fff3;
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_PBURST: u16 = 7;
 const TCA_FQ_CODEL_TARGET: u16 = 1;
 const TCA_FQ_CODEL_INTERVAL: u16 = 3;
-// linux/pkt_cls.h
-const TCA_U32_SEL: u16 = 5;
-const TCA_U32_ACT: u16 = 7;
-const TCA_ACT_KIND: u16 = 1;
-const TCA_ACT_OPTIONS: u16 = 2;
-const TCA_MIRRED_PARMS: u16 = 2;
-const TCA_BPF_ID: u16 = 11;
-/// Offset of the link's index in `struct tc_mirred`.
-const MIRRED_LINK: usize = 24;
 
 /// Handle of the root queue, the same as that of the reference plugins.
 const ROOT_HANDLE: u32 = 0x0001_0000;
@@ -207,16 +170,6 @@ const ROOT_HANDLE: u32 = 0x0001_0000;
 const CHILD: u32 = ROOT_HANDLE | 1;
 /// codel's interval in targets, by its default.
 const TARGETS: u32 = 20;
-/// Preference of our filter. The kernel counts down from here for filters without one: a filter that must
-/// decide before ours has a lower preference.
-const PREFERENCE: u32 = 0xc000;
-/// `ETH_P_ALL`, in network byte order in the lower half of `tcm_info`.
-const EVERY_PROTOCOL: u32 = 0x0003;
-
-fn filter_info() -> u32 {
-    (PREFERENCE << 16) | u32::from(u16::try_from(EVERY_PROTOCOL).unwrap_or_default().to_be())
-}
-
 impl RouteSocket {
     /// Creates an ifb, which is up: packets sent through it continue as if received by the link from which
     /// they were redirected.
@@ -243,7 +196,15 @@ impl RouteSocket {
     /// ENOENT if the kernel has no tbf.
     pub fn set_token_bucket(&self, link: &Link, bucket: &TokenBucket) -> Result<(), RouteError> {
         let root = Request { link: link.index, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
-        self.set_queue(link, &root, "tbf", &bucket.options(link.mtu))?;
+        let options = bucket.options(link.mtu);
+        match self.set_queue(link, &root, "tbf", &options) {
+            // Another program's queue of another kind has our handle: the kernel does not replace that.
+            Err(error) if error.errno() == Some(Errno::EINVAL) && self.token_bucket(link)?.is_none() => {
+                self.delete_token_bucket(link)?;
+                self.set_queue(link, &root, "tbf", &options)?;
+            }
+            set => set?,
+        }
         // The kernel chooses the handle: with a handle it would not replace a child of another kind.
         let child = Request { link: link.index, handle: 0, parent: CHILD, info: 0 };
         let target = bucket.target_us(link.mtu);
@@ -295,118 +256,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, message, format_args!("delete the queue of {}", link.name))
     }
 
-    /// Redirects the packets that a link receives to another link, after all other filters.
-    ///
-    /// # Errors
-    /// ENOENT if the kernel has no clsact, u32 or mirred.
-    pub fn redirect_ingress(&self, link: &Link, to: &Link) -> Result<(), RouteError> {
-        let parent = self.ingress_hook(link)?;
-        let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
-        self.delete_redirection(link)
-            .or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
-        self.transport.run(
-            Verb::CreateWith(flag::EXCLUSIVE),
-            request.message_with(RTM_NEWTFILTER, "u32", &redirection(to)),
-            format_args!("redirect ingress of {} to {}", link.name, to.name),
-        )
-    }
-
-    /// Removes the redirection of [`RouteSocket::redirect_ingress`].
-    ///
-    /// # Errors
-    /// [`RouteError::is_not_found`] if there is none.
-    pub fn delete_redirection(&self, link: &Link) -> Result<(), RouteError> {
-        let action = format_args!("delete the redirection of {}", link.name);
-        let Some(parent) = self.existing_ingress_hook(link)? else {
-            return Err(self.transport.not_found(action, Errno::ENOENT));
-        };
-        let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
-        self.transport.run(Verb::Change, request.message(RTM_DELTFILTER), action)
-    }
-
-    /// Indices of the links to which a link's received packets are redirected.
-    ///
-    /// # Errors
-    /// [`RouteError`] if the kernel cannot list the filters.
-    pub fn redirections(&self, link: &Link) -> Result<Vec<u32>, RouteError> {
-        let Some(parent) = self.existing_ingress_hook(link)? else { return Ok(Vec::new()) };
-        let request = Request { link: link.index, handle: 0, parent, info: 0 };
-        let message = request.message(RTM_GETTFILTER);
-        let action = format_args!("list filters of {}", link.name);
-        let found = self.transport.list(message, action, |payload| {
-            Ok(Some(redirected_to(payload.get(TCMSG..).unwrap_or_default())))
-        })?;
-        Ok(found.into_iter().flatten().collect())
-    }
-
-    /// The id of the BPF program at clsact's ingress hook of the link with index `link`, in the filter of
-    /// this priority and handle; none if there is no such filter. Takes one request.
-    ///
-    /// # Errors
-    /// [`RouteError::is_not_found`] if there is no such link.
-    pub fn program_at(&self, link: u32, priority: u16, handle: u32) -> Result<Option<u32>, RouteError> {
-        let info = (u32::from(priority) << 16) | filter_info() & 0xffff;
-        let request = Request { link, handle, parent: CLSACT_INGRESS, info };
-        let program = self.transport.ask(
-            Verb::Get,
-            request.message(RTM_GETTFILTER),
-            format_args!("read the program of link {link}"),
-            |payload| {
-                let attributes = payload.get(TCMSG..).ok_or(ReplyError::NoHeader("a filter"))?;
-                let options = find(attributes, TCA_OPTIONS).unwrap_or_default();
-                Ok(find(options, TCA_BPF_ID).map(message::u32_of))
-            },
-        );
-        match program {
-            // The filter is missing, or clsact is.
-            Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
-            other => other.map(Option::flatten),
-        }
-    }
-
-    /// The filters at a hook of clsact of the link with index `link`, in their order; none without clsact.
-    ///
-    /// # Errors
-    /// [`RouteError`] if the kernel cannot list them.
-    pub fn filters(&self, link: u32, hook: Hook) -> Result<Vec<Filter>, RouteError> {
-        let parent = match hook {
-            Hook::Ingress => CLSACT_INGRESS,
-            Hook::Egress => CLSACT_EGRESS,
-        };
-        let request = Request { link, handle: 0, parent, info: 0 };
-        let message = request.message(RTM_GETTFILTER);
-        let action = format_args!("list filters of link {link}");
-        let mut found = self.transport.list(message, action, |payload| Ok(Some(filter(payload)?)))?;
-        // The kernel lists each element of a filter, such as a hash table of u32.
-        found.sort();
-        found.dedup();
-        Ok(found)
-    }
-
-    /// The hook for packets received: that of clsact, which is shared with BPF programs, or of the older
-    /// `ingress` if the link has that one. Adds clsact if it has none.
-    fn ingress_hook(&self, link: &Link) -> Result<u32, RouteError> {
-        if let Some(parent) = self.existing_ingress_hook(link)? {
-            return Ok(parent);
-        }
-        let request = Request { link: link.index, handle: INGRESS_HANDLE, parent: TC_H_INGRESS, info: 0 };
-        let mut message = request.message(RTM_NEWQDISC);
-        message.text(TCA_KIND, "clsact");
-        let added = self.transport.run(Verb::Create, message, format_args!("add clsact to {}", link.name));
-        match (added, self.existing_ingress_hook(link)?) {
-            // Another process added it.
-            (Err(error), Some(parent)) if error.already_exists() => Ok(parent),
-            (added, _) => added.map(|()| CLSACT_INGRESS),
-        }
-    }
-
-    fn existing_ingress_hook(&self, link: &Link) -> Result<Option<u32>, RouteError> {
-        let found = self.queue(link, TC_H_INGRESS)?;
-        Ok(found.map(|(kind, _)| if kind == "clsact" { CLSACT_INGRESS } else { INGRESS_HANDLE }))
-    }
-
     /// Kind and options of a queue; none if there is only the built-in one.
-    fn queue(&self, link: &Link, parent: u32) -> Result<Option<(String, Vec<u8>)>, RouteError> {
+    pub(super) fn queue(&self, link: &Link, parent: u32) -> Result<Option<(String, Vec<u8>)>, RouteError> {
         let request = Request { link: link.index, handle: 0, parent, info: 0 };
         let message = request.message(RTM_GETQDISC);
         let action = format_args!("read the queue of {}", link.name);
@@ -422,49 +273,6 @@ impl RouteSocket {
             other => other,
         }
     }
-}
-
-/// The options of a u32 filter that matches all packets and redirects them.
-fn redirection(to: &Link) -> Vec<u8> {
-    const TC_U32_TERMINAL: u8 = 1;
-    const TC_ACT_STOLEN: u32 = 4;
-    const TCA_EGRESS_REDIR: u32 = 1;
-    // struct tc_u32_sel with one struct tc_u32_key: the mask is zero.
-    let mut selector = vec![TC_U32_TERMINAL, 0, 1, 0];
-    selector.resize(16 + 16, 0);
-    // struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
-    let mirred: Vec<u8> = [0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, to.index]
-        .into_iter()
-        .flat_map(u32::to_ne_bytes)
-        .collect();
-    Attributes::encode(|options| {
-        options.attr(TCA_U32_SEL, &selector).nest(TCA_U32_ACT, |actions| {
-            // The first in a list of actions.
-            actions.nest(1, |action| {
-                action.text(TCA_ACT_KIND, "mirred").nest(TCA_ACT_OPTIONS, |options| {
-                    options.attr(TCA_MIRRED_PARMS, &mirred);
-                });
-            });
-        });
-    })
-}
-
-/// The filter in a message: the preference is in the upper half of `tcm_info`.
-fn filter(payload: &[u8]) -> Result<Filter, ReplyError> {
-    let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
-    let preference = u16::try_from(message::u32_of(&header[TCMSG - 4..]) >> 16).unwrap_or_default();
-    Ok(Filter { preference, kind: find(attributes, TCA_KIND).map(message::text).unwrap_or_default() })
-}
-
-/// The links that a filter redirects to.
-fn redirected_to(attributes: &[u8]) -> Vec<u32> {
-    let options = find(attributes, TCA_OPTIONS).unwrap_or_default();
-    let actions = find(options, TCA_U32_ACT).unwrap_or_default();
-    let of_action = |action: &[u8]| {
-        let options = find(action, TCA_ACT_OPTIONS)?;
-        find(options, TCA_MIRRED_PARMS)?.get(MIRRED_LINK..).map(message::u32_of)
-    };
-    message::attributes(actions).filter_map(|(_, action)| of_action(action)).collect()
 }
 
 #[cfg(test)]
@@ -503,29 +311,5 @@ mod tests {
         }
         assert_eq!(at(1_000_000).longest_packet(9000), Some(9032));
         assert_eq!((at(12_500_000).target_us(1500), at(125_000).target_us(1500)), (5000, 24_512));
-    }
-
-    #[test]
-    fn an_encoded_redirection_decodes_to_the_same() {
-        let mut link = crate::route::link::decode(&[0; 16]).unwrap();
-        link.index = 77;
-        let request = Request { link: 1, handle: 0, parent: 0, info: 0 };
-        let message = request.message_with(RTM_NEWTFILTER, "u32", &redirection(&link));
-        let all = &message.payload()[TCMSG..];
-        assert_eq!(redirected_to(all), [77]);
-        for length in 0..all.len() {
-            let _ = redirected_to(&all[..length]);
-        }
-    }
-
-    #[test]
-    fn a_filters_preference_is_the_upper_half() {
-        let mut payload = vec![0; TCMSG - 4];
-        payload.extend((21_325_u32 << 16 | 0x0300).to_ne_bytes());
-        payload.extend(Attributes::encode(|all| {
-            all.text(TCA_KIND, "bpf");
-        }));
-        assert_eq!(filter(&payload).unwrap(), Filter { preference: 21_325, kind: "bpf".to_owned() });
-        assert!(filter(&payload[..TCMSG - 1]).is_err());
     }
 }

@@ -23,6 +23,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::limits::Limits;
 use crate::host::address_reports::AddressReports;
 
 /// The names that our processes have: `slipway` is called by a link of each plugin's name.
@@ -100,6 +101,10 @@ pub enum Loss {
     Address(IpNet),
     /// The route to a container.
     Route(IpNet),
+    /// The limit of its rate.
+    Limit,
+    /// A queueing discipline or a filter.
+    Filter,
 }
 
 impl fmt::Display for Loss {
@@ -109,6 +114,8 @@ impl fmt::Display for Loss {
             Self::Bridge => f.write_str("left its bridge"),
             Self::Address(net) => write!(f, "lost the address {net}"),
             Self::Route(net) => write!(f, "lost the route to {net}"),
+            Self::Filter => f.write_str("lost a filter or qdisc"),
+            Self::Limit => f.write_str("has another limit of its rate, or none"),
         }
     }
 }
@@ -165,11 +172,14 @@ pub struct Observer {
     /// Links of ours that lost something, by index, and the time to look whether they still exist: most of them are being
     /// deleted, with all that they had, or are being set up by an ADD.
     suspects: Vec<(Instant, u32, Loss)>,
+    limits: Limits,
     pending: VecDeque<Damage>,
 }
 
 /// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
+/// Likewise for a limit: bandwidth's DEL removes it, and the link goes with the DEL of another plugin.
+const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(200);
 /// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
 const SUSPECTS: usize = 4096;
 
@@ -193,10 +203,11 @@ impl Observer {
         ])?;
         let socket = RouteSocket::open()?;
         let addresses = socket.all_addresses()?.into_iter().collect();
-        let ports =
-            socket.links()?.iter().filter(|link| link.master.is_some()).map(|link| link.index).collect();
+        let all = socket.links()?;
+        let ports = all.iter().filter(|link| link.master.is_some()).map(|link| link.index).collect();
+        let limits = Limits::read(&socket, &all).unwrap_or_default();
         let (suspects, pending) = (Vec::new(), VecDeque::new());
-        Ok(Self { rules, links, socket, addresses, ports, suspects, pending })
+        Ok(Self { rules, links, socket, addresses, ports, suspects, limits, pending })
     }
 
     /// The next damage, waited for for at most `timeout`.
@@ -244,11 +255,9 @@ impl Observer {
             && let Some(notification) = self.links.read()?
         {
             let damage = match notification {
-                Notification::TrafficControl { link, deleted: true } => {
-                    // A container's link is deleted with its filters.
-                    let link = self.socket.link_by_index(link).ok();
-                    link.map(|link| Damage::TrafficControl { link: link.name })
-                }
+                // A container's link is deleted with its filters, and bandwidth's DEL removes them before.
+                Notification::TrafficControl { link, deleted: true } => self.suspect(link, Loss::Filter),
+                Notification::TrafficControl { link, deleted: false } => self.suspect(link, Loss::Limit),
                 Notification::Address { address, deleted } if address.global => {
                     if !self.addresses.is_change(&address, deleted) {
                         continue;
@@ -274,6 +283,11 @@ impl Observer {
                         Some(_) if !deleted => !self.ports.insert(link.index),
                         _ => self.ports.remove(&link.index),
                     };
+                    let limited = if deleted { self.limits.forget(link.index) } else { Vec::new() };
+                    for link in limited {
+                        let damage = self.suspect(link, Loss::Limit);
+                        self.pending.extend(damage);
+                    }
                     let lost = match () {
                         () if deleted || !is_own_link(&link.alias) => None,
                         () if !link.up => Some(Loss::Up),
@@ -315,7 +329,11 @@ impl Observer {
         if self.suspects.len() >= SUSPECTS {
             return Some(Damage::Lost);
         }
-        self.suspects.push((Instant::now() + SECOND_LOOK, link, lost));
+        let wait = match lost {
+            Loss::Limit | Loss::Filter => SECOND_LOOK_AT_LIMIT,
+            _ => SECOND_LOOK,
+        };
+        self.suspects.push((Instant::now() + wait, link, lost));
         None
     }
 
@@ -328,10 +346,17 @@ impl Observer {
         let due: Vec<(Instant, u32, Loss)> = due;
         for (_, index, lost) in due {
             let Ok(link) = self.socket.link_by_index(index) else { continue };
+            if lost == Loss::Filter {
+                // Also of an uplink, which has BPF programs.
+                self.pending.push_back(Damage::TrafficControl { link: link.name });
+                continue;
+            }
             let is_lost = is_own_link(&link.alias)
                 && match lost {
+                    Loss::Filter => true,
                     Loss::Up => !link.up,
                     Loss::Bridge => link.master.is_none(),
+                    Loss::Limit => self.limits.has_lost(&self.socket, &link).unwrap_or(false),
                     Loss::Address(net) => match self.socket.addresses(&link) {
                         Ok(all) => !all.iter().any(|address| address.net == net),
                         Err(_) => false,

@@ -9,6 +9,7 @@
 //! Legacy iptables and elements that expire unseen send no notification: there is a repair every five minutes, too.
 
 pub mod damage;
+mod limits;
 pub mod program;
 
 use std::collections::BTreeSet;

@@ -8,13 +8,15 @@
 
 mod config;
 mod device;
+mod expected;
 
 use cni_dataplane::ebpf;
 use cni_kernel::mac::Mac;
-use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket};
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket, Verdict};
 use cni_spec::{AddResult, Attachment, CniError, Version};
 use nix::errno::Errno;
 
+use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::{failed, interface};
 use crate::meta::{gone, probe};
@@ -72,8 +74,10 @@ impl Plugin for Bandwidth {
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let host = RouteSocket::open().map_err(failed)?;
         // The queues go with the links; this is for links that stay.
-        let released = outer_end(&host, request)
-            .and_then(|veth| veth.map_or(Ok(()), |veth| release(&host, &veth).map_err(failed)));
+        let released = outer_end(&host, request).and_then(|veth| {
+            let devices = device::find(&host, &request.attachment).map_err(failed)?;
+            veth.map_or(Ok(()), |veth| release(&host, &veth, &devices).map_err(failed))
+        });
         // Also after a failure: the device is on the node.
         released.and(device::remove(&host, &request.attachment).map_err(failed))
     }
@@ -84,7 +88,17 @@ impl Plugin for Bandwidth {
         if limits.is_none() {
             return Ok(());
         }
-        Sides::find(request, previous)?.check(&limits, request)
+        let sides = Sides::find(request, previous)?;
+        crate::expected::check(&expected::of(&sides, &limits, &request.attachment))
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        let limits = Limits::read(request.config)?;
+        if limits.is_none() {
+            return Ok(Vec::new());
+        }
+        let sides = Sides::find(request, previous(request)?)?;
+        Ok(expected::of(&sides, &limits, &request.attachment))
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -99,7 +113,7 @@ impl Plugin for Bandwidth {
             route.create_ifb("probe", Mac([2, 0, 0, 0, 0, 1]), 1500)?;
             let link = route.link("probe")?;
             route.set_token_bucket(&link, &TokenBucket::new(125_000, 125_000, 25_000))?;
-            route.redirect_ingress(&link, &link)
+            route.redirect_ingress(&link, &link).map(drop)
         })
     }
 }
@@ -201,9 +215,14 @@ impl Sides {
             Made::Before => put_back(host, &at, before),
         });
         host.set_token_bucket(&device, bucket)?;
-        if !host.redirections(veth)?.contains(&device.index) {
-            undo.on_failure("redirection", move || gone(host.delete_redirection(veth)));
-            host.redirect_ingress(veth, &device)?;
+        let index = device.index;
+        if host.before_redirection(veth, index)?.is_none() {
+            undo.on_failure("redirection", move || gone(host.delete_redirections(veth, &[index])));
+        }
+        for filter in host.redirect_ingress(veth, &device)? {
+            if filter.verdict == Verdict::Final {
+                log::warn!("{}", expected::early(&filter, veth, &device));
+            }
         }
         Ok(Devices { limited: Some(device), removed: Vec::new() })
     }
@@ -231,33 +250,15 @@ impl Sides {
         let (host, veth) = (&self.host, &self.veth);
         let removed = device::find(host, attachment)?;
         for device in &removed {
-            if host.redirections(veth)?.contains(&device.index) {
+            if host.before_redirection(veth, device.index)?.is_some() {
                 let to = device.clone();
-                undo.on_failure("redirection", move || host.redirect_ingress(veth, &to));
-                gone(host.delete_redirection(veth))?;
+                undo.on_failure("redirection", move || host.redirect_ingress(veth, &to).map(drop));
+                gone(host.delete_redirections(veth, &[device.index]))?;
             }
             // The last step that can fail, as there is usually one device.
             gone(host.delete_link(device))?;
         }
         Ok(Devices { limited: None, removed })
-    }
-
-    fn check(&self, limits: &Limits, request: &Request<'_>) -> Result<(), CniError> {
-        if let Some(bucket) = &limits.ingress {
-            check_queue(&self.host, &self.veth, bucket)?;
-        }
-        let Some(bucket) = &limits.egress else { return Ok(()) };
-        let device = device::find(&self.host, &request.attachment).map_err(failed)?.into_iter().next();
-        let device = device.ok_or_else(|| {
-            let [name, _] = device::names(&request.attachment);
-            CniError::internal(format!("get ifb device: {name} not found"))
-        })?;
-        check_queue(&self.host, &device, bucket)?;
-        if !self.host.redirections(&self.veth).map_err(failed)?.contains(&device.index) {
-            let msg = format!("packets received by {} are not redirected to {}", self.veth.name, device.name);
-            return Err(CniError::internal(msg));
-        }
-        Ok(())
     }
 }
 
@@ -269,8 +270,9 @@ fn put_back(host: &RouteSocket, link: &Link, before: Option<TokenBucket>) -> Res
 }
 
 /// Removes redirection and queue from the node's end.
-fn release(host: &RouteSocket, veth: &Link) -> Result<(), RouteError> {
-    let redirection = gone(host.delete_redirection(veth));
+fn release(host: &RouteSocket, veth: &Link, devices: &[Link]) -> Result<(), RouteError> {
+    let devices: Vec<u32> = devices.iter().map(|device| device.index).collect();
+    let redirection = gone(host.delete_redirections(veth, &devices));
     let queue = match host.token_bucket(veth) {
         Ok(Some(_)) => done(host.delete_token_bucket(veth)),
         // The link may be gone.
@@ -304,16 +306,5 @@ fn outer_end(host: &RouteSocket, request: &Request<'_>) -> Result<Option<Link>, 
     match host.link_by_index(index) {
         Err(error) if error.is_not_found() => Ok(None),
         found => Ok(Some(found.map_err(failed)?).filter(|outer| is_other_end(outer, &inner))),
-    }
-}
-
-fn check_queue(host: &RouteSocket, link: &Link, wanted: &TokenBucket) -> Result<(), CniError> {
-    let wrong = |msg: &str| Err(CniError::internal(format!("{msg} (link {})", link.name)));
-    match host.token_bucket(link).map_err(failed)? {
-        None => wrong("Failed to find qdisc"),
-        Some(is) if is.rate != wanted.rate => wrong("Rate doesn't match"),
-        Some(is) if is.limit != wanted.limit => wrong("Limit doesn't match"),
-        Some(is) if is.burst_ticks != wanted.burst_ticks => wrong("Buffer doesn't match"),
-        Some(_) => Ok(()),
     }
 }

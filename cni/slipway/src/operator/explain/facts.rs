@@ -94,7 +94,7 @@ pub(super) struct Facts {
     pub(super) listens: bool,
     /// The path to the container that the packet is translated to.
     pub(super) way: Option<Way>,
-    /// What the container needs for the packet, and is missing or different.
+    /// What the container needs for the packet, and is missing or different, also where the packet passes nevertheless.
     pub(super) obstacles: Vec<Difference>,
     pub(super) sources: Option<Sources>,
     /// The masquerade of the source.

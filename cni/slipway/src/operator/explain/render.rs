@@ -349,7 +349,7 @@ impl Explanation<'_> {
         for obstacle in &facts.obstacles {
             self.step("needed", format!("{}: {}\nremedy: {}", obstacle.item, obstacle.found, obstacle.fix()));
         }
-        match facts.obstacles.first() {
+        match facts.obstacles.iter().find(|obstacle| !obstacle.passes) {
             Some(first) => Then::Ends(format!("It does not reach the container: {}.", first.found)),
             None => Then::Continues,
         }

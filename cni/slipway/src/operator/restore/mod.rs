@@ -138,6 +138,8 @@ pub(super) struct Difference {
     pub(super) remedy: Option<String>,
     /// True for rules, which a flush of the ruleset deletes.
     pub(super) is_rules: bool,
+    /// True if packets pass nevertheless.
+    pub(super) passes: bool,
     /// The containers that need it.
     pub(super) owners: Vec<Attachment>,
 }
@@ -161,21 +163,23 @@ pub(super) fn differences() -> Result<Differences, RestoreError> {
     Ok(found)
 }
 
-/// The differences of the running container whose attachment has this hash that stop its packets of a family. Nothing for
-/// a container that is in no runtime's cache, or whose objects cannot be determined.
+/// The differences of the running container whose attachment has this hash that stop its packets of a family, or let them
+/// pass otherwise than they should. Nothing for a container that is in no runtime's cache, or whose objects cannot be determined.
 pub(super) fn obstacles(of: AttachmentHash, family: AddressFamily, is_forwarded: bool) -> Vec<Difference> {
     let caches = directories::CACHES.iter().filter_map(|directory| Cache::open(directory.as_ref()).ok()?);
     let all = caches.filter_map(|cache| cache.read().ok()).flat_map(|(all, _)| all);
     let ours = all.filter(|cached| AttachmentHash::of(&cached.attachment) == of).map(|cached| (0, cached));
     let Some((_, cached)) = newest(ours.collect()).pop() else { return Vec::new() };
     let objects = expected_of(&cached).unwrap_or_default();
-    let stopping = objects.iter().filter(|object| object.stops(family, is_forwarded));
-    stopping
-        .filter_map(|object| {
-            let difference = object.check().err()?;
-            Some(Difference::of(&cached.attachment, object.as_ref(), &difference))
-        })
-        .collect()
+    let difference = |object: &dyn Expected| {
+        let stops = object.stops(family, is_forwarded);
+        if !stops && !object.alters() {
+            return None;
+        }
+        let difference = object.check().err()?;
+        Some(Difference { passes: !stops, ..Difference::of(&cached.attachment, object, &difference) })
+    };
+    objects.iter().filter_map(|object| difference(object.as_ref())).collect()
 }
 
 impl Difference {
@@ -188,6 +192,7 @@ impl Difference {
                 Whose::Ours | Whose::Shared => None,
             },
             is_rules: object.is_rules(),
+            passes: object.alters(),
             owners: vec![owner.clone()],
         }
     }

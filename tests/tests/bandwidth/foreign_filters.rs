@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Filters of other programs at the hook where the container's packets are redirected. None that is added after the ADD
+//! takes packets from the limit, as with the reference.
+
+use std::net::Ipv4Addr;
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, datagrams_that_pass};
+
+use super::{network, outer};
+
+/// The datagrams that are sent at once, and the most of them that a limit lets pass: its burst and its queue.
+const SENT: usize = 60;
+const LIMITED: usize = 30;
+
+#[test]
+fn a_filter_of_another_program_does_not_lift_the_limit() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, &json!({"egressRate": 400_000, "egressBurst": 24_224}));
+    let result = network.add(&attach).expect("ADD");
+    let veth = outer(&result);
+    node.cmd("ip link add monitor type ifb");
+    node.cmd("ip link set monitor up");
+    let gateway = Ipv4Addr::new(10, 1, 2, 1);
+    let passed = || datagrams_that_pass(&pod, &node, gateway.into(), SENT);
+    assert!(passed() <= LIMITED);
+    let mut refused = 0;
+    for order in ["", "pref 1", "pref 2", "pref 49151"] {
+        for protocol in ["ip", "all"] {
+            // The usual action after a mirrored packet is `pipe`: no other filter is asked.
+            let filter = "u32 match u32 0 0 action mirred egress mirror dev monitor";
+            let added = node
+                .try_cmd(&format!("tc filter add dev {veth} ingress {order} protocol {protocol} {filter}"));
+            refused += usize::from(added.code != Some(0));
+            let passed = passed();
+            assert!(passed <= LIMITED, "{order} {protocol}: {passed} of {SENT} passed");
+            network.check(&attach).expect("CHECK");
+        }
+    }
+    // All filters of one preference have one protocol.
+    assert!(refused <= 3, "{refused} filters were refused");
+    network.del(&attach).expect("DEL");
+}
+
+/// A filter with the first preference, which was there before the ADD, keeps its place: CHECK says so.
+#[test]
+fn a_filter_from_before_the_add_is_named() {
+    slipway_tests::slipway_only!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, &json!({"egressRate": 400_000, "egressBurst": 24_224}));
+    let previous = network.add_first(&attach);
+    let veth = outer(&previous);
+    node.cmd("ip link add monitor type ifb");
+    node.cmd("ip link set monitor up");
+    node.cmd(&format!("tc qdisc add dev {veth} clsact"));
+    let gateway = Ipv4Addr::new(10, 1, 2, 1);
+    let passed = || datagrams_that_pass(&pod, &node, gateway.into(), SENT);
+    for (protocol, matches, verdict, is_lost) in [
+        ("ip", "0 0", "", true),
+        ("all", "0 0", "", true),
+        ("ip", "0 0", "continue", false),
+        ("all", "0 0", "continue", false),
+    ] {
+        node.cmd(&format!(
+            "tc filter add dev {veth} ingress pref 1 protocol {protocol} u32 match u32 {matches} action mirred \
+             egress mirror dev monitor {verdict}"
+        ));
+        let result = network.call_one(1, "ADD", &attach, &previous).ok();
+        assert_eq!(passed() > LIMITED, is_lost, "{protocol} {verdict}");
+        let checked = network.call_one(1, "CHECK", &attach, &result);
+        if is_lost {
+            let error = checked.error();
+            assert!(error.msg.contains("decides before packets are redirected"), "{error:?}");
+            // The command in the message mends it.
+            node.cmd(error.msg.split('`').nth(1).expect("a command"));
+            assert!(passed() <= LIMITED, "{protocol} {verdict}");
+            assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
+        } else {
+            assert!(checked.ok().is_null());
+        }
+        assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
+        node.cmd(&format!("tc filter del dev {veth} ingress"));
+    }
+    network.del(&attach).expect("DEL");
+}
