@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Network, Node, Proto, at};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, at, host_local};
 
 use crate::{PORT, Web, World};
 
@@ -23,7 +23,7 @@ enum Whose {
 }
 
 /// Breaks the object of this name. Returns whose it is, and the families whose packets do not pass then: `explain` says so.
-fn break_it(node: &Node, item: &str) -> (Whose, &'static str) {
+fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
     use Whose::{Slipways, Theirs};
     let words: Vec<&str> = item.split_whitespace().collect();
     let setting = item.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
@@ -97,6 +97,29 @@ fn break_it(node: &Node, item: &str) -> (Whose, &'static str) {
             node.slipway("restore");
             (Theirs, "")
         }
+        (["settings", path, "in", "the", "container"], _) => {
+            pod.sysctl(&format!("net/{path}"), "0");
+            (Slipways, "")
+        }
+        (["attributes", "of", link, "in", "the", "container"], _) => {
+            pod.cmd(&format!("ip link set {link} mtu 1300"));
+            (Slipways, "")
+        }
+        (["no", "strict", "reverse", ..], Some(setting)) => {
+            node.sysctl(setting, "1");
+            // A VPN takes all packets to far destinations.
+            node.cmd("ip link add vpn type veth peer name vpn1");
+            node.cmd("ip link set vpn up");
+            node.cmd("ip link set vpn1 up");
+            for half in ["0.0.0.0/1", "128.0.0.0/1"] {
+                node.cmd(&format!("ip route add {half} dev vpn"));
+            }
+            (Theirs, "")
+        }
+        (["master", name], _) => {
+            node.cmd(&format!("ip link set {name} down"));
+            (Theirs, "46")
+        }
         _ => panic!("no way to break {item:?} is known"),
     }
 }
@@ -106,6 +129,7 @@ fn remark(item: &str) -> Option<&'static str> {
     match () {
         () if item.starts_with("rate limit") => Some("Failed to find qdisc"),
         () if item.starts_with("redirection") => Some("are not redirected to"),
+        () if item.starts_with("no strict") => Some("strict: the kernel drops packets"),
         () if item.starts_with("no BPF program") => Some("is asked before the limit"),
         () => None,
     }
@@ -135,7 +159,7 @@ fn explained(world: &World, family: char) -> String {
 
 /// Breaks one object, asks each reader, and repairs it.
 fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &str) {
-    let (whose, families) = break_it(&world.node, item);
+    let (whose, families) = break_it(&world.node, &web.pod, item);
     let failed = network.check(&web.attach).err();
     assert_eq!(failed.is_some(), whose == Whose::Slipways, "CHECK without {item}: {failed:?}");
     let (report, code) = world.restore("--dry-run");
@@ -200,10 +224,53 @@ fn each_object_of_a_bridge() {
         "type": "bandwidth", "ingressRate": 400_000_000, "ingressBurst": 8_000_000, "egressRate": 400_000_000,
         "egressBurst": 8_000_000,
     });
-    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), vec![limits], 19);
+    let tuning = json!({"type": "tuning", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}});
+    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), vec![limits, tuning], 22);
 }
 
 #[test]
 fn each_object_of_ptp() {
-    each_object_is_seen_and_repaired("ptp", json!({}), Vec::new(), 13);
+    each_object_is_seen_and_repaired("ptp", json!({}), Vec::new(), 14);
+}
+
+/// A container on a link of the node: nothing of it is on the node but that link, which is its owner's.
+#[test]
+fn each_object_of_macvlan() {
+    let world = World::new();
+    for end in ["lan", "switch"] {
+        if end == "lan" {
+            world.node.cmd("ip link add lan type veth peer name switch");
+        }
+        world.node.cmd(&format!("ip link set {end} up"));
+    }
+    let ipam = host_local("10.77.0.0/24", "fd00:77::/64");
+    let network = world.node.network(json!({"name": "net1", "plugins": [
+        {"type": "macvlan", "master": "lan", "ipam": ipam},
+        {"type": "tuning", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}},
+    ]}));
+    let pod = world.node.pod("web");
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let (report, code) = world.restore("--dry-run");
+    assert_eq!(code, 0, "{report:#}");
+    let all = objects(&report);
+    assert_eq!(all.len(), 3, "{all:?}");
+    for (item, ..) in all {
+        let (whose, _) = break_it(&world.node, &pod, &item);
+        assert_eq!(network.check(&attach).is_err(), whose == Whose::Slipways, "CHECK without {item}");
+        let (report, _) = world.restore("--dry-run");
+        let (_, state, reason) =
+            objects(&report).into_iter().find(|(name, ..)| *name == item).expect("the object is listed");
+        assert_eq!(state, if whose == Whose::Slipways { "missing" } else { "skipped" }, "{item}");
+        assert!(world.node.try_slipway("check-node").stdout.contains(&item), "{item}");
+        if whose == Whose::Theirs {
+            world.node.cmd(reason.split('`').nth(1).expect("a command"));
+        }
+        assert_eq!(world.restore("").1, 0, "{item}");
+        network.check(&attach).unwrap_or_else(|error| panic!("CHECK after {item}: {error}"));
+        let (report, _) = world.restore("--dry-run");
+        assert!(objects(&report).iter().all(|(_, state, _)| state == "present"), "{report:#}");
+    }
+    network.del(&attach).expect("DEL");
 }

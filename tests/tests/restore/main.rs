@@ -11,6 +11,7 @@ mod flushed;
 mod left_out;
 mod limits;
 mod programs;
+mod reverse_path;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;

@@ -8,7 +8,9 @@ use serde::Deserialize;
 
 use super::shared::advertisements::Advertisements;
 use super::shared::container::Setting;
+use super::shared::expected::Objects;
 use super::shared::single::check::{Expected, check, not_of_type, same_mode};
+use super::shared::single::expected;
 use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -64,6 +66,10 @@ impl Plugin for Ipvlan {
             settings.below.find(&Site::open(request)?)?;
         }
         Ok(())
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Objects, CniError> {
+        expected::of(request, &Settings::new(request.config)?.below)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

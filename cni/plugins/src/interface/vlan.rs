@@ -8,7 +8,9 @@ use serde::Deserialize;
 
 use super::shared::advertisements::Advertisements;
 use super::shared::check::wrong;
+use super::shared::expected::Objects;
 use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::expected;
 use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -59,6 +61,10 @@ impl Plugin for Vlan {
         let is_asked_for = |link: &Link| settings.compare(link);
         check(request, &Expected { no_result: "Required prevResult missing", link: &is_asked_for })?;
         settings.below.find(&Site::open(request)?).map(drop)
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Objects, CniError> {
+        expected::of(request, &Settings::new(request.config)?.below)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

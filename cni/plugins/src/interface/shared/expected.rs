@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{Link, RouteSocket};
+use cni_kernel::sysctl;
 use cni_spec::{AddResult, CniError};
 use ipnet::IpNet;
 
@@ -31,6 +32,9 @@ pub(crate) fn settings(link: &str, addresses: &[IpNet], previous: &AddResult) ->
         if leaves {
             all.push(Box::new(LinkForwarding { link: link.to_owned(), family }));
             for uplink in uplinks(family)? {
+                if family == AddressFamily::V4 {
+                    all.push(Box::new(ReversePath { link: uplink.clone() }));
+                }
                 all.push(Box::new(LinkForwarding { link: uplink, family }));
             }
         }
@@ -122,6 +126,71 @@ impl Expected for LinkForwarding {
             }
             _ => Ok(()),
         }
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        self.check()
+    }
+}
+
+/// No strict reverse path filter on an uplink by which no replies leave: the kernel would drop what comes in there.
+struct ReversePath {
+    link: String,
+}
+
+impl ReversePath {
+    fn setting(&self) -> String {
+        format!("net/ipv4/conf/{}/rp_filter", self.link)
+    }
+
+    /// True if the kernel filters strictly. The larger of both settings counts, and 2 is loose.
+    fn is_strict(&self) -> Result<bool, CniError> {
+        let mut largest = 0;
+        for setting in ["net/ipv4/conf/all/rp_filter".to_owned(), self.setting()] {
+            match sysctl::get(&setting) {
+                Ok(value) => largest = largest.max(value.trim().parse::<u8>().unwrap_or_default()),
+                // The link is gone.
+                Err(error) if error.is_not_found() => return Ok(false),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(largest == 1)
+    }
+}
+
+impl Expected for ReversePath {
+    fn name(&self) -> String {
+        format!("no strict reverse path filter on {} ({})", self.link, self.setting())
+    }
+
+    fn whose(&self) -> Whose {
+        Whose::Theirs { remedy: remedy(&self.setting(), "2") }
+    }
+
+    // Other uplinks may have the packet that is asked about.
+    fn alters(&self) -> bool {
+        true
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        if !self.is_strict()? {
+            return Ok(());
+        }
+        let socket = RouteSocket::open().map_err(failed)?;
+        let Some(link) = socket.find_link(&self.link).map_err(failed)? else { return Ok(()) };
+        let routes = socket.routes_to_anywhere(AddressFamily::V4);
+        let Some(other) =
+            routes.first().filter(|_| routes.iter().all(|route| route.link != Some(link.index)))
+        else {
+            return Ok(());
+        };
+        let other = socket.link_by_index(other.link.unwrap_or_default()).map_err(failed)?;
+        Err(wrong(format!(
+            "{} is 1, strict: the kernel drops packets from far that come in by {}, as replies to them leave by {}",
+            self.setting(),
+            link.name,
+            other.name
+        )))
     }
 
     fn put_back(&self) -> Result<(), CniError> {

@@ -4,12 +4,14 @@
 
 mod backup;
 mod config;
+mod expected;
 mod sysctls;
 
 use cni_kernel::route::{Link, LinkChange, RouteError, RouteSocket};
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode};
 use nix::errno::Errno;
 
+use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::meta::layer3::Layer3;
@@ -70,13 +72,16 @@ impl Plugin for Tuning {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        previous(request)?;
+        crate::expected::check(&self.expected(request)?)?;
+        // The promiscuous mode also where none is configured, as the reference does.
         let ifname = request.attachment.ifname();
         let config = Config::read(request.config, request.args, ifname)?;
-        allowed(&config)?;
-        previous(request)?;
-        let container = Container::open(request.netns.as_deref())?;
-        container.run(|| sysctls::check(&config.sysctls))??;
-        check_link(&link(&container, ifname)?, &config.wanted)
+        check_link(&link(&Container::open(request.netns.as_deref())?, ifname)?, &config.wanted)
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        expected::of(request)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

@@ -8,6 +8,7 @@
 //! leaves other links alone.
 
 pub(crate) mod check;
+pub(crate) mod expected;
 pub(crate) mod keys;
 pub(crate) mod remove;
 
