@@ -268,6 +268,10 @@ impl Host {
             // Setting the MAC address keeps it, also on a bridge of another program that has none of its own.
             self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
+        if change.add.iter().any(|net| net.addr().is_ipv6()) {
+            // The kernel adds it some time after the first port carries packets, and solicits no container before.
+            self.ensure_link_local(link)?;
+        }
         self.forward(gateways)
     }
 }
