@@ -90,7 +90,7 @@ impl std::fmt::Display for PortVlan {
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
 
 impl RouteSocket {
-    /// Creates a bridge that is up.
+    /// Creates a bridge that is up, without multicast snooping.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the name is taken; EOPNOTSUPP for VLAN filtering in a kernel that
@@ -106,10 +106,13 @@ impl RouteSocket {
         if let Some(mac) = new.mac {
             message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
         }
-        let mut info = vec![LinkInfo::Kind(InfoKind::Bridge)];
+        // Without a querier, which a bridge of containers does not have, snooping filters nothing, but each port that comes
+        // or goes starts two timers for every other port (`br_port_state_selection`).
+        let mut settings = vec![InfoBridge::MulticastSnooping(false)];
         if new.vlan_filtering == VlanFiltering::On {
-            info.push(LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::VlanFiltering(true)])));
+            settings.push(InfoBridge::VlanFiltering(true));
         }
+        let info = vec![LinkInfo::Kind(InfoKind::Bridge), LinkInfo::Data(InfoData::Bridge(settings))];
         message.attributes.push(LinkAttribute::LinkInfo(info));
         let action = format_args!("create bridge {}", new.name);
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)

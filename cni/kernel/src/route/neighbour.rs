@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Permanent neighbours of links, and FDB entries of VXLAN links (ip-neighbour(8), bridge(8)).
+//! Neighbours of links, and FDB entries of VXLAN links and bridges (ip-neighbour(8), bridge(8)).
 //!
 //! Layout: `struct ndmsg` and its attributes in `linux/neighbour.h`.
 
@@ -17,8 +17,7 @@ use super::{RouteSocket, wire};
 use crate::AddressFamily;
 use crate::mac::Mac;
 
-/// The Ethernet address of an IP address on a link. It does not expire, and the kernel sends no request for
-/// it (`NUD_PERMANENT`).
+/// The Ethernet address of an IP address on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Neighbour {
     /// The IP address.
@@ -31,6 +30,16 @@ impl fmt::Display for Neighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {}", self.address, self.mac)
     }
+}
+
+/// Whether a neighbour counts for the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which all network
+/// namespaces share. One that does not is never collected: it leaves with its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// As one that the kernel has learnt.
+    Yes,
+    /// `NTF_EXT_LEARNED`.
+    No,
 }
 
 /// The remote to which a VXLAN link sends the frames to an Ethernet address. It does not expire.
@@ -70,10 +79,14 @@ const RTM_GETNEIGH: u16 = 30;
 const AF_UNSPEC: u8 = 0;
 const AF_BRIDGE: u8 = 7;
 // linux/neighbour.h
+const NUD_REACHABLE: u16 = 0x02;
+const NUD_STALE: u16 = 0x04;
 const NUD_NOARP: u16 = 0x40;
 const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 0x02;
+const NTF_MASTER: u8 = 0x04;
 const NTF_PROXY: u8 = 0x08;
+const NTF_EXT_LEARNED: u8 = 0x10;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NDA_PORT: u16 = 6;
@@ -128,7 +141,54 @@ impl RouteSocket {
         self.transport.list(list_of(AF_UNSPEC, link), action, |payload| decode(payload, link.index))
     }
 
-    /// Sets a permanent neighbour of a link, in place of what the link has for its IP address.
+    /// What the kernel knows of one neighbour, in whatever state.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel refuses the request, as before Linux 5.0.
+    pub fn neighbour(&self, link: &Link, address: IpAddr) -> Result<Option<Neighbour>, RouteError> {
+        let header = Header { state: 0, ..neighbour(link, address) };
+        let message = message(RTM_GETNEIGH, &header, &[(NDA_DST, &wire::octets(address))]);
+        let action = format_args!("find neighbour {address} of {}", link.name);
+        match self.transport.get(message, action, |payload| decode_any(payload)) {
+            Err(error) if error.is_not_found() => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Tells the kernel of a neighbour, as if it had heard of it: the first packet needs no request, and the kernel verifies
+    /// the entry as it does with any other when it is used. It replaces what the link has for the IP address.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if the link is gone.
+    pub fn introduce_neighbour(&self, link: &Link, new: Neighbour, counts: Counts) -> Result<(), RouteError> {
+        let flags = match counts {
+            Counts::Yes => 0,
+            Counts::No => NTF_EXT_LEARNED,
+        };
+        let header = Header { state: NUD_STALE, flags, ..neighbour(link, new.address) };
+        let attributes = [(NDA_DST, &wire::octets(new.address)[..]), (NDA_LLADDR, &new.mac.0)];
+        let action = format_args!("introduce neighbour {new} on {}", link.name);
+        self.transport.run(
+            Verb::CreateWith(flag::REPLACE),
+            message(RTM_NEWNEIGH, &header, &attributes),
+            action,
+        )
+    }
+
+    /// Tells a bridge that an Ethernet address is behind one of its ports, as if it had sent a frame. The entry expires
+    /// as a learnt one does.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the link is no port of a bridge.
+    pub fn introduce_to_bridge(&self, port: &Link, mac: Mac) -> Result<(), RouteError> {
+        let header = Header { family: AF_BRIDGE, link: port.index, state: NUD_REACHABLE, flags: NTF_MASTER };
+        let action = format_args!("introduce {mac} behind {}", port.name);
+        let message = message(RTM_NEWNEIGH, &header, &[(NDA_LLADDR, &mac.0)]);
+        self.transport.run(Verb::CreateWith(flag::REPLACE), message, action)
+    }
+
+    /// Sets a permanent neighbour of a link, in place of what the link has for its IP address: it does not expire, and the
+    /// kernel sends no request for it (`NUD_PERMANENT`).
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.
@@ -194,7 +254,16 @@ fn permanent(payload: &[u8], link: u32) -> Result<Option<(u8, &[u8])>, ReplyErro
 }
 
 fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
-    let Some((family, attributes)) = permanent(payload, link)? else { return Ok(None) };
+    Ok(permanent(payload, link)?.and_then(|(family, attributes)| entry(family, attributes)))
+}
+
+fn decode_any(payload: &[u8]) -> Result<Option<Neighbour>, ReplyError> {
+    let (header, attributes) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
+    Ok(entry(header[0], attributes))
+}
+
+/// An entry with both addresses; none while the kernel still looks for the Ethernet address.
+fn entry(family: u8, attributes: &[u8]) -> Option<Neighbour> {
     let (mut address, mut mac) = (None, None);
     for (kind, value) in message::attributes(attributes) {
         match kind {
@@ -204,7 +273,7 @@ fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
         }
     }
     let address = address.filter(|address| wire::family_of(family) == Some(AddressFamily::of(*address)));
-    Ok(address.zip(mac).map(|(address, mac)| Neighbour { address, mac }))
+    address.zip(mac).map(|(address, mac)| Neighbour { address, mac })
 }
 
 fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
@@ -245,6 +314,7 @@ mod tests {
             let mut learned = message.payload().to_vec();
             learned[8..10].copy_from_slice(&2_u16.to_ne_bytes());
             assert_eq!(decode(&learned, 5), Ok(None), "reachable, but not permanent");
+            assert_eq!(decode_any(&learned), Ok(Some(Neighbour { address, mac: MAC })));
             for length in 0..message.payload().len() {
                 let _ = decode(&message.payload()[..length], 5);
             }

@@ -42,7 +42,7 @@ impl Host {
             Some(link) => link,
             None => {
                 change = change.alias(MADE);
-                self.create_bridge(settings)?
+                Link { alias: MADE.to_owned(), ..self.create_bridge(settings)? }
             }
         };
         if bridge.kind != LinkKind::Bridge {
@@ -112,6 +112,20 @@ impl Host {
         Err(no_filtering(&bridge.name))
     }
 
+    /// Sets the host's end up, with its owner as its alias, before it is a port of the bridge.
+    pub(super) fn set_up_alone(&self, port: &Link, attachment: &Attachment) -> Result<(), CniError> {
+        without_ipv6(port);
+        let change = LinkChange::new().alias(&Owner::of(attachment).to_comment()).up();
+        self.route.change_link(port, &change).map_err(failed)
+    }
+
+    /// Makes the host's end a port of the bridge, as [`Settings::can_join_last`] allows.
+    pub(super) fn join(&self, port: &Link, bridge: &Link) -> Result<(), CniError> {
+        self.route
+            .change_link(port, &LinkChange::new().master(bridge))
+            .map_err(|error| joining(error, bridge))
+    }
+
     /// Makes the host's end a port of the bridge, with its owner as its alias, and sets it up.
     pub(super) fn attach(
         &self,
@@ -120,12 +134,10 @@ impl Host {
         attachment: &Attachment,
         settings: &Settings,
     ) -> Result<(), CniError> {
-        // A port needs no IPv6 of its own, as the bridge takes every packet. Its routes would slow down every
-        // change of a link, which walks all of them (`fib6_ifdown`).
-        spare(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"));
+        without_ipv6(port);
         let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
         // No packet may pass before the port has its settings.
-        let plain = settings.vlans.is_none() && settings.port == UNSET;
+        let plain = settings.is_plain_port();
         if plain {
             join = join.up();
         }
@@ -273,6 +285,25 @@ impl Host {
             self.ensure_link_local(link)?;
         }
         self.forward(gateways)
+    }
+}
+
+/// A port needs no IPv6 of its own, as the bridge takes every packet. Its routes would slow down every change of a link,
+/// which walks all of them (`fib6_ifdown`).
+fn without_ipv6(port: &Link) {
+    spare(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"));
+}
+
+impl Settings {
+    /// True if a port needs no settings but the bridge's.
+    fn is_plain_port(&self) -> bool {
+        self.vlans.is_none() && self.port == UNSET
+    }
+
+    /// True if the host's end may join the bridge as the last step: no packet would pass before the port has its settings,
+    /// and nothing of the ADD needs the bridge's other hosts.
+    pub(super) fn can_join_last(&self) -> bool {
+        self.is_plain_port() && !self.detect_duplicates && !self.container_link_down
     }
 }
 

@@ -9,9 +9,11 @@ mod check;
 mod config;
 mod expected;
 mod host;
+mod neighbours;
 mod plan;
 
 use cni_dataplane::macspoof;
+use cni_dataplane::owner::MADE;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange};
 use cni_spec::{AddResult, CniError, Interface};
 
@@ -23,6 +25,7 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
+use neighbours::mac_of;
 use plan::Plan;
 
 /// The IPv6 counterpart of `arp_notify`.
@@ -132,7 +135,10 @@ fn set_up<'a>(
     let attachment = &request.attachment;
     let bridge = host.ensure_bridge(settings)?;
     let mtu = host.mtu(settings.common.mtu)?;
-    let (inner, port) = host.create_pair(&container.route, attachment, settings.mac, mtu)?;
+    let joins_last = plan.is_some() && settings.can_join_last();
+    let made_of =
+        if joins_last { plan.as_ref().and_then(|plan| mac_of(&plan.layer3.addresses)) } else { None };
+    let (inner, port) = host.create_pair(&container.route, attachment, settings.mac.or(made_of), mtu)?;
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     if settings.spoof_check {
@@ -144,7 +150,11 @@ fn set_up<'a>(
         macspoof::protect(attachment, &port.name, mac)?;
     }
     masquerade::prepare(&settings.common, &port)?;
-    host.attach(&port, &bridge, attachment, settings)?;
+    if joins_last {
+        host.set_up_alone(&port, attachment)?;
+    } else {
+        host.attach(&port, &bridge, attachment, settings)?;
+    }
     settings.common.advertisements.apply(container, &inner)?;
     let plan = match plan {
         Some(plan) => plan,
@@ -158,14 +168,26 @@ fn set_up<'a>(
             Some((link, change))
         }
     };
-    container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
     container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
-    if !settings.container_link_down {
-        container.bring_up(&inner, &plan.layer3, detection(settings))?;
+    if joins_last {
+        if bridge.alias == MADE {
+            container.quieten(&inner, &plan.layer3);
+        }
+        container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
+        masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
+        // What the kernel sends as the container's end comes up is by now on its way to a link without a bridge.
+        host.join(&port, &bridge)?;
         host.wait_for_port(&port)?;
-        announce(container, &inner, &plan)?;
+        context.introduce(&bridge, &port, &inner, &plan)?;
+    } else {
+        container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
+        if !settings.container_link_down {
+            container.bring_up(&inner, &plan.layer3, detection(settings))?;
+            host.wait_for_port(&port)?;
+            announce(container, &inner, &plan)?;
+        }
+        masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
     }
-    masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
     if let Some((link, change)) = &gateway {
         host.become_gateway(link, &plan.gateways, change)?;
     }

@@ -107,6 +107,18 @@ impl Container {
         }
     }
 
+    /// Keeps the kernel from repeating what it sends as the link comes up, on a bridge that filters no multicast: each frame
+    /// goes to every container. Multicast listener reports are repeated within a day in place of a second. Without an IPv6
+    /// address from IPAM, the link-local address, which only this link's MAC address makes, is not probed.
+    pub(crate) fn quieten(&self, link: &Link, layer3: &Layer3) {
+        let has_address = layer3.has(AddressFamily::V6);
+        let Some(ipv6) = self.ipv6.as_ref().filter(|_| has_address || !link.disables_ipv6) else { return };
+        spare(ipv6.set(&link.name, "mldv2_unsolicited_report_interval", "86400000"));
+        if !has_address {
+            spare(ipv6.set(&link.name, "accept_dad", "0"));
+        }
+    }
+
     /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the
     /// kernel lacks.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! How the node and the containers of a bridge find a new container, and it them, without a frame to everybody.
+//!
+//! A frame to all containers of a bridge costs the node some microseconds for each of them, and a full bridge has a
+//! thousand. So the MAC address of a container is made of its address: who still knows the address from a former
+//! container knows the right MAC address, and nothing needs to be announced. The node and the bridge are told by netlink
+//! where the container is, and the container where its gateway is, so that their first packets need no request either.
+
+use std::net::IpAddr;
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Counts, Link, LinkChange, Neighbour};
+use cni_spec::CniError;
+use ipnet::IpNet;
+
+use super::AddContext;
+use super::plan::Plan;
+use crate::interface::shared::failed;
+
+/// The MAC address of a container with these addresses; none without addresses.
+///
+/// Of the first IPv4 address it is 0a:58 and the address, as kubelet's kubenet made it. Without one, 40 bits of the first
+/// IPv6 address. Both are unicast and locally administered.
+pub(super) fn mac_of(addresses: &[IpNet]) -> Option<Mac> {
+    Some(match source(addresses)?.addr() {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            Mac([0x0a, 0x58, a, b, c, d])
+        }
+        IpAddr::V6(address) => {
+            let bits = address.to_bits();
+            let [.., a, b, c, d, e] = (bits ^ bits >> 40 ^ bits >> 80).to_be_bytes();
+            Mac([0x0e, a, b, c, d, e])
+        }
+    })
+}
+
+/// The address that the MAC address is made of.
+fn source(addresses: &[IpNet]) -> Option<&IpNet> {
+    addresses.iter().find(|net| net.addr().is_ipv4()).or_else(|| addresses.first())
+}
+
+/// True if any container that had `net` before had the MAC address that is made of `source`, too: it is that very
+/// address, or has the same place in its subnet, as IPAM gives out the addresses of several subnets side by side.
+fn is_implied(source: &IpNet, net: &IpNet) -> bool {
+    let place = |net: &IpNet| match net {
+        IpNet::V4(net) => u128::from(net.addr().to_bits() & net.hostmask().to_bits()),
+        IpNet::V6(net) => net.addr().to_bits() & net.hostmask().to_bits(),
+    };
+    source == net || place(source) == place(net)
+}
+
+impl AddContext<'_> {
+    /// Tells the node and the bridge where the container is and the container where its gateways are, and lets the kernel
+    /// announce addresses that others may know at another MAC address.
+    pub(super) fn introduce(
+        &self,
+        bridge: &Link,
+        port: &Link,
+        inner: &Link,
+        plan: &Plan,
+    ) -> Result<(), CniError> {
+        let (host, container) = (self.host, self.container);
+        let Some((mac, source)) = inner.mac.zip(source(&plan.layer3.addresses)) else { return Ok(()) };
+        let (mut v4, mut v6) = (false, false);
+        for net in &plan.layer3.addresses {
+            let address = net.addr();
+            let former = host.route.neighbour(bridge, address);
+            let is_known =
+                matches!(&former, Ok(None)) || matches!(&former, Ok(Some(former)) if former.mac == mac);
+            if self.settings.mac.is_some() || !is_known || !is_implied(source, net) {
+                if address.is_ipv4() { v4 = true } else { v6 = true }
+            }
+            // All of this saves requests, and nothing else: a kernel that refuses it makes them.
+            let new = Neighbour { address, mac };
+            unneeded(host.route.introduce_neighbour(bridge, new, Counts::Yes));
+        }
+        unneeded(host.route.introduce_to_bridge(port, mac));
+        for gateway in &plan.gateways {
+            let new = bridge.mac.map(|mac| Neighbour { address: gateway.addr(), mac });
+            new.map(|new| unneeded(container.route.introduce_neighbour(inner, new, Counts::No)));
+        }
+        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays, for a
+        // container that sets another one.
+        let notify = LinkChange::new().arp_notify();
+        if v4 {
+            container.route.change_link(inner, &notify).map_err(failed)?;
+        }
+        if v4 || v6 {
+            container.route.change_link(inner, &LinkChange::new().mac(mac)).map_err(failed)?;
+        }
+        if v4 { Ok(()) } else { container.route.change_link(inner, &notify).map_err(failed) }
+    }
+}
+
+/// Notes a refusal in the log.
+fn unneeded<E: std::fmt::Display>(result: Result<(), E>) {
+    if let Err(error) = result {
+        log::debug!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_mac_address_is_made_of_the_first_ipv4_address_or_else_of_ipv6() {
+        for (addresses, mac) in [
+            (vec!["10.9.1.7/20"], "0a:58:0a:09:01:07"),
+            (vec!["fd00::7/64", "10.9.1.7/20", "10.8.0.1/24"], "0a:58:0a:09:01:07"),
+            (vec!["fd00:9::1:7/64"], "0e:00:00:01:00:07"),
+        ] {
+            let found = mac_of(&nets(&addresses)).unwrap();
+            if addresses[0].starts_with("fd00:9") {
+                assert_eq!(found.0[4..], [0, 7], "{addresses:?}");
+            } else {
+                assert_eq!(found.to_string(), mac, "{addresses:?}");
+            }
+            assert!(!found.is_multicast() && found.0[0] & 2 == 2);
+        }
+        assert_eq!(mac_of(&[]), None);
+    }
+
+    #[test]
+    fn addresses_at_the_same_place_of_their_subnets_have_the_same_mac_address() {
+        for (source, net, implied) in [
+            ("10.9.1.7/20", "10.9.1.7/20", true),
+            ("10.9.1.7/20", "fd00::107/64", true),
+            ("10.9.1.7/20", "fd00::1:107/64", false),
+            ("10.9.1.7/24", "fd00::7/64", true),
+            ("10.9.1.7/24", "fd00::8/64", false),
+            ("10.9.1.7/32", "fd00::8/128", true),
+        ] {
+            let (source, net) = (source.parse().unwrap(), net.parse().unwrap());
+            assert_eq!(is_implied(&source, &net), implied, "{source} {net}");
+        }
+    }
+}
