@@ -29,6 +29,8 @@ pub struct NewVeth<'a> {
     pub mac: Option<Mac>,
     /// Name of the peer.
     pub peer_name: &'a str,
+    /// Address of the peer; none for a random one.
+    pub peer_mac: Option<Mac>,
     /// Namespace of the peer.
     pub peer_netns: &'a Netns,
     /// MTU of both ends in bytes; none for the kernel's default of 1,500.
@@ -169,8 +171,8 @@ impl RouteSocket {
             message.attributes.push(LinkAttribute::Mtu(mtu));
             peer.attributes.push(LinkAttribute::Mtu(mtu));
         }
-        if let Some(mac) = new.mac {
-            message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
+        for (end, mac) in [(&mut message, new.mac), (&mut peer, new.peer_mac)] {
+            end.attributes.extend(mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
         }
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),

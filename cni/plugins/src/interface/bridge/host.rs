@@ -4,7 +4,6 @@
 
 use cni_dataplane::owner::{MADE, Owner};
 use cni_kernel::forwarding;
-use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings, PortVlan,
     RouteError, Switch, VlanFiltering,
@@ -15,7 +14,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::config::{DEFAULT_VLAN, Settings, Vlans};
-use crate::interface::shared::host::{Host, host_names};
+use crate::interface::shared::host::{Host, host_names, random_mac};
 use crate::interface::shared::{failed, optional, spare};
 
 /// The limit of a bridge's ports: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, without port 0,
@@ -75,8 +74,7 @@ impl Host {
 
     fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let filtering = if settings.vlans.is_some() { VlanFiltering::On } else { VlanFiltering::Off };
-        let mac = Mac::random()
-            .map_err(|error| CniError::internal(format!("draw a random MAC address: {error}")))?;
+        let mac = random_mac()?;
         // A bridge without a MAC address of its own takes the lowest one of its ports: each container that
         // comes or goes might change the gateway's.
         let new = NewBridge {
@@ -217,7 +215,14 @@ impl Host {
         let attachment =
             Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
         for peer_name in host_names(&attachment) {
-            let new = NewVeth { name, mac: None, peer_name: &peer_name, peer_netns: &self.netns, mtu };
+            let new = NewVeth {
+                name,
+                mac: None,
+                peer_name: &peer_name,
+                peer_mac: None,
+                peer_netns: &self.netns,
+                mtu,
+            };
             match self.route.create_veth(&new) {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}

@@ -14,7 +14,7 @@ mod plan;
 
 use cni_dataplane::macspoof;
 use cni_dataplane::owner::MADE;
-use cni_kernel::route::{DuplicateDetection, Link, LinkChange};
+use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind};
 use cni_spec::{AddResult, CniError, Interface};
 
 use super::shared::container::{Container, Setting};
@@ -175,9 +175,10 @@ fn set_up<'a>(
         }
         container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
         masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
-        // What the kernel sends as the container's end comes up is by now on its way to a link without a bridge.
-        host.join(&port, &bridge)?;
+        // What the kernel sends as the container's end comes up reaches a link without a bridge. A port that is up when it
+        // joins forwards at once.
         host.wait_for_port(&port)?;
+        host.join(&port, &bridge)?;
         context.introduce(&bridge, &port, &inner, &plan)?;
     } else {
         container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
@@ -191,17 +192,13 @@ fn set_up<'a>(
     if let Some((link, change)) = &gateway {
         host.become_gateway(link, &plan.gateways, change)?;
     }
-    // Read again: other programs (systemd's link policies) change addresses after creation.
-    let again = |link: &Link| host.route.link_by_index(link.index).map_err(failed);
-    let links = Links {
-        bridge: again(&bridge)?,
-        port: again(&port)?,
-        inner: container.route.link_by_index(inner.index).map_err(failed)?,
-        gateway: match gateway {
-            Some((link, _)) if link.index != bridge.index => Some(again(&link)?),
-            _ => None,
-        },
+    // Read again: other programs (systemd's link policies) change the addresses of links that the kernel has chosen.
+    let again = |link: Link| match link.alias == MADE && link.kind == LinkKind::Bridge {
+        true => Ok(link),
+        false => host.route.link_by_index(link.index).map_err(failed),
     };
+    let gateway = gateway.map(|(link, _)| link).filter(|link| link.index != bridge.index);
+    let links = Links { bridge: again(bridge)?, port, inner, gateway: gateway.map(again).transpose()? };
     Ok((links, plan))
 }
 

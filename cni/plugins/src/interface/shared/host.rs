@@ -100,9 +100,18 @@ impl Host {
         mtu: Option<u32>,
     ) -> Result<(Link, Link), CniError> {
         let name = attachment.ifname();
+        // systemd's link policies change the addresses that the kernel chooses, and no others.
+        let (mac, peer_mac) = (mac.map_or_else(random_mac, Ok)?, random_mac()?);
         let mut last = None;
         for peer_name in host_names(attachment) {
-            let new = NewVeth { name, mac, peer_name: &peer_name, peer_netns: &self.netns, mtu };
+            let new = NewVeth {
+                name,
+                mac: Some(mac),
+                peer_name: &peer_name,
+                peer_mac: Some(peer_mac),
+                peer_netns: &self.netns,
+                mtu,
+            };
             match pod.create_veth(&new) {
                 Ok(()) => {
                     let inner = pod.link(name).map_err(failed)?;
@@ -162,6 +171,11 @@ impl Host {
             _ => Ok(()),
         }
     }
+}
+
+/// A random MAC address for a new link.
+pub(crate) fn random_mac() -> Result<Mac, CniError> {
+    Mac::random().map_err(|error| CniError::internal(format!("draw a random MAC address: {error}")))
 }
 
 /// The setting of the whole node that forwards packets of a family.

@@ -335,7 +335,14 @@ mod tests {
     fn what_a_link_loses_while_it_is_down_comes_back() {
         let done = probe::in_new_namespace(|route| {
             let here = Netns::open(Path::new("/proc/thread-self/ns/net")).unwrap();
-            let pair = NewVeth { name: "t0", mac: None, peer_name: "t1", peer_netns: &here, mtu: None };
+            let pair = NewVeth {
+                name: "t0",
+                mac: None,
+                peer_name: "t1",
+                peer_mac: None,
+                peer_netns: &here,
+                mtu: None,
+            };
             route.create_veth(&pair)?;
             for name in ["t1", "t0"] {
                 route.change_link(&route.link(name)?, &LinkChange::new().up())?;

@@ -80,7 +80,14 @@ fn links() -> Result<Vec<Finding>, RouteError> {
         action: "open the probes' own namespace".to_owned(),
         source,
     })?;
-    let veth = NewVeth { name: "probe0", mac: None, peer_name: "probe1", peer_netns: &netns, mtu: None };
+    let veth = NewVeth {
+        name: "probe0",
+        mac: None,
+        peer_name: "probe1",
+        peer_mac: None,
+        peer_netns: &netns,
+        mtu: None,
+    };
     let bridge = NewBridge { name: "probe2", mac: None, mtu: None, vlan_filtering: VlanFiltering::Off };
     let filtering = NewBridge { name: "probe3", vlan_filtering: VlanFiltering::On, ..bridge };
     let mut found = vec![

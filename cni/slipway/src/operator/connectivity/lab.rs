@@ -322,6 +322,7 @@ impl Spaces {
             name: LINK,
             mac: None,
             peer_name: IFNAME,
+            peer_mac: None,
             peer_netns: outside,
             mtu: None,
         })?;
