@@ -7,6 +7,7 @@
 mod add;
 mod check;
 mod keys;
+mod neighbours;
 #[path = "../pair/mod.rs"]
 mod pair;
 mod vlan;

@@ -179,7 +179,6 @@ fn set_up<'a>(
         // joins forwards at once.
         host.wait_for_port(&port)?;
         host.join(&port, &bridge)?;
-        context.introduce(&bridge, &port, &inner, &plan)?;
     } else {
         container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
         if !settings.container_link_down {
@@ -191,6 +190,10 @@ fn set_up<'a>(
     }
     if let Some((link, change)) = &gateway {
         host.become_gateway(link, &plan.gateways, change)?;
+    }
+    if joins_last {
+        // Setting the bridge's MAC address has emptied its table of neighbours.
+        context.introduce(&bridge, &port, &inner, &plan)?;
     }
     // Read again: other programs (systemd's link policies) change the addresses of links that the kernel has chosen.
     let again = |link: Link| match link.alias == MADE && link.kind == LinkKind::Bridge {

@@ -77,10 +77,6 @@ impl AddContext<'_> {
             unneeded(host.route.introduce_neighbour(bridge, new, Counts::Yes));
         }
         unneeded(host.route.introduce_to_bridge(port, mac));
-        for gateway in &plan.gateways {
-            let new = bridge.mac.map(|mac| Neighbour { address: gateway.addr(), mac });
-            new.map(|new| unneeded(container.route.introduce_neighbour(inner, new, Counts::No)));
-        }
         // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays, for a
         // container that sets another one.
         let notify = LinkChange::new().arp_notify();
@@ -90,7 +86,15 @@ impl AddContext<'_> {
         if v4 || v6 {
             container.route.change_link(inner, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
-        if v4 { Ok(()) } else { container.route.change_link(inner, &notify).map_err(failed) }
+        if !v4 {
+            container.route.change_link(inner, &notify).map_err(failed)?;
+        }
+        // Last, as setting the MAC address empties the link's table.
+        for gateway in &plan.gateways {
+            let new = bridge.mac.map(|mac| Neighbour { address: gateway.addr(), mac });
+            new.map(|new| unneeded(container.route.introduce_neighbour(inner, new, Counts::No)));
+        }
+        Ok(())
     }
 }
 
