@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use cni_kernel::netns::Netns;
 use cni_spec::Attachment;
 use cni_spec::text::hex;
 use sha2::{Digest, Sha256};
@@ -182,8 +183,10 @@ pub struct ContainerNetns {
     pub path: PathBuf,
     /// Device number of the namespace's inode.
     pub dev: u64,
-    /// Inode number of the namespace.
+    /// Inode number of the namespace, which the kernel uses again when the namespace is gone.
     pub ino: u64,
+    /// The namespace's cookie, which is never used again; none before Linux 5.14.
+    pub cookie: Option<u64>,
 }
 
 /// The liveness of a recorded namespace.
@@ -199,13 +202,22 @@ impl ContainerNetns {
     /// A placeholder for an unknown namespace. It is not recorded, and its owner is never provably dead.
     #[must_use]
     pub fn unknown() -> Self {
-        Self { path: PathBuf::new(), dev: 0, ino: 0 }
+        Self { path: PathBuf::new(), dev: 0, ino: 0, cookie: None }
     }
 
     /// Reads the identity behind a path.
     pub fn read(path: &Path) -> io::Result<Self> {
         let meta = std::fs::metadata(path)?;
-        Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino() })
+        let cookie = Netns::open(path).ok().and_then(|netns| netns.cookie());
+        Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), cookie })
+    }
+
+    /// True if both are the same namespace at the same path. A record of an earlier version has no cookie.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let number = |netns: &Self| (netns.dev, netns.ino);
+        let differ = self.cookie.zip(other.cookie).is_some_and(|(one, other)| one != other);
+        self.path == other.path && number(self) == number(other) && !differ
     }
 
     /// Compares the path with this namespace. The result is valid only in the mount namespace in which the
@@ -213,12 +225,21 @@ impl ContainerNetns {
     #[must_use]
     pub fn life(&self) -> Life {
         match std::fs::metadata(&self.path) {
-            Ok(meta) if meta.dev() == self.dev && meta.ino() == self.ino => Life::NotProvenDead,
+            Ok(meta) if meta.dev() == self.dev && meta.ino() == self.ino => self.life_by_cookie(),
             Ok(_) => Life::Dead,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 Life::Dead
             }
             Err(_) => Life::NotProvenDead,
+        }
+    }
+
+    /// The liveness if the path leads to a namespace with the recorded inode, which may be another one by now.
+    fn life_by_cookie(&self) -> Life {
+        let Some(cookie) = self.cookie else { return Life::NotProvenDead };
+        match Netns::open(&self.path).ok().and_then(|netns| netns.cookie()) {
+            Some(found) if found != cookie => Life::Dead,
+            _ => Life::NotProvenDead,
         }
     }
 }

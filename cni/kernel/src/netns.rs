@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! Network namespaces.
-#![allow(unsafe_code, reason = "asking a namespace for its type is an ioctl that nix does not wrap")]
+#![allow(
+    unsafe_code,
+    reason = "nix wraps neither the ioctl for a namespace's type nor the socket option for its cookie"
+)]
 
 use std::fs::File;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -146,6 +150,13 @@ impl Netns {
         FileLock::on(&self.file, &self.path, patience)
     }
 
+    /// The namespace's cookie, a number that the kernel gives to no other namespace until the next boot, unlike the
+    /// inode number of [`Self::id`]. None before Linux 5.14, or if the namespace cannot be entered.
+    #[must_use]
+    pub fn cookie(&self) -> Option<u64> {
+        self.run(own_cookie).ok().flatten()
+    }
+
     /// Runs `work` inside the namespace, on a new thread: the calling thread never changes its namespace, so
     /// that no failure can leave it in the wrong one.
     ///
@@ -173,6 +184,32 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// The cookie of the calling thread's namespace, as for [`Netns::cookie`].
+#[must_use]
+pub fn own_cookie() -> Option<u64> {
+    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok().and_then(|socket| cookie_of(&socket))
+}
+
+/// The cookie of a socket's namespace, as for [`Netns::cookie`].
+pub(crate) fn cookie_of(socket: &impl AsFd) -> Option<u64> {
+    // `SO_NETNS_COOKIE` of asm-generic/socket.h; libc has it for some targets only.
+    const SO_NETNS_COOKIE: nix::libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut length: nix::libc::socklen_t = 8;
+    // SAFETY: both pointers lead to variables of this function, and the length is that of the first.
+    let result = unsafe {
+        nix::libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            nix::libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    // No namespace has the cookie 0.
+    (result == 0 && cookie != 0).then_some(cookie)
 }
 
 /// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel

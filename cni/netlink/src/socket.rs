@@ -62,6 +62,12 @@ pub struct Socket<S = OwnedFd> {
     patience: Duration,
 }
 
+impl<S: AsFd> AsFd for Socket<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl<S: AsFd> fmt::Debug for Socket<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Socket").field("fd", &self.socket.as_fd()).finish_non_exhaustive()

@@ -18,7 +18,6 @@ mod links;
 mod load;
 pub(crate) mod migrate;
 mod names;
-mod netns_cookie;
 mod object;
 mod port_packets;
 mod setup;

@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use cni_kernel::netns::own_cookie;
 use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
 use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Counter, Entry, FlowKey, Port};
 
-use super::{error, file_system, load, netns_cookie, object};
+use super::{error, file_system, load, object};
 use crate::{EbpfLack, Error};
 
 const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
@@ -134,14 +135,14 @@ impl Store {
 
     fn write_home(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the network namespace's cookie", e);
-        self.array::<u64>(maps::HOME)?.set(0, netns_cookie::of_this_namespace(), 0).map_err(failed)
+        self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
     }
 
     /// Refuses to work from another network namespace: the maps name links by index.
     pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
         let home = self.array::<u64>(maps::HOME)?.get(&0, 0);
         let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
-        let here = netns_cookie::of_this_namespace();
+        let here = own_cookie().unwrap_or_default();
         if here == 0 || home == 0 || here == home {
             return Ok(());
         }

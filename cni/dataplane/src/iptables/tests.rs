@@ -21,7 +21,7 @@ fn attachment(id: &str) -> Attachment {
 }
 
 fn netns() -> ContainerNetns {
-    ContainerNetns { path: "/run/netns/x".into(), dev: 1, ino: 2 }
+    ContainerNetns { path: "/run/netns/x".into(), dev: 1, ino: 2, cookie: None }
 }
 
 /// Protocol, host address, host port and container port, as in a configuration.

@@ -13,7 +13,11 @@ use crate::owner::{COMMENT_MAX, Life};
 pub(crate) const TLV_KIND: u8 = 0x5c;
 /// `NFT_USERDATA_MAXLEN` (`linux/netfilter/nf_tables.h`).
 const USERDATA_MAX: usize = 256;
-const VERSION: u8 = 1;
+/// The format: the numbers of namespace and mount namespace, then the path.
+const PLAIN: u8 = 1;
+/// The format with the namespace's cookie before the path. Earlier versions do not read it, and count its owner as
+/// alive.
+const WITH_COOKIE: u8 = 2;
 
 /// The record in an entry of the map of owners: the container's namespace, and the mount namespace of its
 /// path.
@@ -34,11 +38,29 @@ impl Record {
         Some(Self { netns: netns.clone(), mounts: own_mounts()? })
     }
 
+    /// True if both are of the same namespace.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.mounts == other.mounts && self.netns.is_same(&other.netns)
+    }
+
+    /// Compares the records of two owners, each of which may have none.
+    pub(crate) fn are_same(one: Option<&Self>, other: Option<&Self>) -> bool {
+        match (one, other) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+
     /// The bytes for the element; none if they do not fit next to the longest comment. Then the owner's death
-    /// cannot be proven.
+    /// cannot be proven. The cookie is left out if only it does not fit.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
-        let mut bytes = vec![VERSION];
-        for number in [self.netns.dev, self.netns.ino, self.mounts.0, self.mounts.1] {
+        self.encode_with(self.netns.cookie).or_else(|| self.encode_with(None))
+    }
+
+    fn encode_with(&self, cookie: Option<u64>) -> Option<Vec<u8>> {
+        let mut bytes = vec![if cookie.is_some() { WITH_COOKIE } else { PLAIN }];
+        let numbers = [self.netns.dev, self.netns.ino, self.mounts.0, self.mounts.1];
+        for number in numbers.into_iter().chain(cookie) {
             bytes.extend(number.to_be_bytes());
         }
         bytes.extend(self.netns.path.as_os_str().as_bytes());
@@ -46,16 +68,21 @@ impl Record {
         (bytes.len() + COMMENT_MAX + 5 <= USERDATA_MAX).then_some(bytes)
     }
 
-    /// Reads the bytes of an element; none if they are not of this version.
+    /// Reads the bytes of an element; none if their format is unknown.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (version, rest) = bytes.split_first()?;
-        let (numbers, path) = rest.split_at_checked(32)?;
+        let (format, rest) = bytes.split_first()?;
+        let count = match *format {
+            PLAIN => 4,
+            WITH_COOKIE => 5,
+            _ => return None,
+        };
+        let (numbers, path) = rest.split_at_checked(8 * count)?;
         let number = |i: usize| Some(u64::from_be_bytes(numbers.get(8 * i..8 * i + 8)?.try_into().ok()?));
-        if *version != VERSION || path.is_empty() {
+        if path.is_empty() {
             return None;
         }
         let path = PathBuf::from(std::ffi::OsString::from_vec(path.to_vec()));
-        let netns = ContainerNetns { path, dev: number(0)?, ino: number(1)? };
+        let netns = ContainerNetns { path, dev: number(0)?, ino: number(1)?, cookie: number(4) };
         Some(Self { netns, mounts: (number(2)?, number(3)?) })
     }
 
@@ -80,7 +107,7 @@ mod tests {
     use super::*;
 
     fn record(path: &str) -> Record {
-        let netns = ContainerNetns { path: path.into(), dev: 4, ino: 4_026_532_000 };
+        let netns = ContainerNetns { path: path.into(), dev: 4, ino: 4_026_532_000, cookie: Some(4711) };
         Record { netns, mounts: (4, 4_026_531_841) }
     }
 
@@ -88,6 +115,35 @@ mod tests {
     fn a_record_survives_its_bytes() {
         let record = record("/var/run/netns/cni-01234567-89ab-cdef-0123-456789abcdef");
         assert_eq!(Record::decode(&record.encode().unwrap()), Some(record));
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_is_read() {
+        let mut record = record("/run/netns/a");
+        record.netns.cookie = None;
+        let bytes = record.encode().unwrap();
+        assert_eq!(bytes[0], PLAIN);
+        assert_eq!(Record::decode(&bytes), Some(record));
+    }
+
+    #[test]
+    fn a_long_path_is_recorded_without_the_cookie() {
+        let record = record(&"/x".repeat(42));
+        let mut expected = record.clone();
+        expected.netns.cookie = None;
+        assert_eq!(Record::decode(&record.encode().unwrap()), Some(expected));
+    }
+
+    #[test]
+    fn an_inode_that_is_used_again_does_not_prove_life() {
+        let mut own = Record::new(&ContainerNetns::read("/proc/self/ns/net".as_ref()).unwrap()).unwrap();
+        assert_eq!(own.life(), Life::NotProvenDead);
+        // Linux 5.14 or later.
+        let Some(cookie) = own.netns.cookie else { return };
+        own.netns.cookie = Some(cookie + 1);
+        assert_eq!(own.life(), Life::Dead);
+        own.netns.cookie = None;
+        assert_eq!(own.life(), Life::NotProvenDead);
     }
 
     #[test]
@@ -99,7 +155,7 @@ mod tests {
     fn foreign_bytes_are_no_record() {
         assert_eq!(Record::decode(&[]), None);
         assert_eq!(Record::decode(&[1; 20]), None);
-        assert_eq!(Record::decode(&[2; 60]), None);
+        assert_eq!(Record::decode(&[3; 60]), None);
     }
 
     #[test]

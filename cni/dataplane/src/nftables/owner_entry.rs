@@ -84,7 +84,10 @@ pub(crate) fn put_if(
             State::Damaged(repair) => repair,
         };
         if let Some(old) = session.entry(hash, kind)? {
-            if batch.is_empty() && old.record == Record::new(netns) && old.transit() == transit {
+            if batch.is_empty()
+                && Record::are_same(old.record.as_ref(), Record::new(netns).as_ref())
+                && old.transit() == transit
+            {
                 return unchanged(true);
             }
             batch.delete_element(id());
@@ -139,7 +142,7 @@ pub(crate) fn is_with(
     let kinds = [schema::KIND_PORTS, schema::KIND_MASQUERADE, KIND_IPTABLES_PORTS, KIND_IPTABLES_MASQUERADE];
     for kind in kinds {
         let record = session.entry(hash, kind)?.and_then(|entry| entry.record);
-        if record.is_some_and(|record| record.netns == *netns) {
+        if record.is_some_and(|record| record.netns.is_same(netns)) {
             return Ok(true);
         }
     }

@@ -244,7 +244,9 @@ impl Job {
             batch.add_element(self.element(item));
         }
         let same = |e: &OwnedElement| {
-            e.count() == items.len() && e.record == self.record && e.transit() == self.transit
+            e.count() == items.len()
+                && Record::are_same(e.record.as_ref(), self.record.as_ref())
+                && e.transit() == self.transit
         };
         if !entry.as_ref().is_some_and(same) {
             if let Some(entry) = &entry {
@@ -317,7 +319,7 @@ impl Job {
             return Ok(false);
         }
         let entry = session.entry(owner.attachment_hash, self.kind)?;
-        Ok(entry.is_some_and(|entry| entry.record == self.record))
+        Ok(entry.is_some_and(|entry| Record::are_same(entry.record.as_ref(), self.record.as_ref())))
     }
 
     /// Elements of other attachments at the plan's keys, or that overlap with them.

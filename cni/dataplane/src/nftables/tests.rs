@@ -42,7 +42,7 @@ fn the_names_of_all_chains_are_known() {
 fn request(ports: Vec<PublishedPort>) -> PortRequest {
     PortRequest {
         attachment: Attachment::new("podman", "0123456789ab", "eth0").unwrap(),
-        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1 },
+        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1, cookie: None },
         ports,
         networks: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
         snat: Snat::Needed,
@@ -205,7 +205,7 @@ fn a_spared_loopback_is_a_condition_that_named_addresses_need_not_meet() {
 fn masqueraded_addresses() {
     let plan = plan::masquerade(&MasqueradeRequest {
         attachment: Attachment::new("podman", "0123456789ab", "eth0").unwrap(),
-        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1 },
+        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1, cookie: None },
         addresses: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
         exempt: Vec::new(),
     });
@@ -222,7 +222,7 @@ fn masqueraded_addresses() {
 fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
     let request = |exempt: &[&str]| MasqueradeRequest {
         attachment: Attachment::new("podman", "0123456789ab", "eth0").unwrap(),
-        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1 },
+        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1, cookie: None },
         addresses: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
         exempt: exempt.iter().map(|one| one.parse().unwrap()).collect(),
     };

@@ -90,4 +90,10 @@ impl RouteSocket {
         })?;
         Ok((Self { transport: transport? }, done))
     }
+
+    /// The cookie of the socket's namespace: see [`Netns::cookie`].
+    #[must_use]
+    pub fn netns_cookie(&self) -> Option<u64> {
+        self.transport.netns_cookie()
+    }
 }

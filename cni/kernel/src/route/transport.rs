@@ -73,6 +73,10 @@ pub(super) struct Transport {
 }
 
 impl Transport {
+    pub(super) fn netns_cookie(&self) -> Option<u64> {
+        crate::netns::cookie_of(&self.socket)
+    }
+
     pub(super) fn open(place: String) -> Result<Self, RouteError> {
         Self::open_protocol(SockProtocol::NetlinkRoute, "routing netlink", place)
     }

@@ -91,7 +91,12 @@ impl Container {
     /// The namespace for the owner's record.
     pub(crate) fn netns(&self) -> cni_dataplane::ContainerNetns {
         let id = self.netns.id();
-        cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
+        cni_dataplane::ContainerNetns {
+            path: self.netns.path().to_owned(),
+            dev: id.dev,
+            ino: id.ino,
+            cookie: self.route.netns_cookie(),
+        }
     }
 
     /// Sets `accept_ra` of a link to 0. A read-only `/proc/sys` is no reason to fail: the container works, with the risk
