@@ -13,6 +13,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cni_kernel::netns::Netns;
+use cni_kernel::route::RouteSocket;
 use cni_spec::{AddResult, Attachment, check_network};
 use tokio::task::spawn_blocking;
 
@@ -74,7 +76,7 @@ impl Runtime {
         &self.settings.store.cache
     }
 
-    /// As [`crate::Runtime::add`].
+    /// As [`crate::Runtime::add`]. Refuses what [`Self::refuse_attached`] refuses.
     ///
     /// # Errors
     /// Those of [`crate::Runtime::add`].
@@ -96,7 +98,10 @@ impl Runtime {
         attachment: &Attachment,
         held: &Arc<Held>,
     ) -> Result<AddResult, NetworkError> {
-        let mut add = Add::new(network, container, &self.settings.path).undo(self.settings.undo);
+        let had_interface = self.refuse_attached(network, container).await?;
+        let mut add = Add::new(network, container, &self.settings.path)
+            .undo(self.settings.undo)
+            .had_interface(had_interface);
         let result = self.drive(&mut add).await?;
         let (network, container) = (network.clone(), container.clone());
         let (attachment, held, stored) = (attachment.clone(), Arc::clone(held), result.clone());
@@ -111,6 +116,35 @@ impl Runtime {
             return self.drive_from(&mut add, step).await;
         }
         Ok(result)
+    }
+
+    /// Refuses a second ADD of a cached attachment whose interface is in the container, as [`Self::add`] does before it
+    /// calls a plugin. Otherwise returns whether the container has an interface of that name: a caller that undoes a
+    /// failed ADD itself must not, because that interface is of an earlier one.
+    ///
+    /// Without [`Builder::undo_failed_add`](crate::runtime::Builder::undo_failed_add), only a cached attachment is looked
+    /// up.
+    ///
+    /// # Errors
+    /// [`NetworkError::Attached`]; [`NetworkError::Name`]; [`NetworkError::Cache`] if the cache cannot be looked up.
+    pub async fn refuse_attached(
+        &self,
+        network: &Network,
+        container: &Container,
+    ) -> Result<bool, NetworkError> {
+        let attachment = network.attachment(container)?;
+        let (netns, undo) = (PathBuf::from(&container.netns), self.settings.undo);
+        self.blocking(move |store| {
+            let is_cached = store.remembers(&attachment)?;
+            // Without either, the answer would not matter.
+            let has_interface = (is_cached || undo) && has_interface(&netns, attachment.ifname());
+            // Each namespace has the loopback, also one without an attachment.
+            if is_cached && has_interface && attachment.ifname() != LOOPBACK {
+                return Err(NetworkError::Attached(attachment));
+            }
+            Ok(has_interface)
+        })
+        .await
     }
 
     /// As [`crate::Runtime::check`].
@@ -328,4 +362,16 @@ impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
+}
+
+/// The name of the interface that the kernel makes in each namespace.
+const LOOPBACK: &str = "lo";
+
+/// True if a namespace has an interface of that name. False if it cannot be looked up: the plugins report the cause.
+fn has_interface(netns: &Path, ifname: &str) -> bool {
+    let look = || {
+        let netns = Netns::open(netns).ok()?;
+        RouteSocket::open_in(&netns).ok()?.find_link(ifname).ok()?
+    };
+    look().is_some()
 }

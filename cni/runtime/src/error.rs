@@ -94,6 +94,9 @@ pub enum NetworkError {
     /// The system refused the event loop of a blocking call.
     #[error("start the event loop: {0}")]
     EventLoop(io::Error),
+    /// The attachment is cached, and its interface is in the container: no plugin was called.
+    #[error("{0} is attached already, and nothing was changed: call DEL before another ADD")]
+    Attached(Attachment),
     /// A plugin does not support the network's version.
     #[error("plugin {plugin} does not support config version {}", text::quote(version))]
     UnsupportedVersion {

@@ -70,7 +70,8 @@ impl Builder {
         self
     }
 
-    /// Undoes a failed ADD with a DEL of the plugins that were called.
+    /// Undoes a failed ADD with a DEL of the plugins that were called. Nothing is undone if the first plugin fails in a
+    /// container that had the interface before: that is of an earlier ADD.
     #[must_use]
     pub fn undo_failed_add(mut self) -> Self {
         self.settings.undo = true;
@@ -144,11 +145,12 @@ impl Runtime {
     }
 
     /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last
-    /// result. Without [`Builder::undo_failed_add`] a failure undoes nothing: the caller decides on a DEL.
+    /// result. A cached attachment whose interface is in the container is refused before the first plugin runs. Without [`Builder::undo_failed_add`] a failure undoes nothing: the caller decides on a DEL.
     ///
     /// # Errors
     /// [`NetworkError::Plugin`] for the first plugin that fails, or [`NetworkError::Remember`], inside
-    /// [`NetworkError::Undone`] if the ADD was undone; [`NetworkError::Name`]; [`NetworkError::Lock`].
+    /// [`NetworkError::Undone`] if the ADD was undone; [`NetworkError::Attached`] if the container is attached already;
+    /// [`NetworkError::Name`]; [`NetworkError::Lock`].
     pub fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
         wait(self.0.add(network, container))
     }

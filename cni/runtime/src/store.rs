@@ -65,6 +65,11 @@ impl Store {
         Ok(cache.remember(attachment, network.bytes(), container, result, version)?)
     }
 
+    pub(crate) fn remembers(&self, attachment: &Attachment) -> Result<bool, NetworkError> {
+        let Some(cache) = Cache::open(&self.cache)? else { return Ok(false) };
+        Ok(cache.remembers(attachment)?)
+    }
+
     /// The result of the ADD.
     pub(crate) fn result(&self, attachment: &Attachment) -> Result<Option<AddResult>, NetworkError> {
         let Some(cache) = Cache::open(&self.cache)? else { return Ok(None) };

@@ -169,3 +169,36 @@ exit 1
     let error = kubelet.run(|| manager.tear_down_pod(&pod)).expect_err("another error");
     assert!(error.to_string().contains("device busy"), "{error}");
 }
+
+/// kubelet repeats a set-up that it believes to have failed. The pod keeps its network, also if the cache is lost.
+#[test]
+fn a_second_set_up_of_a_running_pod_is_refused_and_changes_nothing() {
+    for plugin in ["cni", "kubenet"] {
+        let kubelet = Kubelet::new();
+        let client = kubelet.node.host("client");
+        kubelet.node.write("/run/net.d/10-pods.conflist", list());
+        let mut options = kubelet.options(plugin);
+        options.pod_cidr = Some("10.180.1.0/24".to_owned());
+        let manager = kubelet.start(&options);
+        let (space, pod) = kubelet.sandbox("web", &[(8080, 80)]);
+        let addresses = kubelet.set_up(&manager, &pod);
+        let _server = space.serve(Proto::Tcp, "0.0.0.0:80", "web");
+        for lost in [false, true] {
+            if lost {
+                kubelet.node.cmd("rm -r /var/lib/cni/results");
+            }
+            let state = || Snapshot::take(&kubelet.node, &[&*space]).without(&["networks/.slipway/"]);
+            let before = state();
+            let error = kubelet.try_set_up(&manager, &pod).expect_err("it is attached").to_string();
+            assert!(error.contains(if lost { "already exists" } else { "is attached already" }), "{error}");
+            if !lost {
+                before.assert_same(&state());
+            }
+            assert_eq!(kubelet.addresses(&manager, &pod), addresses, "{plugin}");
+            client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+            assert!(space.cmd("ip -o link show lo").contains("UP"), "{plugin}");
+        }
+        kubelet.tear_down(&manager, &pod);
+        assert!(!space.has_link("eth0"), "{plugin}");
+    }
+}

@@ -8,6 +8,7 @@
 
 mod config;
 mod mtu;
+mod repeated_set_up;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -230,13 +231,11 @@ impl Kubenet {
 
     async fn set_up(&self, pod: &Pod) -> Result<(), KubenetError> {
         let network = self.ready().map_err(|error| KubenetError::NotReady(Box::new(error)))?;
+        let had_interface = self.refuse_connected(pod, &network).await?;
         if let Err(error) = self.connect(pod, &network).await {
-            if let Err(undo) = self.delete(pod, &network).await {
-                log::info!(
-                    "Failed to clean up {}/{} after SetUpPod failure: {undo}",
-                    pod.namespace,
-                    pod.name
-                );
+            if !had_interface && let Err(undo) = self.delete(pod, &network).await {
+                let Pod { namespace, name, .. } = pod;
+                log::info!("Failed to clean up {namespace}/{name} after SetUpPod failure: {undo}");
             }
             return Err(error);
         }

@@ -195,9 +195,11 @@ impl CniDriver {
         let container = self.with_capabilities(pod.container(INTERFACE, &netns), pod)?;
         let loopback = loopback();
         let lo = pod.container("lo", &netns);
+        // With an interface, the loopback is that of an earlier set-up, too.
+        let had_interface = self.runtime(&network).refuse_attached(&network, &container).await?;
         self.runtime(&loopback).add(&loopback, &lo).await?;
         if let Err(error) = self.runtime(&network).add(&network, &container).await {
-            if let Err(undo) = self.runtime(&loopback).del(&loopback, &lo).await {
+            if !had_interface && let Err(undo) = self.runtime(&loopback).del(&loopback, &lo).await {
                 log::warn!("CNI failed to delete loopback network: {undo}");
             }
             return Err(error.into());

@@ -18,6 +18,8 @@ use crate::network::Network;
 pub struct Add<'a> {
     caller: Caller<'a>,
     undo: bool,
+    /// True if the container had an interface of this name before.
+    had_interface: bool,
     /// The number of plugins that were called and found.
     called: usize,
     result: Option<AddResult>,
@@ -35,7 +37,7 @@ impl<'a> Add<'a> {
     #[must_use]
     pub fn new(network: &'a Network, container: &Container, path: &[PathBuf]) -> Self {
         let caller = Caller::new(network, container, path);
-        Self { caller, undo: false, called: 0, result: None, undoing: None }
+        Self { caller, undo: false, had_interface: false, called: 0, result: None, undoing: None }
     }
 
     /// Calls DEL after a failure. The error is [`NetworkError::Undone`] then.
@@ -44,10 +46,18 @@ impl<'a> Add<'a> {
         Self { undo, ..self }
     }
 
+    /// Tells that the container has an interface of this name already. If the first plugin then fails, the interface and
+    /// all that goes with it belong to an earlier ADD, and nothing is undone.
+    #[must_use]
+    pub fn had_interface(self, had_interface: bool) -> Self {
+        Self { had_interface, ..self }
+    }
+
     /// Ends the operation with an error of the driver's, after the plugins succeeded: the result could not be
     /// cached. Undoes the ADD as after the failure of a plugin.
     pub fn fail(&mut self, error: NetworkError) -> Step<AddResult> {
-        if !self.undo || self.called == 0 {
+        let made_nothing = self.called == 0 || (self.had_interface && self.result.is_none());
+        if !self.undo || made_nothing {
             return Step::Done(Err(error));
         }
         let plugins = 0..self.called;

@@ -83,6 +83,22 @@ fn container() -> Container {
     Container::new("c", "eth0")
 }
 
+#[test]
+fn the_first_plugins_failure_undoes_nothing_of_an_earlier_add() {
+    let network = network(2);
+    for (outcomes, had_interface, undone) in [
+        ([Kind::Fails, Kind::Good, Kind::Good], true, 0),
+        ([Kind::Fails, Kind::Good, Kind::Good], false, 1),
+        // The first plugin has made something: its chain accepts interfaces that exist.
+        ([Kind::Good, Kind::Fails, Kind::Good], true, 2),
+    ] {
+        let add = Add::new(&network, &container(), &[]).undo(true).had_interface(had_interface);
+        let (calls, done) = run(add, &outcomes);
+        assert_eq!(names(&calls, Command::Del).len(), undone);
+        assert_eq!(matches!(done, Err(NetworkError::Undone { .. })), undone > 0);
+    }
+}
+
 fn is_ascending(indices: &[usize]) -> bool {
     indices.iter().copied().eq(0..indices.len())
 }
