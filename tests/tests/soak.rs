@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Random ADDs, DELs and CHECKs by several workers, some of them killed, compared with a model.
+//! Random ADDs, DELs and CHECKs by several workers, some of them killed, compared with a model. The network is renamed in
+//! between, an ADD comes twice, and the runtime loses its cache.
 //!
 //! `SLIPWAY_SOAK_SECONDS` is the duration (default 10), `SLIPWAY_SEED` the seed of the choices; the scheduler
 //! decides the order of the workers. A failure prints the seed.
@@ -14,9 +15,12 @@ use slipway_tests::{Attach, Network, Node, Pod, Proto, Random, Snapshot, host_lo
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
 
-fn list(interface: &str) -> Value {
+/// The network's names: it is renamed while containers are attached.
+const NAMES: [&str; 2] = ["net", "renamed"];
+
+fn list(name: &str, interface: &str) -> Value {
     json!({
-        "name": "net",
+        "name": name,
         "plugins": [
             {
                 "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true,
@@ -36,14 +40,18 @@ fn number(key: &str, default: u64) -> u64 {
 enum Known {
     #[default]
     Detached,
-    Attached(Vec<String>),
-    /// A call was killed.
-    Unsure,
+    /// With these addresses, under that name of the network.
+    Attached(Vec<String>, usize),
+    /// A call under that name was killed.
+    Unsure(usize),
 }
 
 struct Worker<'a> {
     node: &'a Node,
-    network: Network<'a>,
+    /// The network under each of its names.
+    networks: [Network<'a>; 2],
+    /// Its present name.
+    name: usize,
     pods: &'a [Pod],
     known: Vec<Known>,
     random: Random,
@@ -60,38 +68,77 @@ impl Worker<'_> {
     fn step(&mut self) {
         let pod = usize::try_from(self.random.below(PODS as u64)).expect("small");
         let attach = self.attach(pod);
-        let choice = self.random.below(10);
+        let choice = self.random.below(13);
         self.calls += 1;
-        self.known[pod] = match (&self.known[pod], choice) {
-            (Known::Detached, 0..6) => {
-                let result = self.network.add(&attach).unwrap_or_else(|e| panic!("ADD of {pod}: {e}"));
-                let ips = result["ips"].as_array().expect("addresses");
-                Known::Attached(ips.iter().map(|ip| ip["address"].as_str().expect("a text").into()).collect())
-            }
-            (Known::Detached, 6) => self.kill("ADD", &attach, 0),
-            (Known::Attached(_), 0..3) => {
-                self.network.check(&attach).unwrap_or_else(|e| panic!("CHECK of {pod}: {e}"));
+        let known = self.known[pod].clone();
+        self.known[pod] = match (known, choice) {
+            // Other containers stay attached under the name that they were attached under.
+            (_, 10) => {
+                self.name = 1 - self.name;
                 return;
             }
-            (Known::Attached(_), 3) => {
+            // The next DEL has no result.
+            (_, 11) => {
+                self.networks.iter().for_each(Network::forget);
+                return;
+            }
+            (Known::Detached, 0..6 | 12) => Known::Attached(self.add(pod, &attach), self.name),
+            (Known::Detached, 6) => self.kill("ADD", &attach, 0),
+            (Known::Attached(_, name), 0..3) => {
+                if self.networks[name].cached(&attach).is_some() {
+                    self.networks[name].check(&attach).unwrap_or_else(|e| panic!("CHECK of {pod}: {e}"));
+                }
+                return;
+            }
+            (Known::Attached(_, name), 3) if name == self.name => {
                 let at = usize::try_from(self.random.below(2)).expect("small");
                 self.kill("DEL", &attach, at)
             }
-            // Also of a missing attachment.
-            _ => {
-                self.network.del(&attach).unwrap_or_else(|e| panic!("DEL of {pod}: {e}"));
-                Known::Detached
+            (Known::Attached(..), 12) => {
+                let failure = self.networks[self.name].add(&attach).expect_err("it is attached");
+                assert!(failure.error.msg.contains("already exists"), "ADD of {pod} again: {failure}");
+                return;
             }
+            // Nothing proves that what a killed call has left under another name is not of a living container.
+            (Known::Unsure(name), _) => self.del(pod, &attach, name),
+            // Also of a missing attachment.
+            _ => self.del(pod, &attach, self.name),
         };
     }
 
+    /// ADD. A container that is attached under another name may have the first address that host-local chooses.
+    fn add(&self, pod: usize, attach: &Attach) -> Vec<String> {
+        const ADDRESSES: usize = 64;
+        let network = &self.networks[self.name];
+        for _ in 0..ADDRESSES {
+            match network.add(attach) {
+                Ok(result) => {
+                    let ips = result["ips"].as_array().expect("addresses");
+                    return ips.iter().map(|ip| ip["address"].as_str().expect("a text").into()).collect();
+                }
+                Err(failure) if failure.error.msg.contains("container address") => {
+                    assert_eq!(failure.error.code, 11, "ADD of {pod}: {failure}");
+                    network.del(attach).unwrap_or_else(|e| panic!("DEL of {pod} after its ADD failed: {e}"));
+                }
+                Err(failure) => panic!("ADD of {pod}: {failure}"),
+            }
+        }
+        panic!("ADD of {pod}: every address is taken");
+    }
+
+    fn del(&self, pod: usize, attach: &Attach, name: usize) -> Known {
+        self.networks[name].del(attach).unwrap_or_else(|e| panic!("DEL of {pod}: {e}"));
+        Known::Detached
+    }
+
     fn kill(&mut self, verb: &str, attach: &Attach, at: usize) -> Known {
-        let config = self.network.configs(Some(attach)).swap_remove(at);
-        let mut running = self.network.prepare(verb, &config, Some(attach)).spawn();
+        let network = &self.networks[self.name];
+        let config = network.configs(Some(attach)).swap_remove(at);
+        let mut running = network.prepare(verb, &config, Some(attach)).spawn();
         std::thread::sleep(Duration::from_micros(self.random.below(30_000)));
         running.kill();
         running.wait();
-        Known::Unsure
+        Known::Unsure(self.name)
     }
 
     /// Asserts that the node's state of this worker's pods is the expected one.
@@ -101,16 +148,16 @@ impl Worker<'_> {
             let published =
                 ports.lines().filter(|line| line.split_whitespace().any(|word| word == id)).count();
             match known {
-                Known::Attached(addresses) => {
+                Known::Attached(addresses, name) => {
                     for address in addresses {
                         let ip = address.split('/').next().expect("an address");
-                        let file = self.node.read(&format!("/var/lib/cni/networks/net/{ip}"));
+                        let file = self.node.read(&format!("/var/lib/cni/networks/{}/{ip}", NAMES[*name]));
                         assert_eq!(file, Some(format!("{id}\r\neth0")), "{address}");
                     }
                     assert_eq!(published, 4, "ports of {id}:\n{ports}");
                 }
                 Known::Detached => assert_eq!(published, 0, "ports of {id}:\n{ports}"),
-                Known::Unsure => {}
+                Known::Unsure(_) => {}
             }
         }
     }
@@ -134,8 +181,10 @@ fn soak(interface: &str) {
         (0..WORKERS).map(|w| (0..PODS).map(|p| node.pod(&format!("w{w}p{p}"))).collect()).collect();
     // A first pod, so that all shared objects exist.
     let first = Attach::new(&pods[0][0]).port(Proto::Tcp, 8080, 80);
-    node.network(list(interface)).add(&first).expect("the first ADD");
-    node.network(list(interface)).del(&first).expect("its DEL");
+    for name in NAMES {
+        node.network(list(name, interface)).add(&first).expect("the first ADD");
+        node.network(list(name, interface)).del(&first).expect("its DEL");
+    }
     let spaces: Vec<&slipway_tests::Space> = pods.iter().flatten().map(|pod| &**pod).collect();
     let state = || Snapshot::take(&node, &spaces).without(&["last_reserved_ip", "networks/.slipway/"]);
     let before = state();
@@ -143,7 +192,8 @@ fn soak(interface: &str) {
     let mut workers: Vec<Worker<'_>> = (pods.iter().zip(0..))
         .map(|(pods, number)| Worker {
             node: &node,
-            network: node.network(list(interface)),
+            networks: NAMES.map(|name| node.network(list(name, interface))),
+            name: 0,
             pods,
             known: vec![Known::default(); PODS],
             random: Random::new(seed.wrapping_mul(1000) + number),
@@ -164,14 +214,15 @@ fn soak(interface: &str) {
     workers.iter().for_each(|worker| worker.compare(&ports));
     let attached = workers.iter().flat_map(|worker| &worker.known);
     let addresses: Vec<&String> = attached
-        .filter_map(|known| if let Known::Attached(ips) = known { Some(ips) } else { None })
+        .filter_map(|known| if let Known::Attached(ips, _) = known { Some(ips) } else { None })
         .flatten()
         .collect();
     assert_eq!(addresses.iter().collect::<BTreeSet<_>>().len(), addresses.len(), "one address, one pod");
     assert!(workers.iter().map(|worker| worker.calls).sum::<u64>() > 20, "something was done");
     for worker in &workers {
         for pod in 0..PODS {
-            worker.network.del(&worker.attach(pod)).unwrap_or_else(|e| panic!("the last DEL of {pod}: {e}"));
+            let name = if let Known::Unsure(name) = worker.known[pod] { name } else { worker.name };
+            let _detached = worker.del(pod, &worker.attach(pod), name);
         }
     }
     before.assert_same(&state());

@@ -253,6 +253,10 @@ impl Error {
 
 impl From<Error> for CniError {
     fn from(error: Error) -> Self {
-        Self::new(error.code(), error.to_string())
+        let way_out = match &error {
+            Error::Conflict { owner, .. } => owner.way_out(),
+            _ => String::new(),
+        };
+        Self::new(error.code(), error.to_string()).with_details(way_out)
     }
 }

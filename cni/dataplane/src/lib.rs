@@ -36,6 +36,7 @@ mod options;
 mod other_backends;
 mod owned_table;
 pub mod owner;
+pub mod owner_search;
 mod policy;
 mod port;
 mod reference;

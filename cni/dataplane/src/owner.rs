@@ -133,6 +133,33 @@ impl Owner {
 }
 
 impl Owner {
+    /// The command that removes what the owner has, for people.
+    #[must_use]
+    pub fn detach_command(&self) -> String {
+        format!("slipway detach {} {} {}", self.network, self.container_id, self.ifname)
+    }
+
+    /// The advice for a conflict with this owner.
+    #[must_use]
+    pub fn way_out(&self) -> String {
+        format!("if that container is gone, `{}` removes what it has left", self.detach_command())
+    }
+
+    /// The attachment, if one of these networks and this container give it.
+    #[must_use]
+    pub fn attachment<'a>(
+        &'a self,
+        networks: impl IntoIterator<Item = &'a str>,
+        container_id: &str,
+    ) -> Option<Attachment> {
+        // The names in a comment may be cut; the hash decides.
+        networks
+            .into_iter()
+            .chain([self.network.as_str()])
+            .filter_map(|network| Attachment::new(network, container_id, &self.ifname).ok())
+            .find(|one| AttachmentHash::of(one) == self.attachment_hash)
+    }
+
     /// True if two owners' container IDs, either of which may be cut, can be the same.
     #[must_use]
     pub(crate) fn may_be_of_one_container(&self, other: &Self) -> bool {

@@ -116,7 +116,7 @@ fn a_failed_setup_leaves_nothing() {
     assert_eq!(
         error,
         "plugin type=\"portmap\" failed (add): host port tcp/0.0.0.0:8080 is taken by network blue, container first, \
-         interface eth0"
+         interface eth0; if that container is gone, `slipway detach blue first eth0` removes what it has left"
     );
     before.assert_same(&state(&node, &[&second]));
     // The first of a network takes its bridge along.

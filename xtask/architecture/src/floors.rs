@@ -34,7 +34,7 @@ const DATAPLANE: &[&[&str]] = &[
     &["reference", "dump", "explain", "foreign_nat", "trace", "whereabouts"],
     &["ebpf"],
     &["node", "migrate", "teardown", "other_backends"],
-    &["dispatch", "dropping"],
+    &["dispatch", "dropping", "owner_search"],
 ];
 
 fn workspace() -> PathBuf {

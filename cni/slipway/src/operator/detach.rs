@@ -2,28 +2,33 @@
 
 //! `slipway detach`: DEL of one attachment, in place of a runtime that failed to call it, or no longer knows the container.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_dataplane::owner_search;
 use cni_kernel::dir::DirError;
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{RouteError, RouteSocket};
 use cni_runtime::config::LoadError;
 use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
-use cni_spec::Attachment;
+use cni_spec::{Attachment, ListError};
 use cni_state::documents::{Detach, DetachState};
 use nix::errno::Errno;
-use slipway_cli::{Failure, Output, json};
+use serde_json::json;
+use slipway_cli::{Failure, Output, json as documents};
 
 use super::directories::{CacheDirs, PluginDirs};
+use super::migrate::hints;
 use crate::netavark;
 
 /// Detach a container from a network, in place of its runtime
 ///
-/// Calls DEL of the network's plugins with what the runtime's cache has of the attachment, and deletes that. For a container
-/// that its runtime no longer knows: a running one loses its network.
+/// Calls DEL of the network's plugins with what the runtime's cache has of the attachment, and deletes that. Without a cache
+/// and a configuration, removes what the node shows to be the attachment's. For a container that its runtime no longer
+/// knows: a running one loses its network.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes:
@@ -36,7 +41,7 @@ Examples:
 pub(super) struct Args {
     /// The network's name
     network: String,
-    /// The container's ID
+    /// The container's ID; one that a message has cut (it ends in ~) is completed
     container: String,
     /// The interface in the container
     ifname: String,
@@ -59,6 +64,9 @@ const KEPT: u8 = 3;
 /// The key of `CNI_ARGS` in which the container runtimes of Kubernetes name a pod's sandbox.
 const SANDBOX: &str = "K8S_POD_INFRA_CONTAINER_ID";
 
+/// The end of a name that a message has cut.
+const CUT: char = '~';
+
 /// The attachment could not be detached.
 #[derive(Debug, thiserror::Error)]
 enum DetachError {
@@ -66,8 +74,16 @@ enum DetachError {
     Cache(#[from] DirError),
     #[error("the attachment's cache file in {0:?}: {1}")]
     Cached(PathBuf, CacheError),
-    #[error("no cache has the attachment: name the network's configuration with --conflist")]
-    NotCached,
+    #[error(
+        "no cache has the attachment, and nothing on the node is its: name the network's configuration with --conflist"
+    )]
+    Unknown,
+    #[error("no cache and no reservation completes the container ID {0}: name the whole ID")]
+    Cut(String),
+    #[error("the container ID {id} may be that of {}", of.join(", "))]
+    Ambiguous { id: String, of: Vec<String> },
+    #[error("build the network: {0}")]
+    Build(#[from] ListError),
     #[error(transparent)]
     Conflist(#[from] LoadError),
     #[error("{0:?} is the configuration of network {1}")]
@@ -124,17 +140,22 @@ struct Options {
 
 /// Detaches, and prints the outcome.
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let attachment = Attachment::new(&args.network, &args.container, &args.ifname);
-    let attachment = attachment.map_err(Failure::usage)?;
     let options = Options {
         only: args.only_if,
         conflist: args.conflist.clone(),
         caches: args.caches.all(),
         plugins: args.plugins.all(),
     };
+    let id = match args.container.strip_suffix(CUT) {
+        Some(begin) => {
+            completed(&args.network, begin, &args.ifname, &options.caches).map_err(Failure::failed)?
+        }
+        None => args.container.clone(),
+    };
+    let attachment = Attachment::new(&args.network, &id, &args.ifname).map_err(Failure::usage)?;
     let outcome = detach(&attachment, &options).map_err(Failure::failed)?;
     if args.output.json() {
-        json::print(document(&attachment, &outcome), out)?;
+        documents::print(document(&attachment, &outcome), out)?;
     } else {
         let owner = format!("{} {} {}", attachment.network(), attachment.container_id(), attachment.ifname());
         match &outcome {
@@ -159,6 +180,40 @@ fn document(attachment: &Attachment, outcome: &Outcome) -> Detach {
     }
 }
 
+/// The container ID that begins like this, in the caches or in the reservations of host-local.
+fn completed(network: &str, begin: &str, ifname: &str, caches: &[PathBuf]) -> Result<String, DetachError> {
+    let known = hints::read(caches, &[])?.into_iter().map(|known| known.attachment);
+    let of_it = known.filter(|one| {
+        one.network() == network && one.ifname() == ifname && one.container_id().starts_with(begin)
+    });
+    let ids: BTreeSet<String> = of_it.map(|one| one.container_id().to_owned()).collect();
+    let mut ids: Vec<String> = ids.into_iter().collect();
+    match ids.len() {
+        0 => Err(DetachError::Cut(format!("{begin}{CUT}"))),
+        1 => Ok(ids.remove(0)),
+        _ => Err(DetachError::Ambiguous { id: format!("{begin}{CUT}"), of: ids }),
+    }
+}
+
+/// The network of an attachment that no cache has: plugins that remove all that they find by the owner.
+fn network_by_owner(attachment: &Attachment) -> Result<Option<Network>, DetachError> {
+    let is_reserved = || Ok(hints::read(&[], &[])?.iter().any(|known| known.attachment == *attachment));
+    let owns = owner_search::owns(attachment).unwrap_or_else(|error| {
+        log::warn!("{error}");
+        false
+    });
+    let owns = owns || link_of(attachment)?.is_some();
+    if !owns && !is_reserved().map_err(DetachError::Cache)? {
+        return Ok(None);
+    }
+    let mut network = Network::builder(attachment.network());
+    network = network.plugin(json!({"type": "bridge", "ipam": {"type": "host-local"}}));
+    for chained in ["tuning", "bandwidth", "firewall", "portmap"] {
+        network = network.plugin(json!({"type": chained}));
+    }
+    Ok(Some(network.build()?))
+}
+
 fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachError> {
     let mut record = Record::find(attachment, options)?;
     if let Some(only) = options.only
@@ -172,8 +227,8 @@ fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachE
     }
     // After a plugin that is missing, the others still remove what is theirs.
     let mut runtime = Runtime::builder().plugin_dirs(&options.plugins).cache(&record.cache).keep_deleting();
-    if record.cache == Path::new(netavark::CACHE) {
-        // podman has no plugin directory.
+    if record.by_owner || record.cache == Path::new(netavark::CACHE) {
+        // podman has no plugin directory, and other plugin sets write no owners.
         runtime = runtime.exec(netavark::in_process());
     }
     runtime.build().del(&record.network, &record.container)?;
@@ -187,11 +242,13 @@ struct Record {
     network: Network,
     container: Container,
     is_cached: bool,
+    /// True without a cache and a configuration.
+    by_owner: bool,
 }
 
 impl Record {
-    /// Finds the attachment in a cache, else takes the network of `--conflist`: an ADD that failed has left nothing in the
-    /// cache.
+    /// Finds the attachment in a cache, else takes the network of `--conflist`, as an ADD that failed has left nothing in the
+    /// cache; else that of what the node shows.
     fn find(attachment: &Attachment, options: &Options) -> Result<Self, DetachError> {
         for directory in &options.caches {
             let Some(cache) = Cache::open(directory)? else { continue };
@@ -199,17 +256,28 @@ impl Record {
                 cache.get(attachment).map_err(|error| DetachError::Cached(directory.clone(), error))?;
             if let Some(cached) = cached {
                 let (network, container) = (cached.network(), cached.container());
-                return Ok(Self { cache: directory.clone(), network, container, is_cached: true });
+                return Ok(Self {
+                    cache: directory.clone(),
+                    network,
+                    container,
+                    is_cached: true,
+                    by_owner: false,
+                });
             }
         }
-        let path = options.conflist.as_ref().ok_or(DetachError::NotCached)?;
-        let network = Network::from_file(path)?;
-        if network.name() != attachment.network() {
-            return Err(DetachError::OtherNetwork(path.clone(), network.name().to_owned()));
-        }
+        let (network, by_owner) = match &options.conflist {
+            Some(path) => {
+                let network = Network::from_file(path)?;
+                if network.name() != attachment.network() {
+                    return Err(DetachError::OtherNetwork(path.clone(), network.name().to_owned()));
+                }
+                (network, false)
+            }
+            None => (network_by_owner(attachment)?.ok_or(DetachError::Unknown)?, true),
+        };
         let container = Container::new(attachment.container_id(), attachment.ifname());
         let cache = options.caches.first().cloned().unwrap_or_else(|| cache::DIRECTORIES[0].into());
-        Ok(Self { cache, network, container, is_cached: false })
+        Ok(Self { cache, network, container, is_cached: false, by_owner })
     }
 
     /// The reason why the condition does not hold; none if it does.
@@ -373,7 +441,7 @@ mod tests {
         }
         assert!(!host.is_cached());
         let error = host.detach(None, false).unwrap_err();
-        assert_eq!(error, "no cache has the attachment: name the network's configuration with --conflist");
+        assert!(error.starts_with("no cache has the attachment, and nothing on the node is its"), "{error}");
     }
 
     #[test]

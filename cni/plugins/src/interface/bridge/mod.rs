@@ -19,7 +19,7 @@ use cni_spec::{AddResult, CniError, Interface};
 
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
-use super::shared::{failed, interface, masquerade, remove};
+use super::shared::{failed, interface, masquerade, remove, renamed};
 use crate::expected::Expected;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -160,6 +160,8 @@ fn set_up<'a>(
         Some(plan) => plan,
         None => context.plan(undo)?,
     };
+    let addresses = plan.layer3.addresses.iter().map(ipnet::IpNet::addr);
+    renamed::refuse_taken(request.config, addresses, |holder| host.has_port_of(&bridge, holder))?;
     let gateway = match plan.gateways.is_empty() {
         true => None,
         false => {

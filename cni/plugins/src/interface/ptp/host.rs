@@ -75,12 +75,14 @@ impl Host {
         let address = container.addr();
         let link = self.route.route_to(address).ok().and_then(|route| route.link);
         let link = link.and_then(|index| self.route.link_by_index(index).ok());
-        let holder = match &link {
-            Some(link) => Owner::from_comment(&link.alias)
-                .map_or_else(|| format!("the route to link {}", link.name), |owner| owner.to_string()),
-            None => "another route".to_owned(),
+        let owner = link.as_ref().and_then(|link| Owner::from_comment(&link.alias));
+        let (holder, way_out) = match (&owner, &link) {
+            (Some(owner), _) => (owner.to_string(), owner.way_out()),
+            (None, Some(link)) => (format!("the route to link {}", link.name), String::new()),
+            (None, None) => ("another route".to_owned(), String::new()),
         };
-        CniError::new(ErrorCode::TryAgainLater, format!("container address {address} is taken by {holder}"))
+        let text = format!("container address {address} is taken by {holder}");
+        CniError::new(ErrorCode::TryAgainLater, text).with_details(way_out)
     }
 
     /// Waits until packets can pass between the ends.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use cni_dataplane::owner::AttachmentHash;
+use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::AddressFamily;
 use cni_kernel::forwarding;
 use cni_kernel::mac::Mac;
@@ -130,6 +130,19 @@ impl Host {
         Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
     }
 
+    /// True if the host's end of an attachment's pair is a port of the bridge.
+    pub(crate) fn has_port_of(&self, bridge: &Link, attachment: &Attachment) -> Result<bool, CniError> {
+        let hash = AttachmentHash::of(attachment);
+        for name in host_names(attachment) {
+            let Some(link) = self.route.find_link(&name).map_err(failed)? else { continue };
+            let is_its = Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == hash);
+            if is_its {
+                return Ok(link.master == Some(bridge.index));
+            }
+        }
+        Ok(false)
+    }
+
     /// Waits until a link is up, and returns its last state.
     pub(crate) fn wait_until_up(&self, link: &Link) -> Result<Link, CniError> {
         self.route.wait_for_link(link, LINK_LIMIT, |link| link.state == OperState::Up).map_err(failed)
@@ -197,10 +210,15 @@ pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String
     })
 }
 
+/// What an ADD that is refused before any change adds to its error.
+pub(crate) const UNCHANGED: &str =
+    "the container is attached already, and nothing was changed: call DEL before another ADD";
+
 /// The error if the container has a link of that name already.
 pub(crate) fn taken(attachment: &Attachment) -> CniError {
     let (name, peer) = (attachment.ifname(), host_names(attachment).next().unwrap_or_default());
     CniError::internal(format!("container veth name ({name:?}) peer provided ({peer:?}) already exists"))
+        .with_details(UNCHANGED)
 }
 
 #[cfg(test)]

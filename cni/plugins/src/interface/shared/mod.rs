@@ -10,11 +10,13 @@ pub(crate) mod advertisements;
 pub(crate) mod check;
 pub(crate) mod container;
 pub(crate) mod expected;
+pub(crate) mod failures;
 pub(crate) mod host;
 pub(crate) mod keys;
 pub(crate) mod layer3;
 pub(crate) mod masquerade;
 pub(crate) mod remove;
+pub(crate) mod renamed;
 pub(crate) mod single;
 
 use std::fmt::Display;

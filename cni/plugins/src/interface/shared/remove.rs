@@ -12,7 +12,9 @@ use serde::Deserialize;
 
 use super::container::Container;
 use super::failed;
+use super::failures::Failures;
 use super::host::{Host, host_names};
+use super::renamed;
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -25,7 +27,35 @@ use crate::skel::delegate;
 /// # Errors
 /// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
-    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| remove(request, failures))
+    let mut seen = Seen::Nothing;
+    let own = with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+        seen = remove(request, failures);
+    });
+    let others = match &seen {
+        Seen::Own => return own,
+        Seen::Nothing => renamed::del(request, None, &del_under_this_name),
+        Seen::Other(owner) => renamed::del(request, Some(owner), &del_under_this_name),
+    };
+    let mut failures = Failures::default();
+    failures.collect(own);
+    failures.collect(others);
+    failures.into_result()
+}
+
+/// DEL of the request's attachment alone.
+pub(crate) fn del_under_this_name(request: &Request<'_>) -> Result<(), CniError> {
+    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+        remove(request, failures);
+    })
+}
+
+/// The links that a DEL has found.
+pub(crate) enum Seen {
+    /// The attachment's own.
+    Own,
+    /// A link of the interface's name in the container, of another owner.
+    Other(Owner),
+    Nothing,
 }
 
 /// Runs `work`, then calls IPAM: an address must lead nowhere when IPAM frees it. In the opposite order if
@@ -50,13 +80,13 @@ pub(crate) fn with_ipam(
     failures.into_result()
 }
 
-fn remove(request: &Request<'_>, failures: &mut Failures) {
+fn remove(request: &Request<'_>, failures: &mut Failures) -> Seen {
     let links = failures.keep(OwnLinks::find(request));
     let addresses = failures.keep(known_addresses(request, links.as_ref())).unwrap_or_default();
     let withdraw = || withdraw(request, &addresses);
     let Some(links) = links.as_ref().filter(|links| links.any()) else {
-        failures.0.extend(withdraw().0);
-        return;
+        failures.append(withdraw());
+        return links.and_then(|links| links.other).map_or(Seen::Nothing, Seen::Other);
     };
     let withdrawn = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("withdraw".to_owned()).spawn_scoped(scope, withdraw);
@@ -66,7 +96,8 @@ fn remove(request: &Request<'_>, failures: &mut Failures) {
             Err(_) => withdraw(), // Without a thread: one after the other.
         }
     });
-    failures.0.extend(withdrawn.0);
+    failures.append(withdrawn);
+    Seen::Own
 }
 
 /// Removes the attachment's entries from the dataplane. That includes ports: portmap's DEL has removed them
@@ -112,16 +143,24 @@ struct OwnLinks {
     inner: Option<(Container, Link)>,
     /// Without a container's end, the host's ends that are left.
     outer: Vec<Link>,
+    /// The owner of the container's link of the interface's name, if it is another attachment.
+    other: Option<Owner>,
 }
 
 impl OwnLinks {
     fn find(request: &Request<'_>) -> Result<Self, CniError> {
         let host = Host::open()?;
         let attachment = &request.attachment;
+        let mut other = None;
         if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
             let link = container.route.find_link(attachment.ifname()).map_err(failed)?;
-            if let Some(link) = link.filter(|link| may_delete(&host, link, attachment)) {
-                return Ok(Self { host, inner: Some((container, link)), outer: Vec::new() });
+            if let Some(link) = link.filter(|link| link.kind == LinkKind::Veth) {
+                let owner = owner_of(&host, &link);
+                if is_its_or_unknown(owner.as_ref(), attachment) {
+                    let inner = Some((container, link));
+                    return Ok(Self { host, inner, outer: Vec::new(), other: None });
+                }
+                other = owner;
             }
         }
         let mut outer = Vec::new();
@@ -129,7 +168,7 @@ impl OwnLinks {
             let link = host.route.find_link(&name).map_err(failed)?;
             outer.extend(link.filter(|link| is_host_end_of(link, attachment)));
         }
-        Ok(Self { host, inner: None, outer })
+        Ok(Self { host, inner: None, outer, other })
     }
 
     fn any(&self) -> bool {
@@ -146,15 +185,15 @@ impl OwnLinks {
     }
 }
 
-/// True if a link of the container belongs to this attachment: a veth whose peer's alias names no other
-/// owner. (The reference writes no alias.)
-fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
-    let owner = || {
-        let outer = host.route.link_by_index(link.peer?).ok()?;
-        Owner::from_comment(&outer.alias)
-    };
-    link.kind == LinkKind::Veth
-        && owner().is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
+/// The owner of the container's end of a pair, by its peer's alias.
+fn owner_of(host: &Host, link: &Link) -> Option<Owner> {
+    let outer = host.route.link_by_index(link.peer?).ok()?;
+    Owner::from_comment(&outer.alias)
+}
+
+/// True unless a link names another owner. (The reference writes no alias.)
+fn is_its_or_unknown(owner: Option<&Owner>, attachment: &Attachment) -> bool {
+    owner.is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
 }
 
 /// True if a link of the node with one of the attachment's names is its end of the pair. It has no alias if
@@ -205,57 +244,4 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
         failures.collect(delete(&host.route, link));
     }
     failures.into_result()
-}
-
-/// The errors of independent steps. The first one determines the code.
-#[derive(Default)]
-pub(crate) struct Failures(Vec<CniError>);
-
-impl Failures {
-    /// Adds the error, if it is one.
-    pub(crate) fn collect(&mut self, result: Result<(), CniError>) {
-        self.0.extend(result.err());
-    }
-
-    fn keep<T>(&mut self, result: Result<T, CniError>) -> Option<T> {
-        result.map_err(|error| self.0.push(error)).ok()
-    }
-
-    /// Adds the dataplane's error if the configuration asks for the feature, otherwise logs it.
-    fn collect_if(&mut self, wanted: bool, result: Result<(), cni_dataplane::Error>) {
-        match result.map_err(CniError::from) {
-            Err(error) if !wanted => {
-                log::warn!("remove entries of a feature that is not configured: {error}");
-            }
-            other => self.collect(other),
-        }
-    }
-
-    /// Joins all errors: the first one, with the others in its details.
-    pub(crate) fn into_result(self) -> Result<(), CniError> {
-        let mut errors = self.0.into_iter();
-        let Some(first) = errors.next() else { return Ok(()) };
-        Err(errors.fold(first, |all, next| {
-            let details = if all.details.is_empty() { String::new() } else { format!("{}; ", all.details) };
-            CniError { details: format!("{details}also: {next}"), ..all }
-        }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_are_joined() {
-        let mut failures = Failures::default();
-        failures.collect(Ok(()));
-        assert_eq!(std::mem::take(&mut failures.0), []);
-        failures.collect(Err(CniError::config("first")));
-        failures.collect(Err(CniError::internal("second")));
-        failures.collect(Err(CniError::internal("third").with_details("why")));
-        let error = failures.into_result().unwrap_err();
-        assert_eq!((error.msg.as_str(), error.code.number()), ("first", 7));
-        assert_eq!(error.details, "also: second; also: third; why");
-    }
 }

@@ -10,6 +10,7 @@ mod config;
 mod index;
 mod ledger;
 pub mod leftovers;
+pub(crate) mod other_networks;
 mod owner;
 mod range;
 mod resolv;

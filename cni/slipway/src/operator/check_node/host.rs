@@ -17,7 +17,7 @@ use cni_spec::Attachment;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
-use super::{Finding, State, forward};
+use super::{Finding, State, forward, owners};
 use crate::operator::restore::{self, Difference, Differences};
 use cni_plugins::node_defaults::NodeDefaults;
 
@@ -46,6 +46,7 @@ pub(super) fn findings() -> Vec<Finding> {
     });
     found.push(own_table(&differences));
     found.extend(unexpected(&differences));
+    found.extend(owners::gone());
     found.extend(flowtable());
     found.extend(not_masqueraded());
     found.extend(forward::findings());

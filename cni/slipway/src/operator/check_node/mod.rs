@@ -7,6 +7,7 @@ mod engines;
 mod forward;
 mod host;
 mod kernel;
+mod owners;
 mod routers;
 mod translations;
 

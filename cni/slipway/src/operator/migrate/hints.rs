@@ -18,7 +18,10 @@ use crate::operator::directories;
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
 /// Reads both. A missing directory has no hints.
-pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<KnownAttachment>, DirError> {
+pub(in crate::operator) fn read(
+    cache_dirs: &[PathBuf],
+    data_dirs: &[PathBuf],
+) -> Result<Vec<KnownAttachment>, DirError> {
     let mut hints = Vec::new();
     hints.extend(cached(cache_dirs)?.into_iter().map(|cached| KnownAttachment {
         addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),

@@ -2,7 +2,7 @@
 
 //! `slipway migrate`: moves the objects of running containers from one backend to another.
 
-mod hints;
+pub(super) mod hints;
 mod records;
 mod report;
 

@@ -18,7 +18,7 @@ use cni_spec::{AddResult, Attachment, CniError, Dns};
 
 use super::advertisements::Advertisements;
 use super::container::{Container, Setting};
-use super::host::Host;
+use super::host::{Host, UNCHANGED};
 use super::layer3::{Layer3, adopt};
 use super::remove::delete;
 use super::{failed, interface};
@@ -200,6 +200,7 @@ impl Recipe<'_> {
         CniError::internal(format!(
             "failed to rename {plugin} to {name:?}: a link of that name already exists"
         ))
+        .with_details(UNCHANGED)
     }
 }
 

@@ -12,7 +12,9 @@ use cni_spec::{Attachment, CniError};
 use super::temporary_name;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
-use crate::interface::shared::remove::{Failures, delete, with_ipam};
+use crate::interface::shared::failures::Failures;
+use crate::interface::shared::remove::{Seen, delete, with_ipam};
+use crate::interface::shared::renamed;
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -28,12 +30,31 @@ const NAMESPACES: &str = "/run/netns";
 /// # Errors
 /// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
-    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
-        failures.collect(delete_links(request, is_kind));
-    })
+    let mut seen = Seen::Nothing;
+    let own = with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+        failures.collect(delete_links(request, &is_kind, &mut seen));
+    });
+    let del_under_this_name = |request: &Request<'_>| {
+        with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+            failures.collect(delete_links(request, &is_kind, &mut Seen::Nothing));
+        })
+    };
+    let others = match &seen {
+        Seen::Own => return own,
+        Seen::Nothing => renamed::del(request, None, &del_under_this_name),
+        Seen::Other(owner) => renamed::del(request, Some(owner), &del_under_this_name),
+    };
+    let mut failures = Failures::default();
+    failures.collect(own);
+    failures.collect(others);
+    failures.into_result()
 }
 
-fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
+fn delete_links(
+    request: &Request<'_>,
+    is_kind: &dyn Fn(&LinkKind) -> bool,
+    seen: &mut Seen,
+) -> Result<(), CniError> {
     let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
     let attachment = &request.attachment;
     let mut failures = Failures::default();
@@ -41,9 +62,16 @@ fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> R
     // Of an ADD that was killed before the link had its name.
     let unfinished = container.route.find_link(&temporary_name(attachment)).map_err(failed)?;
     let ours = of_the_name.filter(|link| match owner(link) {
-        Some(owner) => owner.attachment_hash == AttachmentHash::of(attachment),
+        Some(owner) if owner.attachment_hash == AttachmentHash::of(attachment) => true,
+        Some(owner) => {
+            *seen = Seen::Other(owner);
+            false
+        }
         None => is_kind(&link.kind),
     });
+    if ours.is_some() || unfinished.is_some() {
+        *seen = Seen::Own;
+    }
     for link in ours.iter().chain(&unfinished) {
         failures.collect(delete(&container.route, link));
     }
