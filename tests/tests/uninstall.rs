@@ -468,3 +468,26 @@ fn an_administrators_rules_in_the_firewalls_table_stay() {
         assert!(!node.ruleset().contains("slipway"), "{}", node.ruleset());
     }
 }
+
+/// As `slipway uninstall | head -1`: the work is done to its end.
+#[test]
+fn a_reader_that_goes_does_not_end_the_removal() {
+    slipway_only!();
+    let removed = |is_read: bool| {
+        let node = Node::new();
+        node.slipway(&format!("install --to {DIR}"));
+        let program = slipway_tests::slipway();
+        let run = |words: &str| {
+            node.run(|| {
+                let (reader, writer) = std::io::pipe().expect("a pipe");
+                let _reader = Some(reader).filter(|_| is_read);
+                let mut command = std::process::Command::new(&program);
+                command.args(words.split_whitespace()).stdout(writer).output().expect("it runs")
+            })
+        };
+        let output = run(&format!("uninstall --to {DIR}"));
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        (node.list(DIR), node.list("/var/lib/cni"), node.list("/run/slipway"))
+    };
+    assert_eq!(removed(false), removed(true));
+}

@@ -15,7 +15,8 @@ pub enum Failure {
     Usage(String),
     /// The work failed: exit code 1.
     Failed(String),
-    /// Standard output or standard error cannot be written: exit code 1, without a message.
+    /// Standard output or standard error cannot be written: exit code 1. Without a message if the reader has closed it, as
+    /// `head` does when it has read enough.
     Report(io::Error),
 }
 

@@ -70,7 +70,7 @@ mod share;
 mod tests;
 
 pub use error::Failure;
-pub use output::{Format, OutOfRange, Output, number};
+pub use output::{Format, OutOfRange, Output, UnlessClosed, number};
 pub use own::Own;
 pub use program::{command, report, run, utf8};
 pub use share::{Plan as SharePlan, ShareError};

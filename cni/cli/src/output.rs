@@ -3,6 +3,7 @@
 //! Options that many commands have, and parsers of values.
 
 use std::fmt::{Debug, Display};
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -31,6 +32,41 @@ impl Output {
     #[must_use]
     pub fn json(self) -> bool {
         self.json || self.output == Format::Json
+    }
+}
+
+/// An output whose reader may go before the end, as `head` does: what is written after that is discarded. For commands that
+/// work on after they have printed something.
+pub struct UnlessClosed<'a>(Option<&'a mut dyn Write>);
+
+impl<'a> UnlessClosed<'a> {
+    /// Writes to `out` as long as somebody reads.
+    pub fn new(out: &'a mut dyn Write) -> Self {
+        Self(Some(out))
+    }
+
+    fn unless_closed<T>(&mut self, done: io::Result<T>, discarded: T) -> io::Result<T> {
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.0 = None;
+                Ok(discarded)
+            }
+            other => other,
+        }
+    }
+}
+
+impl Write for UnlessClosed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(out) = &mut self.0 else { return Ok(bytes.len()) };
+        let done = out.write(bytes);
+        self.unless_closed(done, bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let Some(out) = &mut self.0 else { return Ok(()) };
+        let done = out.flush();
+        self.unless_closed(done, ())
     }
 }
 

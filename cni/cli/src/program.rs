@@ -74,7 +74,8 @@ pub fn report(call: &str, done: Result<u8, Failure>, err: &mut dyn Write) -> u8 
         Err(Failure::Usage(text)) => {
             told(writeln!(err, "{call}: {} (see `{call} --help`)", escaped(&text)), 2)
         }
-        Err(Failure::Report(_)) => 1,
+        Err(Failure::Report(error)) if error.kind() == io::ErrorKind::BrokenPipe => 1,
+        Err(Failure::Report(error)) => told(writeln!(err, "{call}: write the output: {error}"), 1),
     }
 }
 

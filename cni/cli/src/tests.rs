@@ -3,6 +3,7 @@
 //! A program that is made of this crate.
 
 use std::ffi::OsStr;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command as Process;
 
@@ -11,7 +12,7 @@ use serde_json::Value as Json;
 
 use crate::completions::{Shell, script};
 use crate::program::command;
-use crate::{Failure, Output, Own, checks, number, run};
+use crate::{Failure, Output, Own, UnlessClosed, checks, number, run};
 
 /// A program for tests
 #[derive(Debug, clap::Parser)]
@@ -243,16 +244,16 @@ fn an_argument_that_is_not_utf_8_is_refused() {
     assert_eq!(utf8([b"pod", b"a\xff"]), (Err(2), line.to_owned()));
 }
 
-/// A full disk, or the end of a pipe.
-struct Full;
+/// An output that cannot be written for this reason.
+struct Failing(io::ErrorKind);
 
-impl std::io::Write for Full {
-    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-        Err(std::io::ErrorKind::StorageFull.into())
+impl Write for Failing {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(self.0.into())
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+    fn flush(&mut self) -> io::Result<()> {
+        Err(self.0.into())
     }
 }
 
@@ -260,12 +261,21 @@ impl std::io::Write for Full {
 fn output_that_cannot_be_written_is_a_failure() {
     for line in ["--help", "--version", "version", "completions bash"] {
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let mut err = Vec::new();
-        let code = run::<Try>(&args, &mut Full, &mut err, |cli, out, _| match cli.command {
-            Command::Own(own) => own.run::<Try>(out),
-            other => panic!("{other:?}"),
-        });
-        assert_eq!((code, err.as_slice()), (1, &[][..]), "{line}");
+        let told = |reason| {
+            let (mut out, mut err) = (Failing(reason), Vec::new());
+            let code = run::<Try>(&args, &mut out, &mut err, |cli, out, _| match cli.command {
+                Command::Own(own) => own.run::<Try>(out),
+                other => panic!("{other:?}"),
+            });
+            (code, String::from_utf8(err).unwrap())
+        };
+        let (code, message) = told(io::ErrorKind::StorageFull);
+        assert!(
+            code == 1 && message.ends_with(": write the output: no storage space\n"),
+            "{line}: {message}"
+        );
+        // `head` has read enough.
+        assert_eq!(told(io::ErrorKind::BrokenPipe), (1, String::new()), "{line}");
     }
 }
 
@@ -327,4 +337,17 @@ fn the_files_are_written_and_removed() {
     std::fs::remove_file(other).unwrap();
     std::fs::remove_dir_all(share.join("man")).unwrap();
     assert_eq!(std::fs::read_dir(&share).unwrap().count(), 0, "empty directories are removed");
+}
+
+#[test]
+fn a_command_that_works_on_ignores_a_reader_that_goes() {
+    let mut out = Failing(io::ErrorKind::BrokenPipe);
+    let mut out = UnlessClosed::new(&mut out);
+    for _ in 0..2 {
+        writeln!(out, "a step").unwrap();
+        out.flush().unwrap();
+    }
+    let mut kept = Vec::new();
+    write!(UnlessClosed::new(&mut kept), "a step").unwrap();
+    assert_eq!(kept, b"a step");
 }

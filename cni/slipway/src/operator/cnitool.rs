@@ -127,6 +127,7 @@ pub(crate) fn cnitool_command(args: &[String], out: &mut dyn Write, err: &mut dy
 pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     match called(args, &|name| std::env::var(name).ok(), out) {
         Ok(is_done) => Ok(u8::from(!is_done)),
+        Err(ToolError::Output(error)) => Err(error.into()),
         Err(error) => Ok(writeln!(err, "Error: {error}").map(|()| 1)?),
     }
 }

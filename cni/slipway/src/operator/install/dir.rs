@@ -16,6 +16,8 @@ use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
+use slipway_cli::Failure;
+
 use super::{BACKUP_DIR, BINARY, SHARE_LINK};
 
 /// The name of a file or a link until it is complete and renamed. One name is enough, as the directory is
@@ -49,6 +51,15 @@ pub(crate) enum InstallError {
     /// The steps cannot be printed.
     #[error("write the report: {0}")]
     Report(#[source] io::Error),
+}
+
+impl From<InstallError> for Failure {
+    fn from(error: InstallError) -> Self {
+        match error {
+            InstallError::Report(error) => Self::Report(error),
+            other => Self::failed(other),
+        }
+    }
 }
 
 /// The kind of a name in the plugin directory. Links are not followed.

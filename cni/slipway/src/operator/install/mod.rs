@@ -19,7 +19,7 @@ use clap::Command;
 use cni_dataplane::teardown::UsedTable;
 
 use cni_plugins::registry;
-use slipway_cli::{Failure, SharePlan};
+use slipway_cli::{Failure, SharePlan, UnlessClosed};
 
 use super::cnitool;
 pub(crate) use args::{InstallArgs, UninstallArgs};
@@ -230,8 +230,8 @@ pub(crate) fn install_command(
 ) -> Result<u8, Failure> {
     let options = args.options()?;
     // The file itself: argv[0] is chosen by the caller, and may be a link.
-    let steps =
-        install(Path::new("/proc/self/exe"), plugins, &options, program, out).map_err(Failure::failed)?;
+    let out = &mut UnlessClosed::new(out);
+    let steps = install(Path::new("/proc/self/exe"), plugins, &options, program, out)?;
     report_count(&options, &steps, out)?;
     Ok(0)
 }
@@ -247,6 +247,7 @@ pub(crate) fn uninstall_command(
     err: &mut dyn Write,
 ) -> Result<u8, Failure> {
     let options = args.options();
+    let out = &mut UnlessClosed::new(out);
     let in_use = match options.state {
         State::Keep => {
             uninstall_plugins(&options, program, out)?;
@@ -273,7 +274,7 @@ pub(crate) fn uninstall_command(
 }
 
 fn uninstall_plugins(options: &Options, program: &Command, out: &mut dyn Write) -> Result<(), Failure> {
-    let steps = uninstall(options, program, out).map_err(Failure::failed)?;
+    let steps = uninstall(options, program, out)?;
     Ok(report_count(options, &steps, out)?)
 }
 
