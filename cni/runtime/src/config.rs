@@ -63,6 +63,21 @@ pub enum LoadError {
     NoPlugins,
 }
 
+impl LoadError {
+    /// The error for a message that names the file already. The path of another file, such as one of a network's directory,
+    /// stays in it.
+    #[must_use]
+    pub fn reason_in(&self, file: &Path) -> String {
+        let is_of_file = |path: &str| path == file.display().to_string();
+        match self {
+            Self::List { path, error } if is_of_file(path) => error.to_string(),
+            Self::Name { path, error } if is_of_file(path) => error.to_string(),
+            Self::Read { path, error } if is_of_file(path) => format!("error reading it: {error}"),
+            other => other.to_string(),
+        }
+    }
+}
+
 impl Network {
     /// Reads a file as [`load`] does: a list if its name ends in `.conflist`, with the plugins of the
     /// directory named after the network; else a single configuration, which becomes a list of one plugin.

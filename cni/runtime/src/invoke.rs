@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use cni_spec::{CniError, text};
 
+use crate::exec;
+
 /// The first regular file of this name in the directories, in their order.
 ///
 /// # Errors
@@ -32,7 +34,7 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
 /// The error that a plugin printed, or one with its exit status and output.
 #[must_use]
 pub fn failure(status: &str, stdout: &[u8], stderr: &[u8]) -> CniError {
-    let shown = |bytes: &[u8]| text::quote(&String::from_utf8_lossy(bytes));
+    let shown = |bytes: &[u8]| text::quote(&exec::shown(bytes));
     if stdout.is_empty() && stderr.is_empty() {
         return CniError::internal(format!("netplugin failed with no error message: {status}"));
     }

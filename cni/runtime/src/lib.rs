@@ -27,6 +27,8 @@ pub mod network;
 pub mod pods;
 #[cfg(any(feature = "kubelet", feature = "pods"))]
 pub mod quantity;
+#[cfg(any(feature = "kubelet", feature = "pods"))]
+pub mod rates;
 pub mod runtime;
 mod store;
 pub mod verbs;

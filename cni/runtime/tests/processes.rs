@@ -71,6 +71,36 @@ fn output_and_large_input_pass_through() {
     assert!(std::fs::read_to_string(plugin.path().join("plugin.input")).unwrap().contains(&large));
 }
 
+/// Sixty times as much as fits into a line of the sink.
+#[test]
+fn standard_error_without_a_line_feed_is_passed_on_in_parts() {
+    const WRITTEN: usize = 60 << 20;
+    let plugin = Plugin::new(&format!("head -c {WRITTEN} /dev/zero >&2; echo '{RESULT}'"));
+    let lengths: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let seen = Arc::clone(&lengths);
+    let options = CallOptions::new().stderr(move |_, line| seen.lock().unwrap().push(line.len()));
+    plugin.add(&network(), &options).unwrap();
+    let lengths = lengths.lock().unwrap();
+    assert!(lengths.iter().all(|length| *length <= 1 << 20), "{lengths:?}");
+    assert_eq!(lengths.iter().sum::<usize>(), WRITTEN);
+    // The error of a plugin that fails shows the beginning and the end.
+    let plugin = Plugin::new("echo first >&2; head -c 9999999 /dev/zero >&2; echo last >&2; exit 3");
+    let error = call_error(&plugin.add(&network(), &CallOptions::new())).to_string();
+    assert!(error.starts_with("netplugin failed: \"first\\n") && error.ends_with("last\\n\": exit status 3"));
+    assert!(error.contains(" bytes left out]") && error.len() < 1 << 18, "{} bytes", error.len());
+}
+
+/// `yes` never ends.
+#[test]
+fn a_plugin_that_prints_without_an_end_is_killed() {
+    let plugin = Plugin::new("echo $$ >$0.pid; exec yes");
+    let error = call_error(&plugin.add(&network(), &CallOptions::new())).to_string();
+    let path = plugin.path().join("plugin");
+    assert_eq!(error, format!("{}: wrote more than 16 MiB to standard output: killed", path.display()));
+    let pid = std::fs::read_to_string(path.with_extension("pid")).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "it has ended");
+}
+
 #[test]
 fn a_plugin_need_not_read_its_input() {
     let plugin = Plugin::new(&format!("exec <&-; echo '{RESULT}'"));

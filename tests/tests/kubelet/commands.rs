@@ -8,18 +8,18 @@ use slipway_tests::{CommandOutput, Proto, quoted, slipway_only, slipwayd};
 use crate::Kubelet;
 
 impl Kubelet {
-    fn slipwayd(&self, args: &str) -> CommandOutput {
+    pub(crate) fn slipwayd(&self, args: &str) -> CommandOutput {
         let bin = quoted(self.node.bin());
         self.node.try_cmd(&format!("{} {args} --cni-bin-dir {bin}", quoted(slipwayd())))
     }
 
-    fn ok(&self, args: &str) -> String {
+    pub(crate) fn ok(&self, args: &str) -> String {
         let output = self.slipwayd(args);
         assert_eq!(output.code, Some(0), "{args}: {output}");
         output.stdout
     }
 
-    fn fails(&self, args: &str) -> String {
+    pub(crate) fn fails(&self, args: &str) -> String {
         let output = self.slipwayd(args);
         assert_eq!(output.code, Some(1), "{args}: {output}");
         output.stderr
@@ -34,7 +34,9 @@ fn the_command_line_sets_up_and_tears_down_pods_of_kubenet() {
     slipway_only!();
     let kubelet = Kubelet::new();
     let client = kubelet.node.host("client");
-    kubelet.ok(&format!("pod status {KUBENET}"));
+    let ready = kubelet.ok(&format!("pod status {KUBENET} --output json"));
+    let ready: Value = serde_json::from_str(&ready).expect("JSON");
+    assert_eq!(ready, json!({"schema": 1, "network": null, "network_plugin": "kubenet", "ready": true}));
     let up = format!("pod up shop/web --sandbox s1 --create-netns --port 8080:80 --bandwidth 20M {KUBENET}");
     let printed: Value = serde_json::from_str(&kubelet.ok(&format!("{up} --output json"))).expect("JSON");
     let pod = json!({"namespace": "shop", "name": "web", "sandbox": "s1"});
@@ -66,12 +68,8 @@ fn the_command_line_reports_what_is_wrong() {
         "{error}"
     );
     assert!(error.ends_with("This is most likely due to lack of PodCIDR\n"), "{error}");
-    let error = kubelet.fails("pod status --network-plugin cni --cni-conf-dir /run/none");
-    assert!(
-        error.contains("falling back to \"hairpin-veth\"")
-            && error.contains("No networks found in /run/none"),
-        "{error}"
-    );
+    let error = kubelet.fails("pod status a/b --sandbox nope --network-plugin kubenet");
+    assert!(error.contains("the namespace of sandbox nope is not known: name it with --netns"), "{error}");
     let error =
         kubelet.fails(&format!("pod up shop/web --sandbox s1 --create-netns --bandwidth 10 {KUBENET}"));
     assert!(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cni_runtime::kubelet::{
-    CniDriver, HairpinMode, Host, InitSettings, Manager, NetworkPlugin as _, Pod, StatusError,
+    CniDriver, HairpinMode, Host, InitSettings, Manager, NetworkPlugin as _, Pod, Purpose, StatusError,
 };
 use serde_json::json;
 use slipway_tests::{Proto, Reference, Snapshot, quoted};
@@ -46,7 +46,7 @@ fn an_exec_plugin_is_called_for_each_pod() {
     options.network_plugin = Some("sdn".into());
     let host = Arc::clone(&kubelet.sandboxes) as Arc<dyn Host>;
     let directories = kubelet.directories();
-    let error = kubelet.run(|| options.start(&directories, host)).expect_err("another name");
+    let error = kubelet.run(|| options.start(&directories, host, Purpose::SetUp)).expect_err("another name");
     assert_eq!(error.to_string(), "Network plugin \"sdn\" not found.");
     // A wrong answer is an error of the status, not a status.
     node.write("/run/exec/mycompany~sdn/sdn", "#!/bin/sh\necho '{\"kind\": \"Pod\"}'\n");
@@ -138,6 +138,7 @@ fn plugins_of_a_vendor_are_found_below_opt() {
         hairpin_mode: HairpinMode::None,
         non_masquerade_cidr: String::new(),
         mtu: None,
+        purpose: Purpose::SetUp,
     };
     kubelet.run(|| driver.init(settings)).expect("it starts");
     let manager = Manager::new(Box::new(driver));
@@ -150,6 +151,7 @@ fn plugins_of_a_vendor_are_found_below_opt() {
 fn a_missing_file_does_not_fail_a_teardown() {
     const PLUGIN: &str = r#"#!/bin/sh
 cat > /dev/null
+[ "$CNI_COMMAND" = VERSION ] && echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}'
 [ "$CNI_COMMAND" = DEL ] || exit 0
 echo '{"cniVersion": "1.0.0", "code": 100, "msg": "open /run/sdn/web: no such file or directory"}'
 exit 1

@@ -13,7 +13,7 @@ const CIDRS: &str = "10.180.1.0/24,fd00:180::/64";
 fn options(kubelet: &Kubelet) -> KubeletOptions {
     KubeletOptions {
         pod_cidr: Some(CIDRS.to_owned()),
-        hairpin_mode: HairpinMode::HairpinVeth,
+        hairpin_mode: Some(HairpinMode::HairpinVeth),
         ..kubelet.options("kubenet")
     }
 }

@@ -3,8 +3,10 @@
 //! kubelet's network plugins with real pods: the exec driver, the CNI driver and kubenet.
 
 mod commands;
+mod configurations;
 mod drivers;
 mod kubenet;
+mod pod_cidr;
 mod promiscuous;
 
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cni_runtime::kubelet::{BoxError, HookError, Host, Manager, Pod, PodNetworkStatus};
+use cni_runtime::kubelet::{BoxError, HookError, Host, Manager, Pod, PodNetworkStatus, Purpose};
 use cni_spec::PortMapping;
 use slipway_tests::{Node, Space};
 use slipwayd::network_plugin::{CniDirectories, KubeletOptions};
@@ -88,7 +90,7 @@ impl Kubelet {
 
     fn start_in(&self, options: &KubeletOptions, directories: &CniDirectories) -> Manager {
         let host = Arc::clone(&self.sandboxes) as Arc<dyn Host>;
-        self.run(|| options.start(directories, host)).expect("the network plugin starts")
+        self.run(|| options.start(directories, host, Purpose::SetUp)).expect("the network plugin starts")
     }
 
     /// A pod whose sandbox has its name, with its namespace.

@@ -133,7 +133,7 @@ fn a_pod_reaches_itself_by_its_port_and_by_its_service_once() {
         let client = node.host("client");
         let options = KubeletOptions {
             pod_cidr: Some("10.180.1.0/24,fd00:180::/64".to_owned()),
-            hairpin_mode: mode,
+            hairpin_mode: Some(mode),
             ..kubelet.options("kubenet")
         };
         let manager = kubelet.start(&options);

@@ -2,8 +2,11 @@
 
 //! `slipwayd pod`: set-up, teardown, status, list and garbage collection.
 
+use std::fs::File;
+use std::process::{Command, Stdio};
+
 use serde_json::{Value, json};
-use slipway_tests::{Proto, REFERENCE, Reference, is_peer, slipway_only};
+use slipway_tests::{Proto, REFERENCE, Reference, is_peer, slipway, slipway_only, slipwayd};
 
 use crate::stage::{CONF, SlowPlugin, Stage, list, pods_list, tiny_list};
 
@@ -158,6 +161,106 @@ fn a_network_alone_is_removed_by_its_name() {
     assert!(!pod.has_link("eth0"));
 }
 
+/// The name of the network is enough, whatever the interface is called.
+#[test]
+fn a_network_with_an_interface_of_another_name_is_removed_by_its_name() {
+    slipway_only!();
+    let stage = Stage::new();
+    let pod = stage.node.pod("web");
+    let up = "pod up test/web --sandbox s1 --netns /run/netns/web";
+    for storage in ["storage=net1", "storage"] {
+        stage.ok(&format!("{up} --network pods --network {storage}"));
+        let output = stage.run("pod down test/web --sandbox s1 --network storage");
+        assert!(output.code == Some(0) && output.stderr.is_empty(), "{output}");
+        assert!(pod.has_link("eth0") && !pod.has_link("net1") && !pod.has_link("eth1"));
+        // What is not attached is said, and the other network stays.
+        for (network, wanted) in [
+            (
+                "storage",
+                "sandbox s1 is not attached to network \"storage\" as eth0, as far as the cache knows",
+            ),
+            (
+                "pods=net7",
+                "sandbox s1 is not attached to network \"pods\" as net7, as far as the cache knows",
+            ),
+            ("gone", "pod test_web: nothing to tear down: failed to find requested network name gone"),
+        ] {
+            let output = stage.run(&format!("pod down test/web --sandbox s1 --network {network}"));
+            assert!(output.code == Some(0) && output.stderr.contains(wanted), "{network}: {output}");
+            assert!(pod.has_link("eth0"), "{network}");
+        }
+        stage.ok("pod down test/web --sandbox s1 --network pods");
+        assert!(!pod.has_link("eth0"));
+    }
+    // The same for a status, and all attachments to one network.
+    stage.ok(&format!("{up} --network storage=net1 --network storage=net2"));
+    let status = stage.ok("pod status test/web --sandbox s1 --network storage");
+    assert!(status.contains("net1") && status.contains("net2"), "{status}");
+    stage.ok("pod down test/web --sandbox s1 --network storage=net2 --network storage");
+    assert!(!pod.has_link("net1") && !pod.has_link("net2"));
+}
+
+#[test]
+fn a_sandbox_that_is_not_attached_is_named() {
+    slipway_only!();
+    let stage = Stage::new();
+    let before = stage.state(&[]);
+    let error = stage.fails("pod status test/web --sandbox nope");
+    let wanted =
+        "slipwayd pod status: sandbox nope is not attached to network \"pods\", as far as the cache knows\n";
+    assert_eq!(error, wanted);
+    assert!(stage.node.list("/var/lib/cni/locks").iter().all(|name| !name.contains("nope")));
+    before.assert_same(&stage.state(&[]));
+    // With a namespace it can be looked for.
+    let _pod = stage.node.pod("web");
+    let error = stage.fails("pod status test/web --sandbox nope --netns /run/netns/web");
+    assert!(error.contains("the loopback in /run/netns/web is down"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_skipped_is_named_once() {
+    slipway_only!();
+    let stage = Stage::new();
+    stage.node.write(&format!("{CONF}/05-bad.conf"), "{");
+    let output = stage.run("networks");
+    for text in [&output.stdout, &output.stderr] {
+        assert_eq!(text.matches("05-bad.conf").count(), 1, "{output}");
+    }
+    let output = stage.run("pod status");
+    assert_eq!(output.stdout, "NETWORK  STATE\npods     ready\n");
+    assert_eq!(output.stderr.lines().count(), 1, "{output}");
+}
+
+/// What passes at once is in proportion to the rate, in bytes as tc counts them.
+#[test]
+fn a_burst_goes_with_its_rate_unless_it_is_given() {
+    slipway_only!();
+    let stage = Stage::new();
+    let mut limited = pods_list("limited");
+    let bandwidth = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
+    limited["plugins"].as_array_mut().expect("plugins").push(bandwidth);
+    stage.write("30-limited.conflist", &limited);
+    let up = "pod up test/web --sandbox s1 --create-netns --network limited";
+    for (options, rate, burst) in [
+        ("--bandwidth 10M:0", "10Mbit", 156_250),
+        ("--bandwidth 10M:0 --burst 800k", "10Mbit", 100_000),
+        // kubelet's annotations have kubelet's burst.
+        ("--annotation kubernetes.io/ingress-bandwidth=10M", "10Mbit", 268_435_455),
+    ] {
+        stage.ok(&format!("{up} {options}"));
+        let text = stage.node.cmd("tc -j qdisc show");
+        let all: Value = serde_json::from_str(&text).expect("JSON");
+        let limits = all.as_array().expect("a list").iter().find(|one| one["kind"] == "tbf");
+        let options_of = &limits.expect("a limit")["options"];
+        let text = stage.node.cmd("tc qdisc show");
+        assert!(text.contains(&format!("rate {rate}")), "{options}: {text}");
+        // tc keeps the time that the burst takes, in 64 ns.
+        let shown = options_of["burst"].as_u64().expect("a burst");
+        assert!(shown.abs_diff(burst) <= burst / 1000 + 1, "{options}: {shown} instead of {burst}");
+        stage.ok("pod down test/web --sandbox s1");
+    }
+}
+
 #[test]
 fn errors_are_those_of_the_reference() {
     slipway_only!();
@@ -228,4 +331,49 @@ fn gc_keeps_valid_sandboxes_and_removes_the_others() {
     stage.write("10-pods.conflist", &pods_list("pods"));
     stage.ok("pod gc --all");
     assert!(stage.node.list("/run/netns").is_empty() && stage.node.list("/var/lib/cni/results").is_empty());
+}
+
+/// What `head` does once it has read enough: standard output is a pipe whose reader has gone.
+#[test]
+fn a_reader_that_goes_ends_a_command_without_a_message() {
+    slipway_only!();
+    let stage = Stage::new();
+    stage.ok("pod up test/web --sandbox s1 --create-netns --network pods --port 8080:80");
+    let conf = format!("--cni-conf-dir {CONF} --cni-bin-dir {}", stage.bin.display());
+    let own =
+        ["ports", "ports --output json", "check-node", "plugins", "version", "--help", "completions bash"];
+    let cnitool = "cnitool validate pods --output json".to_owned();
+    let of_pod = ["pod list", "pod list --output json", "version", "completions zsh", "--help", "top --once"];
+    let with_conf =
+        ["networks", "pod status", "pod status test/web --sandbox s1"].map(|words| format!("{words} {conf}"));
+    let calls = own.map(|words| (slipway(), words.to_owned())).into_iter();
+    let calls = calls.chain(of_pod.map(|words| (slipwayd(), words.to_owned())));
+    let calls = calls.chain(with_conf.map(|words| (slipwayd(), words))).chain([(slipway(), cnitool)]);
+    for (program, words) in calls {
+        let call = |stdout: Stdio| {
+            stage.node.run(|| {
+                let mut command = Command::new(&program);
+                command
+                    .args(words.split_whitespace())
+                    .env("CNI_PATH", &stage.bin)
+                    .env("NETCONFPATH", CONF)
+                    .stdout(stdout);
+                command.stderr(Stdio::piped()).output().expect("the program runs")
+            })
+        };
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = call(writer.into());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), text.as_str()), (Some(1), ""), "{words}");
+        // The control: another reason is told.
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+        let output = call(full.into());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(1) && text.contains("No space left on device"),
+            "{words}: {text}"
+        );
+    }
+    stage.ok("pod down test/web --sandbox s1");
 }

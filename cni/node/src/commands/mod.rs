@@ -89,7 +89,7 @@ impl Command {
     /// # Errors
     /// [`Failure`] of the command.
     pub(crate) fn execute(self, out: &mut dyn Write) -> Result<u8, Failure> {
-        let of_pods = |done: Result<(), pod::PodFailure>| done.map(|()| 0).map_err(Failure::failed);
+        let of_pods = |done: Result<(), pod::PodFailure>| done.map(|()| 0).map_err(Failure::from);
         match self {
             Self::Run(options) => run::execute(options),
             Self::Render(options) => render::execute(&options, out),

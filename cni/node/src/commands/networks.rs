@@ -78,7 +78,7 @@ fn networks_document(networks: &pods::Networks) -> Networks {
     let files = networks.verdicts().iter().map(|verdict| NetworkFile {
         path: verdict.path.display().to_string(),
         network: verdict.network.as_ref().ok().cloned(),
-        skipped: verdict.network.as_ref().err().map(ToString::to_string),
+        skipped: verdict.skip_reason(),
     });
     let default = networks.default_network().map(Network::name);
     Networks { default_network: default.map(str::to_owned), files: files.collect() }

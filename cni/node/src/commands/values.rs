@@ -46,6 +46,8 @@ pub(crate) enum ValueError {
     Annotation,
     #[error("RATE or RATE:RATE, such as 10M")]
     Bandwidth,
+    #[error("BITS or BITS:BITS, such as 4M, from 8 to 34359738352")]
+    Burst,
 }
 
 /// The taint that the agent removes.

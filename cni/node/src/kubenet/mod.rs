@@ -6,6 +6,7 @@
 //! host-local connect a pod, portmap and bandwidth serve the pods that ask for ports and rates, and the
 //! dataplane masquerades. Messages are kubelet's.
 
+mod bridge;
 mod config;
 mod mtu;
 mod repeated_set_up;
@@ -19,29 +20,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cni_dataplane::duplicates;
 use cni_kernel::netns::{Netns, NetnsError};
-use cni_kernel::route::{RouteError, RouteSocket};
+use cni_kernel::route::RouteError;
 use cni_kernel::sysctl::{self, SysctlError};
 use cni_runtime::asynchronous::Runtime;
 use cni_runtime::kubelet::{
     Bandwidth, BandwidthError, BoxError, HairpinMode, HookFuture, Host, INTERFACE, InitSettings,
-    NetworkPlugin, PLUGIN_DIRECTORY, Pod, PodNetworkStatus, bridge_netfilter, is_gone, pod_addresses,
-    pod_cidr, port_mappings,
+    NetworkPlugin, PLUGIN_DIRECTORY, Pod, PodNetworkStatus, Purpose, bridge_netfilter, is_gone,
+    pod_addresses, pod_cidr, port_mappings,
 };
+use cni_runtime::rates::burst;
 use cni_runtime::{Container, Network, NetworkError};
 use cni_spec::{ListError, PortMapping, text};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 pub use crate::host::bridge::BridgeError;
-use crate::host::bridge::{self, BridgeSpec, OtherAddresses};
 use crate::repair::program::Program;
 pub use config::{BRIDGE, CidrError, LOOPBACK, NETWORK};
 use config::{CidrFault, PodNetwork};
 
 /// The plugins without which no pod can be connected.
 const REQUIRED: [&str; 3] = ["bridge", "host-local", "loopback"];
-/// The least burst of a rate, in bits: two packets of the largest size, which links without a wire pass on whole.
-const LEAST_BURST: u64 = 1 << 20;
 
 /// An error of kubenet.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +75,19 @@ pub enum KubenetError {
     /// An annotation of the pod is not a rate.
     #[error("error reading pod bandwidth annotations: {0}")]
     Bandwidth(#[from] BandwidthError),
+    /// The pod CIDR is another one than that of running pods, which would lose their gateway.
+    #[error(
+        "pod CIDR {wanted} differs from {used}, which {BRIDGE} has and {pods} running pods use: delete these pods first, or \
+         keep {used}"
+    )]
+    CidrInUse {
+        /// The pod CIDR.
+        wanted: String,
+        /// The subnets of the bridge that it does not have and pods use.
+        used: String,
+        /// The number of these pods.
+        pods: usize,
+    },
     /// The bridge could not be made.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
@@ -125,6 +137,7 @@ struct Settings {
     hairpin_mode: HairpinMode,
     masquerade: Option<Vec<IpNet>>,
     mtu: u32,
+    purpose: Purpose,
 }
 
 #[derive(Default)]
@@ -141,15 +154,16 @@ impl std::fmt::Debug for Kubenet {
 }
 
 impl Kubenet {
-    /// The driver with a plugin directory and a vendor's directory, which is searched after it. An empty plugin
-    /// directory is `/opt/cni/bin`; an empty vendor's directory is ignored.
+    /// The driver with plugin directories, `/opt/cni/bin` without any, and a vendor's directory, which is searched after
+    /// them. Empty paths are ignored.
     #[must_use]
-    pub fn new(plugins: &Path, vendor: &Path) -> Self {
-        let named = |path: &Path| !path.as_os_str().is_empty();
-        let mut directories = vec![if named(plugins) { plugins.to_owned() } else { PLUGIN_DIRECTORY.into() }];
-        if named(vendor) {
-            directories.push(vendor.to_owned());
+    pub fn new(plugins: impl IntoIterator<Item = PathBuf>, vendor: &Path) -> Self {
+        let named = |path: &PathBuf| !path.as_os_str().is_empty();
+        let mut directories: Vec<PathBuf> = plugins.into_iter().filter(named).collect();
+        if directories.is_empty() {
+            directories.push(PLUGIN_DIRECTORY.into());
         }
+        directories.extend(Some(vendor.to_owned()).filter(named));
         Self {
             directories,
             cache: cni_runtime::cache::DIRECTORIES[0].into(),
@@ -188,23 +202,28 @@ impl Kubenet {
     }
 
     async fn start(&mut self, settings: InitSettings) -> Result<(), KubenetError> {
-        let InitSettings { host, hairpin_mode, non_masquerade_cidr, mtu } = settings;
+        let InitSettings { host, hairpin_mode, non_masquerade_cidr, mtu, purpose } = settings;
         let masquerade = config::masquerade(&non_masquerade_cidr).map_err(KubenetError::NonMasqueradeCidr)?;
         let mtu = match mtu {
             Some(mtu) => mtu,
             None => blocking(mtu::least).await?.map_err(KubenetError::Mtu)?,
         };
-        bridge_netfilter().await;
-        self.settings = Some(Settings { host, hairpin_mode, masquerade, mtu });
+        if purpose == Purpose::SetUp {
+            bridge_netfilter().await;
+        }
+        self.settings = Some(Settings { host, hairpin_mode, masquerade, mtu, purpose });
         Ok(())
     }
 
-    /// Takes the first usable pod CIDR, and makes the bridge.
+    /// Takes the first usable pod CIDR, and makes the bridge if pods are to be set up.
     async fn set_pod_cidr(&self, cidr: &str) {
         let Some(network) = self.accept(cidr) else { return };
         log::info!("kubenet: PodCIDR is set to {}", text::quote(cidr));
+        if self.settings().is_ok_and(|settings| settings.purpose != Purpose::SetUp) {
+            return;
+        }
         // Every set-up makes it again.
-        if let Err(error) = ensure_bridge(&network).await {
+        if let Err(error) = bridge::ensure(&network, &self.cache).await {
             log::warn!("make {BRIDGE}: {error}");
         }
     }
@@ -214,8 +233,9 @@ impl Kubenet {
         let settings =
             self.settings().inspect_err(|error| log::warn!("Ignoring pod CIDR {cidr}: {error}")).ok()?;
         let mut state = self.state();
-        if state.network.is_some() {
-            log::warn!("Ignoring subsequent pod CIDR update to {cidr}");
+        if let Some(network) = &state.network {
+            let nets: Vec<String> = network.subnets.iter().map(|subnet| subnet.net.to_string()).collect();
+            log::warn!("Ignoring subsequent pod CIDR update to {cidr}: pods get {}", nets.join(","));
             return None;
         }
         let subnets = config::parse_subnets(cidr)
@@ -250,7 +270,7 @@ impl Kubenet {
         let ports: Vec<PortMapping> = ports.into_iter().filter(|mapping| mapping.host_port != 0).collect();
         let rates = Bandwidth::from_annotations(&pod.annotations)?;
         skip_duplicate_detection(&netns).await;
-        let mac = ensure_bridge(network).await?;
+        let mac = bridge::ensure(network, &self.cache).await?;
         let container = |ifname| pod.container(ifname, &netns);
         let runtime = self.runtime();
         runtime.add(&config::loopback()?, &container("lo")).await.map_err(KubenetError::Add)?;
@@ -395,38 +415,6 @@ fn has_plugins(directory: &Path) -> bool {
     REQUIRED.iter().all(|plugin| directory.join(plugin).exists())
 }
 
-/// The burst of a rate in bits: what it passes in an eighth of a second.
-fn burst(rate: u64) -> u64 {
-    (rate / 8).max(LEAST_BURST)
-}
-
-/// Makes the bridge and returns its MAC address.
-async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac, KubenetError> {
-    let network = Arc::clone(network);
-    blocking(move || {
-        let mac = config::bridge_mac(&network.subnets).ok_or(KubenetError::NoPodCidr)?;
-        let gateways: Vec<IpNet> = network.subnets.iter().filter_map(gateway_net).collect();
-        let wanted = BridgeSpec {
-            name: BRIDGE,
-            mac,
-            mtu: network.mtu,
-            gateways: &gateways,
-            others: OtherAddresses::Remove,
-            // kubelet's kubenet has made it, and does so on a node that goes back to it.
-            takes_foreign: true,
-        };
-        let route = RouteSocket::open().map_err(BridgeError::Route)?;
-        bridge::ensure(&route, &wanted)?;
-        Ok(mac)
-    })
-    .await?
-}
-
-/// The gateway's address with the length of the subnet's prefix.
-fn gateway_net(subnet: &duplicates::Subnet) -> Option<IpNet> {
-    IpNet::new(subnet.gateway, subnet.net.prefix_len()).ok()
-}
-
 /// Turns duplicate address detection off in the pod's namespace: no pod can have another's address, and the pod would
 /// wait a second for its own.
 async fn skip_duplicate_detection(netns: &Path) {
@@ -480,10 +468,7 @@ impl NetworkPlugin for Kubenet {
     }
 
     fn status(&self) -> HookFuture<'_, ()> {
-        Box::pin(async {
-            self.ready()?;
-            Ok(())
-        })
+        Box::pin(async { Ok(bridge::check(&self.ready()?, &self.cache).await?) })
     }
 }
 
@@ -512,8 +497,10 @@ mod tests {
             hairpin_mode: HairpinMode::HairpinVeth,
             masquerade: None,
             mtu: 1400,
+            purpose: Purpose::SetUp,
         };
-        Kubenet { settings: Some(settings), ..Kubenet::new(plugins, vendor).cache(plugins.join("cache")) }
+        let directories = [plugins.to_owned()];
+        Kubenet { settings: Some(settings), ..Kubenet::new(directories, vendor).cache(plugins.join("cache")) }
     }
 
     fn install(directory: &Path, plugins: &[&str]) {
@@ -575,7 +562,7 @@ mod tests {
         );
         install(vendor.path(), &REQUIRED);
         kubenet.status().await.unwrap();
-        let default = Kubenet::new(Path::new(""), Path::new(""));
+        let default = Kubenet::new([PathBuf::new()], Path::new(""));
         assert_eq!(default.directories, [PathBuf::from("/opt/cni/bin")]);
     }
 
@@ -588,11 +575,5 @@ mod tests {
             "[Kubenet failed to retrieve network namespace path: a, \
              Kubenet failed to retrieve network namespace path: b]"
         );
-    }
-
-    #[test]
-    fn a_burst_is_an_eighth_of_a_second_and_two_large_packets_at_least() {
-        assert_eq!(burst(80_000_000), 10_000_000);
-        assert_eq!(burst(1000), LEAST_BURST);
     }
 }

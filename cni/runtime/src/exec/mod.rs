@@ -5,6 +5,7 @@
 mod cancel;
 mod fake;
 mod options;
+mod output;
 mod processes;
 
 use std::path::PathBuf;
@@ -15,6 +16,9 @@ use crate::verbs::{Outcome, PluginCall};
 pub use cancel::Cancel;
 pub use fake::{Expected, Fake};
 pub use options::{CallOptions, DEFAULT_LIMIT, StderrSink, Trace};
+pub(crate) use output::shown;
+#[cfg(feature = "kubelet")]
+pub(crate) use output::{Excerpt, STDERR_KEPT};
 pub use processes::Processes;
 pub(crate) use processes::{Group, run};
 #[cfg(feature = "kubelet")]

@@ -2,11 +2,12 @@
 
 //! Plugins as processes.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use cni_spec::CniError;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -14,7 +15,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin};
 use tokio::time::{sleep, timeout};
 
-use super::{CallFuture, CallOptions, Exec, StderrSink};
+use super::output::{STDOUT_LIMIT, Stderr, copy};
+use super::{CallFuture, CallOptions, Exec};
 use crate::error::CallError;
 use crate::invoke::{failure, find};
 use crate::verbs::{Outcome, PluginCall};
@@ -62,7 +64,7 @@ pub(crate) enum Group {
 /// Runs a plugin. Its standard error goes to the options' sink or, if it succeeds, to that of this process.
 pub(crate) async fn run(path: &Path, call: &PluginCall, options: &CallOptions, group: Group) -> Outcome {
     let begin = Instant::now();
-    let (mut stdout, mut stderr) = (Vec::new(), Lines::new(options, call));
+    let (mut stdout, mut stderr) = (Vec::new(), Stderr::new(options, call));
     let ended = {
         let stop = stop(options);
         tokio::pin!(stop);
@@ -82,7 +84,12 @@ pub(crate) async fn run(path: &Path, call: &PluginCall, options: &CallOptions, g
                 &call.stdin,
                 |bytes| stdout.extend_from_slice(bytes),
                 |bytes| stderr.push(bytes),
-            ) => ended.map_err(failed("wait for")),
+            ) => ended.map_err(|error| match error.kind() {
+                io::ErrorKind::FileTooLarge => {
+                    CallError::Failed(CniError::internal(format!("{}: {error}", path.display())))
+                }
+                _ => failed("wait for")(error),
+            }),
             error = &mut stop => Err(error),
         };
         if ended.is_err() {
@@ -90,8 +97,12 @@ pub(crate) async fn run(path: &Path, call: &PluginCall, options: &CallOptions, g
         }
         ended
     };
-    stderr.flush();
-    outcome(path, begin, ended, stdout, &stderr)
+    let stderr = stderr.finish();
+    let outcome = outcome(path, begin, ended, stdout, &stderr);
+    if outcome.is_ok() && options.stderr.is_none() {
+        copy(path, &stderr);
+    }
+    outcome
 }
 
 /// Waits for the cancellation or the time limit.
@@ -115,17 +126,16 @@ fn outcome(
     begin: Instant,
     ended: Result<ExitStatus, CallError>,
     stdout: Vec<u8>,
-    stderr: &Lines<'_>,
+    stderr: &[u8],
 ) -> Result<Vec<u8>, CallError> {
     let took = begin.elapsed().as_secs_f64() * 1e3;
     let shown = ended.as_ref().map_or_else(ToString::to_string, |status| status_text(*status));
     log::debug!("exec {}: {shown} in {took:.1} ms", path.display());
     let status = ended?;
     if status.success() {
-        stderr.copy(path);
         return Ok(stdout);
     }
-    Err(CallError::Failed(failure(&status_text(status), &stdout, &stderr.all)))
+    Err(CallError::Failed(failure(&status_text(status), &stdout, stderr)))
 }
 
 /// The command of a plugin's call, with pipes.
@@ -143,52 +153,6 @@ pub(crate) fn status_text(status: ExitStatus) -> String {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
         (None, None) => status.to_string(),
-    }
-}
-
-/// A plugin's standard error, complete and line by line.
-struct Lines<'a> {
-    all: Vec<u8>,
-    sink: Option<(&'a StderrSink, &'a PluginCall)>,
-    /// The start of the line that is not complete yet.
-    line: usize,
-}
-
-impl<'a> Lines<'a> {
-    fn new(options: &'a CallOptions, call: &'a PluginCall) -> Self {
-        Self { all: Vec::new(), sink: options.stderr.as_ref().map(|sink| (sink, call)), line: 0 }
-    }
-
-    /// Appends what the plugin wrote, and passes complete lines on.
-    fn push(&mut self, bytes: &[u8]) {
-        self.all.extend_from_slice(bytes);
-        while let Some(length) = self.all[self.line..].iter().position(|byte| *byte == b'\n') {
-            self.pass(self.line + length);
-            self.line += length + 1;
-        }
-    }
-
-    /// Passes on the last line, which may have no line feed.
-    fn flush(&mut self) {
-        if self.line < self.all.len() {
-            self.pass(self.all.len());
-            self.line = self.all.len();
-        }
-    }
-
-    /// Copies all to this process's standard error, unless there is a sink: messages for people are not lost.
-    fn copy(&self, path: &Path) {
-        if self.sink.is_none()
-            && let Err(error) = io::stderr().write_all(&self.all)
-        {
-            log::debug!("copy the standard error of {}: {error}", path.display());
-        }
-    }
-
-    fn pass(&self, end: usize) {
-        if let Some((sink, call)) = self.sink {
-            sink(call, &String::from_utf8_lossy(&self.all[self.line..end]));
-        }
     }
 }
 
@@ -220,7 +184,8 @@ impl Running {
     }
 
     /// Runs the program to its end, and passes on what it prints. A process that it leaves behind with its pipes open
-    /// delays the end by 0.2 s at most.
+    /// delays the end by 0.2 s at most. Fails with [`io::ErrorKind::FileTooLarge`] when its standard output exceeds the
+    /// limit; the program still runs then.
     pub(crate) async fn finish(
         &mut self,
         input: &[u8],
@@ -230,18 +195,25 @@ impl Running {
         let child = &mut self.child;
         let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let write = write(stdin, input);
-        let pipes = async { tokio::join!(read(out, stdout), read(err, stderr)) };
+        let pipes =
+            async { tokio::try_join!(read(out, stdout, Some(STDOUT_LIMIT)), read(err, stderr, None)) };
         tokio::pin!(write, pipes);
         let (mut written, mut closed) = (false, false);
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
                 () = &mut write, if !written => written = true,
-                _ = &mut pipes, if !closed => closed = true,
+                read = &mut pipes, if !closed => {
+                    read?;
+                    closed = true;
+                }
             }
         };
-        if !closed && timeout(GRACE, pipes).await.is_err() {
-            log::debug!("another process holds the output open");
+        if !closed {
+            match timeout(GRACE, pipes).await {
+                Ok(read) => drop(read?),
+                Err(_) => log::debug!("another process holds the output open"),
+            }
         }
         Ok(status)
     }
@@ -289,16 +261,30 @@ async fn write(stdin: Option<ChildStdin>, config: &[u8]) {
     }
 }
 
-async fn read(pipe: Option<impl AsyncRead + Unpin>, mut take: impl FnMut(&[u8])) {
-    let Some(mut pipe) = pipe else { return };
+/// Reads to the end, at most `limit` bytes.
+async fn read(
+    pipe: Option<impl AsyncRead + Unpin>,
+    mut take: impl FnMut(&[u8]),
+    limit: Option<usize>,
+) -> io::Result<()> {
+    let Some(mut pipe) = pipe else { return Ok(()) };
     let mut buffer = vec![0; 16 << 10];
+    let mut total = 0_usize;
     loop {
         match pipe.read(&mut buffer).await {
-            Ok(0) => return,
-            Ok(length) => take(&buffer[..length]),
+            Ok(0) => return Ok(()),
+            Ok(length) => {
+                total = total.saturating_add(length);
+                if limit.is_some_and(|limit| total > limit) {
+                    let text =
+                        format!("wrote more than {} MiB to standard output: killed", STDOUT_LIMIT >> 20);
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+                }
+                take(&buffer[..length]);
+            }
             Err(error) => {
                 log::debug!("read the output: {error}");
-                return;
+                return Ok(());
             }
         }
     }

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use cni_spec::Version;
 use serde_json::{Map, Value, json};
@@ -15,16 +16,16 @@ use super::{
     PLUGIN_DIRECTORY, Pod, PodNetworkStatus, is_gone, pod_addresses, pod_cidr, port_mappings,
 };
 use crate::asynchronous::Runtime;
-use crate::config::{self, LoadError};
+use crate::config::{self, FileVerdict, LoadError};
 use crate::container::Container;
 use crate::error::NetworkError;
-use crate::exec::Exec;
+use crate::exec::{CallOptions, Exec};
 use crate::network::Network;
+use crate::rates::KUBELET_BURST;
 use crate::{cache, runtime};
 
-/// kubelet's burst: the most bytes that tc's token bucket takes, in bits. The pod's first 2 GiB are not
-/// limited.
-const BURST: u64 = i32::MAX as u64 * 8;
+/// The time limit of a plugin's VERSION, with which the files are validated.
+const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
 /// An error of the CNI driver.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,8 @@ struct State {
     network: Option<Arc<Network>>,
     /// The reason why the last reading of the directory found no network.
     reason: Option<String>,
+    /// What the last reading logged of files that it passed over.
+    passed_over: Vec<String>,
     pod_cidr: String,
 }
 
@@ -126,20 +129,55 @@ impl CniDriver {
         Self { exec: Some(exec), ..self }
     }
 
-    /// Reads the configuration directory. Without a valid network, the one found before stays.
-    fn sync(&self) {
-        let found = default_network(&self.directory);
+    /// Reads the configuration directory. Without a valid network, the one found before stays. What an earlier reading
+    /// logged already is not logged again.
+    async fn sync(&self) {
+        let mut passed_over = Vec::new();
+        let found = self.default_network(&mut passed_over).await;
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        for message in passed_over.iter().filter(|message| !state.passed_over.contains(message)) {
+            log::warn!("{message}");
+        }
+        state.passed_over = passed_over;
         match found {
             Ok(network) => {
                 state.network = Some(Arc::new(network));
                 state.reason = None;
             }
             Err(error) => {
-                log::warn!("Unable to update cni config: {error}");
-                state.reason = Some(error.to_string());
+                let reason = error.to_string();
+                if state.reason.as_ref() != Some(&reason) {
+                    log::warn!("Unable to update cni config: {reason}");
+                }
+                state.reason = Some(reason);
             }
         }
+    }
+
+    /// The network of the first valid file, by file name: all of its plugins exist and support its version. `passed_over`
+    /// gets a message for each file before it.
+    async fn default_network(&self, passed_over: &mut Vec<String>) -> Result<Network, CniDriverError> {
+        let files = config::load_all(&self.directory)?;
+        let shown = self.directory.display().to_string();
+        if files.is_empty() {
+            return Err(CniDriverError::NoNetworks(shown));
+        }
+        let options = CallOptions::new().limit(VERSION_LIMIT);
+        for FileVerdict { path, network } in files {
+            passed_over.push(match network {
+                Ok(network) => match self.runtime(&network).with(options.clone()).validate(&network).await {
+                    Ok(()) => return Ok(network),
+                    Err(error) => {
+                        let errors = error.to_string().replace('\n', "; ");
+                        format!("Error validating CNI config file {}: {errors}", path.display())
+                    }
+                },
+                Err(error) => {
+                    format!("Error loading CNI config file {}: {}", path.display(), error.reason_in(&path))
+                }
+            });
+        }
+        Err(CniDriverError::NoValidNetworks(shown))
     }
 
     /// The default network.
@@ -178,7 +216,7 @@ impl CniDriver {
         container = container.capability("portMappings", port_mappings(&mappings));
         let bandwidth = Bandwidth::from_annotations(&pod.annotations)?;
         if bandwidth.is_limited() {
-            container = container.capability("bandwidth", bandwidth.capability(|_| BURST));
+            container = container.capability("bandwidth", bandwidth.capability(|_| KUBELET_BURST));
         }
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         if !state.pod_cidr.is_empty() {
@@ -271,27 +309,11 @@ fn loopback() -> Network {
     Network::from_bytes(list.to_string()).expect("the built-in network is valid")
 }
 
-/// The first valid network of a directory, by file name.
-fn default_network(directory: &Path) -> Result<Network, CniDriverError> {
-    let files = config::load_all(directory)?;
-    let shown = directory.display().to_string();
-    if files.is_empty() {
-        return Err(CniDriverError::NoNetworks(shown));
-    }
-    for file in files {
-        match file.network {
-            Ok(network) => return Ok(network),
-            Err(error) => log::warn!("Error loading CNI config file {}: {error}", file.path.display()),
-        }
-    }
-    Err(CniDriverError::NoValidNetworks(shown))
-}
-
 impl NetworkPlugin for CniDriver {
     fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
         self.host = Some(settings.host);
         Box::pin(async {
-            self.sync();
+            self.sync().await;
             Ok(())
         })
     }
@@ -330,7 +352,7 @@ impl NetworkPlugin for CniDriver {
 
     fn status(&self) -> HookFuture<'_, ()> {
         Box::pin(async {
-            self.sync();
+            self.sync().await;
             let network = self.network()?;
             self.runtime(&network).status(&network).await?;
             Ok(())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`.
+//! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`. `init` may change the node, so
+//! a driver that is started to inspect pods does not call it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 
-use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus};
-use crate::exec::{DEFAULT_LIMIT, Group, Running, status_text};
+use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, Purpose};
+use crate::exec::{DEFAULT_LIMIT, Excerpt, Group, Running, STDERR_KEPT, shown, status_text};
 
 /// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. Called with
 /// the action, the pod's namespace, its name and its sandbox; exit status 0 is success.
@@ -97,35 +98,36 @@ impl ExecDriver {
         if let Some(pod) = pod {
             command.args([&pod.namespace, &pod.name, &pod.sandbox_id]);
         }
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let (mut stdout, mut stderr) = (Vec::new(), Excerpt::new(STDERR_KEPT));
         let running = async {
             let mut running = Running::start(command, Group::Own).await?;
             let keep_out = |bytes: &[u8]| stdout.extend_from_slice(bytes);
-            running.finish(&[], keep_out, |bytes| stderr.extend_from_slice(bytes)).await
+            running.finish(&[], keep_out, |bytes| stderr.push(bytes)).await
         };
         let status = match tokio::time::timeout(self.limit, running).await {
             Ok(Ok(status)) => status,
             Ok(Err(error)) => return Err(ExecDriverError::Run { program, error }),
             Err(_) => return Err(ExecDriverError::TimedOut { program, action, limit: self.limit }),
         };
-        let text = [&stdout[..], &stderr[..]].concat();
-        let text = String::from_utf8_lossy(&text).trim().to_owned();
-        let shown = status_text(status);
-        log::debug!("{program} {action}: {shown}, output: {text}");
+        let output = shown(&[&stdout[..], &stderr.into_bytes()].concat()).trim().to_owned();
+        let status_text = status_text(status);
+        log::debug!("{program} {action}: {status_text}, output: {output}");
         if status.success() {
             return Ok(stdout);
         }
-        Err(ExecDriverError::Failed { program, action, status: shown, output: text })
+        Err(ExecDriverError::Failed { program, action, status: status_text, output })
     }
 }
 
 impl NetworkPlugin for ExecDriver {
-    fn init(&mut self, _settings: InitSettings) -> HookFuture<'_, ()> {
-        Box::pin(async {
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async move {
             if !self.program.is_file() || access(&self.program, AccessFlags::X_OK).is_err() {
                 return Err(ExecDriverError::NotExecutable(self.name.clone()).into());
             }
-            self.call("init", None).await?;
+            if settings.purpose != Purpose::Inspect {
+                self.call("init", None).await?;
+            }
             Ok(())
         })
     }

@@ -21,15 +21,11 @@ pub enum HairpinMode {
 pub struct UnknownHairpinMode(String);
 
 impl HairpinMode {
-    /// The mode in effect with a driver: a promiscuous bridge is kubenet's; another driver gets hairpin ports,
-    /// and a warning is logged.
+    /// The mode that kubelet passes to a driver: a promiscuous bridge is kubenet's, and another driver gets
+    /// [`Self::HairpinVeth`] instead. Of the drivers here, kubenet alone applies it.
     #[must_use]
     pub fn effective(self, driver: &str) -> Self {
         if self == Self::PromiscuousBridge && driver != "kubenet" {
-            log::warn!(
-                "Hairpin mode set to \"{self}\" but kubenet is not enabled, falling back to \"{}\"",
-                Self::HairpinVeth
-            );
             return Self::HairpinVeth;
         }
         self

@@ -117,6 +117,20 @@ pub struct InitSettings {
     pub non_masquerade_cidr: String,
     /// The MTU of the pods' network; none: the driver chooses.
     pub mtu: Option<u32>,
+    /// The operations that follow.
+    pub purpose: Purpose,
+}
+
+/// The purpose for which a driver is started. It decides what the start may change on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// Pods are set up, among other things: the driver prepares the node, as kubelet's did when kubelet started.
+    #[default]
+    SetUp,
+    /// Pods are torn down: the driver makes nothing for other pods.
+    TearDown,
+    /// Pods and node are looked at: the driver changes nothing.
+    Inspect,
 }
 
 /// The container runtime as the drivers see it.

@@ -9,7 +9,7 @@ use std::fmt;
 use cni_spec::text;
 
 use super::{
-    BoxError, HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, check_qualified_name,
+    BoxError, HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, Purpose, check_qualified_name,
     join_errors,
 };
 
@@ -105,9 +105,11 @@ pub async fn select(
 pub struct NoOp;
 
 impl NetworkPlugin for NoOp {
-    fn init(&mut self, _settings: InitSettings) -> HookFuture<'_, ()> {
-        Box::pin(async {
-            bridge_netfilter().await;
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async move {
+            if settings.purpose == Purpose::SetUp {
+                bridge_netfilter().await;
+            }
             Ok(())
         })
     }

@@ -44,6 +44,7 @@ pub(super) fn settings_with(ports: Vec<PortMapping>) -> InitSettings {
         hairpin_mode: HairpinMode::None,
         non_masquerade_cidr: super::DEFAULT_NON_MASQUERADE_CIDR.to_owned(),
         mtu: None,
+        purpose: super::Purpose::SetUp,
     }
 }
 

@@ -58,6 +58,17 @@ pub enum SkipReason {
     },
 }
 
+impl Verdict {
+    /// The reason why the file is skipped, for a message that names the file already.
+    #[must_use]
+    pub fn skip_reason(&self) -> Option<String> {
+        match self.network.as_ref().err()? {
+            SkipReason::Load(error) => Some(error.reason_in(&self.path)),
+            other => Some(other.to_string()),
+        }
+    }
+}
+
 impl Networks {
     /// Chooses the networks from all files in their order: the first file of a name wins, and the first valid
     /// network is the default one unless `default` names another.
@@ -108,7 +119,7 @@ impl Networks {
     fn shown(&self) -> BTreeMap<&Path, Result<String, String>> {
         let shown = |verdict: &Verdict| match &verdict.network {
             Ok(name) => Ok(name.clone()),
-            Err(reason) => Err(reason.to_string()),
+            Err(_) => Err(verdict.skip_reason().unwrap_or_default()),
         };
         self.verdicts.iter().map(|verdict| (verdict.path.as_path(), shown(verdict))).collect()
     }

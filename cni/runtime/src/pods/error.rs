@@ -41,6 +41,17 @@ pub enum PodError {
         /// The interface.
         ifname: String,
     },
+    /// The sandbox has no such attachment, and no namespace is named in which it could be looked for.
+    #[error(
+        "sandbox {sandbox} is not attached to network {}, as far as the cache knows",
+        text::quote(network)
+    )]
+    NotAttached {
+        /// The sandbox.
+        sandbox: String,
+        /// The network.
+        network: String,
+    },
     /// The operation on one network failed.
     #[error("error {verb} {} CNI network {}: {error}", verb.with(pod), text::quote(network))]
     Network {

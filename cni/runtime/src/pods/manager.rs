@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cni_spec::{AddResult, Attachment, Version, check_container_id};
+use cni_spec::{AddResult, Attachment, Version, check_container_id, text};
 use tokio::sync::watch;
 
 use super::directory::{Directory, Networks};
 use super::error::{PodError, PodVerb, several};
 use super::journal::{Journal, Planned};
-use super::names::{Wanted, interface_names};
+use super::matching::{attachments_of, is_attachment, is_requested, lookup, names, requested};
 use super::request::{Attach, Pod};
 use super::sandbox::{self, Loopback};
 use super::steps::{in_sandbox, lock_pod, of_network, on_files, on_thread, remove, settled};
@@ -29,8 +29,6 @@ use crate::network::Network;
 use crate::verbs::GcScope;
 use crate::{asynchronous, config, runtime};
 
-/// The name of the default network in messages while there is none.
-const DEFAULT: &str = "default";
 /// The time limit of a plugin's VERSION: nothing else is read until then.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
@@ -89,10 +87,14 @@ pub struct Attached {
     pub result: AddResult,
 }
 
-/// The attachments of a pod, and errors for networks that are neither cached nor configured.
+/// The attachments of a pod.
 #[derive(Debug, Default)]
 struct Found {
-    planned: Vec<Planned>,
+    /// Cached or pending.
+    known: Vec<Planned>,
+    /// Neither of them, with the configuration and parameters that a set-up would use.
+    unknown: Vec<Planned>,
+    /// Errors for networks that are not even configured.
     missing: Vec<PodError>,
 }
 
@@ -250,8 +252,8 @@ impl Manager {
 
     /// Removes the attachments of the pod, with the cached configuration and parameters, else with those of a set-up
     /// that was killed, else with those of the configuration directory: all cached and pending ones if the pod has no
-    /// networks, else those of its networks. Succeeds if
-    /// they are gone already, and for a network that is neither cached nor configured. Continues after an error.
+    /// networks, else those of its networks, by the network's name alone if no interface is named. Succeeds if they are
+    /// gone already, and for a network that is neither cached nor configured; both are logged. Continues after an error.
     ///
     /// # Errors
     /// [`PodError::Network`] for a DEL that failed, [`PodError::Several`] for more.
@@ -259,10 +261,17 @@ impl Manager {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let runtime = self.inner.runtime.with(options.clone());
         let held = Arc::new(lock_pod(&runtime, pod).await?);
-        let Found { planned, missing } = self.find(&runtime, pod).await?;
+        let Found { known, unknown, missing } = self.find(&runtime, pod).await?;
         for error in missing {
             log::warn!("pod {}: nothing to tear down: {error}", pod.full_name());
         }
+        for Planned { network, container } in unknown.iter().filter(|_| !pod.networks.is_empty()) {
+            let (id, ifname, network) = (&container.id, &container.ifname, text::quote(network.name()));
+            log::warn!(
+                "sandbox {id} is not attached to network {network} as {ifname}, as far as the cache knows"
+            );
+        }
+        let planned = [known, unknown].concat();
         let errors = remove(&runtime, pod, &planned).await;
         if errors.is_empty() {
             settled(&runtime, &held, &pod.sandbox, planned).await;
@@ -277,15 +286,27 @@ impl Manager {
     /// # Errors
     /// [`PodError::Network`] for the first CHECK that fails; [`PodError::Sandbox`] if the loopback is down, or the
     /// interface has no address; [`PodError::NoDefault`] or [`PodError::NoNetwork`] for a network that is neither
-    /// cached nor configured.
+    /// cached nor configured; [`PodError::NotAttached`] for one that is not cached if the pod has no namespace.
     pub async fn status(&self, pod: &Pod, options: &CallOptions) -> Result<Vec<Attached>, PodError> {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let runtime = self.inner.runtime.with(options.clone());
-        let _held = lock_pod(&runtime, pod).await?;
-        let Found { planned, missing } = self.find(&runtime, pod).await?;
+        let held = lock_pod(&runtime, pod).await?;
+        let attached = self.inspect(&runtime, pod).await;
+        self.forget(&runtime, pod, &held).await;
+        attached
+    }
+
+    async fn inspect(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Vec<Attached>, PodError> {
+        let Found { known, unknown, missing } = self.find(runtime, pod).await?;
         if let Some(error) = missing.into_iter().next() {
             return Err(error);
         }
+        // Without a namespace there is nothing to look at.
+        if let Some(Planned { network, .. }) = unknown.first().filter(|one| one.container.netns.is_empty()) {
+            let (sandbox, network) = (pod.sandbox.clone(), network.name().to_owned());
+            return Err(PodError::NotAttached { sandbox, network });
+        }
+        let planned = [known, unknown].concat();
         let mut cached = runtime.attachments(&pod.sandbox).await?;
         if let Some(Planned { container, .. }) = planned.first() {
             let netns = container.netns.clone();
@@ -449,6 +470,38 @@ impl Manager {
 
     /// The attachments to check or remove.
     async fn find(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Found, PodError> {
+        let known = self.known(runtime, pod).await?;
+        if pod.networks.is_empty() && !known.is_empty() {
+            return Ok(Found { known, ..Found::default() });
+        }
+        let attachments = attachments_of(pod);
+        let mut networks = self.networks();
+        let ifnames = names(&attachments, &networks)?;
+        let mut found = Found::default();
+        for (attach, ifname) in attachments.iter().zip(ifnames) {
+            let matching: Vec<&Planned> =
+                known.iter().filter(|one| is_requested(one, attach, &ifname)).collect();
+            if !matching.is_empty() {
+                // One that two of the pod's networks mean is found once.
+                let new = matching.into_iter().filter(|one| !found.known.contains(one)).cloned();
+                let new: Vec<Planned> = new.collect();
+                found.known.extend(new);
+                continue;
+            }
+            if lookup(&networks, attach).is_none() {
+                networks = self.resync().await?;
+            }
+            match self.planned(pod, attach, &ifname, &networks) {
+                Ok(planned) => found.unknown.push(planned),
+                Err(error @ (PodError::NoDefault(_) | PodError::NoNetwork(_))) => found.missing.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The cached and the pending attachments of a sandbox.
+    async fn known(&self, runtime: &asynchronous::Runtime, pod: &Pod) -> Result<Vec<Planned>, PodError> {
         let cached = runtime.attachments(&pod.sandbox).await?;
         let sandbox = pod.sandbox.clone();
         let pending = runtime.blocking(move |store| match Journal::open(&store.cache)? {
@@ -463,33 +516,7 @@ impl Manager {
         if !pod.netns.is_empty() {
             known.iter_mut().for_each(|one| one.container.netns.clone_from(&pod.netns));
         }
-        if pod.networks.is_empty() && !known.is_empty() {
-            return Ok(Found { planned: known, missing: Vec::new() });
-        }
-        let attachments = attachments_of(pod);
-        let mut networks = self.networks();
-        let ifnames = names(&attachments, &networks)?;
-        let mut found = Found::default();
-        for (attach, ifname) in attachments.iter().zip(ifnames) {
-            // The default network may have been another one.
-            let is_it = |one: &&Planned| {
-                attach.network.as_ref().is_none_or(|network| network == one.network.name())
-                    && one.container.ifname == ifname
-            };
-            if let Some(one) = known.iter().find(is_it) {
-                found.planned.push(one.clone());
-                continue;
-            }
-            if lookup(&networks, attach).is_none() {
-                networks = self.resync().await?;
-            }
-            match self.planned(pod, attach, &ifname, &networks) {
-                Ok(planned) => found.planned.push(planned),
-                Err(error @ (PodError::NoDefault(_) | PodError::NoNetwork(_))) => found.missing.push(error),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(found)
+        Ok(known)
     }
 
     fn unknown(&self, attach: &Attach) -> PodError {
@@ -534,46 +561,4 @@ impl Attached {
         let (ifname, version) = (container.ifname.clone(), network.version());
         Self { network: network.name().to_owned(), ifname, version, result }
     }
-}
-
-/// The networks of a pod: the default one if it has none.
-fn attachments_of(pod: &Pod) -> Vec<Attach> {
-    if pod.networks.is_empty() { vec![Attach::default()] } else { pod.networks.clone() }
-}
-
-fn lookup<'a>(networks: &'a Networks, attach: &Attach) -> Option<&'a Network> {
-    match &attach.network {
-        Some(name) => networks.get(name),
-        None => networks.default_network(),
-    }
-}
-
-fn names(attachments: &[Attach], networks: &Networks) -> Result<Vec<String>, PodError> {
-    let default = networks.default_network().map_or(DEFAULT, Network::name);
-    let wanted: Vec<_> = attachments
-        .iter()
-        .map(|attach| Wanted {
-            network: attach.network.as_deref().unwrap_or(default),
-            ifname: attach.ifname.as_deref(),
-        })
-        .collect();
-    Ok(interface_names(&wanted)?)
-}
-
-/// The attachments that a pod requests, of networks that exist.
-fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment>, PodError> {
-    let attachments = attachments_of(pod);
-    let ifnames = names(&attachments, networks)?;
-    let mut all = Vec::new();
-    for (attach, ifname) in attachments.iter().zip(ifnames) {
-        if let Some(network) = lookup(networks, attach) {
-            let container = Container::new(&pod.sandbox, ifname);
-            all.push(network.attachment(&container).map_err(NetworkError::from)?);
-        }
-    }
-    Ok(all)
-}
-
-fn is_attachment(cached: &Cached, network: &str, ifname: &str) -> bool {
-    cached.attachment.network() == network && cached.attachment.ifname() == ifname
 }

@@ -30,6 +30,7 @@ mod directory;
 mod error;
 mod journal;
 mod manager;
+mod matching;
 mod names;
 mod request;
 mod sandbox;
@@ -42,6 +43,4 @@ pub use error::{PodError, PodVerb, SandboxError};
 pub use journal::Planned;
 pub use manager::{Attached, Builder, Manager};
 pub use names::{NameError, Wanted, interface_names};
-pub use request::{
-    Attach, BURST, EGRESS_ANNOTATION, INGRESS_ANNOTATION, Parameters, Pod, RequestError, parse_args,
-};
+pub use request::{Attach, EGRESS_ANNOTATION, INGRESS_ANNOTATION, Parameters, Pod, RequestError, parse_args};

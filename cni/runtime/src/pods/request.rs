@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::container::Container;
 use crate::quantity::{QuantityError, quantity};
+use crate::rates::KUBELET_BURST;
 
 /// The annotation with the rate of traffic into the pod, in bits per second.
 pub const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
@@ -18,8 +19,6 @@ pub const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
 pub const EGRESS_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
 /// The capability for a pod's annotations.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// The burst of a rate that has none, such as that of an annotation, in bits: 2 GB, as kubelet has it.
-pub const BURST: u64 = 0x7fff_ffff * 8;
 /// The limits of Kubernetes for these annotations, in bits per second.
 const RATES: std::ops::RangeInclusive<i64> = 1_000..=1_000_000_000_000_000;
 
@@ -195,7 +194,7 @@ impl Parameters {
         Ok(all)
     }
 
-    /// The limits of the traffic: `bandwidth`, else those of the annotations.
+    /// The limits of the traffic: `bandwidth`, else those of the annotations, with kubelet's burst.
     ///
     /// # Errors
     /// [`RequestError`] if an annotation is not a quantity from 1k to 1P.
@@ -207,7 +206,7 @@ impl Parameters {
         if ingress.is_none() && egress.is_none() {
             return Ok(None);
         }
-        let burst = |rate: Option<u64>| if rate.is_some() { BURST } else { 0 };
+        let burst = |rate: Option<u64>| if rate.is_some() { KUBELET_BURST } else { 0 };
         Ok(Some(Bandwidth {
             ingress_rate: ingress.unwrap_or(0),
             ingress_burst: burst(ingress),
@@ -328,7 +327,8 @@ mod tests {
     fn bandwidth_comes_from_the_annotations_of_kubernetes() {
         let bandwidth = |pairs: &[(&str, &str)]| annotated(pairs).effective_bandwidth();
         assert_eq!(bandwidth(&[("a", "1M")]), Ok(None));
-        let want = Bandwidth { ingress_rate: 10_000_000, ingress_burst: BURST, ..Bandwidth::default() };
+        let want =
+            Bandwidth { ingress_rate: 10_000_000, ingress_burst: KUBELET_BURST, ..Bandwidth::default() };
         assert_eq!(bandwidth(&[(INGRESS_ANNOTATION, "10M")]), Ok(Some(want)));
         let both = bandwidth(&[(INGRESS_ANNOTATION, "1k"), (EGRESS_ANNOTATION, "1P")]).unwrap().unwrap();
         assert_eq!((both.ingress_rate, both.egress_rate), (1000, 1_000_000_000_000_000));

@@ -36,7 +36,8 @@ pub use node::{BpfMap, BpfNode, EarlierFilter, LeftToNftables, UdpGroForwarding}
 pub use packets::{Explain, PacketTrace, Step, Trace};
 pub use plugins::{PluginVersions, Plugins, Version};
 pub use pods::{
-    AttachedPod, AttachmentState, Attachments, ListedAttachment, Pod, PodAddresses, PodAttachment, PodSandbox,
+    AttachedPod, AttachmentState, Attachments, ListedAttachment, NodeReady, Pod, PodAddresses, PodAttachment,
+    PodSandbox,
 };
 pub use ports::{Port, Ports};
 pub use status::{

@@ -46,6 +46,16 @@ pub struct PodAddresses {
     pub addresses: Vec<IpAddr>,
 }
 
+/// `slipwayd pod status` without a pod: the node can take one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReady {
+    /// The default network; none with a network plugin of kubelet.
+    pub network: Option<String>,
+    pub network_plugin: Option<String>,
+    /// Always true: otherwise there is an error and no document.
+    pub ready: bool,
+}
+
 /// `slipwayd pod list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachments {

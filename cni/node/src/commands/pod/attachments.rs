@@ -4,13 +4,19 @@
 
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches};
 use cni_kernel::mac::Mac;
-use cni_runtime::pods::{Attach, BURST, Parameters, quantity};
+use cni_runtime::pods::{Attach, quantity};
+use cni_runtime::rates::burst;
 use cni_spec::{Bandwidth, PortMapping};
 
 use crate::commands::values::{ValueError, in_places};
+
+/// The bursts that the plugin bandwidth takes, in bits: from one byte on.
+const BURSTS: RangeInclusive<u64> = 8..=34_359_738_352;
 
 /// An option that is a network or a parameter of one.
 #[derive(Debug, Clone)]
@@ -19,7 +25,8 @@ enum Parameter {
     Ip(IpAddr),
     Mac(Mac),
     Port(PortMapping),
-    Bandwidth(Bandwidth),
+    Bandwidth(Directions),
+    Burst(Directions),
     Annotation(String, String),
     Alias(String),
     CgroupPath(String),
@@ -43,6 +50,9 @@ struct ParameterOptions {
     /// The limit in bits per second, such as 10M, into the pod and out of it
     #[arg(long, value_name = "RATE[:RATE]", value_parser = bandwidth)]
     bandwidth: Vec<Parameter>,
+    /// How many bits may pass at once before the limit holds [default: the limit's eighth, for 1M at least]
+    #[arg(long, value_name = "BITS[:BITS]", value_parser = bursts, requires = "bandwidth", conflicts_with = "network_plugin")]
+    burst: Vec<Parameter>,
     /// An annotation of the pod; kubernetes.io/ingress-bandwidth and egress-bandwidth limit it; any number of times
     #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
     annotation: Vec<Parameter>,
@@ -75,7 +85,14 @@ impl FromArgMatches for Attachments {
         let mut all: Vec<(usize, &Parameter)> =
             ids.flat_map(|id| in_places(matches, id, |id| matches.get_many(id))).collect();
         all.sort_by_key(|(place, _)| *place);
-        Ok(Self(all.into_iter().map(|(_, parameter)| parameter.clone()).collect()))
+        let all = Self(all.into_iter().map(|(_, parameter)| parameter.clone()).collect());
+        let has_burst_alone =
+            |one: &Assigned| one.burst.is_some() && one.attach.parameters.bandwidth.is_none();
+        if all.assigned().iter().any(has_burst_alone) {
+            let message = "--burst is for the --bandwidth of the same network";
+            return Err(clap::Error::raw(ErrorKind::TooFewValues, message));
+        }
+        Ok(all)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -88,42 +105,72 @@ impl Attachments {
     /// The networks. A parameter is for the network before it; those before all networks are for the first one, and without
     /// a network for the default one.
     pub(super) fn networks(&self) -> Vec<Attach> {
-        let mut networks: Vec<Attach> = Vec::new();
-        let mut first = Parameters::default();
+        self.assigned().into_iter().map(|Assigned { attach, .. }| attach).collect()
+    }
+
+    /// The networks with their parameters, as far as they go together.
+    fn assigned(&self) -> Vec<Assigned> {
+        let is_network = |parameter: &&Parameter| matches!(parameter, Parameter::Network(_));
+        let count = self.0.iter().filter(is_network).count().max(1);
+        let mut all = vec![Assigned::default(); count];
+        let mut seen = 0_usize;
         for parameter in &self.0 {
-            let parameters = networks.last_mut().map_or(&mut first, |attach| &mut attach.parameters);
-            match parameter.clone() {
-                Parameter::Network(attach) => networks.push(attach),
-                Parameter::Ip(ip) => parameters.ip = Some(ip),
-                Parameter::Mac(mac) => parameters.mac = Some(mac),
-                Parameter::Port(port) => parameters.port_mappings.push(port),
-                Parameter::Bandwidth(bandwidth) => parameters.bandwidth = Some(bandwidth),
-                Parameter::Annotation(key, value) => drop(parameters.annotations.insert(key, value)),
-                Parameter::Alias(alias) => parameters.aliases.push(alias),
-                Parameter::CgroupPath(path) => parameters.cgroup_path = path,
+            seen += usize::from(is_network(&parameter));
+            if let Some(one) = all.get_mut(seen.saturating_sub(1)) {
+                one.assign(parameter.clone());
             }
         }
-        match networks.first_mut() {
-            Some(attach) => prepend(&mut attach.parameters, first),
-            None => networks.push(Attach { parameters: first, ..Attach::default() }),
-        }
-        networks
+        all
     }
 }
 
-/// Adds the parameters that were given before the first network.
-fn prepend(parameters: &mut Parameters, first: Parameters) {
-    let Parameters { ip, mac, port_mappings, bandwidth, ip_ranges, aliases, cgroup_path, annotations } =
-        first;
-    parameters.ip = parameters.ip.or(ip);
-    parameters.mac = parameters.mac.or(mac);
-    parameters.bandwidth = parameters.bandwidth.or(bandwidth);
-    parameters.port_mappings.splice(0..0, port_mappings);
-    parameters.ip_ranges.splice(0..0, ip_ranges);
-    parameters.aliases.splice(0..0, aliases);
-    parameters.annotations.extend(annotations);
-    if parameters.cgroup_path.is_empty() {
-        parameters.cgroup_path = cgroup_path;
+/// A network with its parameters.
+#[derive(Debug, Clone, Default)]
+struct Assigned {
+    attach: Attach,
+    /// The bursts of `--burst`, which may precede the rates that they are for.
+    burst: Option<Directions>,
+}
+
+impl Assigned {
+    fn assign(&mut self, parameter: Parameter) {
+        let parameters = &mut self.attach.parameters;
+        match parameter {
+            Parameter::Network(Attach { network, ifname, .. }) => {
+                (self.attach.network, self.attach.ifname) = (network, ifname);
+            }
+            Parameter::Ip(ip) => parameters.ip = Some(ip),
+            Parameter::Mac(mac) => parameters.mac = Some(mac),
+            Parameter::Port(port) => parameters.port_mappings.push(port),
+            Parameter::Bandwidth(rates) => parameters.bandwidth = Some(limits(rates)),
+            Parameter::Burst(bursts) => self.burst = Some(bursts),
+            Parameter::Annotation(key, value) => drop(parameters.annotations.insert(key, value)),
+            Parameter::Alias(alias) => parameters.aliases.push(alias),
+            Parameter::CgroupPath(path) => parameters.cgroup_path = path,
+        }
+        if let (Some(limits), Some(bursts)) = (&mut parameters.bandwidth, self.burst) {
+            let of = |rate, burst| if rate == 0 { 0 } else { burst };
+            limits.ingress_burst = of(limits.ingress_rate, bursts.ingress);
+            limits.egress_burst = of(limits.egress_rate, bursts.egress);
+        }
+    }
+}
+
+/// A value for traffic into the pod, and one for traffic out of it.
+#[derive(Debug, Clone, Copy)]
+struct Directions {
+    ingress: u64,
+    egress: u64,
+}
+
+/// Rates with the bursts that go with them.
+fn limits(Directions { ingress, egress }: Directions) -> Bandwidth {
+    let of = |rate| if rate == 0 { 0 } else { burst(rate) };
+    Bandwidth {
+        ingress_rate: ingress,
+        ingress_burst: of(ingress),
+        egress_rate: egress,
+        egress_burst: of(egress),
     }
 }
 
@@ -171,15 +218,19 @@ fn port_mapping(text: &str) -> Option<PortMapping> {
     })
 }
 
-/// `RATE` for both directions, or `RATE:RATE`.
 fn bandwidth(text: &str) -> Result<Parameter, ValueError> {
-    let rate = |text: &str| {
-        let rate = quantity(text).map_err(|_| ValueError::Bandwidth)?;
-        u64::try_from(rate).map_err(|_| ValueError::Bandwidth)
-    };
+    directions(text).map(Parameter::Bandwidth).ok_or(ValueError::Bandwidth)
+}
+
+fn bursts(text: &str) -> Result<Parameter, ValueError> {
+    let is_burst = |bits: u64| BURSTS.contains(&bits);
+    let bursts = directions(text).filter(|bursts| is_burst(bursts.ingress) && is_burst(bursts.egress));
+    bursts.map(Parameter::Burst).ok_or(ValueError::Burst)
+}
+
+/// A quantity for both directions, or two with a colon between them.
+fn directions(text: &str) -> Option<Directions> {
+    let bits = |text: &str| u64::try_from(quantity(text).ok()?).ok();
     let (ingress, egress) = text.split_once(':').unwrap_or((text, text));
-    let (ingress_rate, egress_rate) = (rate(ingress)?, rate(egress)?);
-    let burst = |rate: u64| if rate == 0 { 0 } else { BURST };
-    let (ingress_burst, egress_burst) = (burst(ingress_rate), burst(egress_rate));
-    Ok(Parameter::Bandwidth(Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst }))
+    Some(Directions { ingress: bits(ingress)?, egress: bits(egress)? })
 }

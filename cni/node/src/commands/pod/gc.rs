@@ -37,6 +37,13 @@ pub(crate) struct Options {
     _output: Output,
 }
 
+#[cfg(test)]
+impl Options {
+    pub(super) fn runtime(&self) -> &RuntimeOptions {
+        &self.runtime
+    }
+}
+
 /// Removes what belongs to no valid pod.
 pub(super) async fn execute(options: &Options, cancel: &Cancel) -> Result<(), PodFailure> {
     let manager = options.runtime.builder(&options.default_network).open();

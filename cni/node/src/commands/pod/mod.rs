@@ -17,7 +17,7 @@ mod up;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueHint};
@@ -30,7 +30,7 @@ use slipwayd::network_plugin::KubeletOptions;
 use super::Signals;
 use super::values::ValueError;
 use netns::NetnsError;
-use slipway_cli::Output;
+use slipway_cli::{Failure, Output};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -60,6 +60,15 @@ pub(super) enum PodFailure {
     Plugin(BoxError),
     #[error("cancelled")]
     Cancelled,
+}
+
+impl From<PodFailure> for Failure {
+    fn from(failure: PodFailure) -> Self {
+        match failure {
+            PodFailure::Output(error) => Self::Report(error),
+            other => Self::failed(other),
+        }
+    }
 }
 
 impl Command {
@@ -152,13 +161,13 @@ struct CacheOptions {
 /// The directories of plugins, configurations and the cache.
 #[derive(Debug, Clone, Args)]
 pub(super) struct RuntimeOptions {
-    /// A plugin directory [default: those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and
+    /// Plugin directories [default: those of CNI_PATH, else /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni and
     /// /usr/lib/slipway/cni]; any number of times
+    #[arg(long, value_name = "DIRECTORY[,DIRECTORY]", value_hint = ValueHint::DirPath)]
+    cni_bin_dir: Vec<String>,
+    /// The configuration directory [default: /etc/cni/net.d]
     #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
-    cni_bin_dir: Vec<PathBuf>,
-    /// The configuration directory
-    #[arg(long, value_name = "DIRECTORY", default_value = config::DIRECTORY, value_hint = ValueHint::DirPath)]
-    cni_conf_dir: PathBuf,
+    cni_conf_dir: Option<PathBuf>,
     #[command(flatten)]
     cache: CacheOptions,
 }
@@ -172,13 +181,17 @@ pub(super) struct DefaultNetwork {
 
 impl RuntimeOptions {
     fn plugin_dirs(&self) -> Vec<PathBuf> {
-        if self.cni_bin_dir.is_empty() { config::plugin_directories() } else { self.cni_bin_dir.clone() }
+        // kubelet ignores empty parts, too.
+        let named = self.cni_bin_dir.iter().flat_map(|list| list.split(',')).filter(|path| !path.is_empty());
+        let named: Vec<PathBuf> = named.map(PathBuf::from).collect();
+        if named.is_empty() { config::plugin_directories() } else { named }
     }
 
     pub(super) fn builder(&self, default_network: &DefaultNetwork) -> Builder {
         let runtime = Runtime::builder().plugin_dirs(self.plugin_dirs()).cache(&self.cache.cache_dir);
         let args = std::env::var("CNI_ARGS").unwrap_or_default();
-        let builder = Manager::builder(runtime).config_dir(&self.cni_conf_dir).args(parse_args(&args));
+        let directory = self.cni_conf_dir.as_deref().unwrap_or(Path::new(config::DIRECTORY));
+        let builder = Manager::builder(runtime).config_dir(directory).args(parse_args(&args));
         match &default_network.name {
             Some(name) => builder.default_network(name),
             None => builder,
@@ -223,7 +236,6 @@ async fn attached_sandboxes(manager: &Manager) -> Result<BTreeSet<String>, PodFa
 
 #[cfg(test)]
 mod tests {
-    use cni_runtime::pods::BURST;
     use cni_spec::{Bandwidth, PortMapping};
 
     use super::*;
@@ -255,11 +267,45 @@ mod tests {
         assert_eq!((protocol.as_str(), host_ip.as_str()), ("udp", "2001:db8::1"));
         let Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst } =
             b.parameters.bandwidth.unwrap();
-        assert_eq!((ingress_rate, ingress_burst, egress_rate, egress_burst), (10_000_000, BURST, 0, 0));
+        assert_eq!((ingress_rate, ingress_burst, egress_rate, egress_burst), (10_000_000, 1_250_000, 0, 0));
         assert_eq!(b.parameters.annotations["x"], "y=z");
         let default = up("--create-netns --port 8080:80/sctp");
         assert_eq!(default.networks[0].network, None);
         assert_eq!(default.networks[0].parameters.port_mappings[0].protocol, "sctp");
+    }
+
+    #[test]
+    fn a_burst_is_for_the_rates_of_its_network() {
+        let limits = |words: &str| {
+            let pod = up(&format!("--netns /n {words}"));
+            let limits = |attach: &Attach| attach.parameters.bandwidth;
+            pod.networks.iter().map(limits).collect::<Vec<_>>()
+        };
+        let of = |ingress_rate, ingress_burst, egress_rate, egress_burst| {
+            Some(Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst })
+        };
+        let fast = "--bandwidth 1G:400G";
+        assert_eq!(limits(fast), [of(1_000_000_000, 125_000_000, 400_000_000_000, 34_359_738_352)]);
+        assert_eq!(limits("--bandwidth 10M"), [of(10_000_000, 1_250_000, 10_000_000, 1_250_000)]);
+        assert_eq!(limits("--bandwidth 1k"), [of(1000, 1 << 20, 1000, 1 << 20)]);
+        // In any order, and not for a direction without a limit.
+        let mixed = "--network a --burst 4M --bandwidth 10M:0 --network b --bandwidth 1M --burst 2M:3M";
+        assert_eq!(
+            limits(mixed),
+            [of(10_000_000, 4_000_000, 0, 0), of(1_000_000, 2_000_000, 1_000_000, 3_000_000)]
+        );
+    }
+
+    #[test]
+    fn directories_are_separated_by_commas() {
+        let directories = |words: &str| match parsed(&format!("pod gc --all {words}")).unwrap() {
+            Any::Pod(Command::Gc(options)) => options.runtime().plugin_dirs(),
+            other => panic!("{other:?}"),
+        };
+        let wanted: Vec<PathBuf> = ["/a", "/b", "/c"].map(PathBuf::from).into();
+        assert_eq!(directories("--cni-bin-dir /a,/b,,/c,"), wanted);
+        assert_eq!(directories("--cni-bin-dir /a,/b --cni-bin-dir /c"), wanted);
+        assert_eq!(directories("--cni-bin-dir ,"), config::plugin_directories());
     }
 
     #[test]
@@ -286,6 +332,16 @@ mod tests {
             ("pod up a/b --sandbox s --netns /n --port 1", "--port must be [IP:]HOST:POD[/PROTOCOL]"),
             ("pod up a/b --sandbox s --netns /n --port 1:2/icmp", "--port must be [IP:]"),
             ("pod up a/b --sandbox s --netns /n --bandwidth fast", "--bandwidth must be RATE"),
+            (
+                "pod up a/b --sandbox s --netns /n --bandwidth 1M --burst 0",
+                "--burst must be BITS or BITS:BITS",
+            ),
+            ("pod up a/b --sandbox s --netns /n --bandwidth 1M --burst 35G", "from 8 to 34359738352, not"),
+            ("pod up a/b --sandbox s --netns /n --burst 1M", "--bandwidth is missing"),
+            (
+                "pod up a/b --sandbox s --netns /n --network a --bandwidth 1M --network b --burst 1M",
+                "--burst is for the --bandwidth of the same network",
+            ),
             ("pod up a/b --sandbox s --netns /n --ip x", "--ip must be an IP address, not \"x\""),
             ("pod down a/b --sandbox s --port 1:2", "unknown option --port"),
             ("pod status --sandbox s", "NAMESPACE/NAME"),
@@ -327,11 +383,12 @@ mod tests {
             "--ip 10.0.0.9",
             "--mac 02:00:00:00:00:09",
             "--alias www",
+            "--bandwidth 1M --burst 1M",
             "--cgroup-path /a",
             "--uid u",
             "--default-network pods",
         ] {
-            let name = option.split(' ').next().unwrap();
+            let name = option.rsplit("--").next().unwrap().split(' ').next().unwrap();
             for plugin in ["cni", "kubenet", "mycompany/sdn"] {
                 let error = refused(&format!("{up} {option} --network-plugin {plugin}"));
                 assert!(error.contains(name) && error.contains("--network-plugin"), "{error}");

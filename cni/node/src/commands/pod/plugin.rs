@@ -5,12 +5,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cni_runtime::kubelet::{BoxError, Host, Manager, Pod};
+use cni_runtime::kubelet::{BoxError, Host, Manager, Pod, Purpose};
 use cni_runtime::{Cancel, pods};
 use cni_spec::PortMapping;
 use slipwayd::network_plugin::CniDirectories;
 
-use super::{CallerOptions, PodFailure, RuntimeOptions, tables};
+use super::tables::{self, Ready};
+use super::{CallerOptions, PodFailure, RuntimeOptions};
 
 /// The pod of the command line: its namespace and ports, whatever the sandbox.
 struct OnePod {
@@ -20,7 +21,7 @@ struct OnePod {
 
 /// The command line names no namespace.
 #[derive(Debug, thiserror::Error)]
-#[error("sandbox {0} has no namespace")]
+#[error("the namespace of sandbox {0} is not known: name it with --netns")]
 struct NoNetns(String);
 
 impl Host for OnePod {
@@ -38,24 +39,27 @@ impl Host for OnePod {
 
 /// Sets the pod up and prints its addresses.
 pub(super) async fn up(caller: &CallerOptions, pod: &pods::Pod, cancel: &Cancel) -> Result<(), PodFailure> {
-    let manager = start(caller, pod).await?;
+    let manager = start(caller, pod, Purpose::SetUp).await?;
     set_up(&manager, &subject(pod), cancel).await?;
     print_addresses(&manager, caller, pod).await
 }
 
 /// Tears the pod down.
 pub(super) async fn down(caller: &CallerOptions, pod: &pods::Pod) -> Result<(), PodFailure> {
-    Ok(start(caller, pod).await?.tear_down_pod(&subject(pod)).await?)
+    Ok(start(caller, pod, Purpose::TearDown).await?.tear_down_pod(&subject(pod)).await?)
 }
 
 /// Prints the pod's addresses.
 pub(super) async fn status(caller: &CallerOptions, pod: &pods::Pod) -> Result<(), PodFailure> {
-    print_addresses(&start(caller, pod).await?, caller, pod).await
+    print_addresses(&start(caller, pod, Purpose::Inspect).await?, caller, pod).await
 }
 
-/// Checks that the plugin can take a pod.
+/// Checks that the plugin can take a pod, and prints its name.
 pub(super) async fn ready(caller: &CallerOptions) -> Result<(), PodFailure> {
-    start(caller, &pods::Pod::default()).await?.status().await.map_err(PodFailure::Plugin)
+    let manager = start(caller, &pods::Pod::default(), Purpose::Inspect).await?;
+    manager.status().await.map_err(PodFailure::Plugin)?;
+    tables::ready(Ready::NetworkPlugin(manager.driver().name()), caller.output.json())
+        .map_err(PodFailure::Output)
 }
 
 async fn print_addresses(
@@ -78,16 +82,16 @@ async fn set_up(manager: &Manager, pod: &Pod, cancel: &Cancel) -> Result<(), Pod
     Err(PodFailure::Cancelled)
 }
 
-async fn start(caller: &CallerOptions, pod: &pods::Pod) -> Result<Manager, PodFailure> {
+async fn start(caller: &CallerOptions, pod: &pods::Pod, purpose: Purpose) -> Result<Manager, PodFailure> {
     let RuntimeOptions { cni_conf_dir, cache, .. } = &caller.runtime;
     let directories = CniDirectories {
         plugins: caller.runtime.plugin_dirs(),
-        configurations: cni_conf_dir.clone(),
+        configurations: cni_conf_dir.clone().unwrap_or_default(),
         cache: cache.cache_dir.clone(),
     };
     let mappings = pod.networks.iter().flat_map(|attach| &attach.parameters.port_mappings);
     let host = OnePod { netns: PathBuf::from(&pod.netns), ports: mappings.cloned().collect() };
-    Ok(caller.kubelet.start(&directories, Arc::new(host)).await?)
+    Ok(caller.kubelet.start(&directories, Arc::new(host), purpose).await?)
 }
 
 /// The pod as kubelet's plugins take it: rates are annotations.

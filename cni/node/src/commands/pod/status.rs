@@ -3,9 +3,10 @@
 //! `slipwayd pod status`.
 
 use clap::Args;
-use cni_runtime::Cancel;
+use cni_runtime::{Cancel, Network};
 
-use super::{CallerOptions, PodFailure, PodName, PodOptions, call_options, plugin, sandbox_id, tables};
+use super::tables::{self, Ready};
+use super::{CallerOptions, PodFailure, PodName, PodOptions, call_options, plugin, sandbox_id};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,8 +16,8 @@ Examples:
 
 /// Check a pod, or the node
 ///
-/// Calls CHECK of the plugins and prints the pod's addresses. Without a pod it succeeds if the default network can take
-/// one: its configuration is valid, and STATUS of its plugins succeeds.
+/// Calls CHECK of the plugins and prints the pod's addresses. Without a pod it prints the default network if that can take
+/// one: its configuration is valid, and STATUS of its plugins succeeds. Changes nothing on the node.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -49,6 +50,12 @@ pub(super) async fn execute(options: &Options, cancel: &Cancel) -> Result<(), Po
             let attached = caller.manager().status(&pod, &call_options(cancel)).await?;
             tables::attached(&pod, &attached, caller.output.json()).map_err(PodFailure::Output)
         }
-        (None, false) => Ok(caller.manager().ready(&call_options(cancel)).await?),
+        (None, false) => {
+            let manager = caller.manager();
+            manager.ready(&call_options(cancel)).await?;
+            let networks = manager.networks();
+            let network = networks.default_network().map_or("", Network::name);
+            tables::ready(Ready::Network(network), caller.output.json()).map_err(PodFailure::Output)
+        }
     }
 }

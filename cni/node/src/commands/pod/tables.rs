@@ -9,8 +9,8 @@ use cni_runtime::pods::{Attached, Planned, Pod, parse_args};
 use cni_runtime::{Cached, Container};
 use cni_spec::AddResult;
 use cni_state::documents::{
-    self, AttachedPod, AttachmentState, Attachments, ListedAttachment, PodAddresses, PodAttachment,
-    PodSandbox,
+    self, AttachedPod, AttachmentState, Attachments, ListedAttachment, NodeReady, PodAddresses,
+    PodAttachment, PodSandbox,
 };
 
 use crate::commands::output::{print, table};
@@ -51,6 +51,35 @@ pub(super) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io
     let Pod { namespace, name, sandbox, .. } = pod;
     let row = [format!("{namespace}/{name}"), sandbox.clone(), addresses.join(" ")];
     table(["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row))
+}
+
+/// What can take a pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ready<'a> {
+    /// The default network.
+    Network(&'a str),
+    /// A network plugin of kubelet.
+    NetworkPlugin(&'a str),
+}
+
+/// Prints that the node can take a pod.
+pub(super) fn ready(ready: Ready<'_>, is_json: bool) -> io::Result<()> {
+    if is_json {
+        return print(ready_document(ready));
+    }
+    let (heading, name) = match ready {
+        Ready::Network(name) => ("NETWORK", name),
+        Ready::NetworkPlugin(name) => ("NETWORK-PLUGIN", name),
+    };
+    table([heading, "STATE"], std::iter::once([name.to_owned(), "ready".to_owned()]))
+}
+
+fn ready_document(ready: Ready<'_>) -> NodeReady {
+    let (network, network_plugin) = match ready {
+        Ready::Network(name) => (Some(name.to_owned()), None),
+        Ready::NetworkPlugin(name) => (None, Some(name.to_owned())),
+    };
+    NodeReady { network, network_plugin, ready: true }
 }
 
 fn addresses_document(pod: &Pod, addresses: &[IpAddr]) -> PodAddresses {
@@ -162,6 +191,12 @@ mod tests {
         let document = addresses_document(&pod(), &addresses);
         assert_eq!(document.addresses, addresses);
         assert_documented("slipwayd pod up, slipwayd pod status with a network plugin", &[document]);
+    }
+
+    #[test]
+    fn a_ready_node_is_as_documented() {
+        let documents = [Ready::Network("pods"), Ready::NetworkPlugin("kubenet")].map(ready_document);
+        assert_documented("slipwayd pod status without a pod", &documents);
     }
 
     #[test]

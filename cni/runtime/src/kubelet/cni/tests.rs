@@ -7,8 +7,8 @@ use super::super::tests::{settings, settings_with};
 use super::super::{EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE};
 use super::*;
 use crate::CallError;
-use crate::exec::{Expected, Fake};
-use crate::verbs::Command;
+use crate::exec::{CallFuture, Expected, Fake};
+use crate::verbs::{Command, PluginCall};
 
 const RESULT: &str = r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.5/24"}]}"#;
 
@@ -35,7 +35,7 @@ impl Stage {
 
     async fn driver(&self, fake: &Fake, settings: InitSettings) -> CniDriver {
         let driver = CniDriver::probe(self.directory.path(), []);
-        let mut driver = driver.cache(self.cache.path()).exec(Arc::new(fake.clone()));
+        let mut driver = driver.cache(self.cache.path()).exec(Arc::new(Valid(fake.clone())));
         driver.init(settings).await.unwrap();
         driver
     }
@@ -43,6 +43,32 @@ impl Stage {
     async fn status(&self) -> String {
         let driver = self.driver(&Fake::default(), settings()).await;
         driver.status().await.err().map_or_else(|| "ready".to_owned(), |error| error.to_string())
+    }
+}
+
+/// Plugins of version 1.0.0, but for those of the names `missing` and `old`. All other calls are the fake's.
+struct Valid(Fake);
+
+impl Exec for Valid {
+    fn exec<'a>(
+        &'a self,
+        directories: &'a [PathBuf],
+        call: &'a PluginCall,
+        options: &'a CallOptions,
+    ) -> CallFuture<'a> {
+        if call.command != Command::Version {
+            return self.0.exec(directories, call, options);
+        }
+        let supports = |version: &str| {
+            Ok(json!({"cniVersion": version, "supportedVersions": [version]}).to_string().into_bytes())
+        };
+        Box::pin(async move {
+            match &*call.plugin {
+                "missing" => Err(CallError::NotFound(CniError::internal("failed to find plugin"))),
+                "old" => supports("0.3.1"),
+                _ => supports("1.0.0"),
+            }
+        })
     }
 }
 
@@ -67,10 +93,31 @@ async fn the_first_valid_file_is_the_default_network() {
     stage.write("06-list.conf", r#"{"name": "n", "plugins": [{"type": "bridge"}]}"#);
     stage.write("07-empty.conflist", r#"{"name": "n", "plugins": []}"#);
     assert_eq!(stage.status().await, format!("{uninitialized}No valid networks found in {shown}"));
+    // Their plugins cannot be called.
+    stage.write("08-missing.conf", r#"{"cniVersion": "1.0.0", "name": "n", "type": "missing"}"#);
+    let plugins = json!([{"type": "bridge"}, {"type": "old"}, {"type": "missing"}]);
+    let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": plugins});
+    stage.write("09-old.conflist", &list.to_string());
+    assert_eq!(stage.status().await, format!("{uninitialized}No valid networks found in {shown}"));
     stage.list();
-    stage.write("20-later.conf", r#"{"name": "later", "type": "ptp"}"#);
+    stage.write("20-later.conf", r#"{"cniVersion": "1.0.0", "name": "later", "type": "ptp"}"#);
     assert_eq!(stage.status().await, "ready");
-    assert_eq!(default_network(stage.directory.path()).unwrap().name(), "pods");
+    let driver = stage.driver(&Fake::default(), settings()).await;
+    let mut passed_over = Vec::new();
+    assert_eq!(driver.default_network(&mut passed_over).await.unwrap().name(), "pods");
+    let reason = |message: &String| message.replace(&format!("{shown}/"), "");
+    assert_eq!(
+        passed_over.iter().map(reason).collect::<Vec<_>>(),
+        [
+            "Error loading CNI config file 05-bad.conf: error parsing configuration list: failed to parse plugin config 0: error parsing configuration: unexpected end of JSON input",
+            "Error loading CNI config file 06-list.conf: error parsing configuration list: failed to parse plugin config 0: error parsing configuration: missing 'type'",
+            "Error loading CNI config file 07-empty.conflist: error parsing configuration list: no plugins in list",
+            "Error validating CNI config file 08-missing.conf: failed to find plugin",
+            "Error validating CNI config file 09-old.conflist: plugin old does not support config version \"1.0.0\"; failed to find plugin",
+        ]
+    );
+    // A reading that finds the same logs nothing.
+    assert_eq!(driver.state.read().unwrap().passed_over, passed_over);
 }
 
 #[tokio::test]
@@ -117,7 +164,7 @@ async fn loopback_comes_before_the_network_and_both_are_deleted() {
         add["runtimeConfig"],
         json!({
             "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
-            "bandwidth": {"egressRate": 10_000_000, "egressBurst": 17_179_869_176_u64},
+            "bandwidth": {"egressRate": 10_000_000, "egressBurst": 2_147_483_647_u64},
         })
     );
     assert_eq!(

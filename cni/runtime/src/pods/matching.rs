@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What a pod's request means: networks, names of interfaces, and attachments that exist already.
+
+use cni_spec::Attachment;
+
+use super::directory::Networks;
+use super::error::PodError;
+use super::journal::Planned;
+use super::names::{Wanted, interface_names};
+use super::request::{Attach, Pod};
+use crate::cache::Cached;
+use crate::container::Container;
+use crate::error::NetworkError;
+use crate::network::Network;
+
+/// The name of the default network in messages while there is none.
+const DEFAULT: &str = "default";
+
+/// The networks of a pod: the default one if it has none.
+pub(super) fn attachments_of(pod: &Pod) -> Vec<Attach> {
+    if pod.networks.is_empty() { vec![Attach::default()] } else { pod.networks.clone() }
+}
+
+pub(super) fn lookup<'a>(networks: &'a Networks, attach: &Attach) -> Option<&'a Network> {
+    match &attach.network {
+        Some(name) => networks.get(name),
+        None => networks.default_network(),
+    }
+}
+
+pub(super) fn names(attachments: &[Attach], networks: &Networks) -> Result<Vec<String>, PodError> {
+    let default = networks.default_network().map_or(DEFAULT, Network::name);
+    let wanted: Vec<_> = attachments
+        .iter()
+        .map(|attach| Wanted {
+            network: attach.network.as_deref().unwrap_or(default),
+            ifname: attach.ifname.as_deref(),
+        })
+        .collect();
+    Ok(interface_names(&wanted)?)
+}
+
+/// The attachments that a pod requests, of networks that exist.
+pub(super) fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment>, PodError> {
+    let attachments = attachments_of(pod);
+    let ifnames = names(&attachments, networks)?;
+    let mut all = Vec::new();
+    for (attach, ifname) in attachments.iter().zip(ifnames) {
+        if let Some(network) = lookup(networks, attach) {
+            let container = Container::new(&pod.sandbox, ifname);
+            all.push(network.attachment(&container).map_err(NetworkError::from)?);
+        }
+    }
+    Ok(all)
+}
+
+/// True if this known attachment is the one that the pod requests: of the network, and of the interface if the request names
+/// one. `ifname` is the interface that a set-up would use.
+pub(super) fn is_requested(known: &Planned, attach: &Attach, ifname: &str) -> bool {
+    let has_ifname = known.container.ifname == ifname;
+    match &attach.network {
+        Some(network) => network == known.network.name() && (attach.ifname.is_none() || has_ifname),
+        // The default network may have been another one.
+        None => has_ifname,
+    }
+}
+
+pub(super) fn is_attachment(cached: &Cached, network: &str, ifname: &str) -> bool {
+    cached.attachment.network() == network && cached.attachment.ifname() == ifname
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_attachment_is_meant_by_its_network_alone_or_with_its_interface() {
+        let network = Network::builder("storage").plugin(json!({"type": "bridge"})).build().unwrap();
+        let known = Planned { network, container: Container::new("s1", "net1") };
+        let is_meant = |network: Option<&str>, ifname: Option<&str>| {
+            let (network, ifname) = (network.map(str::to_owned), ifname.map(str::to_owned));
+            let chosen = ifname.clone().unwrap_or_else(|| "eth0".to_owned());
+            is_requested(&known, &Attach { network, ifname, ..Attach::default() }, &chosen)
+        };
+        assert!(is_meant(Some("storage"), None) && is_meant(Some("storage"), Some("net1")));
+        assert!(!is_meant(Some("storage"), Some("eth0")) && !is_meant(Some("pods"), None));
+        assert!(!is_meant(None, None) && is_meant(None, Some("net1")));
+    }
+}
