@@ -16,6 +16,7 @@ mod backend;
 mod chain_name;
 mod difference;
 mod dispatch;
+mod document;
 pub mod dropping;
 pub mod dump;
 pub mod duplicates;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use cni_state::documents::{self, DocumentError};
+use cni_state::documents::{self, DocumentError, Form};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
@@ -52,7 +52,7 @@ impl AgentOptions {
     ///
     /// # Errors
     /// [`AgentError`] if no agent runs, or it does not reply with a document.
-    pub async fn ask<T: DeserializeOwned>(&self, page: &str) -> Result<T, AgentError> {
+    pub async fn ask<T: DeserializeOwned + Form>(&self, page: &str) -> Result<T, AgentError> {
         let path = &self.socket;
         let stream = UnixStream::connect(path).await;
         let stream = stream.map_err(|error| AgentError::Connect(path.clone(), error))?;

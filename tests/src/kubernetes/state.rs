@@ -31,11 +31,11 @@ impl Worker {
             let ports = self.run(&["/opt/cni/bin/slipway", "ports", "--output", "json"]);
             let ports: serde_json::Value = serde_json::from_str(&ports).expect("slipway prints JSON");
             let rows = ports["ports"].as_array().into_iter().flatten();
-            found.extend(
-                rows.map(|row| {
-                    format!("port {} {} of {}", row["protocol"], row["host_port"], row["container"])
-                }),
-            );
+            found.extend(rows.map(|row| {
+                let owner = row["attachment"].as_u64().and_then(|place| usize::try_from(place).ok());
+                let owner = owner.map_or(&serde_json::Value::Null, |place| &ports["attachments"][place]);
+                format!("port {} {} of {}", row["protocol"], row["host_port"], owner["container"])
+            }));
         }
         found
     }

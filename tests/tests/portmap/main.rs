@@ -111,7 +111,10 @@ fn listed(node: &Node) -> Vec<String> {
     let line = |port: &Value| {
         let text = |key: &str| port[key].as_str().unwrap_or("-").to_owned();
         let (first, last) = (&port["host_port"], &port["host_port_end"]);
-        format!("{} {} {first}-{last} {}", text("protocol"), text("host_ip"), text("container"))
+        let owner = port["attachment"].as_u64().and_then(|place| usize::try_from(place).ok());
+        let container = owner.and_then(|place| all["attachments"][place]["container"].as_str());
+        let container = container.unwrap_or("-");
+        format!("{} {} {first}-{last} {container}", text("protocol"), text("host_ip"))
     };
     all["ports"].as_array().expect("a list").iter().map(line).collect()
 }

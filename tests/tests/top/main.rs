@@ -342,7 +342,7 @@ fn a_sample_has_what_slipway_ports_prints() {
     };
     let mut document = stage.once(&[]);
     let ports = of_plugins();
-    assert_eq!(document["schema"], 1);
+    assert_eq!((&document["schema"], &ports["schema"]), (&json!(2), &json!(2)));
     for port in document["ports"].as_array_mut().expect("ports") {
         let port = port.as_object_mut().expect("an object");
         for name in ["connections_per_second", "packets_per_second", "bytes_per_second"] {
@@ -350,6 +350,7 @@ fn a_sample_has_what_slipway_ports_prints() {
         }
     }
     assert_eq!(document["ports"], ports["ports"]);
+    assert_eq!(document["attachments"], ports["attachments"]);
     assert_eq!(document["ports"][0]["connections"], 3, "{document}");
     let flows = document["flows"].as_array().expect("flows");
     let bytes: u64 = flows.iter().filter_map(|flow| flow["bytes"].as_u64()).sum();

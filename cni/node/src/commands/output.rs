@@ -4,10 +4,11 @@
 
 use std::io;
 
+use cni_state::documents::Form;
 use serde::Serialize;
 use slipway_cli::columns;
 
-pub(super) fn print(document: impl Serialize) -> io::Result<()> {
+pub(super) fn print(document: impl Serialize + Form) -> io::Result<()> {
     slipway_cli::json::print(document, &mut io::stdout().lock())
 }
 

@@ -72,7 +72,7 @@ impl Dataplane {
     async fn read(&self) -> Result<DataplaneView, ProgramError> {
         let node = ["node", "status", "--output", "json"].map(OsString::from);
         let ports = ["ports", "--output", "json"].map(OsString::from);
-        let (node, Ports { ports }) =
+        let (node, Ports { ports, .. }) =
             tokio::try_join!(self.program.read(&node, LIMIT), self.program.read(&ports, LIMIT))?;
         Ok(DataplaneView { node, ports })
     }
@@ -84,14 +84,14 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
-    use cni_state::documents::{BpfMap, Document};
+    use cni_state::documents::{BpfMap, Document, Form};
     use serde::Serialize;
 
     use super::super::tests::port;
     use super::*;
 
     /// The command that prints a document.
-    fn echo(content: impl Serialize) -> String {
+    fn echo(content: impl Serialize + Form) -> String {
         format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
     }
 
@@ -118,7 +118,7 @@ mod tests {
         let script = format!(
             "echo \"$*\" >> \"$0.calls\"\ncase $1 in\nnode) {} ;;\nports) {} ;;\nesac",
             echo(&expected.node),
-            echo(Ports { ports: expected.ports.clone() })
+            echo(Ports { attachments: Vec::new(), ports: expected.ports.clone() })
         );
         let dataplane = Dataplane::new(program(temp.path(), &script));
         let view = dataplane.view().await.unwrap();
@@ -141,7 +141,7 @@ mod tests {
             missing.starts_with(&format!("run {name} ")) && missing.contains("No such file"),
             "{missing}"
         );
-        let ports = r#"[ $1 = ports ] && exec echo '{"schema": 1, "ports": []}'"#;
+        let ports = r#"[ $1 = ports ] && exec echo '{"schema": 2, "attachments": [], "ports": []}'"#;
         let failed = error(program(temp.path(), &format!("{ports}\nexit 3"))).await;
         assert_eq!(failed, format!("{name} node status --output json: exit status: 3"));
         let invalid = program(temp.path(), &format!("{ports}\necho '{{'"));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use cni_kernel::unix::bind;
-use cni_state::documents::Document;
+use cni_state::documents::{Document, Form};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -143,7 +143,7 @@ async fn respond(observer: &Observer, method: &Method, path: &str, is_local: boo
 }
 
 /// A document that another command reads.
-fn printed(document: impl Serialize) -> Response<String> {
+fn printed(document: impl Serialize + Form) -> Response<String> {
     match serde_json::to_string(&Document::new(document)) {
         Ok(text) => response(StatusCode::OK, JSON, text),
         Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),

@@ -186,9 +186,7 @@ async fn the_status_is_as_documented() {
 /// A published port whose flows are not counted.
 pub(super) fn port() -> Port {
     Port {
-        network: None,
-        container: None,
-        interface: None,
+        attachment: None,
         protocol: "tcp".to_owned(),
         host_ip: [0, 0, 0, 0].into(),
         host_port: 8080,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cni_spec::Attachment;
 use cni_state::documents::{
-    self, BpfNode, Detach, DetachState, DocumentError, Restore, RestoreItem, RestoreState,
+    self, BpfNode, Detach, DetachState, DocumentError, Form, Restore, RestoreItem, RestoreState,
 };
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -152,9 +152,13 @@ impl Program {
     }
 
     /// The document of a call, which other exit codes than 0 may have, too.
-    fn document<T: DeserializeOwned>(&self, words: &[OsString], output: &Output) -> Result<T, ProgramError> {
+    fn document<T: DeserializeOwned + Form>(
+        &self,
+        words: &[OsString],
+        output: &Output,
+    ) -> Result<T, ProgramError> {
         documents::parse(&output.stdout).map_err(|error| match error {
-            DocumentError::Schema(_) => ProgramError::Version(self.name(words), error),
+            DocumentError::Schema { .. } => ProgramError::Version(self.name(words), error),
             DocumentError::Form(_) if !output.status.success() => self.failed(words, output),
             DocumentError::Form(error) => ProgramError::Output(self.name(words), error),
         })
@@ -178,7 +182,7 @@ impl Program {
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub(crate) async fn read<T: DeserializeOwned>(
+    pub(crate) async fn read<T: DeserializeOwned + Form>(
         &self,
         words: &[OsString],
         limit: Duration,
@@ -298,7 +302,7 @@ mod tests {
     }
 
     /// The command that prints a document.
-    fn echo(content: impl Serialize) -> String {
+    fn echo(content: impl Serialize + Form) -> String {
         format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
     }
 

@@ -4,8 +4,10 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::{Listed, PublishedFlow, Traffic};
-use cni_state::documents::{Conntrack, DroppedPackets, FlowTraffic, PacketRates, Port, PortTraffic, Top};
+use cni_dataplane::{Listed, PublishedFlow};
+use cni_state::documents::{
+    Conntrack, DroppedPackets, FlowTraffic, PacketRates, PortOwners, PortTraffic, Top,
+};
 
 use super::model::{Model, Rates};
 use super::sample::Sample;
@@ -50,14 +52,17 @@ pub fn document(model: &Model) -> Top {
         packets: drops.packets,
         packets_per_second: *rate,
     });
+    let mut owners = PortOwners::default();
+    let ports = sample.ports.iter().zip(&model.ports).map(|((listed, traffic), rates)| PortTraffic {
+        port: listed.document(*traffic, &mut owners),
+        connections_per_second: rates.map(|rates| rates.flows),
+        rates: packet_rates(*rates),
+    });
+    let ports = ports.collect();
     Top {
         time: time(sample),
-        ports: sample
-            .ports
-            .iter()
-            .zip(&model.ports)
-            .map(|(port, rates)| port_traffic(port, *rates))
-            .collect(),
+        attachments: owners.into_list(),
+        ports,
         flows: sample
             .flows
             .iter()
@@ -78,30 +83,6 @@ pub fn document(model: &Model) -> Top {
 /// The sample's time by RFC 3339, to the second.
 fn time(sample: &Sample) -> String {
     sample.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
-fn port_traffic((listed, traffic): &(Listed, Option<Traffic>), rates: Option<Rates>) -> PortTraffic {
-    let (port, owner) = (&listed.port, listed.owner.as_ref());
-    let counted = traffic.and_then(|traffic| traffic.counted);
-    PortTraffic {
-        port: Port {
-            network: owner.map(|owner| owner.network.clone()),
-            container: owner.map(|owner| owner.container_id.clone()),
-            interface: owner.map(|owner| owner.ifname.clone()),
-            protocol: port.host.protocol.as_str().to_owned(),
-            host_ip: port.host.address.ip(),
-            host_port: port.host.first,
-            host_port_end: port.host.last,
-            container_ip: port.container,
-            container_port: port.container_port,
-            backend: listed.backend.as_str().to_owned(),
-            connections: traffic.map(|traffic| traffic.connections as u64),
-            packets: counted.map(|(packets, _)| packets),
-            bytes: counted.map(|(_, bytes)| bytes),
-        },
-        connections_per_second: rates.map(|rates| rates.flows),
-        rates: packet_rates(rates),
-    }
 }
 
 fn flow_traffic(flow: &PublishedFlow, listed: &Listed, rates: Option<Rates>) -> FlowTraffic {

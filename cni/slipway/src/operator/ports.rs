@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 
 use cni_dataplane::{Backend, Dataplane, Listed, Traffic};
-use cni_state::documents::{Port, Ports};
+use cni_state::documents::{PortOwners, Ports};
 
 use super::filter::Filter;
 use slipway_cli::{Failure, Output};
@@ -98,28 +98,9 @@ fn line(listed: &Listed, traffic: Option<Traffic>) -> [String; 10] {
 
 /// The document of `slipway ports`.
 fn document(rows: &[Row]) -> Ports {
-    Ports { ports: rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect() }
-}
-
-fn object(listed: &Listed, traffic: Option<Traffic>) -> Port {
-    let counted = traffic.and_then(|traffic| traffic.counted);
-    let port = &listed.port;
-    let owner = listed.owner.as_ref();
-    Port {
-        network: owner.map(|owner| owner.network.clone()),
-        container: owner.map(|owner| owner.container_id.clone()),
-        interface: owner.map(|owner| owner.ifname.clone()),
-        protocol: port.host.protocol.as_str().to_owned(),
-        host_ip: port.host.address.ip(),
-        host_port: port.host.first,
-        host_port_end: port.host.last,
-        container_ip: port.container,
-        container_port: port.container_port,
-        backend: listed.backend.as_str().to_owned(),
-        connections: traffic.map(|traffic| traffic.connections as u64),
-        packets: counted.map(|(packets, _)| packets),
-        bytes: counted.map(|(_, bytes)| bytes),
-    }
+    let mut owners = PortOwners::default();
+    let ports = rows.iter().map(|(listed, traffic)| listed.document(*traffic, &mut owners)).collect();
+    Ports { attachments: owners.into_list(), ports }
 }
 
 #[cfg(test)]
@@ -171,6 +152,19 @@ mod tests {
         assert!(document(&[]).ports.is_empty());
     }
 
+    /// However long the names are, a port costs the same.
+    #[test]
+    fn the_size_of_a_port_does_not_depend_on_its_owner() {
+        let size = |id: &str, count: usize| {
+            let (listed, traffic) = rows().remove(0);
+            let owner = Owner::of(&Attachment::new("pods", id, "eth0").unwrap());
+            let row = (Listed { owner: Some(owner), ..listed }, traffic);
+            printed(|out| json::print(document(&vec![row; count]), out)).len()
+        };
+        let long = "0123456789abcdef".repeat(4);
+        assert_eq!(size(&long, 100) - size("web", 100), long.len() - "web".len());
+    }
+
     #[test]
     fn json_has_everything() {
         let document = document(&rows());
@@ -180,6 +174,7 @@ mod tests {
         assert_eq!((container.connections, container.bytes), (Some(3), Some(3000)));
         assert_eq!((container.backend.as_str(), by_hand.bytes), ("ebpf", None));
         assert_eq!((by_hand.host_port, by_hand.host_port_end), (9000, 9099));
-        assert_eq!(by_hand.network, None);
+        assert_eq!((container.attachment, by_hand.attachment), (Some(0), None));
+        assert_eq!(document.attachments[0].network, "k8s-pod-network");
     }
 }

@@ -39,14 +39,55 @@ pub use pods::{
     AttachedPod, AttachmentState, Attachments, ListedAttachment, NodeReady, Pod, PodAddresses, PodAttachment,
     PodSandbox,
 };
-pub use ports::{Port, Ports};
+pub use ports::{Port, PortOwner, PortOwners, Ports};
 pub use status::{
     AddressRange, AgentStatus, Comparison, FormerAddress, Garbage, NodeNetwork, VxlanDevice, WireGuardDevice,
 };
 pub use top::{Conntrack, DroppedPackets, FlowTraffic, PacketRates, Pool, PortTraffic, Top};
 
-/// The number of the documents' form. It changes if a field is removed or gets another meaning.
-pub const SCHEMA: u32 = 1;
+/// What a command prints as one document.
+pub trait Form {
+    /// The number of the document's form. It changes if a field is removed or gets another meaning.
+    const SCHEMA: u32 = 1;
+}
+
+impl<T: Form> Form for &T {
+    const SCHEMA: u32 = T::SCHEMA;
+}
+
+/// The owners are listed once, not with each port.
+impl Form for Ports {
+    const SCHEMA: u32 = 2;
+}
+
+impl Form for Top {
+    const SCHEMA: u32 = 2;
+}
+
+macro_rules! first_form {
+    ($($document:ty),* $(,)?) => { $(impl Form for $document {})* };
+}
+
+first_form!(
+    Activity,
+    AgentStatus,
+    AttachedPod,
+    Attachments,
+    BpfNode,
+    CheckNode,
+    CnitoolOutcome,
+    ConnectivityTest,
+    Detach,
+    Explain,
+    Migrate,
+    Networks,
+    NodeReady,
+    Plugins,
+    PodAddresses,
+    Restore,
+    Trace,
+    Version,
+);
 
 /// A document as it is printed: the number of its form, and its own fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -56,9 +97,9 @@ pub struct Document<T> {
     content: T,
 }
 
-impl<T> Document<T> {
+impl<T: Form> Document<T> {
     pub fn new(content: T) -> Self {
-        Self { schema: SCHEMA, content }
+        Self { schema: T::SCHEMA, content }
     }
 }
 
@@ -68,20 +109,20 @@ pub enum DocumentError {
     #[error(transparent)]
     Form(#[from] serde_json::Error),
     /// It is from another version.
-    #[error("schema {0}, not {SCHEMA}")]
-    Schema(u32),
+    #[error("schema {found}, not {wanted}")]
+    Schema { found: u32, wanted: u32 },
 }
 
 /// Reads a document that another program has printed.
-pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, DocumentError> {
+pub fn parse<T: DeserializeOwned + Form>(text: &[u8]) -> Result<T, DocumentError> {
     #[derive(Deserialize)]
-    struct Form {
+    struct Number {
         schema: u32,
     }
     // First: the fields of another form may have other types.
-    let Form { schema } = serde_json::from_slice(text)?;
-    if schema != SCHEMA {
-        return Err(DocumentError::Schema(schema));
+    let Number { schema } = serde_json::from_slice(text)?;
+    if schema != T::SCHEMA {
+        return Err(DocumentError::Schema { found: schema, wanted: T::SCHEMA });
     }
     Ok(serde_json::from_slice(text)?)
 }

@@ -4,13 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Port, RepairRecord};
+use super::{Call, Port, PortOwner, RepairRecord};
 
 /// `slipwayd top`: one sample. Rates are none without a sample before it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Top {
     /// By RFC 3339.
     pub time: String,
+    /// The owners of the ports.
+    pub attachments: Vec<PortOwner>,
     pub ports: Vec<PortTraffic>,
     /// The first flows; `more_flows` is the number of others.
     pub flows: Vec<FlowTraffic>,
