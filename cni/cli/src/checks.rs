@@ -15,6 +15,7 @@ use crate::completions::{Shell, script};
 use crate::error::line;
 use crate::manual;
 use crate::program::{command, finish};
+use crate::sibling;
 
 /// The page about the documents.
 const PAGE: &str = include_str!("../../../docs/json.md");
@@ -32,7 +33,7 @@ pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
     matches.and_then(|matches| A::from_arg_matches(&matches)).map_err(|error| line(&error))
 }
 
-/// Checks the commands of a program: clap's own checks; summaries and help of all that is shown; examples that can be
+/// Checks the commands of a program: clap's own checks; that the other program knows where they are; summaries and help of all that is shown; examples that can be
 /// read; manual pages and completions that the programs of this machine understand.
 ///
 /// # Panics
@@ -40,10 +41,24 @@ pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
 pub fn assert_complete<P: clap::Parser>() {
     P::command().debug_assert();
     let program = command::<P>();
+    siblings_know_the_commands(&program);
     described(&program);
     examples_are_valid(&program);
     groff_reads_the_pages(&program);
     shells_read_the_scripts(&program);
+}
+
+fn siblings_know_the_commands(program: &Command) {
+    let both_have = ["completions", "manual", "version", "help"];
+    let names = program.get_subcommands().map(Command::get_name).filter(|name| !both_have.contains(name));
+    if let Some(known) = sibling::commands(program.get_name()) {
+        assert_eq!(
+            known,
+            names.collect::<Vec<_>>(),
+            "src/sibling.rs and the commands of {}",
+            program.get_name()
+        );
+    }
 }
 
 fn described(command: &Command) {

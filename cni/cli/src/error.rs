@@ -89,6 +89,11 @@ pub(crate) fn line(error: &clap::Error) -> String {
     }
 }
 
+/// The unknown command that an error of clap is about.
+pub(crate) fn unknown_command(error: &clap::Error) -> Option<String> {
+    error.get(ContextKind::InvalidSubcommand).map(words)?.into_iter().next()
+}
+
 /// Text of the caller without control characters: it is printed on a terminal, and in one line.
 pub(crate) fn escaped(text: &str) -> String {
     let escape = |letter: char| match letter.is_control() {

@@ -66,6 +66,7 @@ mod output;
 mod own;
 mod program;
 mod share;
+mod sibling;
 #[cfg(test)]
 mod tests;
 

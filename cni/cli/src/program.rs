@@ -9,7 +9,8 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Parser};
 
-use crate::error::{Failure, escaped, line};
+use crate::error::{Failure, escaped, line, unknown_command};
+use crate::sibling;
 
 /// The width of help texts, whatever the terminal's is: pages show them.
 const WIDTH: usize = 100;
@@ -59,10 +60,22 @@ pub fn run<P: Parser>(
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 write!(out, "{}", error.render()).map(|()| 0).map_err(Failure::Report)
             }
-            _ => Err(Failure::Usage(line(&error))),
+            _ => Err(Failure::Usage(match command_of_sibling(&program, &call, &error) {
+                Some(text) => text,
+                None => line(&error),
+            })),
         },
     };
     report(&call, done, err)
+}
+
+/// Where an unknown command is, if the other program has it.
+fn command_of_sibling(program: &Command, call: &str, error: &clap::Error) -> Option<String> {
+    let (name, command) = (program.get_name(), unknown_command(error)?);
+    // Below a command, or behind `help`, too.
+    let is_first = call == name || call == format!("{name} help");
+    let sibling = sibling::program_with(&command, name).filter(|_| is_first)?;
+    Some(format!("unknown command {command:?}: `{sibling} {command}` is a command of {sibling}"))
 }
 
 /// Prints why a command failed, in one line, and returns its exit code.

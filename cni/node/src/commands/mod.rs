@@ -150,4 +150,18 @@ pub(crate) mod tests {
     fn help_manual_and_completions_have_everything() {
         slipway_cli::checks::assert_complete::<Arguments>();
     }
+
+    #[test]
+    fn commands_of_slipway_are_named_as_such() {
+        for (line, command) in
+            [("ports -o json", "ports"), ("check-node", "check-node"), ("cnitool add n", "cnitool")]
+        {
+            let want = format!(
+                "slipwayd: unknown command {command:?}: `slipway {command}` is a command of slipway (see `slipwayd --help`)\n"
+            );
+            assert_eq!(parsed(line).unwrap_err(), want);
+        }
+        assert!(parsed("pod ports").unwrap_err().starts_with("slipwayd pod: unknown command \"ports\" (see"));
+        assert!(parsed("staus").unwrap_err().contains("did you mean status?"));
+    }
 }

@@ -75,13 +75,6 @@ enum Command {
     Cnitool(cnitool::Args),
     Plugins(plugins::ListArgs),
     Plugin(plugins::ServeArgs),
-    /// The agent's live view: `slipwayd top`
-    #[command(hide = true)]
-    Top {
-        /// Anything
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        _words: Vec<String>,
-    },
     #[command(flatten)]
     Own(Own),
 }
@@ -129,7 +122,6 @@ fn called(cli: Cli, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Fail
         Command::Cnitool(args) => cnitool::run(&args, out, err),
         Command::Plugins(args) => plugins::list(&args, out),
         Command::Plugin(args) => plugins::serve(&args, out, err),
-        Command::Top { .. } => Err(Failure::usage("the live view is a command of the agent: `slipwayd top`")),
         Command::Own(own) => own.run::<Cli>(out),
     }
 }
@@ -252,7 +244,18 @@ mod tests {
                 &["trace", "tcp", "192.0.2.2:80", "--for", "11m"],
                 "slipway trace: --for must be a time between 1s and 10m, not \"11m\" (see",
             ),
-            (&["top", "--once"], "slipway top: the live view is a command of the agent: `slipwayd top`"),
+            (
+                &["top", "--once"],
+                "slipway: unknown command \"top\": `slipwayd top` is a command of slipwayd (see `slipway --help`)\n",
+            ),
+            (
+                &["help", "pod"],
+                "slipway help: unknown command \"pod\": `slipwayd pod` is a command of slipwayd",
+            ),
+            (
+                &["pod", "up", "--network", "n"],
+                "slipway: unknown command \"pod\": `slipwayd pod` is a command of",
+            ),
         ] {
             let (code, out, err) = slipway(args);
             assert_eq!((code, out.as_str(), err.lines().count()), (2, "", 1), "{args:?}");

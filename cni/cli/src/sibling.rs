@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The commands of the other program: whoever types one of them at this program learns where it is.
+
+/// The commands of each program, without those that both have. A test of each program compares them with its own.
+const COMMANDS: [(&str, &[&str]); 2] = [
+    (
+        "slipway",
+        &[
+            "ports",
+            "check-node",
+            "node",
+            "explain",
+            "trace",
+            "connectivity-test",
+            "restore",
+            "detach",
+            "migrate",
+            "support-bundle",
+            "install",
+            "uninstall",
+            "dhcp",
+            "cnitool",
+            "plugins",
+            "plugin",
+        ],
+    ),
+    ("slipwayd", &["run", "render", "status", "top", "pod", "networks"]),
+];
+
+/// The commands of a program, for its test.
+#[cfg(any(test, feature = "checks"))]
+pub(crate) fn commands(program: &str) -> Option<&'static [&'static str]> {
+    COMMANDS.into_iter().find(|(name, _)| *name == program).map(|(_, commands)| commands)
+}
+
+/// The program that has a command which `program` does not have.
+pub(crate) fn program_with(command: &str, program: &str) -> Option<&'static str> {
+    COMMANDS
+        .into_iter()
+        .find(|(name, commands)| *name != program && commands.contains(&command))
+        .map(|(name, _)| name)
+}
