@@ -3,7 +3,7 @@
 //! ADD: its objects, with one container and with several.
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, peer_fails};
+use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, at, peer_fails};
 
 use super::dual_stack;
 use super::pair::{add, network, outer};
@@ -59,6 +59,60 @@ fn the_routes_are_the_references() {
         assert_eq!(node.sysctl_get(key).as_deref(), Some("1"), "{key}");
     }
     assert_eq!(node.sysctl_get(&format!("net/ipv6/conf/{outer}/accept_ra")).as_deref(), Some("0"));
+}
+
+/// As with bridge: a pair of links, for those who give it addresses by other means.
+#[test]
+fn without_ipam_there_is_a_pair_of_links_and_nothing_else() {
+    peer_fails("IPAM is required", || {
+        for ipam in [json!({}), json!(null)] {
+            let (node, pod) = Node::with_pod();
+            let bare = Snapshot::take(&node, &[&pod]);
+            let network = network(&node, &json!({"ipam": ipam, "ipMasq": true, "mtu": 1400}));
+            let attach = Attach::new(&pod);
+            network.status().expect("STATUS");
+            let result = add(&network, &pod);
+            assert!(result["ips"].is_null() && result["routes"].is_null(), "{result}");
+            assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(2), "{result}");
+            let outer = outer(&result);
+            for link in [node.link(&outer), pod.link("eth0")] {
+                assert_eq!((&link["operstate"], &link["mtu"]), (&json!("UP"), &json!(1400)));
+            }
+            assert!(!pod.cmd("ip -4 address show dev eth0").contains("inet"));
+            assert_eq!((node.cmd("ip route"), pod.cmd("ip route")), (String::new(), String::new()));
+            assert!(
+                node.reserved("net").is_empty() && !node.ruleset().contains("eth0"),
+                "{}",
+                node.ruleset()
+            );
+
+            // Packets pass once somebody has given addresses. CHECK does not ask about them.
+            network.check(&attach).expect("CHECK");
+            node.cmd(&format!("ip address add 10.9.9.1/24 dev {outer}"));
+            pod.cmd("ip address add 10.9.9.2/24 dev eth0");
+            let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "bare");
+            node.expect(Proto::Tcp, at(std::net::Ipv4Addr::new(10, 9, 9, 2), 80), "bare");
+            network.check(&attach).expect("CHECK");
+
+            let explained = node.slipway("explain tcp 10.9.9.2:80");
+            assert!(explained.contains("10.9.9.2"), "{explained}");
+            node.cmd(&format!("ip link set {outer} down"));
+            network.differs(&pod, &format!("Interface {outer} is down"));
+            network.write_cache(&attach);
+            node.slipway("restore");
+            network.check(&attach).expect("CHECK after `slipway restore`");
+
+            network.gc(&[&attach]).expect("GC that keeps it");
+            network.check(&attach).expect("CHECK after a GC");
+            network.gc(&[]).expect("GC that removes it");
+            assert!(!pod.has_link("eth0") && !node.has_link(&outer));
+            add(&network, &pod);
+            network.del(&attach).expect("DEL");
+            network.del(&attach).expect("the second DEL");
+            bare.without(&["/run/slipway", "/var/lib/cni"])
+                .assert_same(&Snapshot::take(&node, &[&pod]).without(&["/run/slipway", "/var/lib/cni"]));
+        }
+    });
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn refused() -> Vec<(Value, &'static str)> {
     vec![
         (json!({"ipMasq": 1}), "ipMasq"),
         (json!({"dns": []}), "dns"),
-        (json!({"ipam": {}}), "no plugin name provided"),
+        (json!({"ipam": "host-local"}), "ipam"),
     ]
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL of another plugin's objects, and STATUS.
+//! DEL of another plugin's objects.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
@@ -23,14 +23,5 @@ fn del_removes_what_bridge_made() {
         assert!(!ruleset.contains("10.1.2.2") && !ruleset.contains(&port), "{ruleset}");
         assert!(!node.has_link(&port) && !pod.has_link("eth0"));
         assert!(node.reserved("net").is_empty());
-    });
-}
-
-#[test]
-fn status_requires_an_ipam_plugin() {
-    peer_fails("reports no error", || {
-        let node = Node::new();
-        let failure = network(&node, &json!({"ipam": {}})).status().expect_err("none is named");
-        assert_eq!(failure.error.msg, "no plugin name provided");
     });
 }

@@ -18,7 +18,10 @@ use crate::skel::delegate;
 pub(super) const PLUGIN: &str = "ptp: ";
 
 pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
-    delegate::ipam_check(request)?;
+    let common = Common::new(request.config)?;
+    if common.ipam {
+        delegate::ipam_check(request)?;
+    }
     let previous = previous_result(request, PLUGIN)?;
     let inside = Inside::open(request, previous, PLUGIN)?;
     let host = Host::open()?;
@@ -26,7 +29,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     let inner = inside.check_link()?;
     inside.check_addresses(&inner)?;
     inside.check_routes(&inner)?;
-    Common::new(request.config)?.advertisements.check(&inside.container.route, &inner)?;
+    common.advertisements.check(&inside.container.route, &inner)?;
     let ips = inside.ips();
     let tables = tables(&inside.container.route, &inner, previous)?;
     for wanted in &own_routes(&ips)? {

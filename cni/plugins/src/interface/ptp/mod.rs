@@ -51,9 +51,14 @@ impl Plugin for Ptp {
             return Err(taken(&request.attachment));
         }
         let mut undo = Undo::new();
-        let answer = delegate::ipam_add(request)?;
-        undo.on_failure("release the addresses", || delegate::ipam_del(request));
-        let plan = plan::plan(answer, common.dns.as_ref())?;
+        let plan = match common.ipam {
+            true => {
+                let answer = delegate::ipam_add(request)?;
+                undo.on_failure("release the addresses", || delegate::ipam_del(request));
+                plan::plan(answer, common.dns.as_ref())?
+            }
+            false => plan::without_addresses(common.dns.clone().unwrap_or_default()),
+        };
         let context = AddContext { request, common: &common, host: &host, container: &container };
         let (outer, inner) = set_up(&context, &plan, &mut undo)?;
         undo.keep();
@@ -79,8 +84,9 @@ impl Plugin for Ptp {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        masquerade::status(&Common::new(request.config)?)?;
-        delegate::ipam_status(request)
+        let common = Common::new(request.config)?;
+        masquerade::status(&common)?;
+        if common.ipam { delegate::ipam_status(request) } else { Ok(()) }
     }
 }
 

@@ -48,6 +48,11 @@ pub(super) fn plan(answer: AddResult, dns: Option<&Dns>) -> Result<Plan, CniErro
     Ok(Plan { layer3, outside: outside(&result.ips)?, result })
 }
 
+/// Plans an attachment without IPAM: the pair of links alone, for those who give it addresses by other means.
+pub(super) fn without_addresses(dns: Dns) -> Plan {
+    Plan { result: AddResult { dns, ..AddResult::default() }, ..Plan::default() }
+}
+
 /// The host's end for these addresses.
 pub(super) fn outside(ips: &[IpConfig]) -> Result<Outside, CniError> {
     let mut outside = Outside::default();
