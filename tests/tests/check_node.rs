@@ -346,3 +346,39 @@ fn advice_on_the_page_works_when_pasted() {
         world.is_open();
     }
 }
+
+/// A misspelt key has no effect, as with the reference, so nothing else tells of it.
+#[test]
+fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {
+    let node = Node::new();
+    node.own_etc();
+    let ipam = json!({"type": "host-local", "subent": "10.1.2.0/24", "subnet": "10.1.2.0/24"});
+    let list = json!({
+        "cniVersion": "1.0.0", "name": "pods", "disableChck": true,
+        "plugins": [
+            {"type": "bridge", "bridge": "br0", "isGatewayy": true, "ipam": ipam},
+            {"type": "other", "anything": 1},
+        ],
+    });
+    node.write("/etc/cni/net.d/10-pods.conflist", list.to_string());
+    node.write("/etc/cni/net.d/20-one.conf", json!({"name": "one", "type": "ptp", "mtuu": 1400}).to_string());
+    let good =
+        json!({"cniVersion": "1.0.0", "name": "good", "plugins": [{"type": "loopback", "capabilities": {}}]});
+    node.write("/etc/cni/net.d/30-good.conflist", good.to_string());
+    let (report, success) = check(&node);
+    assert!(success, "a warning is not a failure: {report:#}");
+    let pods = finding(&report, "network in /etc/cni/net.d/10-pods.conflist");
+    assert_eq!(
+        (&pods["state"], &pods["found"]),
+        (
+            &json!("warning"),
+            &json!(
+                "unknown key \"disableChck\": did you mean \"disableCheck\"?, unknown key \"plugins[0].ipam.subent\": \
+                 did you mean \"subnet\"?, unknown key \"plugins[0].isGatewayy\": did you mean \"isGateway\"?"
+            )
+        )
+    );
+    let one = finding(&report, "network in /etc/cni/net.d/20-one.conf");
+    assert_eq!(one["found"], "unknown key \"mtuu\": did you mean \"mtu\"?");
+    assert!(!report.to_string().contains("30-good"), "{report:#}");
+}

@@ -322,3 +322,46 @@ fn wrong_settings_are_refused_by_the_plugins_that_read_them() {
     let error = network.prepare("ADD", &config, Some(&attach)).run().error();
     assert!(error.msg.contains("slipway.json") && error.msg.contains("loud"), "{}", error.msg);
 }
+
+/// Going back to an earlier version must not stop the node: a later version's key is unknown there.
+#[test]
+fn an_unknown_key_of_the_settings_is_logged_and_stops_nothing() {
+    slipway_tests::slipway_only!();
+    let node = Node::new();
+    node.own_etc();
+    node.cmd("mkdir -p /run/log");
+    let settings = |keys: &Value| {
+        let mut all = json!({"log": {"file": LOG, "level": "warn"}});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        node.write("/etc/cni/slipway.json", all.to_string());
+    };
+    let network = node.network(list("host-local", &json!({})));
+    let attach = Attach::new(&node.pod("web")).port(Proto::Tcp, 8080, 80);
+    settings(&json!({"later": {"x": 1}, "backned": "iptables"}));
+    network.status().expect("STATUS");
+    let _earlier = node.cmd(&format!("rm -f {LOG}"));
+    network.add(&attach).expect("ADD");
+    assert!(node.ruleset().contains("8080"), "the misspelt key has no effect: {}", node.ruleset());
+    let log = node.read(LOG).unwrap();
+    let warning =
+        "/etc/cni/slipway.json: unknown key \"backned\": did you mean \"backend\"?, unknown key \"later\"";
+    for plugin in ["plugin=bridge", "plugin=portmap"] {
+        let warned = log.lines().filter(|line| line.contains(plugin) && line.contains(" WARN "));
+        let warned: Vec<&str> = warned.filter(|line| line.ends_with(warning)).collect();
+        assert_eq!(warned.len(), 1, "one warning for each plugin that reads the file: {log}");
+    }
+    network.check(&attach).expect("CHECK");
+    let report = node.slipway("check-node");
+    assert!(report.lines().any(|line| line.starts_with("warning") && line.ends_with(warning)), "{report}");
+    network.del(&attach).expect("DEL");
+
+    // A value that cannot be used is an error, as before.
+    settings(&json!({"later": 1, "backend": "ebtables"}));
+    let mut config = network.configs(Some(&attach)).remove(0);
+    config.as_object_mut().unwrap().remove("ipMasqBackend");
+    let error = network.prepare("ADD", &config, Some(&attach)).run().error();
+    assert!(error.code == 7 && error.msg.contains("unknown backend \"ebtables\""), "{error:?}");
+    assert_eq!(node.try_slipway("check-node").code, Some(1));
+    settings(&json!({"backend": "nftables"}));
+    assert!(!node.slipway("check-node").contains("unknown key"));
+}

@@ -3,25 +3,29 @@
 //! Defaults that an administrator sets for the whole node in `/etc/cni/slipway.json`.
 //!
 //! The keys of a network's configuration override them. DEL and GC do not read them: they search all
-//! backends.
+//! backends. An unknown key is no error, or going back to an earlier version would stop every ADD.
 
 use std::path::Path;
+use std::sync::Once;
 
 use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_kernel::ethtool::Switch;
+use cni_spec::fold::{self, FoldError};
 use cni_spec::{CniError, ErrorCode};
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::keys::non_masquerade::{self, CidrError};
+use crate::keys::{self, Unknown};
 use crate::logging::{LogError, LogKeys};
 use crate::settings_file::{self, FILE};
 
 /// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+#[serde(default, rename_all = "camelCase")]
 struct Keys {
     backend: Option<String>,
     ip_masq_backend: Option<String>,
@@ -53,13 +57,13 @@ enum SearchUdpFlows {
 
 /// The sizes of BPF maps, in elements.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+#[serde(default, rename_all = "camelCase")]
 struct MapKeys {
     flows: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 struct FlowtableKeys {
     devices: Vec<String>,
 }
@@ -81,6 +85,8 @@ pub struct NodeDefaults {
     pub udp_gro_forwarding: Option<Switch>,
     /// For the BPF programs.
     pub ebpf: ebpf::Settings,
+    /// The keys that are ignored, as this version does not know them.
+    pub unknown_keys: Vec<Unknown>,
 }
 
 impl NodeDefaults {
@@ -90,12 +96,24 @@ impl NodeDefaults {
         Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone(), self.flow_search)
     }
 
-    /// Reads the file. A missing one sets nothing.
+    /// Reads the file. A missing one sets nothing. Unknown keys are logged once per process.
     ///
     /// # Errors
-    /// Code 5 if it cannot be read; code 7 for a key or a value that is not allowed.
+    /// Code 5 if it cannot be read; code 7 for a value that is not allowed.
     pub fn read() -> Result<Self, CniError> {
-        Self::read_in(Path::new(settings_file::DIRECTORY))
+        static WARNED: Once = Once::new();
+        let read = Self::read_in(Path::new(settings_file::DIRECTORY))?;
+        if !read.unknown_keys.is_empty() {
+            WARNED.call_once(|| log::warn!("{}", read.unknown_keys_text()));
+        }
+        Ok(read)
+    }
+
+    /// The file and its unknown keys, for messages.
+    #[must_use]
+    pub fn unknown_keys_text(&self) -> String {
+        let keys: Vec<String> = self.unknown_keys.iter().map(ToString::to_string).collect();
+        format!("{}/{FILE}: {}", settings_file::DIRECTORY, keys.join(", "))
     }
 
     fn read_in(directory: &Path) -> Result<Self, CniError> {
@@ -109,7 +127,8 @@ impl NodeDefaults {
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, SettingsError> {
-        let keys: Keys = serde_json::from_slice(bytes)?;
+        let object: Map<String, Value> = serde_json::from_slice(bytes)?;
+        let keys: Keys = fold::from_map(&object)?;
         let backend = backend("backend", keys.backend)?;
         let ip_masq_backend = self::backend("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let non_masquerade = non_masquerade::networks(&keys.non_masquerade_cidrs)?;
@@ -134,6 +153,7 @@ impl NodeDefaults {
             flow_search,
             udp_gro_forwarding,
             ebpf,
+            unknown_keys: keys::unknown_in_settings(&object),
         })
     }
 }
@@ -143,6 +163,8 @@ impl NodeDefaults {
 enum SettingsError {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Value(#[from] FoldError),
     #[error("key {key:?}: unknown backend {name:?}")]
     Backend { key: &'static str, name: String },
     #[error(transparent)]
@@ -207,8 +229,36 @@ mod tests {
         assert_eq!(parse(r#"{"backend": "ebpf", "uplinks": ["eth0"]}"#), Ok(fast));
         let error = parse(r#"{"ipMasqBackend": "ebtables"}"#).unwrap_err();
         assert_eq!(error, "key \"ipMasqBackend\": unknown backend \"ebtables\"");
-        assert!(parse(r#"{"backned": "iptables"}"#).unwrap_err().contains("backned"));
         assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn unknown_keys_are_ignored_and_named_and_known_ones_must_have_good_values() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map_err(|error| error.to_string());
+        let names = |text: &str| -> Vec<String> {
+            parse(text).unwrap().unknown_keys.iter().map(ToString::to_string).collect()
+        };
+        let later = r#"{"backend": "iptables", "backned": 1, "later": {"backend": true}, "log": {"colour": 1},
+            "maps": {"flow": 0}, "flowtable": {"devices": [], "hardware": true}}"#;
+        assert_eq!(parse(later).unwrap().backend, BackendName::from_name("iptables"));
+        assert_eq!(
+            names(later),
+            [
+                "unknown key \"backned\": did you mean \"backend\"?",
+                "unknown key \"flowtable.hardware\"",
+                "unknown key \"later\"",
+                "unknown key \"log.colour\"",
+                "unknown key \"maps.flow\": did you mean \"flows\"?",
+            ]
+        );
+        assert_eq!(
+            names(r#"{"Backend": "ebpf", "cni.dev/x": 1}"#),
+            Vec::<String>::new(),
+            "as in configurations"
+        );
+        for wrong in [r#"{"later": 1, "uplinks": "eth0"}"#, r#"{"later": 1, "log": {"level": 5}}"#, "[]"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
@@ -220,8 +270,8 @@ mod tests {
         };
         assert_eq!(parse("{}"), Ok(ebpf::Settings::default()));
         assert_eq!(parse(r#"{"maps": {"flows": 1000}}"#).unwrap().flows, 1000);
-        for (wrong, named) in [(r#"{"maps": {"flows": 0}}"#, "flows"), (r#"{"maps": {"flow": 1}}"#, "flow")] {
-            assert!(parse(wrong).unwrap_err().contains(named), "{wrong}");
+        for wrong in [r#"{"maps": {"flows": 0}}"#, r#"{"maps": {"flows": "many"}}"#] {
+            assert!(parse(wrong).unwrap_err().contains("flows"), "{wrong}");
         }
     }
 

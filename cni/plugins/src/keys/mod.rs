@@ -139,7 +139,8 @@ fn named<'a>(object: &'a Map<String, Value>, default: &'a str) -> &'a str {
     fold::get(object, "type").and_then(Value::as_str).unwrap_or(default)
 }
 
-#[derive(Debug, PartialEq, Eq)]
+/// A key that no plugin knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
     path: String,
     near: Option<&'static str>,
@@ -163,6 +164,21 @@ pub fn unknown(plugin: &str, config: &Map<String, Value>) -> Vec<Unknown> {
     {
         in_object(Level::ipam(plugin), ipam, "ipam.", &mut found);
     }
+    found
+}
+
+/// The unknown keys of a file of a network: of the list, and of each of its plugins that is one of ours.
+#[must_use]
+pub fn unknown_in_network(file: &Map<String, Value>) -> Vec<Unknown> {
+    let mut found = Vec::new();
+    in_object(Level::network(file), file, "", &mut found);
+    found
+}
+
+/// The unknown keys of the node's settings.
+pub(crate) fn unknown_in_settings(settings: &Map<String, Value>) -> Vec<Unknown> {
+    let mut found = Vec::new();
+    in_object(Level::node(), settings, "", &mut found);
     found
 }
 

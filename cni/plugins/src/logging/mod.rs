@@ -13,9 +13,11 @@ mod settings;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
+use cni_spec::fold;
 use env_logger::{Builder, Env, Logger};
 use log::{LevelFilter, Log, Metadata, Record};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::plugin;
 use crate::settings_file;
@@ -95,7 +97,8 @@ fn read_settings() -> Option<LogSettings> {
     struct OnlyLog {
         log: LogKeys,
     }
-    let keys: OnlyLog = serde_json::from_slice(&settings_file::read().ok()??).ok()?;
+    let object: Map<String, Value> = serde_json::from_slice(&settings_file::read().ok()??).ok()?;
+    let keys: OnlyLog = fold::from_map(&object).ok()?;
     keys.log.check().ok()?
 }
 

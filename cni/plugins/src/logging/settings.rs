@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 /// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+#[serde(default, rename_all = "camelCase")]
 pub(crate) struct LogKeys {
     level: Option<String>,
     file: Option<PathBuf>,

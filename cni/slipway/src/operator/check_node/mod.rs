@@ -3,6 +3,7 @@
 //! `slipway check-node`: the features of the kernel and the state of the host that the plugins need, and what
 //! other programs have set up in the way of published ports.
 
+mod configuration;
 mod engines;
 mod forward;
 mod host;
@@ -99,6 +100,7 @@ impl Finding {
 /// Checks the node and prints the findings. The exit code is 1 if something required is missing.
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut findings = kernel::findings();
+    findings.extend(configuration::findings());
     findings.extend(host::findings());
     findings.extend(routers::findings());
     findings.extend(engines::findings());
