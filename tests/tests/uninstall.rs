@@ -490,4 +490,102 @@ fn a_reader_that_goes_does_not_end_the_removal() {
         (node.list(DIR), node.list("/var/lib/cni"), node.list("/run/slipway"))
     };
     assert_eq!(removed(false), removed(true));
+/// What is mounted is not ours to unmount. A second call has nothing left to do.
+#[test]
+fn mount_points_are_emptied_and_stay() {
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
+    node.cmd("mkdir -p /run/slipway");
+    for folder in ["/run/slipway", "/var/lib/cni"] {
+        node.cmd(&format!("mkdir -p {folder}"));
+        node.cmd(&format!("mount -t tmpfs tmpfs {folder}"));
+    }
+    node.cmd("mkdir -p /var/lib/cni/pending /var/lib/cni/networks/bridged");
+    node.cmd("mount -t tmpfs tmpfs /var/lib/cni/networks/bridged");
+    node.write("/run/slipway/some.lock", "");
+    let [bridged, _] = lists();
+    let network = node.network(bridged);
+    node.slipway(&format!("install --to {DIR}"));
+    node.cmd(&format!("mount --bind {DIR} {DIR}"));
+    network.add(&attach(&pod, 8080)).expect("ADD");
+    network.del(&attach(&pod, 8080)).expect("DEL");
+    let planned = node.slipway(&format!("uninstall --to {DIR} --dry-run"));
+    let printed = uninstall(
+        &node,
+        &[
+            "remove  bridge",
+            "remove  slipway",
+            "remove  /var/lib/cni/pending",
+            "empty   /var/lib/cni/networks/bridged (a mount point, which stays)",
+            "remove  /var/lib/cni/networks/.slipway",
+            "empty   /run/slipway (a mount point, which stays)",
+        ],
+    );
+    assert_eq!(planned.replace("would be ", ""), printed);
+    for empty in ["/run/slipway", "/var/lib/cni/networks/bridged", DIR] {
+        assert!(node.list(empty).is_empty(), "{empty}: {:?}", node.list(empty));
+        node.cmd(&format!("mountpoint {empty}"));
+    }
+    assert_eq!(node.list("/var/lib/cni"), ["networks"]);
+    let again = node.slipway(&format!("uninstall --to {DIR}"));
+    assert!(again.ends_with("this node: 0 of 0 things removed\n"), "{again}");
+}
+
+#[test]
+fn a_read_only_plugin_directory_is_refused_before_anything_changes() {
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
+    node.slipway(&format!("install --to {DIR}"));
+    let [bridged, _] = lists();
+    let network = node.network(bridged);
+    network.add(&attach(&pod, 8080)).expect("ADD");
+    network.del(&attach(&pod, 8080)).expect("DEL");
+    node.cmd(&format!("mount --bind {DIR} {DIR}"));
+    node.cmd(&format!("mount -o remount,bind,ro {DIR}"));
+    let state = || Snapshot::take(&node, &[&pod]);
+    let before = state();
+    for command in ["uninstall", "uninstall --keep-state", "install --replace"] {
+        let refused = node.try_slipway(&format!("{command} --to {DIR}"));
+        assert_eq!(refused.code, Some(1), "{refused}");
+        assert!(
+            refused.stderr.ends_with("is on a read-only file system; nothing was changed\n"),
+            "{refused}"
+        );
+        before.assert_same(&state());
+    }
+    // Control: what is refused works as soon as the file system can be written.
+    node.cmd(&format!("mount -o remount,bind,rw {DIR}"));
+    assert!(
+        uninstall(&node, &["remove  table inet slipway", "remove  slipway"]).contains("remove  link cni0")
+    );
+}
+
+#[test]
+fn a_plugin_directory_may_be_a_symbolic_link_and_the_state_too() {
+    slipway_only!();
+    let (node, pod) = Node::with_pod();
+    node.cmd(&format!("ln -s /run/real-bin {DIR}"));
+    let refused = node.try_slipway(&format!("install --to {DIR}"));
+    assert!(refused.code == Some(1) && refused.stderr.contains("leads nowhere"), "{refused}");
+    node.cmd("mkdir -p /run/real-bin /run/real-networks /run/real-run /var/lib/cni");
+    node.cmd("ln -s /run/real-networks /var/lib/cni/networks");
+    node.cmd("rm -rf /run/slipway");
+    node.cmd("ln -s /run/real-run /run/slipway");
+    node.write("/run/real-run/theirs", "");
+    node.slipway(&format!("install --to {DIR}"));
+    let [bridged, _] = lists();
+    let network = node.network(bridged);
+    network.add(&attach(&pod, 8080)).expect("ADD");
+    network.del(&attach(&pod, 8080)).expect("DEL");
+    uninstall(
+        &node,
+        &[
+            "remove  slipway",
+            "remove  /var/lib/cni/networks/bridged",
+            "leave   /run/slipway (a symbolic link, which is not followed)",
+        ],
+    );
+    assert!(node.list("/run/real-bin").is_empty() && node.list("/run/real-networks").is_empty());
+    assert!(node.read("/run/real-run/theirs").is_some());
+    node.cmd(&format!("test -L {DIR} -a -L /var/lib/cni/networks -a -L /run/slipway"));
 }

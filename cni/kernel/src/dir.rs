@@ -7,6 +7,7 @@
 //! writes returns, the change is on disk: file and directory are synced.
 
 mod error;
+mod removal;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,6 +25,7 @@ use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
 
 pub use error::DirError;
 use error::{io, system};
+pub use removal::{is_fixed, remove_all, remove_empty};
 
 /// Prefix of temporary files' names. [`DurableDir::list`] leaves them out.
 pub const TEMPORARY: &str = ".slipway-tmp-";

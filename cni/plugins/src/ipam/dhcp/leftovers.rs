@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_kernel::boot;
-use cni_kernel::dir::{DirError, DurableDir};
+use cni_kernel::dir::{self, DirError, DurableDir};
 use cni_kernel::lock::FileLock;
 use nix::errno::Errno;
 
@@ -43,17 +43,15 @@ pub fn remove() -> Result<Option<String>, LeftoversError> {
 }
 
 fn remove_folder(path: &Path) -> Result<Option<String>, LeftoversError> {
-    let Some(dir) = open(path)? else { return Ok(None) };
-    if let Some(why) = others(&dir, path)? {
+    let Some(folder) = open(path)? else { return Ok(None) };
+    if let Some(why) = others(&folder, path)? {
         return Ok(Some(why));
     }
-    dir.remove(LOCK)?;
+    folder.remove(LOCK)?;
     // Fails if a daemon has started since and written a lease.
-    match std::fs::remove_dir(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(LeftoversError::Remove { path: path.to_path_buf(), error })
-        }
-        _ => Ok(None),
+    match dir::remove_empty(path) {
+        Err(errno) => Err(LeftoversError::Remove { path: path.to_path_buf(), error: errno.into() }),
+        Ok(()) => Ok(None),
     }
 }
 

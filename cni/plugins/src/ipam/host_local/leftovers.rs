@@ -7,9 +7,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use cni_kernel::dir::DurableDir;
+use cni_kernel::dir::{self, DurableDir};
 use nix::errno::Errno;
-use nix::fcntl::AT_FDCWD;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::config::DATA_DIR;
@@ -85,7 +84,7 @@ pub fn remove_own(folder: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     for above in [Some(usual), usual.parent()].into_iter().flatten() {
-        match rmdir(above) {
+        match dir::remove_empty(above) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::EBUSY) => break,
             other => other.map_err(|errno| failed("remove", above, errno))?,
         }
@@ -131,14 +130,7 @@ fn remove_files(dir: &DurableDir) -> Result<(), StoreError> {
 }
 
 fn remove_folder(path: &Path) -> Result<(), StoreError> {
-    rmdir(path).map_err(|errno| failed("remove", path, errno))
-}
-
-fn rmdir(path: &Path) -> Result<(), Errno> {
-    match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
-        Err(Errno::ENOENT) => Ok(()),
-        other => other,
-    }
+    dir::remove_empty(path).map_err(|errno| failed("remove", path, errno))
 }
 
 fn open(path: &Path) -> Result<Option<DurableDir>, StoreError> {

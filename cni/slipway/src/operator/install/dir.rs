@@ -14,7 +14,7 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
-use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, symlinkat, unlinkat};
 
 use slipway_cli::Failure;
 
@@ -37,7 +37,7 @@ pub(crate) enum InstallError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A name is in use by something that is not replaced.
+    /// A name is in use by something that is not replaced, or the directory cannot be changed.
     #[error("{} {why}; nothing was changed", path.display())]
     Taken {
         /// The file in the way.
@@ -91,12 +91,28 @@ impl PluginDir {
         if dry {
             return Ok(None);
         }
+        if path.is_symlink() {
+            return Err(InstallError::Taken {
+                path: path.to_owned(),
+                why: "is a symbolic link that leads nowhere",
+            });
+        }
         DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|source| InstallError::Io {
             operation: "create the directory",
             path: path.to_owned(),
             source,
         })?;
         Self::open(path)
+    }
+
+    /// Checks that names in the directory can be changed.
+    pub(super) fn check_writable(&self) -> Result<(), InstallError> {
+        let denied = match faccessat(&self.fd, ".", AccessFlags::W_OK, AtFlags::empty()) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EROFS) => "is on a read-only file system",
+            Err(_) => "cannot be written",
+        };
+        Err(InstallError::Taken { path: self.path.clone(), why: denied })
     }
 
     /// Opens and locks the directory; `None` if it does not exist.

@@ -109,6 +109,9 @@ pub(crate) fn install(
     let steps = plan_install(&dir, binary, plugins, options)?;
     let share = SharePlan::install(program, options.share_dir.as_deref(), dir.share_dir()?)?;
     if !dry {
+        if steps.iter().any(|step| !matches!(step, Step::Keep(_))) {
+            dir.check_writable()?;
+        }
         for step in &steps {
             match step {
                 Step::Copy => dir.copy_binary(binary)?,
@@ -145,6 +148,9 @@ pub(crate) fn uninstall(
     let steps = plan_uninstall(&dir)?;
     let share = SharePlan::uninstall(program, dir.share_dir()?.as_deref())?;
     if options.mode != Mode::DryRun {
+        if !steps.is_empty() {
+            dir.check_writable()?;
+        }
         for step in &steps {
             match step {
                 Step::Remove(name) => dir.remove(name)?,
@@ -258,6 +264,7 @@ pub(crate) fn uninstall_command(
     };
     // Refuses before the plugins are removed: running containers need them for their DELs.
     let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;
+    check_writable(&options).map_err(Failure::failed)?;
     // The tables first: if a container was added since the plan, its elements make this fail, and the plugins
     // stay.
     if options.mode == Mode::Apply {
@@ -271,6 +278,14 @@ pub(crate) fn uninstall_command(
     report_leftovers(&leftovers, options.mode, out)?;
     late.iter().try_for_each(|error| writeln!(err, "slipway uninstall: {error}"))?;
     Ok(u8::from(!late.is_empty()))
+}
+
+/// Checks that the plugins can be removed, before their tables are.
+fn check_writable(options: &Options) -> Result<(), InstallError> {
+    match PluginDir::open(&options.dir)? {
+        Some(dir) if options.mode == Mode::Apply && !plan_uninstall(&dir)?.is_empty() => dir.check_writable(),
+        _ => Ok(()),
+    }
 }
 
 fn uninstall_plugins(options: &Options, program: &Command, out: &mut dyn Write) -> Result<(), Failure> {

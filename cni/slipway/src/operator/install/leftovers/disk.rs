@@ -8,7 +8,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use cni_kernel::dir::{DurableDir, TEMPORARY};
+use cni_kernel::dir::{DurableDir, TEMPORARY, is_fixed, remove_empty};
+use nix::errno::Errno;
 
 use super::{Leftover, LeftoverError};
 use cni_plugins::ipam::dhcp::leftovers as dhcp;
@@ -40,7 +41,7 @@ pub(super) fn remove(folder: PathBuf) -> Result<Leftover, LeftoverError> {
     if let Some(kept) = KEPT.iter().find(|kept| Path::new(kept.folder) == folder) {
         kept.remove()?;
         return Ok(match kept.plan()? {
-            Some(Leftover::Directory(folder)) => {
+            Some(Leftover::Directory(folder)) if is_fixed(&folder).is_none() => {
                 let why = "a file is written there".to_owned();
                 Leftover::Keep { what: folder.display().to_string(), why }
             }
@@ -121,12 +122,9 @@ impl Kept {
             }
         }
         for empty in own.as_deref().into_iter().chain([folder]).chain(folder.parent()) {
-            match std::fs::remove_dir(empty) {
-                Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => break,
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(failed("remove", empty, error));
-                }
-                _ => {}
+            match remove_empty(empty) {
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => break,
+                other => other.map_err(|errno| failed("remove", empty, errno.into()))?,
             }
         }
         Ok(())

@@ -14,8 +14,10 @@ use std::{fmt, io};
 use cni_dataplane::iptables::{Purpose, SharedChains};
 use cni_dataplane::teardown::{OwnTable, TableContent, UsedTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
-use cni_kernel::dir::DirError;
+use cni_kernel::dir::{self, DirError};
 use cni_kernel::ethtool::Switch;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 
 use cni_plugins::ipam::dhcp::leftovers::LeftoversError as LeasesError;
 use cni_plugins::ipam::host_local::StoreError;
@@ -34,6 +36,8 @@ pub(super) enum Leftover {
     Directory(PathBuf),
     /// The dataplane's directory below /run is removed.
     RunDirectory(PathBuf),
+    /// A directory is emptied, and stays for this reason.
+    Content(PathBuf, &'static str),
     /// The BPF programs are detached, and everything pinned is removed.
     Programs,
     /// UDP GRO forwarding of a node whose settings ask for it is switched off; with the names of its uplinks, if set.
@@ -54,6 +58,7 @@ impl fmt::Display for Leftover {
             Self::Chains(shared) => write!(f, "remove  {}", chains(*shared)),
             Self::Link(name) => write!(f, "remove  link {name}"),
             Self::Directory(path) | Self::RunDirectory(path) => write!(f, "remove  {}", path.display()),
+            Self::Content(path, why) => write!(f, "empty   {} ({why}, which stays)", path.display()),
             Self::Programs => f.write_str("remove  the BPF programs"),
             Self::Merging(_) => f.write_str("reset   UDP GRO forwarding at the uplinks"),
             Self::Keep { what, why } => write!(f, "leave   {what} ({why})"),
@@ -171,7 +176,25 @@ pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, 
     leftovers.extend(disk::plan(data_dir)?);
     let memory = Path::new(cni_dataplane::RUN_DIR);
     leftovers.extend(memory.is_dir().then(|| Leftover::RunDirectory(memory.to_owned())));
-    Ok(leftovers)
+    Ok(leftovers.into_iter().filter_map(as_far_as_possible).collect())
+}
+
+/// A directory that cannot be removed is emptied, or left. None for one that is empty already.
+fn as_far_as_possible(leftover: Leftover) -> Option<Leftover> {
+    let (Leftover::Directory(path) | Leftover::RunDirectory(path)) = &leftover else { return Some(leftover) };
+    let keep = |why: String| Some(Leftover::Keep { what: path.display().to_string(), why });
+    if access(path, AccessFlags::W_OK) == Err(Errno::EROFS) {
+        return keep("on a read-only file system".to_owned());
+    }
+    match dir::is_fixed(path) {
+        None => Some(leftover),
+        Some(_) if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) => None,
+        // Its files have no names by which they could be told from those of others.
+        Some(_) if path.is_symlink() && matches!(leftover, Leftover::RunDirectory(_)) => {
+            keep("a symbolic link, which is not followed".to_owned())
+        }
+        Some(why) => Some(Leftover::Content(path.clone(), why)),
+    }
 }
 
 fn merging() -> Result<Option<Leftover>, DataplaneError> {
@@ -240,8 +263,14 @@ pub(super) fn remove_rest(
             Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
             Leftover::Link(name) => links::remove(std::mem::take(name))?,
             Leftover::Directory(path) => disk::remove(std::mem::take(path))?,
-            Leftover::RunDirectory(path) => {
-                std::fs::remove_dir_all(&path).map_err(|source| LeftoverError::Directory {
+            Leftover::Content(path, why) if path != Path::new(cni_dataplane::RUN_DIR) => {
+                match disk::remove(path.clone())? {
+                    Leftover::Directory(path) => Leftover::Content(path, why),
+                    kept => kept,
+                }
+            }
+            Leftover::RunDirectory(path) | Leftover::Content(path, _) => {
+                dir::remove_all(path).map_err(|source| LeftoverError::Directory {
                     operation: "remove",
                     path: path.clone(),
                     source,
