@@ -115,7 +115,7 @@ pub use plugin::{CniFailure, Output, PluginCall, Running};
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use sample::{one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
-pub use sctp::{SCTP, expect_sctp, has_sctp};
+pub use sctp::{SCTP, SctpProbe, expect_sctp, has_sctp};
 pub use seen_ports::without_seen_ports;
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;

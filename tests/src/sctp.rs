@@ -7,8 +7,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, listen, socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
+    listen, recv, sendto, setsockopt, socket, sockopt,
 };
+use nix::sys::time::{TimeVal, TimeValLike as _};
 
 use crate::Space;
 
@@ -54,4 +56,69 @@ pub fn expect_sctp(client: &Space, to: SocketAddr, server: &Space, address: Sock
     stream.read_exact(&mut received).expect("read");
     assert_eq!(received, SENT);
     serving.join().expect("the server ends");
+}
+
+/// The first packets of SCTP associations, which a kernel without SCTP sends and receives as well: an INIT (RFC 9260,
+/// section 3.3.2) from one port.
+#[derive(Debug)]
+pub struct SctpProbe {
+    raw: OwnedFd,
+    from_port: u16,
+}
+
+impl SctpProbe {
+    /// Sends from `space`, and hears what arrives there.
+    pub fn new(space: &Space, family: AddressFamily, from_port: u16) -> Self {
+        let raw = space.run(|| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp));
+        let raw = raw.expect("a raw socket (the network tests need root)");
+        setsockopt(&raw, sockopt::ReceiveTimeout, &TimeVal::milliseconds(500)).expect("a time limit");
+        Self { raw, from_port }
+    }
+
+    /// Sends an INIT with this tag.
+    pub fn send(&self, to: SocketAddr, tag: u32) {
+        const INIT: [u8; 4] = [1, 0, 0, 20];
+        let mut packet = Vec::new();
+        for port in [self.from_port, to.port()] {
+            packet.extend(port.to_be_bytes());
+        }
+        // The verification tag of an INIT is 0; the checksum follows.
+        packet.extend([0; 8]);
+        packet.extend(INIT);
+        packet.extend(tag.to_be_bytes());
+        // Window, streams out and in, first sequence number.
+        packet.extend(0xffff_u32.to_be_bytes());
+        packet.extend([0, 1, 0, 1]);
+        packet.extend(tag.to_be_bytes());
+        let sum = crc32c(&packet).to_le_bytes();
+        packet[8..12].copy_from_slice(&sum);
+        // The port of a raw socket's address is the protocol.
+        let to = SockaddrStorage::from(SocketAddr::new(to.ip(), 0));
+        sendto(self.raw.as_raw_fd(), &packet, &to, MsgFlags::empty()).expect("send an INIT");
+    }
+
+    /// True if an INIT with this tag arrives within half a second.
+    pub fn hears(&self, tag: u32) -> bool {
+        let mut buffer = [0; 2048];
+        while let Ok(length) = recv(self.raw.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            if buffer[..length].windows(4).any(|window| window == tag.to_be_bytes()) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// The checksum of SCTP (RFC 9260, appendix A).
+fn crc32c(bytes: &[u8]) -> u32 {
+    let one = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+    !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), one))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_checksum_is_the_rfcs() {
+        assert_eq!(super::crc32c(b"123456789"), 0xe306_9283);
+    }
 }

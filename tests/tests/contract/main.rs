@@ -12,6 +12,7 @@ mod masquerade;
 mod owners;
 mod reach;
 mod sctp;
+mod tcp;
 mod udp;
 mod udp_flows;
 mod wire;

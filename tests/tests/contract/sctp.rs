@@ -4,8 +4,12 @@
 
 use std::net::IpAddr;
 
+use nix::sys::socket::AddressFamily;
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, SCTP, Snapshot, address_of, at, expect_sctp, has_sctp, needs};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Network, Pod, SCTP, SctpProbe, Snapshot, address_of, at, expect_sctp, has_sctp,
+    needs, peer_fails,
+};
 
 use crate::world::{PORT, SERVED, World};
 
@@ -41,4 +45,61 @@ fn another_host_reaches_the_container() {
     let world = World::new(BridgeNetfilter::Off);
     let (pod, _attach, ip) = published(&world);
     expect_sctp(&world.client, at(world.client.node_v4, PORT), &pod, at(ip, SERVED));
+}
+
+/// Adds a pod with an SCTP port.
+fn pod_with_port(world: &World, network: &Network<'_>, name: &str, port: u16) -> (Pod, Attach) {
+    let pod = world.node.pod(name);
+    let attach =
+        Attach::new(&pod).mapping(json!({"hostPort": port, "containerPort": SERVED, "protocol": "sctp"}));
+    network.add(&attach).expect("ADD");
+    (pod, attach)
+}
+
+/// An association has no end on the wire, so conntrack's entry must follow the port, as that of a UDP flow.
+#[test]
+fn associations_follow_the_port_to_its_new_container() {
+    peer_fails("associations keep their translation", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network(1);
+        let (first, attach) = pod_with_port(&world, &network, "first", PORT);
+        let (other, _) = pod_with_port(&world, &network, "other", PORT + 1);
+        // An association without an answer is remembered for seconds, as closed or waiting for a cookie, depending on
+        // the kernel; one that was answered for days.
+        for state in ["closed", "cookie_wait"] {
+            world.node.sysctl(&format!("net/netfilter/nf_conntrack_sctp_timeout_{state}"), "600");
+        }
+        let families = [AddressFamily::Inet, AddressFamily::Inet6];
+        let ears = |pod: &Pod| families.map(|family| SctpProbe::new(pod, family, SERVED));
+        let clients = families.map(|family| SctpProbe::new(&world.client, family, 5000));
+        let send = |port: u16, tag: u32| {
+            for (client, ip) in clients.iter().zip(world.node_ips()) {
+                client.send(at(ip, port), tag);
+            }
+        };
+        let arrives = |ears: &[SctpProbe; 2], tag: u32| ears.each_ref().map(|ear| ear.hears(tag));
+        let (at_first, at_other) = (ears(&first), ears(&other));
+        send(PORT, 0x1111_0001);
+        send(PORT + 1, 0x1111_0002);
+        assert_eq!(arrives(&at_first, 0x1111_0001), [true; 2], "the published port");
+        assert_eq!(arrives(&at_other, 0x1111_0002), [true; 2], "the other container's port");
+        let tracked = || {
+            let lines = world.node.cmd("conntrack -L -p sctp");
+            let count = |port: u16| lines.matches(&format!("dport={port} ")).count();
+            (count(PORT), count(PORT + 1))
+        };
+        assert_eq!(tracked(), (2, 2));
+
+        network.del(&attach).expect("DEL");
+        assert_eq!(tracked(), (0, 2), "DEL ends what led to its container, and nothing else");
+        // The container is still there and would be reached. What the client goes on to send leads to the node.
+        send(PORT, 0x1111_0003);
+        assert_eq!(arrives(&at_first, 0x1111_0003), [false; 2], "after DEL");
+        assert_eq!(tracked(), (2, 2));
+        let (second, _) = pod_with_port(&world, &network, "second", PORT);
+        assert_eq!(tracked(), (0, 2), "ADD ends what leads elsewhere, and nothing else");
+        let at_second = ears(&second);
+        send(PORT, 0x1111_0004);
+        assert_eq!(arrives(&at_second, 0x1111_0004), [true; 2], "after ADD");
+    });
 }

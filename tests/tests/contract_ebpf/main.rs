@@ -14,6 +14,10 @@ mod masquerade;
 mod owners;
 #[path = "../contract/reach.rs"]
 mod reach;
+#[path = "../contract/sctp.rs"]
+mod sctp;
+#[path = "../contract/tcp.rs"]
+mod tcp;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/wire.rs"]

@@ -16,6 +16,8 @@ mod owners;
 mod reach;
 #[path = "../contract/sctp.rs"]
 mod sctp;
+#[path = "../contract/tcp.rs"]
+mod tcp;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/world.rs"]

@@ -8,6 +8,8 @@ mod loopback_guard;
 mod masquerade;
 #[path = "../contract/reach.rs"]
 mod reach;
+#[path = "../contract/tcp.rs"]
+mod tcp;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/world.rs"]

@@ -5,6 +5,8 @@
 
 #[path = "../contract/reach.rs"]
 mod reach;
+#[path = "../contract/tcp.rs"]
+mod tcp;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/world.rs"]

@@ -197,7 +197,7 @@ fn kinds_of(records: &[u32]) -> Kinds {
     }
 }
 
-/// Ends UDP flows. A failure is only logged: the flows end by their timeouts.
+/// Ends flows through these ports. A failure is only logged: the flows end by their timeouts.
 fn flush(ports: &[PublishedPort], which: fn(IpAddr) -> Selection) {
     let ports: Vec<_> = ports.iter().map(|port| (port.host, which(port.container))).collect();
     if let Err(e) = conntrack::flush(&ports) {

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! UDP flows that began before a port was published, or outlive its container.
+//! Flows that began before a port was published, or outlive its container.
 //!
 //! A flow's translation is decided by its first packet. A UDP client that keeps sending from one
-//! port keeps its flow alive, and with it the translation, or the lack of one, of before.
+//! port keeps its flow alive, and with it the translation, or the lack of one, of before. An SCTP association lives
+//! for days without packets, and a client takes its port again.
+//!
+//! A TCP connection that its container did not end, because the node lost power or the link went first, is remembered
+//! for five days, and a client that takes the same port is translated to nobody, or to the next container
+//! of that address. So the withdrawal removes it: whoever still sends in it gets a reset. A publishing removes no
+//! connection: those that lead elsewhere may be of a process of the node that had the port before.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,20 +36,31 @@ impl Selection {
     }
 }
 
-/// The UDP ports among what was published or withdrawn.
-pub(crate) fn udp(ports: &[(HostPorts, Selection)]) -> impl Iterator<Item = &(HostPorts, Selection)> {
-    ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp)
+/// A port that was published or withdrawn, and which of its flows are meant.
+pub(crate) type Target = (HostPorts, Selection);
+
+/// The ports of a protocol among what was published or withdrawn.
+pub(crate) fn of(protocol: Protocol, ports: &[Target]) -> impl Iterator<Item = &Target> {
+    ports.iter().filter(move |(host, _)| host.protocol == protocol)
+}
+
+/// True for a port with flows that end here.
+fn ends((host, which): &Target) -> bool {
+    match host.protocol {
+        Protocol::Udp | Protocol::Sctp => true,
+        Protocol::Tcp => matches!(which, Selection::To(_)),
+    }
 }
 
 /// Most flows on the node for which one unfiltered pass through the kernel's table is cheaper than a filtered
 /// one for each family.
 const FEW: usize = 10_000;
 
-/// Removes the UDP flows to these host ports, and to no other address or port.
+/// Removes the flows to these host ports, and to no other address or port: of TCP only those to a container.
 ///
 /// A pass through the kernel's table costs milliseconds however few flows there are. So there is one for all
 /// ports, and none if there are no flows at all.
-pub(crate) fn flush(ports: &[(HostPorts, Selection)]) -> Result<usize, Error> {
+pub(crate) fn flush<'a>(ports: impl IntoIterator<Item = &'a Target>) -> Result<usize, Error> {
     let targets = Targets::new(ports);
     if targets.is_empty() {
         return Ok(0);
@@ -54,18 +71,16 @@ pub(crate) fn flush(ports: &[(HostPorts, Selection)]) -> Result<usize, Error> {
     }
 }
 
-/// As [`flush`], and adds the destination ports of all UDP flows to `seen`.
-pub(crate) fn flush_and_list(
-    ports: &[(HostPorts, Selection)],
-    seen: &mut BTreeSet<u16>,
-) -> Result<usize, Error> {
-    let targets = Targets::new(ports);
+/// As [`flush`] for the UDP ports, and adds the destination ports of all UDP flows to `seen`.
+pub(crate) fn flush_udp_and_list(ports: &[Target], seen: &mut BTreeSet<u16>) -> Result<usize, Error> {
+    let targets = Targets::new(of(Protocol::Udp, ports));
     let families = match Size::read() {
         Size::Empty => return Ok(0),
         Size::Small => vec![None],
         Size::Large => AddressFamily::BOTH.map(Some).to_vec(),
     };
-    pass(families.into_iter().map(|family| udp_filter(family, None)).collect(), |flow| {
+    let udp = |family| Filter { protocol: Some(Protocol::Udp.number()), ..Filter::all(family) };
+    pass(families.into_iter().map(udp).collect(), |flow| {
         seen.insert(flow.original.destination_port);
         targets.include(flow)
     })
@@ -77,14 +92,9 @@ fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Resul
     let mut flushed = 0;
     for filter in filters {
         let deleted = conntrack.delete_if(&filter, &mut condition);
-        flushed += deleted.map_err(|e| Error::kernel("flush the UDP flows to published ports", e))?;
+        flushed += deleted.map_err(|e| Error::kernel("flush the flows to published ports", e))?;
     }
     Ok(flushed)
-}
-
-fn udp_filter(family: Option<AddressFamily>, port: Option<u16>) -> Filter {
-    let protocol = Some(Protocol::Udp.number());
-    Filter { protocol, port, ..Filter::all(family) }
 }
 
 /// The number of flows in the namespace, all protocols together.
@@ -112,21 +122,22 @@ impl Size {
     }
 }
 
-/// The UDP ports among what was published or withdrawn.
+/// The ports with flows to remove.
 struct Targets {
-    singles: BTreeMap<u16, Vec<(HostPorts, Selection)>>,
-    runs: Vec<(HostPorts, Selection)>,
+    /// By IP protocol number and port.
+    singles: BTreeMap<(u8, u16), Vec<Target>>,
+    runs: Vec<Target>,
     /// The node's own addresses. Listing them costs as much as the node has interfaces, one per container, so
     /// they are read only if there is a flow to a published port, which is rare.
     local: OnceCell<BTreeSet<IpAddr>>,
 }
 
 impl Targets {
-    fn new(ports: &[(HostPorts, Selection)]) -> Self {
+    fn new<'a>(ports: impl IntoIterator<Item = &'a Target>) -> Self {
         let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: OnceCell::new() };
-        for one in udp(ports) {
+        for one in ports.into_iter().filter(|one| ends(one)) {
             match one.0.len() {
-                1 => targets.singles.entry(one.0.first).or_default().push(*one),
+                1 => targets.singles.entry((one.0.protocol.number(), one.0.first)).or_default().push(*one),
                 _ => targets.runs.push(*one),
             }
         }
@@ -137,37 +148,75 @@ impl Targets {
         self.singles.is_empty() && self.runs.is_empty()
     }
 
-    fn all(&self) -> impl Iterator<Item = &(HostPorts, Selection)> {
+    fn all(&self) -> impl Iterator<Item = &Target> {
         self.singles.values().flatten().chain(&self.runs)
     }
 
+    /// The passes through the kernel's table that see all flows to the ports. What the kernel can leave out of a pass
+    /// needs not be read.
     fn filters(&self, size: Size) -> Vec<Filter> {
-        let filter = |family| udp_filter(family, self.only_port());
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
         if size == Size::Small && families.len() > 1 {
-            return vec![filter(None)];
+            return vec![Filter { protocol: self.only_protocol(None), ..Filter::all(None) }];
         }
-        families.into_iter().map(|family| filter(Some(family))).collect()
+        families.into_iter().flat_map(|family| self.filters_of(family, size)).collect()
     }
 
-    /// The only port, if there is one: the kernel filters by it.
-    fn only_port(&self) -> Option<u16> {
-        let mut ports = self.singles.keys();
-        match (ports.next(), ports.next(), self.runs.is_empty()) {
-            (Some(port), None, true) => Some(*port),
+    fn filters_of(&self, family: AddressFamily, size: Size) -> Vec<Filter> {
+        let all = Filter { reply_source: self.only_container(family), ..Filter::all(Some(family)) };
+        // The kernel selects IPv4 flows by their container.
+        let is_selective = family == AddressFamily::V4 && all.reply_source.is_some();
+        let only = self.only_protocol(Some(family));
+        if size == Size::Small || is_selective || only.is_some() {
+            let port = only.and_then(|protocol| self.only_port(protocol));
+            return vec![Filter { protocol: only, port, ..all }];
+        }
+        let filter = |protocol: Protocol| {
+            let protocol = protocol.number();
+            Filter { protocol: Some(protocol), port: self.only_port(protocol), ..all.clone() }
+        };
+        let protocols = self.protocols(Some(family));
+        Protocol::ALL.into_iter().filter(|one| protocols.contains(&one.number())).map(filter).collect()
+    }
+
+    fn protocols(&self, family: Option<AddressFamily>) -> BTreeSet<u8> {
+        let of_family = self.all().filter(|(host, _)| family.is_none_or(|one| host.address.family() == one));
+        of_family.map(|(host, _)| host.protocol.number()).collect()
+    }
+
+    fn only_protocol(&self, family: Option<AddressFamily>) -> Option<u8> {
+        let protocols = self.protocols(family);
+        protocols.first().copied().filter(|_| protocols.len() == 1)
+    }
+
+    /// The only port of a protocol, if there is one: the kernel filters by it.
+    fn only_port(&self, protocol: u8) -> Option<u16> {
+        let mut ports = self.singles.keys().filter(|(of, _)| *of == protocol);
+        let has_run = self.runs.iter().any(|(host, _)| host.protocol.number() == protocol);
+        match (ports.next(), ports.next(), has_run) {
+            (Some((_, port)), None, false) => Some(*port),
             _ => None,
         }
     }
 
+    /// The only container that flows of the family lead to, if only such are meant.
+    fn only_container(&self, family: AddressFamily) -> Option<IpAddr> {
+        let mut containers = self.all().filter(|(host, _)| host.address.family() == family).map(|one| one.1);
+        let Some(Selection::To(first)) = containers.next() else { return None };
+        containers.all(|which| which == Selection::To(first)).then_some(first)
+    }
+
     fn include(&self, flow: &Flow) -> bool {
         let to = flow.original;
-        let meant = |(host, which): &(HostPorts, Selection)| {
-            (host.first..=host.last).contains(&to.destination_port)
+        let meant = |(host, which): &Target| {
+            host.protocol.number() == to.protocol
+                && (host.first..=host.last).contains(&to.destination_port)
                 && which.includes(flow)
                 && self.is_at(host.address, to.destination)
         };
-        self.singles.get(&to.destination_port).into_iter().flatten().any(meant) || self.runs.iter().any(meant)
+        let singles = self.singles.get(&(to.protocol, to.destination_port));
+        singles.into_iter().flatten().any(meant) || self.runs.iter().any(meant)
     }
 
     fn is_at(&self, host: HostAddress, address: IpAddr) -> bool {
@@ -187,7 +236,7 @@ fn local_addresses() -> BTreeSet<IpAddr> {
         Ok(all) => all,
         Err(errno) => {
             log::warn!(
-                "list the node's addresses: {errno}; earlier UDP flows to published ports keep their translation"
+                "list the node's addresses: {errno}; earlier flows to published ports keep their translation"
             );
             return BTreeSet::new();
         }
@@ -200,4 +249,95 @@ fn local_addresses() -> BTreeSet<IpAddr> {
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(protocol: Protocol, address: &str, first: u16, last: u16) -> HostPorts {
+        HostPorts { protocol, address: HostAddress::One(address.parse().unwrap()), first, last }
+    }
+
+    fn to(container: &str) -> Selection {
+        Selection::To(container.parse().unwrap())
+    }
+
+    fn flow(protocol: Protocol, destination: &str, port: u16, container: &str) -> Flow {
+        let tuple =
+            |source: &str, destination: &str, source_port, destination_port| cni_nftables::conntrack::Tuple {
+                source: source.parse().unwrap(),
+                destination: destination.parse().unwrap(),
+                protocol: protocol.number(),
+                source_port,
+                destination_port,
+            };
+        Flow {
+            original: tuple("192.0.2.9", destination, 4000, port),
+            reply: tuple(container, "192.0.2.9", 80, 4000),
+            status: 0,
+            zone: 0,
+            counted: None,
+            tcp_state: None,
+        }
+    }
+
+    #[test]
+    fn flows_are_those_of_the_same_protocol_address_port_and_container() {
+        let ports = [(port(Protocol::Sctp, "192.0.2.1", 80, 80), to("10.1.1.2"))];
+        let targets = Targets::new(&ports);
+        assert!(targets.include(&flow(Protocol::Sctp, "192.0.2.1", 80, "10.1.1.2")));
+        for other in [
+            flow(Protocol::Tcp, "192.0.2.1", 80, "10.1.1.2"),
+            flow(Protocol::Udp, "192.0.2.1", 80, "10.1.1.2"),
+            flow(Protocol::Sctp, "192.0.2.2", 80, "10.1.1.2"),
+            flow(Protocol::Sctp, "192.0.2.1", 81, "10.1.1.2"),
+            flow(Protocol::Sctp, "192.0.2.1", 80, "10.1.1.3"),
+        ] {
+            assert!(!targets.include(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_publishing_ends_no_connection_of_tcp() {
+        let elsewhere = Selection::NotTo("10.1.1.2".parse().unwrap());
+        let published = Protocol::ALL.map(|protocol| (port(protocol, "192.0.2.1", 80, 80), elsewhere));
+        let targets = Targets::new(&published);
+        for (protocol, ends) in [(Protocol::Tcp, false), (Protocol::Udp, true), (Protocol::Sctp, true)] {
+            assert_eq!(targets.include(&flow(protocol, "192.0.2.1", 80, "10.1.1.9")), ends, "{protocol:?}");
+        }
+        assert!(Targets::new(&published[..1]).is_empty());
+    }
+
+    #[test]
+    fn the_kernel_leaves_out_what_it_can() {
+        let all = Filter::all;
+        let (v4, v6) = (Some(AddressFamily::V4), Some(AddressFamily::V6));
+        let container = Some("10.1.1.2".parse().unwrap());
+        let one = [(port(Protocol::Tcp, "192.0.2.1", 80, 80), to("10.1.1.2"))];
+        let tcp = Some(Protocol::Tcp.number());
+        let wanted = Filter { protocol: tcp, port: Some(80), reply_source: container, ..all(v4) };
+        assert_eq!(Targets::new(&one).filters(Size::Large), [wanted]);
+        let both = [one[0], (port(Protocol::Udp, "192.0.2.1", 53, 60), to("10.1.1.2"))];
+        let wanted = Filter { reply_source: container, ..all(v4) };
+        assert_eq!(Targets::new(&both).filters(Size::Large), [wanted]);
+        let six = to("fd00::2");
+        let both = [
+            (port(Protocol::Tcp, "fd00::1", 80, 80), six),
+            (port(Protocol::Tcp, "fd00::1", 81, 81), six),
+            (port(Protocol::Sctp, "fd00::1", 82, 82), six),
+        ];
+        let reply_source = Some("fd00::2".parse().unwrap());
+        let filter = |protocol: Protocol, port| Filter {
+            protocol: Some(protocol.number()),
+            port,
+            reply_source,
+            ..all(v6)
+        };
+        let wanted = [filter(Protocol::Tcp, None), filter(Protocol::Sctp, Some(82))];
+        assert_eq!(Targets::new(&both).filters(Size::Large), wanted);
+        let dual = [one[0], both[0]];
+        assert_eq!(Targets::new(&dual).filters(Size::Small), [Filter { protocol: tcp, ..all(None) }]);
+        assert_eq!(Targets::new(&dual).filters(Size::Large).len(), 2);
+    }
 }

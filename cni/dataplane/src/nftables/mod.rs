@@ -32,10 +32,10 @@ use ipnet::IpNet;
 
 use crate::owned_table::unless_no_nf_tables;
 use crate::{
-    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedFlow,
-    PublishedPort, Withdrawal,
+    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, Protocol,
+    PublishedFlow, PublishedPort, Withdrawal,
 };
-use conntrack::Selection;
+use conntrack::{Selection, Target};
 use offload::Offload;
 use publish::Job;
 use schema::{Layout, Map, Protocols};
@@ -168,8 +168,8 @@ pub(crate) fn end_flows_of_the_dead(gone: &[OwnedElement]) {
     }
 }
 
-/// Removes the flows that these elements were for, after their removal: UDP flows and offloaded ones would last as long as a
-/// client sends, and lead to the container that gets the address next. A failure is logged.
+/// Removes the flows that these elements were for, after their removal: those that [`conntrack`] lists and offloaded ones would
+/// last, and lead to the container that gets the address next. A failure is logged.
 fn end_flows(session: Session, gone: &[OwnedElement]) {
     if gone.is_empty() {
         return;
@@ -186,15 +186,14 @@ fn end_flows(session: Session, gone: &[OwnedElement]) {
             BTreeSet::new()
         }
     };
-    let may_flow = udp_flows::may_be_there(&session, &ports);
+    let udp_may_flow = udp_flows::may_be_there(&session, &ports);
     drop(session);
-    if may_flow {
-        or_warn(conntrack::flush(&ports));
-    }
+    let may_flow = |(host, _): &&Target| host.protocol != Protocol::Udp || udp_may_flow;
+    or_warn(conntrack::flush(ports.iter().filter(may_flow)));
     offload::cut(&offloaded);
 }
 
-/// Logs a failure to remove UDP flows: idle ones end by themselves.
+/// Logs a failure to remove flows: idle ones end by themselves.
 fn or_warn<T>(flushed: Result<T, Error>) {
     if let Err(e) = flushed {
         log::warn!("{e}");
@@ -211,6 +210,7 @@ impl Backend for Nftables {
         let ports = plan::collapse(&request.ports);
         let ports: Vec<_> = ports.iter().map(|port| (port.host, Selection::NotTo(port.container))).collect();
         or_warn(udp_flows::flush(&session, self.search, &ports));
+        or_warn(conntrack::flush(conntrack::of(Protocol::Sctp, &ports)));
         Ok(())
     }
 

@@ -23,11 +23,11 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use cni_kernel::grace;
 use nix::time::{ClockId, clock_gettime};
 
-use super::conntrack::{self, Selection, Size};
+use super::conntrack::{self, Size, Target};
 use super::schema::udp_flows::{CHAINS, RULES, TLV_KIND, begin, complete, element};
 use super::session::Session;
 use crate::owned_table::unchanged;
-use crate::{Error, HostPorts};
+use crate::{Error, Protocol};
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
 const DORMANT: u32 = 1;
@@ -174,17 +174,14 @@ fn look(session: &Session, ports: &BTreeSet<u16>) -> Result<FlowKnowledge, Error
 }
 
 /// The UDP ports to look for, or none if there are no flows at all.
-fn ports(targets: &[(HostPorts, Selection)]) -> BTreeSet<u16> {
-    let ports = conntrack::udp(targets).flat_map(|(host, _)| host.ports()).collect::<BTreeSet<_>>();
+fn ports(targets: &[Target]) -> BTreeSet<u16> {
+    let ports =
+        conntrack::of(Protocol::Udp, targets).flat_map(|(host, _)| host.ports()).collect::<BTreeSet<_>>();
     if ports.is_empty() || conntrack::flow_count() == Some(0) { BTreeSet::new() } else { ports }
 }
 
 /// Removes UDP flows after a publishing. Where the set is not complete, the pass completes it.
-pub(super) fn flush(
-    session: &Session,
-    search: FlowSearch,
-    targets: &[(HostPorts, Selection)],
-) -> Result<(), Error> {
+pub(super) fn flush(session: &Session, search: FlowSearch, targets: &[Target]) -> Result<(), Error> {
     let ports = ports(targets);
     if ports.is_empty() {
         return Ok(());
@@ -207,11 +204,11 @@ pub(super) fn flush(
         Ok(None) => {}
         Err(error) => log::debug!("record the ports of UDP flows: {error}"),
     }
-    conntrack::flush(targets).map(drop)
+    conntrack::flush(conntrack::of(Protocol::Udp, targets)).map(drop)
 }
 
 /// True if conntrack may have flows of the ports that were withdrawn.
-pub(super) fn may_be_there(session: &Session, targets: &[(HostPorts, Selection)]) -> bool {
+pub(super) fn may_be_there(session: &Session, targets: &[Target]) -> bool {
     let ports = ports(targets);
     if ports.is_empty() {
         return false;
@@ -241,9 +238,9 @@ fn start(session: &Session) -> Result<Option<NewSet>, Error> {
 }
 
 /// Makes the pass, and completes the set with the ports of the flows that it saw.
-fn fill(session: &Session, started: &NewSet, targets: &[(HostPorts, Selection)]) -> Result<(), Error> {
+fn fill(session: &Session, started: &NewSet, targets: &[Target]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
-    conntrack::flush_and_list(targets, &mut seen)?;
+    conntrack::flush_udp_and_list(targets, &mut seen)?;
     let complete = session.transact("record the ports of UDP flows", |_| {
         let unchanged_since = read_mark(session)?.as_ref() == Some(&started.mark)
             && read_rules(session)?.handles == started.rules.handles;

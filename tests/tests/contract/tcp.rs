@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Connections that nobody has ended: conntrack remembers them for five days.
+
+use std::net::SocketAddr;
+
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
+use slipway_tests::{BridgeNetfilter, Proto, at, patience, peer_fails};
+
+use crate::world::{PORT, SERVED, Web, World};
+
+/// The client's port, which it takes again.
+const CLIENT_PORT: u16 = 40_000;
+/// Drops what would tell the other end that a connection has ended.
+const MUTE: &str = "table inet mute { chain c { type filter hook output priority -400; \
+                    tcp flags & (fin | rst) != 0 drop; }; }";
+
+/// Connects from [`CLIENT_PORT`], and forgets the connection without a word to the other end.
+fn connect_and_forget(world: &World, to: SocketAddr) {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    world.client.run(|| {
+        let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+        let from = if to.is_ipv4() { "0.0.0.0" } else { "::" }.parse().expect("an address");
+        bind(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            &SockaddrStorage::from(SocketAddr::new(from, CLIENT_PORT)),
+        )
+        .expect("bind");
+        connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(to)).expect("connect");
+        setsockopt(&socket, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("linger");
+    });
+}
+
+/// The client's packets would go to the first container's address: to nobody, or to a stranger that got it.
+#[test]
+fn a_clients_port_is_not_dead_after_a_container_that_vanished() {
+    peer_fails("connections keep their translation", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network(1);
+        let first = Web::published(&world, &network, "first");
+        let other = Web::new(&world, &network, "other", |attach| attach.port(Proto::Tcp, PORT + 1, SERVED));
+        let mut living: Vec<_> = world
+            .node_ips()
+            .map(|ip| {
+                world.client.dial(Proto::Tcp, None, at(ip, PORT + 1), patience()).expect("a connection")
+            })
+            .into();
+        for flow in &mut living {
+            assert_eq!(flow.request().expect("an answer").who, "other");
+        }
+        world.client.nft(MUTE);
+        for ip in world.node_ips() {
+            connect_and_forget(&world, at(ip, PORT));
+        }
+        first.cmd("ip link set eth0 down");
+        world.client.nft("delete table inet mute");
+        let tracked = |port: u16| {
+            let lines = world.node.cmd("conntrack -L -p tcp");
+            lines
+                .lines()
+                .filter(|line| line.contains("ESTABLISHED") && line.contains(&format!("dport={port} ")))
+                .count()
+        };
+        assert_eq!((tracked(PORT), tracked(PORT + 1)), (2, 2));
+        network.del(&first.vanish()).expect("DEL");
+        assert_eq!((tracked(PORT), tracked(PORT + 1)), (0, 2), "only connections with the container end");
+
+        let _second = Web::published(&world, &network, "second");
+        for ip in world.node_ips() {
+            let from = if ip.is_ipv4() { "0.0.0.0" } else { "::" }.parse().expect("an address");
+            let from = SocketAddr::new(from, CLIENT_PORT);
+            let answer = world.client.request_from(Proto::Tcp, Some(from), at(ip, PORT), patience());
+            assert_eq!(answer.expect("an answer").who, "second");
+        }
+        // Control: what lives goes on.
+        for flow in &mut living {
+            assert_eq!(flow.request().expect("an answer").who, "other");
+        }
+        drop(other);
+    });
+}
