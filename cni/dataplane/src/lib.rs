@@ -31,6 +31,7 @@ pub mod iptables;
 mod lock;
 pub mod macspoof;
 pub mod migrate;
+pub mod namespace_record;
 pub mod nftables;
 pub mod node;
 mod options;

@@ -25,6 +25,7 @@ pub mod route;
 pub mod sysctl;
 pub mod tap;
 pub mod unix;
+pub mod xattr;
 pub mod xtables;
 
 pub use family::AddressFamily;

@@ -3,6 +3,7 @@
 //! host-local: reservations that two implementations share, that survive a kill at any moment, and
 //! that fail cleanly on a full disk.
 
+mod abandoned;
 mod disk;
 mod interrupted;
 

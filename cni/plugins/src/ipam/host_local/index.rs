@@ -12,11 +12,18 @@
 //! - it was written since the last boot (so it needs no fsync),
 //! - the directory is the same and unchanged: device, inode, mtime, ctime.
 //!
+//! The entries of one owner are next to each other, and adding one passes by all of them. An owner of more than
+//! [`MOST`] addresses, which only a directory made by hand has, is marked instead: its addresses are read from the
+//! directory.
+//!
 //! File systems take timestamps from the kernel's tick, so a change by another program right after ours could
 //! leave the mtime as it was. Therefore each of our changes ends by setting the directory's mtime back by one
 //! nanosecond, or the file system's smallest step: every later change gives another mtime.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Error, ErrorKind};
 use std::net::IpAddr;
@@ -33,6 +40,8 @@ use cni_state::host_local::{from_number, number};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) owners: Vec<(OwnerKey, IpAddr)>,
+    /// Owners of whose addresses `owners` may lack some.
+    pub(super) crowded: BTreeSet<OwnerKey>,
     pub(super) blocks: BTreeMap<Block, Bits>,
 }
 
@@ -114,6 +123,10 @@ const OWNER_SLOT: usize = 32;
 const BLOCK_SLOT: usize = 64;
 const EMPTY: u8 = 0;
 const REMOVED: u8 = 1;
+/// The tag of an owner whose addresses are not all in the index.
+const CROWDED: u8 = 2;
+/// The largest number of addresses that an owner has in the index.
+const MOST: usize = 64;
 /// The number of slots that are read at once.
 const WINDOW: u32 = 8;
 
@@ -140,18 +153,19 @@ impl Index {
         let head = Head {
             finished: false,
             stamp: Stamp::default(),
-            owners: Fill::for_entries(contents.owners.len())?,
+            owners: Fill::for_entries(contents.owners.len() + contents.crowded.len())?,
             blocks: Fill::for_entries(contents.blocks.len())?,
         };
         file.set_len(0)?;
         let mut index = Self { file, head };
         index.file.set_len(index.length())?;
-        for (owner, address) in &contents.owners {
-            index.insert_owner(*owner, *address)?;
-        }
-        for (block, bits) in &contents.blocks {
-            index.write_block(*block, bits)?;
-        }
+        let owners = index.owners_of(contents);
+        index.head.owners.used = u32::try_from(owners.len()).unwrap_or(u32::MAX);
+        write_table(&index.file, index.owners_at(), head.owners, owners)?;
+        let blocks =
+            contents.blocks.iter().map(|(block, bits)| (block_hash(*block), encode_block(*block, bits)));
+        index.head.blocks.used = u32::try_from(contents.blocks.len()).unwrap_or(u32::MAX);
+        write_table(&index.file, index.blocks_at(), head.blocks, blocks.collect())?;
         index.write_head()?;
         Ok(index)
     }
@@ -169,18 +183,36 @@ impl Index {
         self.write_head()
     }
 
-    /// The addresses of an owner.
-    pub(super) fn owned(&self, owner: OwnerKey) -> io::Result<Vec<IpAddr>> {
+    /// The slots of all owners, with their hashes.
+    fn owners_of(&self, contents: &Contents) -> Vec<(u32, [u8; OWNER_SLOT])> {
+        let mut counts = BTreeMap::<OwnerKey, usize>::new();
+        for (owner, _) in &contents.owners {
+            *counts.entry(*owner).or_default() += 1;
+        }
+        let is_crowded = |owner: &OwnerKey| {
+            contents.crowded.contains(owner) || counts.get(owner).is_some_and(|count| *count > MOST)
+        };
+        let listed = contents.owners.iter().filter(|(owner, _)| !is_crowded(owner));
+        let listed = listed.map(|(owner, address)| (owner_hash(*owner), encode_owner(*owner, *address)));
+        let owners: BTreeSet<OwnerKey> = counts.keys().chain(&contents.crowded).copied().collect();
+        let crowded = owners.into_iter().filter(is_crowded);
+        listed.chain(crowded.map(|owner| (owner_hash(owner), encode_crowded(owner)))).collect()
+    }
+
+    /// The addresses of an owner; none if the index does not have them all.
+    pub(super) fn owned(&self, owner: OwnerKey) -> io::Result<Option<Vec<IpAddr>>> {
         let mut found = Vec::new();
+        let mut is_crowded = false;
         self.walk::<OWNER_SLOT>(self.owners_at(), self.head.owners, owner_hash(owner), |_, slot| {
             if let Some((key, address)) = decode_owner(slot)
                 && key == owner
             {
                 found.push(address);
             }
-            false
+            is_crowded |= decode_crowded(slot) == Some(owner);
+            is_crowded
         })?;
-        Ok(found)
+        Ok((!is_crowded).then_some(found))
     }
 
     /// The taken addresses of a block.
@@ -223,6 +255,7 @@ impl Index {
         let mut contents = Contents::default();
         self.all::<OWNER_SLOT>(self.owners_at(), self.head.owners, |slot| {
             contents.owners.extend(decode_owner(slot));
+            contents.crowded.extend(decode_crowded(slot));
         })?;
         self.all::<BLOCK_SLOT>(self.blocks_at(), self.head.blocks, |slot| {
             contents.blocks.extend(decode_block(slot).filter(|(_, bits)| *bits != Bits::default()));
@@ -241,6 +274,7 @@ impl Index {
     fn insert_owner(&mut self, owner: OwnerKey, address: IpAddr) -> io::Result<()> {
         let mut at = None;
         let mut was_empty = true;
+        let (mut passed, mut is_crowded) = (0, false);
         self.walk::<OWNER_SLOT>(self.owners_at(), self.head.owners, owner_hash(owner), |place, slot| {
             let tag = slot.first().copied();
             if tag == Some(REMOVED) {
@@ -250,11 +284,16 @@ impl Index {
             if free {
                 at = Some(place);
             }
-            free
+            passed += usize::from(decode_owner(slot).is_some_and(|(key, _)| key == owner));
+            is_crowded |= decode_crowded(slot) == Some(owner);
+            free || is_crowded
         })?;
+        if is_crowded {
+            return Ok(());
+        }
         let at = at.ok_or_else(|| Error::from(ErrorKind::StorageFull))?;
         self.head.owners.used += u32::from(was_empty);
-        let slot = encode_owner(owner, address);
+        let slot = if passed < MOST { encode_owner(owner, address) } else { encode_crowded(owner) };
         self.file.write_all_at(&slot, self.owners_at() + u64::from(at) * OWNER_SLOT as u64)
     }
 
@@ -402,6 +441,32 @@ impl Head {
     }
 }
 
+/// Writes the slots of an empty table, each at its hash or in the first free place after it.
+fn write_table<const SLOT: usize>(
+    file: &File,
+    base: u64,
+    fill: Fill,
+    slots: Vec<(u32, [u8; SLOT])>,
+) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let size = fill.size as usize;
+    let mut table = vec![0; size * SLOT];
+    for (hash, slot) in slots {
+        let places = (0..size).map(|step| (hash as usize + step) & (size - 1));
+        let mut free = places.filter(|place| table.get(place * SLOT) == Some(&EMPTY));
+        let place = free.next().ok_or_else(|| Error::from(ErrorKind::StorageFull))?;
+        if let Some(to) = table.get_mut(place * SLOT..(place + 1) * SLOT) {
+            to.copy_from_slice(&slot);
+        }
+    }
+    // A page of empty slots is a hole in the file.
+    for (at, page) in (0_u64..).zip(table.chunks(PAGE)).filter(|(_, page)| page.iter().any(|byte| *byte != 0))
+    {
+        file.write_all_at(page, base + at * PAGE as u64)?;
+    }
+    Ok(())
+}
+
 /// The checksum of the header without the checksum itself.
 fn checksum(head: &[u8; HEAD_USED]) -> [u8; 8] {
     let mut sum = [0; 8];
@@ -460,6 +525,16 @@ fn decode_owner(slot: &[u8]) -> Option<(OwnerKey, IpAddr)> {
     Some((owner, from_number(family, number)))
 }
 
+fn encode_crowded(owner: OwnerKey) -> [u8; OWNER_SLOT] {
+    let mut slot = [0; OWNER_SLOT];
+    slot.iter_mut().zip([CROWDED].into_iter().chain(owner.0)).for_each(|(to, from)| *to = from);
+    slot
+}
+
+fn decode_crowded(slot: &[u8]) -> Option<OwnerKey> {
+    (*slot.first()? == CROWDED).then_some(OwnerKey(slot.get(1..16)?.try_into().ok()?))
+}
+
 fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
     // An address without its last eight bits has 120 bits: the sixteenth byte is zero.
     let prefix = block.prefix.to_le_bytes().into_iter().take(15);
@@ -479,121 +554,4 @@ fn decode_block(slot: &[u8]) -> Option<(Block, Bits)> {
         *word = u64::from_le_bytes(bytes.try_into().ok()?);
     }
     Some((Block { family, prefix: u128::from_le_bytes(prefix) }, bits))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const STAMP: Stamp = Stamp { boot: [7; 16], device: 1, inode: 2, mtime: (3, 4), ctime: (5, -6) };
-
-    fn owner(n: u8) -> OwnerKey {
-        OwnerKey::of(&[n])
-    }
-
-    fn address(n: u16) -> IpAddr {
-        match n % 3 {
-            0 => from_number(AddressFamily::V4, 0x0a00_0000 + u128::from(n)),
-            1 => from_number(AddressFamily::V6, 0xfd00 << 112 | u128::from(n)),
-            _ => from_number(AddressFamily::V6, 0xfd00 << 112 | u128::from(n) << 16),
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-
-        #[test]
-        fn the_index_equals_a_set(changes in proptest::collection::vec((any::<bool>(), 0u8..40, 0u16..1500), 0..1200)) {
-            let mut index = Index::create(tempfile::tempfile().unwrap(), &Contents::default()).unwrap();
-            let mut model: BTreeSet<(OwnerKey, IpAddr)> = BTreeSet::new();
-            for (add, n, a) in changes {
-                // An address has one owner at most.
-                let taken = model.iter().find(|(_, one)| *one == address(a)).copied();
-                match (add, taken) {
-                    (true, None) => {
-                        index.insert(owner(n), address(a)).unwrap();
-                        model.insert((owner(n), address(a)));
-                    }
-                    (false, Some((its_owner, its_address))) => {
-                        index.remove(its_owner, its_address).unwrap();
-                        model.remove(&(its_owner, its_address));
-                    }
-                    _ => {}
-                }
-            }
-            index.finish(STAMP).unwrap();
-            let index = Index::open(index.file.try_clone().unwrap(), &STAMP).unwrap();
-            for n in 0..40 {
-                let mine = model.iter().filter(|(one, _)| *one == owner(n)).map(|(_, address)| *address);
-                let mut found = index.owned(owner(n)).unwrap();
-                found.sort_unstable();
-                prop_assert_eq!(found, mine.collect::<Vec<_>>());
-            }
-            for a in (0..1500).map(address) {
-                let (block, place) = Block::of(a);
-                prop_assert_eq!(index.taken(block).unwrap().has(place), model.iter().any(|(_, one)| *one == a));
-            }
-            let mut all = index.contents().unwrap().owners;
-            all.sort_unstable();
-            prop_assert_eq!(all, model.into_iter().collect::<Vec<_>>());
-        }
-
-        #[test]
-        fn any_damage_to_the_header_is_detected(at in 0..HEAD_USED as u64, flip in 1u8..) {
-            let file = tempfile::tempfile().unwrap();
-            let mut index = Index::create(file.try_clone().unwrap(), &Contents::default()).unwrap();
-            index.finish(STAMP).unwrap();
-            prop_assert!(Index::open(file.try_clone().unwrap(), &STAMP).is_some());
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, at).unwrap();
-            file.write_all_at(&[byte[0] ^ flip], at).unwrap();
-            prop_assert!(Index::open(file, &STAMP).is_none());
-        }
-    }
-
-    #[test]
-    fn only_a_finished_index_of_the_same_state_is_trusted() {
-        let file = tempfile::tempfile().unwrap();
-        let open = |stamp: &Stamp| Index::open(file.try_clone().unwrap(), stamp).is_some();
-        let mut index = Index::create(file.try_clone().unwrap(), &Contents::default()).unwrap();
-        assert!(!open(&STAMP) && !open(&Stamp::default()), "not finished");
-        index.finish(STAMP).unwrap();
-        assert!(open(&STAMP));
-        for other in [
-            Stamp { boot: [8; 16], ..STAMP },
-            Stamp { device: 9, ..STAMP },
-            Stamp { inode: 9, ..STAMP },
-            Stamp { mtime: (3, 5), ..STAMP },
-            Stamp { ctime: (5, 6), ..STAMP },
-        ] {
-            assert!(!open(&other), "{other:?}");
-        }
-        index.begin().unwrap();
-        assert!(!open(&STAMP), "a change was begun");
-        index.finish(STAMP).unwrap();
-        file.set_len(index.length() - 1).unwrap();
-        assert!(!open(&STAMP), "cut short");
-    }
-
-    #[test]
-    fn tables_grow_and_removed_entries_do_not_fill_them() {
-        let mut index = Index::create(tempfile::tempfile().unwrap(), &Contents::default()).unwrap();
-        for n in 0..1250 {
-            index.insert(owner(1), address(n)).unwrap();
-        }
-        assert_eq!(index.owned(owner(1)).unwrap().len(), 1250);
-        for n in 0..1250 {
-            index.remove(owner(1), address(n)).unwrap();
-        }
-        for n in 0..5000u16 {
-            index.insert(owner(1), address(n)).unwrap();
-            index.remove(owner(1), address(n)).unwrap();
-        }
-        assert_eq!(index.contents().unwrap().owners, []);
-        assert!(index.head.owners.size < 1 << 14, "{:?}", index.head);
-    }
 }

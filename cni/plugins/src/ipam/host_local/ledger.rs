@@ -8,10 +8,14 @@ use std::net::IpAddr;
 use cni_kernel::lock::FileLock;
 use cni_spec::Attachment;
 
+use super::abandoned::{self, Abandoned};
 use super::index::{Contents, Index};
-use super::owner::{self, OwnerKey};
+use super::owner::{self, OwnerKey, Owners};
 use super::search::{Bits, Block};
 use super::store::{Entry, Linked, Staged, Store, StoreError};
+
+/// The number of reservations that one call frees, each with what its owner has in the dataplane. Other calls wait for it.
+const AT_ONCE: usize = 32;
 
 /// The reservations, while the lock is held.
 #[derive(Debug)]
@@ -67,7 +71,7 @@ pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
         let stamp = store.stamp().ok()?;
         let index = Index::open(store.present_index()?, &stamp)?;
         for key in [owner::key(attachment), owner::key_without_interface(attachment)] {
-            if !index.owned(key).ok()?.is_empty() {
+            if !index.owned(key).ok()??.is_empty() {
                 return None;
             }
         }
@@ -148,7 +152,8 @@ impl<'a> Ledger<'a> {
             Source::Unknown => Err(unknown()),
         };
         match found {
-            Ok(found) => Ok(found),
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => Ok(self.store.contents()?.owned(key)),
             Err(error) => Ok(self.scan_after(&error)?.owned(key)),
         }
     }
@@ -251,6 +256,36 @@ impl<'a> Ledger<'a> {
         failed
     }
 
+    /// Frees reservations of these addresses whose owners are provably gone, oldest first, and at most [`AT_ONCE`] of
+    /// them. Returns their number.
+    pub(super) fn free_abandoned(
+        &mut self,
+        network: &str,
+        is_wanted: impl Fn(IpAddr) -> bool,
+    ) -> Result<usize, StoreError> {
+        let found = abandoned::find(self.store, network, is_wanted)?;
+        let is_free = |one: &Abandoned| match one.detach() {
+            Ok(()) => true,
+            Err(error) => {
+                log::warn!("address {one}, whose namespace is gone, stays reserved: {error}");
+                false
+            }
+        };
+        let freed: Vec<Abandoned> = found.into_iter().take(AT_ONCE).filter(is_free).collect();
+        if freed.is_empty() {
+            return Ok(0);
+        }
+        self.begin();
+        for one in &freed {
+            self.store.unlink(one.address)?;
+            log::warn!("address {one} is freed: the container's namespace is gone, and it had no DEL");
+        }
+        self.store.sync()?;
+        // The directory was read anyway.
+        self.rebuild()?;
+        Ok(freed.len())
+    }
+
     /// Removes torn reservations and those of all other attachments. Reads the whole directory.
     ///
     /// # Errors
@@ -258,8 +293,9 @@ impl<'a> Ledger<'a> {
     pub(super) fn retain(&mut self, valid: &[Attachment]) -> Result<(), StoreError> {
         self.store.remove_leftovers();
         let mut dead = Vec::new();
+        let valid = Owners::new(valid);
         self.store.scan(|address, entry| match entry {
-            Entry::Owned(text) if owner::is_one_of(&text, valid) => {}
+            Entry::Owned(text) if valid.have(&text) => {}
             Entry::Foreign => {}
             Entry::Owned(_) | Entry::Torn => dead.push(address),
         })?;

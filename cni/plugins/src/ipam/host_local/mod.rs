@@ -6,6 +6,7 @@
 //! `store` describes the files and why they survive a crash; `index` describes the file from which an ADD or
 //! a DEL reads the reservations without reading the directory.
 
+mod abandoned;
 mod config;
 mod index;
 mod ledger;
@@ -67,7 +68,7 @@ impl Plugin for HostLocal {
             None => Dns::default(),
         };
         let mut store = Store::create(&config.data_dir, request.attachment.network())?;
-        let ips = allocate(&mut store, &config, &request.attachment)?;
+        let ips = allocate(&mut store, &config, request)?;
         Ok(AddResult { interfaces: Vec::new(), ips, routes: config.routes, dns })
     }
 
@@ -124,7 +125,12 @@ impl Plugin for HostLocal {
             let last = None;
             let free =
                 next_free(set, last, &gateways, |block| ledger.taken(block)).map_err(|e| unusable(&e))?;
-            if free.is_none() {
+            let is_wanted = |address| set.range_of(address).is_some();
+            if free.is_none()
+                && abandoned::find(&store, &request.config.name, is_wanted)
+                    .map_err(|error| unusable(&error))?
+                    .is_empty()
+            {
                 return Err(CniError::new(ErrorCode::NotAvailable, exhausted(set)));
             }
         }
@@ -190,9 +196,11 @@ struct Choice<'a> {
 }
 
 /// Reserves one address of each range set: all or none.
-fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
-    let staged: Vec<Staged> =
-        config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
+fn allocate(store: &mut Store, config: &Config, request: &Request<'_>) -> Result<Vec<IpConfig>, CniError> {
+    let attachment = &request.attachment;
+    let (text, record) = (owner::text(attachment), abandoned::record(&store.boot, request.netns.as_deref()));
+    let stage = || store.stage(&text, record.as_deref());
+    let staged: Vec<Staged> = config.sets.iter().map(|_| stage()).collect::<Result<_, _>>()?;
     store.make_ours(&config.data_dir, attachment.network());
     let choices = reserve(store, config, attachment, &staged)?;
     Ok(choices.iter().map(Choice::to_ip_config).collect())
@@ -226,7 +234,7 @@ fn reserve<'a>(
     }
 }
 
-/// Chooses an address from each set. Changes nothing.
+/// Chooses an address from each set. Reserves nothing, but frees addresses whose owners are gone where none is free.
 fn choose<'a>(
     ledger: &mut Ledger<'_>,
     store: &Store,
@@ -247,14 +255,25 @@ fn choose<'a>(
                     return Err(failed(format!("requested ip {address} is subnet's gateway")));
                 }
                 let (block, place) = Block::of(address);
-                if ledger.taken(block)?.has(place) {
+                let is_abandoned = |ledger: &mut Ledger<'_>| {
+                    let freed = ledger.free_abandoned(attachment.network(), |one| one == address)?;
+                    Ok::<bool, CniError>(freed > 0)
+                };
+                if ledger.taken(block)?.has(place) && !is_abandoned(ledger)? {
                     let text = format!("requested IP address {address} is not available in range set {set}");
                     return Err(failed(text));
                 }
                 Some(Choice { address, range })
             }
             None => {
-                let free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                let is_wanted = |address| set.range_of(address).is_some();
+                let mut free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                if free.is_none()
+                    && !owned.iter().any(|address| is_wanted(*address))
+                    && ledger.free_abandoned(attachment.network(), is_wanted)? > 0
+                {
+                    free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                }
                 free.map(|(address, range)| Choice { address, range })
             }
         };

@@ -2,6 +2,7 @@
 
 //! The owner in a reservation file.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use cni_spec::Attachment;
@@ -59,15 +60,35 @@ impl OwnerKey {
     }
 }
 
-/// True if a reservation belongs to one of these attachments. One without an interface name belongs to every
-/// attachment of its container; text after a second line break is ignored.
-pub(super) fn is_one_of(content: &[u8], attachments: &[Attachment]) -> bool {
-    let text = String::from_utf8_lossy(content);
+/// Attachments by container, in which the owners of many reservations are looked up.
+pub(super) struct Owners<'a>(BTreeMap<&'a str, Vec<&'a str>>);
+
+impl<'a> Owners<'a> {
+    pub(super) fn new(attachments: &'a [Attachment]) -> Self {
+        let mut owners = BTreeMap::<_, Vec<_>>::new();
+        for one in attachments {
+            owners.entry(one.container_id()).or_default().push(one.ifname());
+        }
+        Self(owners)
+    }
+
+    /// True if a reservation belongs to one of the attachments. One without an interface name belongs to every
+    /// attachment of its container; text after a second line break is ignored.
+    pub(super) fn have(&self, content: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(content);
+        let (id, ifname) = names(&text);
+        let interfaces = self.0.get(id).map(Vec::as_slice).unwrap_or_default();
+        match ifname {
+            Some(ifname) => interfaces.contains(&ifname),
+            None => !interfaces.is_empty(),
+        }
+    }
+}
+
+/// The container's ID and the interface in a reservation.
+pub(super) fn names(text: &str) -> (&str, Option<&str>) {
     let mut lines = text.split("\r\n").map(str::trim);
-    let (id, ifname) = (lines.next().unwrap_or_default(), lines.next());
-    attachments
-        .iter()
-        .any(|one| one.container_id() == id && ifname.is_none_or(|ifname| one.ifname() == ifname))
+    (lines.next().unwrap_or_default(), lines.next())
 }
 
 /// The address that a file's name stands for. Only its canonical text counts: the reference takes an address
@@ -116,12 +137,12 @@ mod tests {
     fn a_reservation_without_interface_belongs_to_the_container() {
         let valid = [attachment("c1", "eth0"), attachment("c2", "net1")];
         for mine in [&b"c1\r\neth0"[..], b"c1", b"c2\r\nnet1\r\nextra"] {
-            assert!(is_one_of(mine, &valid), "{mine:?}");
+            assert!(Owners::new(&valid).have(mine), "{mine:?}");
         }
         for other in [&b"c1\r\neth1"[..], b"c3", b"c1\neth0", b"\xff"] {
-            assert!(!is_one_of(other, &valid), "{other:?}");
+            assert!(!Owners::new(&valid).have(other), "{other:?}");
         }
-        assert!(!is_one_of(b"c1", &[]));
+        assert!(!Owners::new(&[]).have(b"c1"));
     }
 
     #[test]

@@ -31,6 +31,7 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
+use super::abandoned;
 use super::index::{Contents, Stamp};
 use super::owner::{self, Content};
 
@@ -67,7 +68,7 @@ pub(super) struct Store {
     /// `<dataDir>/.slipway/<network>`; none if it cannot be made.
     pub(super) ours: Option<DurableDir>,
     /// The kernel's boot ID.
-    boot: [u8; 16],
+    pub(super) boot: [u8; 16],
 }
 
 /// A reservation that has no name yet.
@@ -150,8 +151,8 @@ impl Store {
         Ok(FileLock::acquire(&self.dir, LOCK, LOCK_MODE, LOCK_LIMIT)?)
     }
 
-    /// Writes an owner's text to an unnamed file and syncs it.
-    pub(super) fn stage(&self, text: &str) -> Result<Staged, StoreError> {
+    /// Writes an owner's text to an unnamed file, with the record of its namespace, and syncs it.
+    pub(super) fn stage(&self, text: &str, record: Option<&[u8]>) -> Result<Staged, StoreError> {
         let failed = |operation| {
             move |errno| StoreError::System { operation, path: self.dir.path().to_path_buf(), errno }
         };
@@ -168,6 +169,9 @@ impl Store {
         file.write_all(text.as_bytes())
             .map_err(|error| errno(&error))
             .map_err(failed("write a reservation in"))?;
+        if let Some(record) = record {
+            abandoned::write(&file, record);
+        }
         file.sync_all().map_err(|error| errno(&error)).map_err(failed("sync a reservation in"))?;
         Ok(Staged::Unnamed(file.into()))
     }

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Reservations whose owner is provably gone. They are freed when a range is exhausted.
+//!
+//! The reference compares a reservation's text as a whole, so the text has no room for the container's namespace. The
+//! record is in an extended attribute of the file, which no program but ours looks at, and which comes and goes with
+//! the reservation. A reservation without it (of the reference, or on a file system without such attributes) has an owner
+//! that may live. So has one of an earlier boot, because a path proves something only in the mount namespace that it was
+//! recorded in: the directory may be another node's, too.
+
+use std::ffi::CStr;
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::SystemTime;
+
+use cni_dataplane::firewall::{self, BridgeUse, FirewallLock};
+use cni_dataplane::{Backend as _, Dataplane, Kinds, Withdrawal, macspoof, namespace_record};
+use cni_kernel::dir::Access;
+use cni_kernel::xattr;
+use cni_spec::{Attachment, CniError};
+use nix::errno::Errno;
+
+use super::owner::{self, Content};
+use super::store::{Store, StoreError};
+
+/// Of trusted attributes the kernel keeps an unprivileged program away.
+const ATTRIBUTE: &CStr = c"trusted.slipway.netns";
+/// The boot ID and the record of the namespace, whose path is short.
+const LARGEST: usize = 512;
+const BOOT_ID: usize = 16;
+
+/// A reservation of an owner that is gone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Abandoned {
+    /// The time of the ADD.
+    since: SystemTime,
+    pub(super) address: IpAddr,
+    owner: Attachment,
+}
+
+/// The attribute's value for a container's namespace. None if its end could not be proven later.
+pub(super) fn record(boot: &[u8; BOOT_ID], netns: Option<&Path>) -> Option<Vec<u8>> {
+    let namespace = namespace_record::encode(netns?)?;
+    (*boot != [0; BOOT_ID] && namespace.len() + BOOT_ID <= LARGEST).then(|| [&boot[..], &namespace].concat())
+}
+
+/// Adds the record to a reservation. Without it the reservation holds as well.
+pub(super) fn write(file: impl AsFd, record: &[u8]) {
+    if let Err(errno) = xattr::set(file, ATTRIBUTE, record) {
+        log::debug!("record a reservation's namespace: {errno}");
+    }
+}
+
+/// The reservations in these ranges whose owners are provably gone, oldest first. Reads the whole directory.
+pub(super) fn find(
+    store: &Store,
+    network: &str,
+    is_wanted: impl Fn(IpAddr) -> bool,
+) -> Result<Vec<Abandoned>, StoreError> {
+    let names = store.dir.list()?;
+    let addresses = names.iter().filter_map(|name| owner::address(name.to_str()?));
+    let mut found: Vec<Abandoned> =
+        addresses.filter(|address| is_wanted(*address)).filter_map(|one| read(store, network, one)).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// None if the owner may live, or the file cannot be read.
+fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
+    let mut file = store.dir.open_file(address.to_string(), Access::Read).ok()?;
+    let record = xattr::get::<LARGEST>(&file, ATTRIBUTE).unwrap_or_else(|errno| {
+        if errno != Errno::EOPNOTSUPP {
+            log::debug!("read the namespace of {address}'s owner: {errno}");
+        }
+        None
+    })?;
+    let (boot, namespace) = record.split_at_checked(BOOT_ID)?;
+    if boot != store.boot || !namespace_record::is_gone(namespace) {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.by_ref().take(4096).read_to_end(&mut bytes).ok()?;
+    let Content::Owned(text) = Content::of(&bytes) else { return None };
+    let text = String::from_utf8(text).ok()?;
+    let (id, ifname) = owner::names(&text);
+    let owner = Attachment::new(network, id, ifname?).ok()?;
+    Some(Abandoned { since: file.metadata().ok()?.modified().ok()?, address, owner })
+}
+
+impl Abandoned {
+    /// Takes away what the owner has at its address: the next container of the address would get the
+    /// packets of its ports, and be trusted as it was.
+    ///
+    /// # Errors
+    /// Of the dataplane; then the address must not be given to another container.
+    pub(super) fn detach(&self) -> Result<(), CniError> {
+        Dataplane::default().withdraw(&Withdrawal::of(&self.owner, Kinds::All))?;
+        macspoof::release(&self.owner)?;
+        if let Some(held) = firewall::held(&self.owner)? {
+            firewall::forget(&held, BridgeUse::Unknown, &FirewallLock::for_del())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Abandoned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}", self.address, self.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_an_owner_of_this_boot_whose_namespace_is_gone_is_found_and_the_oldest_first() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        let netns = |name: &str| {
+            let path = temp.path().join(name);
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let (living, gone) = (netns("living"), netns("gone"));
+        let mut other_boot = store.boot;
+        other_boot[0] ^= 1;
+        let reserve = |last: u8, record: Option<&[u8]>| {
+            let path = temp.path().join("net").join(format!("10.0.0.{last}"));
+            fs::write(&path, format!("c{last}\r\neth0")).unwrap();
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - u64::from(last))).unwrap();
+            record.is_none_or(|record| xattr::set(&file, ATTRIBUTE, record).is_ok())
+        };
+        let of_gone = record(&store.boot, Some(&gone)).unwrap();
+        if !reserve(2, Some(&of_gone)) {
+            // Without privileges, or on a file system without such attributes.
+            return;
+        }
+        reserve(3, Some(&of_gone));
+        reserve(4, record(&store.boot, Some(&living)).as_deref());
+        reserve(5, record(&other_boot, Some(&gone)).as_deref());
+        reserve(6, None);
+        reserve(7, Some(b"short"));
+        reserve(8, Some(&of_gone));
+        fs::write(temp.path().join("net/10.0.0.8"), "").unwrap();
+        let find = || -> Vec<String> {
+            let found = super::find(&store, "net", |address| address != IpAddr::from([10, 0, 0, 9])).unwrap();
+            found.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(find(), Vec::<String>::new());
+        fs::remove_file(&gone).unwrap();
+        let named = |last: u8| format!("10.0.0.{last} of network net, container c{last}, interface eth0");
+        assert_eq!(find(), [named(3), named(2)]);
+        assert_eq!(record(&[0; BOOT_ID], Some(&living)), None);
+        assert_eq!(record(&store.boot, Some(&gone)), None);
+        assert_eq!(record(&store.boot, None), None);
+    }
+}
