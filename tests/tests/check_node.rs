@@ -354,7 +354,7 @@ fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {
     node.own_etc();
     let ipam = json!({"type": "host-local", "subent": "10.1.2.0/24", "subnet": "10.1.2.0/24"});
     let list = json!({
-        "cniVersion": "1.0.0", "name": "pods", "disableChck": true,
+        "cniVersion": "1.0.0", "name": "pods", "disableGCC": true,
         "plugins": [
             {"type": "bridge", "bridge": "br0", "isGatewayy": true, "ipam": ipam},
             {"type": "other", "anything": 1},
@@ -373,7 +373,7 @@ fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {
         (
             &json!("warning"),
             &json!(
-                "unknown key \"disableChck\": did you mean \"disableCheck\"?, unknown key \"plugins[0].ipam.subent\": \
+                "unknown key \"disableGCC\": did you mean \"disableGC\"?, unknown key \"plugins[0].ipam.subent\": \
                  did you mean \"subnet\"?, unknown key \"plugins[0].isGatewayy\": did you mean \"isGateway\"?"
             )
         )

@@ -162,6 +162,6 @@ pub(crate) mod tests {
             assert_eq!(parsed(line).unwrap_err(), want);
         }
         assert!(parsed("pod ports").unwrap_err().starts_with("slipwayd pod: unknown command \"ports\" (see"));
-        assert!(parsed("staus").unwrap_err().contains("did you mean status?"));
+        assert!(parsed("networkz").unwrap_err().contains("did you mean networks?"));
     }
 }
