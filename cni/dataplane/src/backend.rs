@@ -56,6 +56,9 @@ pub struct PortRequest {
     /// that network get the node's address on the way to a published port: the reply would not pass the node
     /// otherwise.
     pub networks: Vec<IpNet>,
+    /// The addresses that the container has by its other interfaces, with their prefixes. Sources in those networks
+    /// get the node's address, too: the container would reply to them by that interface, past the node.
+    pub elsewhere: Vec<IpNet>,
     /// The sources that are masqueraded on the way to the container.
     pub snat: Snat,
     /// The treatment of the node's own loopback.

@@ -13,10 +13,11 @@ use crate::nftables::owner_entry;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
 use crate::other_backends::OtherBackends as Elsewhere;
+use crate::owned_table::unless_no_nf_tables;
 use crate::reference::Reference;
 use crate::{
-    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal,
-    ebpf,
+    Backend, BackendName, ContainerNetworks, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest,
+    Traffic, Withdrawal, ebpf, iptables, nftables,
 };
 
 #[derive(Debug)]
@@ -87,6 +88,18 @@ impl Dataplane {
         if self.choice == Some(BackendName::Ebpf) {
             self.ebpf.prepare_link(name);
         }
+    }
+
+    /// Makes the published ports of a container, in whichever backend they are, match the networks that it has now. For
+    /// a container with ports on one network that another interface was added to or removed from.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at every attempt.
+    pub fn set_networks(container: &ContainerNetworks) -> Result<(), Error> {
+        unless_no_nf_tables(
+            Session::open().and_then(|session| nftables::networks::set(&session, container)),
+        )?;
+        iptables::networks::set(container)
     }
 
     fn backend(&self, name: BackendName) -> &dyn Backend {

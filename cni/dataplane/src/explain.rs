@@ -51,10 +51,11 @@ pub enum Target {
 }
 
 /// The sources that are masqueraded on the way to a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sources {
-    /// Those in the container's network, and the node's loopback.
-    Of(IpNet),
+    /// Those in the container's network, which is the first one, in its networks on other interfaces, and the node's
+    /// loopback.
+    Of(Vec<IpNet>),
     All,
     None,
 }
@@ -129,7 +130,9 @@ pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> 
     let map = Map::Hairpin(AddressFamily::of(container));
     let held = Session::open()?.get(map, &[Value::address(container)])?;
     Ok(held.and_then(|held| match held.shared_chain()? {
-        SharedChain::Hairpin { network, .. } => Some(Sources::Of(network)),
+        SharedChain::Hairpin { network, others, .. } => {
+            Some(Sources::Of([network].into_iter().chain(others).collect()))
+        }
         SharedChain::HairpinAll { .. } => Some(Sources::All),
         SharedChain::HairpinNone { .. } => Some(Sources::None),
         SharedChain::Masquerade { .. } => None,

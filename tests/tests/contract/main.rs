@@ -13,6 +13,7 @@ mod owners;
 mod reach;
 mod sctp;
 mod tcp;
+mod two_networks;
 mod udp;
 mod udp_flows;
 mod wire;

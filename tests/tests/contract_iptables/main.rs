@@ -18,6 +18,8 @@ mod reach;
 mod sctp;
 #[path = "../contract/tcp.rs"]
 mod tcp;
+#[path = "../contract/two_networks.rs"]
+mod two_networks;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/world.rs"]

@@ -10,6 +10,8 @@ mod masquerade;
 mod reach;
 #[path = "../contract/tcp.rs"]
 mod tcp;
+#[path = "../contract/two_networks.rs"]
+mod two_networks;
 #[path = "../contract/udp.rs"]
 mod udp;
 #[path = "../contract/world.rs"]

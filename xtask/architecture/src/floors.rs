@@ -23,6 +23,7 @@ const DATAPLANE: &[&[&str]] = &[
         "difference",
         "error",
         "backend",
+        "networks",
         "flow",
         "fake",
         "lock",

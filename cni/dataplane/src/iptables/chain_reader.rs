@@ -3,7 +3,7 @@
 //! Reads chains of containers back into what was requested.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
@@ -49,6 +49,8 @@ pub(crate) struct MasqueradeContent {
 pub(crate) struct PortContent {
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) networks: Vec<IpNet>,
+    /// The networks that the container has by its other interfaces.
+    pub(crate) elsewhere: Vec<IpNet>,
     pub(crate) snat: Snat,
     pub(crate) loopback: Loopback,
     pub(crate) bit: u8,
@@ -95,6 +97,7 @@ impl Content {
                 }
                 all.ports.extend(more.ports);
                 all.networks.extend(more.networks);
+                all.elsewhere.extend(more.elsewhere);
                 all.conditions.extend(more.conditions);
                 let new: Vec<_> = more.mapped.into_iter().filter(|m| !all.mapped.contains(m)).collect();
                 all.mapped.extend(new);
@@ -182,7 +185,14 @@ fn read_ports(
         some if some.contains(&None) => Snat::Always,
         _ => Snat::Needed,
     };
+    let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
     for address in containers {
+        let others = marked.iter().flatten().filter(|net| !net.contains(&address) && net.addr() != localhost);
+        for other in others.map(IpNet::trunc) {
+            if !all.elsewhere.contains(&other) {
+                all.elsewhere.push(other);
+            }
+        }
         let network = marked.iter().flatten().find(|net| net.contains(&address));
         let network = network.and_then(|net| IpNet::new(address, net.prefix_len()).ok());
         all.networks.push(network.unwrap_or_else(|| IpNet::from(address)));

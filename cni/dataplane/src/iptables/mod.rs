@@ -9,7 +9,7 @@
 //!
 //! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
 //! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
-//! `withdraw`, `filter`, `dropping`, `forward`, `shared_chains`, `chain_reader` (the operations).
+//! `networks`, `withdraw`, `filter`, `dropping`, `forward`, `shared_chains`, `chain_reader` (the operations).
 
 mod batch;
 pub(crate) mod chain_reader;
@@ -22,6 +22,7 @@ pub mod forward;
 mod legacy;
 mod listing;
 mod names;
+pub(crate) mod networks;
 mod plan;
 mod publish;
 mod quote;

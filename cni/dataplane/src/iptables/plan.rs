@@ -9,6 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::names::{self, ChainName, OUTPUT, POSTROUTING, PREROUTING};
 use super::rule::{PortKey, Rule};
+use crate::nftables::schema::other_networks;
 use crate::{
     AddressFamily, Error, HostAddress, Loopback, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
     RequestError, Snat,
@@ -31,6 +32,15 @@ pub(crate) struct PortPlan {
     pub(crate) shared: Vec<SharedRule>,
     /// The published ports.
     pub(crate) keys: Vec<PortKey>,
+    /// The networks that the container has by other interfaces.
+    others: Vec<IpNet>,
+}
+
+impl PortPlan {
+    /// True if a rule marks packets from another network of the container.
+    pub(crate) fn is_of_other_network(&self, rule: &Rule) -> bool {
+        rule.source().is_some_and(|source| self.others.contains(&source))
+    }
 }
 
 /// The masquerade of one container in one family.
@@ -83,6 +93,7 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
         (Some(external), _) => Some(external.as_str()),
         (None, _) => Some(names::HOSTPORT_SETMARK),
     };
+    let others = other_networks(&network, &request.elsewhere);
     let (mut rules, mut keys) = (Vec::new(), Vec::new());
     for port in in_order(request, family) {
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
@@ -104,7 +115,8 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
                 rule.with_port(protocol, host_port)
             };
             if let Some(marker) = marker {
-                rules.extend(marked_sources(request.snat, network).map(|rule| with_port(rule).jump(marker)));
+                let sources = marked_sources(request.snat, network, &others);
+                rules.extend(sources.map(|rule| with_port(rule).jump(marker)));
             }
             let to = SocketAddr::new(port.container, port.container_port.saturating_add(offset));
             rules.push(with_port(Rule::new()).translate_to(to));
@@ -113,7 +125,7 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     let mark_bit =
         (marker.is_some() && request.iptables.set_mark_chain.is_none()).then_some(request.mark_bit);
     let entries = entries(request, family, &chain);
-    PortPlan { family, chain, rules, entries, shared: shared(mark_bit), keys }
+    PortPlan { family, chain, rules, entries, shared: shared(mark_bit), keys, others }
 }
 
 /// The mappings of the family in the configuration's order, as in the reference, with one exception: a
@@ -143,8 +155,9 @@ fn host_address(port: &PublishedPort) -> Option<IpAddr> {
 }
 
 /// The beginnings of rules that match packets to be masqueraded towards the container: all packets,
-/// or those of the container's network and of the node's loopback.
-fn marked_sources(snat: Snat, network: IpNet) -> impl Iterator<Item = Rule> {
+/// or those of the container's network, of the node's loopback, and of networks that the container has by other
+/// interfaces, for which the reference has no rules.
+fn marked_sources(snat: Snat, network: IpNet, others: &[IpNet]) -> impl Iterator<Item = Rule> {
     let localhost = IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let rules = match (snat, network) {
         (Snat::Never, _) => [None, None],
@@ -154,7 +167,8 @@ fn marked_sources(snat: Snat, network: IpNet) -> impl Iterator<Item = Rule> {
         }
         (Snat::Needed, IpNet::V6(_)) => [Some(Rule::new().with_source(network)), None],
     };
-    rules.into_iter().flatten()
+    let others = if snat == Snat::Needed { others } else { &[] };
+    rules.into_iter().flatten().chain(others.iter().map(|other| Rule::new().with_source(*other)))
 }
 
 fn loopback(family: AddressFamily) -> IpNet {

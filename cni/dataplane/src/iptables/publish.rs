@@ -173,7 +173,7 @@ fn add_ports(batch: &mut Batch, listing: &Listing, plan: &PortPlan) {
 }
 
 /// Makes the chain hold these rules and no others.
-fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules: &[Rule]) {
+pub(super) fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules: &[Rule]) {
     if listing.has(chain) {
         if listing.rules(chain) == rules {
             return;

@@ -50,6 +50,15 @@ impl Rule {
         self.with(["-s", &network.trunc().to_string()])
     }
 
+    /// The rule with another source in the place of its own.
+    pub(super) fn with_source_instead(mut self, network: IpNet) -> Self {
+        let at = self.words.iter().position(|word| word == "-s").map(|option| option + 1);
+        if let Some(source) = at.and_then(|at| self.words.get_mut(at)) {
+            *source = network.trunc().to_string();
+        }
+        self
+    }
+
     pub(crate) fn with_destination(self, network: IpNet) -> Self {
         self.with(["-d", &network.trunc().to_string()])
     }

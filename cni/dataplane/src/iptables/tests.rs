@@ -8,9 +8,10 @@ use cni_spec::Attachment;
 use super::check::covers;
 use super::listing::Listing;
 use super::names::TableName;
-use super::plan;
 use super::publish::{ChainUse, Position, masquerade_changes, port_changes};
+use super::rule::Rule;
 use super::withdraw::{owned_chains, removal};
+use super::{networks, plan};
 use crate::{
     AddressFamily, ContainerNetns, HostAddress, HostPorts, Loopback, MasqueradeRequest, PortRequest,
     Protocol, PublishedPort, Snat,
@@ -62,6 +63,7 @@ fn request(id: &str, mappings: &[Mapping<'_>]) -> PortRequest {
         netns: netns(),
         ports,
         networks,
+        elsewhere: Vec::new(),
         snat: Snat::Needed,
         loopback: Loopback::Served,
         mark_bit: 13,
@@ -307,4 +309,32 @@ fn the_oldest_layout_is_removed_with_its_chains() {
     let one: Vec<&str> = chains[1..].iter().map(String::as_str).collect();
     let batch = removal(&listing, &one).to_string();
     expect_test::expect_file!["../../golden/iptables/oldest-removed.txt"].assert_eq(&batch);
+}
+
+#[test]
+fn other_networks_of_the_container_are_marked_before_each_translation() {
+    let alone = request("web", FAMILIES);
+    let elsewhere: Vec<ipnet::IpNet> =
+        vec!["10.23.0.2/24".parse().unwrap(), "fd00:23::2/64".parse().unwrap()];
+    let both = PortRequest { elsewhere: elsewhere.clone(), ..alone.clone() };
+    let addresses = |more: &[ipnet::IpNet]| {
+        let own = alone.networks.iter().map(|net| (2, *net));
+        own.chain(more.iter().map(|net| (3, *net))).collect()
+    };
+    let container = |more: &[ipnet::IpNet]| crate::ContainerNetworks {
+        container_id: "web".to_owned(),
+        netns: alone.netns.clone(),
+        addresses: addresses(more),
+    };
+    for (before, after) in plan::ports(&alone).iter().zip(&plan::ports(&both)) {
+        let sources = |rules: &[Rule], net: &ipnet::IpNet| {
+            rules.iter().filter(|rule| rule.source() == Some(net.trunc())).count()
+        };
+        let own = alone.networks.iter().find(|net| AddressFamily::of(net.addr()) == before.family).unwrap();
+        let other = elsewhere.iter().find(|net| AddressFamily::of(net.addr()) == before.family).unwrap();
+        assert_eq!(sources(&after.rules, other), sources(&before.rules, own));
+        // Joined later and left again, the chain is that of an ADD in the other order.
+        assert_eq!(networks::with_networks(&before.rules, &container(&elsewhere)), after.rules);
+        assert_eq!(networks::with_networks(&after.rules, &container(&[])), before.rules);
+    }
 }

@@ -315,7 +315,7 @@ impl Mover<'_> {
         let chains: Vec<(&chain_reader::ContainerChains, Key)> = transfers
             .iter()
             .filter_map(|transfer| match &transfer.old {
-                OldObjects::Chains(chains) => Some((chains, transfer.record())),
+                OldObjects::Chains(chains) => Some((chains.as_ref(), transfer.record())),
                 _ => None,
             })
             .collect();

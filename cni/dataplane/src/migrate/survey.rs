@@ -177,7 +177,7 @@ impl Mover<'_> {
                     Err(_) => candidates.first().cloned().ok_or(OwnerError::Unknown),
                 },
                 content: chains.content.clone().map_err(ContentError::from),
-                objects: OldObjects::Chains(chains),
+                objects: OldObjects::Chains(Box::new(chains)),
             };
             findings.transfers.extend(self.resolve(finding, &mut findings.rows));
         }

@@ -97,7 +97,8 @@ fn read_ports(
     for hairpin in held.iter().filter(|held| matches!(held.map, Map::Hairpin(_))) {
         let Some(container) = hairpin.key.first().and_then(as_address) else { continue };
         let network = match hairpin.shared_chain() {
-            Some(SharedChain::Hairpin { network, bit }) => {
+            Some(SharedChain::Hairpin { network, others, bit }) => {
+                all.elsewhere.extend(others);
                 (all.snat, all.bit) = (Snat::Needed, bit);
                 IpNet::new(container, network.prefix_len()).ok()
             }

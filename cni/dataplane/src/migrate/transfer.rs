@@ -21,7 +21,7 @@ use crate::{
 pub(super) enum OldObjects {
     /// Elements of our table, which the owner's entry leads to.
     Elements,
-    Chains(ContainerChains),
+    Chains(Box<ContainerChains>),
     Rules(Vec<ReferenceRules>),
 }
 
@@ -60,6 +60,7 @@ pub(super) fn request_to(
         netns,
         ports: all.ports,
         networks: all.networks,
+        elsewhere: all.elsewhere,
         snat: all.snat,
         loopback: all.loopback,
         mark_bit: all.bit,
@@ -135,6 +136,7 @@ impl Transfer {
             (Request::Ports(all), Request::Ports(more)) => {
                 all.ports.extend(more.ports);
                 all.networks.extend(more.networks);
+                all.elsewhere.extend(more.elsewhere);
                 for entry in more.iptables.entry_ports {
                     if !all.iptables.entry_ports.contains(&entry) {
                         all.iptables.entry_ports.push(entry);

@@ -11,6 +11,7 @@ pub mod exempt;
 pub(crate) mod liveness;
 pub(crate) mod migration;
 mod migration_state;
+pub(crate) mod networks;
 pub mod offload;
 pub(crate) mod owner_entry;
 pub(crate) mod plan;

@@ -220,7 +220,7 @@ mod tests {
     fn switching_on_and_off() {
         let shared = [
             SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap(), exempt: None },
-            SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
+            SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), others: Vec::new(), bit: 5 },
             SharedChain::HairpinNone { family: crate::AddressFamily::V4, bit: 13 },
         ];
         let devices = ["cni0", "eth0"].map(|name| Links::Named(name.to_owned()));
@@ -266,7 +266,7 @@ mod tests {
         let family = crate::AddressFamily::V4;
         for chain in [
             SharedChain::Masquerade { network, exempt: None },
-            SharedChain::Hairpin { network, bit: 13 },
+            SharedChain::Hairpin { network, others: Vec::new(), bit: 13 },
             SharedChain::HairpinAll { family, bit: 13 },
             SharedChain::HairpinNone { family, bit: 13 },
         ] {

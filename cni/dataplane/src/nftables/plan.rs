@@ -196,7 +196,7 @@ fn hairpin_chain(request: &PortRequest, container: IpAddr) -> SharedChain {
             let alone = IpNet::from(container);
             let network =
                 request.networks.iter().find(|network| network.contains(&container)).unwrap_or(&alone);
-            SharedChain::Hairpin { network: network.trunc(), bit }
+            SharedChain::hairpin(*network, &request.elsewhere, bit)
         }
     }
 }

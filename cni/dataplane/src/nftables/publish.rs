@@ -360,6 +360,7 @@ impl Job {
                 return Err(Difference::DamagedChains(schema::TABLE).into());
             }
         }
+        let mut shared = self.plan.shared.clone();
         for item in &self.plan.items {
             let map = item.map.name();
             let element = format!("{} of {}", describe(item.map, &item.key, item.end.as_deref()), self.owner);
@@ -382,13 +383,18 @@ impl Job {
                     if let Some(difference) = self.exempt_difference(session, &held, item)? {
                         return Err(Difference::Exemption { element, difference }.into());
                     }
-                    if !matches(&held, item) {
+                    if let Some((wanted, found)) = differing_networks(&held, item) {
+                        shared
+                            .iter_mut()
+                            .filter(|chain| **chain == wanted)
+                            .for_each(|chain| *chain = found.clone());
+                    } else if !matches(&held, item) {
                         return Err(Difference::OtherTarget { element, map }.into());
                     }
                 }
             }
         }
-        self.check_chains(session)
+        self.check_chains(session, &shared)
     }
 
     /// Compares the networks that are exempt from masquerade, if both are chains for masquerade.
@@ -407,8 +413,8 @@ impl Job {
         }
     }
 
-    fn check_chains(&self, session: &Session) -> Result<(), Error> {
-        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules(Layout::PLAIN).len()));
+    fn check_chains(&self, session: &Session, shared: &[SharedChain]) -> Result<(), Error> {
+        let shared = shared.iter().map(|chain| (chain.name(), chain.rules(Layout::PLAIN).len()));
         let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
         for (chain, expected) in shared.chain(own) {
             let read = session.socket.rules(&session.table, &chain);
@@ -450,6 +456,18 @@ fn serves(held: &OwnedElement, item: &Item) -> bool {
             }
             _ => false,
         }
+}
+
+/// The wanted and the found chain of a published address, if they differ in the container's other networks alone. Programs
+/// in the container have links, too, whose networks are no difference.
+fn differing_networks(held: &OwnedElement, item: &Item) -> Option<(SharedChain, SharedChain)> {
+    let (wanted, found) = (item.shared_chain()?, held.shared_chain()?);
+    let fixed = |chain: &SharedChain| match chain {
+        SharedChain::Hairpin { network, bit, .. } => Some((*network, *bit)),
+        _ => None,
+    };
+    let is_alike = fixed(&wanted).is_some() && fixed(&wanted) == fixed(&found);
+    (is_alike && held.map == item.map && held.key == item.key).then_some((wanted, found))
 }
 
 fn matches(held: &OwnedElement, item: &Item) -> bool {

@@ -45,6 +45,7 @@ fn request(ports: Vec<PublishedPort>) -> PortRequest {
         netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1, cookie: None },
         ports,
         networks: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+        elsewhere: Vec::new(),
         snat: Snat::Needed,
         loopback: Loopback::Served,
         mark_bit: schema::DEFAULT_MARK_BIT,
@@ -89,11 +90,15 @@ fn shared_chains() {
     for chain in [
         schema::SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap(), exempt: None },
         schema::SharedChain::Masquerade { network: "fd00::/64".parse().unwrap(), exempt: None },
-        schema::SharedChain::Hairpin { network: "10.88.0.0/16".parse().unwrap(), bit: 13 },
-        schema::SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
+        schema::SharedChain::Hairpin {
+            network: "10.88.0.0/16".parse().unwrap(),
+            others: Vec::new(),
+            bit: 13,
+        },
+        schema::SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), others: Vec::new(), bit: 5 },
         schema::SharedChain::HairpinAll { family: AddressFamily::V6, bit: 13 },
     ] {
-        assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain));
+        assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain.clone()));
         schema::add_shared(&mut batch, &chain, Layout::PLAIN);
     }
     expect_file!["../../golden/shared-chains.nft"].assert_eq(&batch.to_string());
@@ -242,7 +247,7 @@ fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
         schema::exempt::fill(&mut batch, *id, networks);
     }
     for chain in &plan.shared {
-        assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(*chain));
+        assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain.clone()));
         schema::add_shared(&mut batch, chain, Layout::PLAIN);
     }
     batch.append(schema::repair(&plan.shared[..1], Layout::PLAIN));

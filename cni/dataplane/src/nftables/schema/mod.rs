@@ -33,25 +33,25 @@ pub(crate) mod exempt;
 pub(crate) mod flowtable;
 mod guard;
 mod layout;
+mod shared_chain;
 pub(crate) mod udp_flows;
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Field, Hook, MapData, Operand, Policy, Rule, Set, Stmt, Table,
     Transaction, Value, Verdict,
 };
-use ipnet::IpNet;
 
 use crate::owned_table::marker;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
-use base::prefix;
 pub(crate) use base::{
     DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, family_of, hostports_chain, loopback,
-    mark_bits, multicast, one_of, table, translate_chain,
+    mark_bits, one_of, table, translate_chain,
 };
 pub(crate) use exempt::ExemptId;
 pub(crate) use layout::{Kernel, Layout, Protocols};
+pub(crate) use shared_chain::{SharedChain, other_networks};
 
 /// Kind of an entry in `owners`: published ports.
 pub(crate) const KIND_PORTS: u32 = 1;
@@ -216,131 +216,6 @@ impl Map {
         set.data = data;
         if self.intervals() { set.intervals() } else { set }
     }
-}
-
-/// A regular chain that the elements of several attachments lead to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum SharedChain {
-    /// Masquerades packets that leave these networks, except to multicast groups.
-    Masquerade {
-        /// The network, its host bits zero.
-        network: IpNet,
-        /// More networks that packets do not leave; none for no others.
-        exempt: Option<ExemptId>,
-    },
-    /// Masquerades sources in this network and on the node's loopback, if the mark's bit is set.
-    Hairpin {
-        /// The network, its host bits zero.
-        network: IpNet,
-        bit: u8,
-    },
-    /// Masquerades all sources, if the mark's bit is set.
-    HairpinAll {
-        /// The family, for the name alone.
-        family: AddressFamily,
-        bit: u8,
-    },
-    /// Masquerades no source, but clears the mark's bit: rules of other engines, such as the reference
-    /// plugin's, may act on it.
-    HairpinNone {
-        /// The family, for the name alone.
-        family: AddressFamily,
-        bit: u8,
-    },
-}
-
-impl SharedChain {
-    /// Its name, from which the chain can be made again: underscores stand for colons, which nft's names
-    /// cannot have.
-    pub(crate) fn name(&self) -> String {
-        let word = |network: &IpNet| network.to_string().replace(':', "_");
-        match self {
-            Self::Masquerade { network, exempt: None } => format!("masquerade-{}", word(network)),
-            Self::Masquerade { network, exempt: Some(id) } => {
-                format!("masquerade-{}-{}", word(network), id.word())
-            }
-            Self::Hairpin { network, bit } => format!("hairpin-{}-{bit}", word(network)),
-            Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", family.version()),
-            Self::HairpinNone { family, bit } => format!("hairpin-none{}-{bit}", family.version()),
-        }
-    }
-
-    /// The chain that a name stands for; none for other chains' names.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        let network = |word: &str| word.replace('_', ":").parse::<IpNet>().ok();
-        let chain = if let Some(word) = name.strip_prefix("masquerade-") {
-            match word.rsplit_once('-') {
-                None => Self::Masquerade { network: network(word)?, exempt: None },
-                Some((word, hash)) => {
-                    let network = network(word)?;
-                    Self::Masquerade {
-                        network,
-                        exempt: Some(ExemptId::from_word(family_of(&network), hash)?),
-                    }
-                }
-            }
-        } else {
-            let (word, bit) = name.strip_prefix("hairpin-")?.rsplit_once('-')?;
-            let bit = bit.parse().ok().filter(|bit| *bit < 32)?;
-            match word {
-                "all4" => Self::HairpinAll { family: AddressFamily::V4, bit },
-                "all6" => Self::HairpinAll { family: AddressFamily::V6, bit },
-                "none4" => Self::HairpinNone { family: AddressFamily::V4, bit },
-                "none6" => Self::HairpinNone { family: AddressFamily::V6, bit },
-                _ => Self::Hairpin { network: network(word)?, bit },
-            }
-        };
-        (chain.name() == name).then_some(chain)
-    }
-
-    /// The networks that it exempts from masquerade, besides its own.
-    pub(crate) fn exempt(&self) -> Option<ExemptId> {
-        match self {
-            Self::Masquerade { exempt, .. } => *exempt,
-            _ => None,
-        }
-    }
-
-    /// Its rules: the same number in every layout.
-    pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
-        let masquerade = || Stmt::Masquerade(Default::default());
-        match self {
-            Self::Masquerade { network, exempt } => {
-                let (_, daddr) = address_fields(family_of(network));
-                let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
-                let mut rules = vec![vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)]];
-                rules.extend(exempt.map(|id| vec![id.matches(), Stmt::Verdict(Verdict::Return)]));
-                rules.push(flowtable::remember(layout).into_iter().chain([masquerade()]).collect());
-                rules
-            }
-            Self::Hairpin { network, bit } => {
-                let (saddr, _) = address_fields(family_of(network));
-                let sources = Operand::OneOf(vec![prefix(network), loopback(family_of(network))]);
-                let mut rules = unless_marked(*bit, layout);
-                rules.push(vec![one_of(saddr, sources), masquerade()]);
-                rules
-            }
-            Self::HairpinAll { bit, .. } => {
-                let mut rules = unless_marked(*bit, layout);
-                rules.push(vec![masquerade()]);
-                rules
-            }
-            Self::HairpinNone { bit, .. } => unless_marked(*bit, layout),
-        }
-    }
-}
-
-/// Leaves the chain if the bit is not set, else clears it.
-fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
-    let bits = mark_bits(bit);
-    let unset = Stmt::Masked {
-        field: Field::Mark,
-        mask: Value::Mark(bits),
-        cmp: cni_nftables::Cmp::Eq,
-        value: Value::Mark(0),
-    };
-    let clear = [Stmt::clear_mark_bits(bits)].into_iter().chain(flowtable::remember(layout)).collect();
-    vec![vec![unset, Stmt::Verdict(Verdict::Return)], clear]
 }
 
 /// The chains that only some layouts have.

@@ -19,7 +19,7 @@ use cni_spec::{AddResult, CniError, Interface};
 
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
-use super::shared::{failed, interface, masquerade, remove, renamed};
+use super::shared::{failed, interface, masquerade, networks, remove, renamed};
 use crate::expected::Expected;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -197,6 +197,7 @@ fn set_up<'a>(
         // Setting the bridge's MAC address has emptied its table of neighbours.
         context.introduce(&bridge, &port, &inner, &plan)?;
     }
+    networks::joined(container, attachment, &inner)?;
     // Read again: other programs (systemd's link policies) change the addresses of links that the kernel has chosen.
     let again = |link: Link| match link.alias == MADE && link.kind == LinkKind::Bridge {
         true => Ok(link),

@@ -19,6 +19,7 @@ use super::shared::advertisements::Advertisements;
 use super::shared::container::Container;
 use super::shared::host::Host;
 use super::shared::layer3::adopt;
+use super::shared::networks;
 use super::shared::remove::with_ipam;
 use super::shared::single::check::{Expected, check};
 use super::shared::single::{Addresses, Recipe};
@@ -162,7 +163,9 @@ fn move_back(request: &Request<'_>) -> Result<(), CniError> {
     if let Some(container) = &container {
         let places = Places { host: &host, container, ifname };
         if let Some(found) = places.find_in_container(device.as_ref(), previous)? {
-            return places.move_back_as(&found.link, &found.host_name);
+            places.move_back_as(&found.link, &found.host_name)?;
+            networks::left(container, &request.attachment);
+            return Ok(());
         }
     }
     match (&device, &container) {

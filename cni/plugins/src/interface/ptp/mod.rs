@@ -17,7 +17,7 @@ use cni_spec::{AddResult, CniError};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::keys::Common;
-use super::shared::{failed, interface, masquerade, remove};
+use super::shared::{failed, interface, masquerade, networks, remove};
 use crate::expected::Expected;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -118,5 +118,6 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     host.wait_for_pair(&outer)?;
     masquerade::start(common, attachment, container, &plan.layer3.addresses, undo)?;
     host.forward(&plan.layer3.addresses)?;
+    networks::joined(container, attachment, &inner)?;
     Ok((outer, inner))
 }

@@ -15,6 +15,7 @@ pub(crate) mod host;
 pub(crate) mod keys;
 pub(crate) mod layer3;
 pub(crate) mod masquerade;
+pub(crate) mod networks;
 pub(crate) mod remove;
 pub(crate) mod renamed;
 pub(crate) mod single;

@@ -14,7 +14,7 @@ use super::container::Container;
 use super::failed;
 use super::failures::Failures;
 use super::host::{Host, host_names};
-use super::renamed;
+use super::{networks, renamed};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -97,6 +97,9 @@ fn remove(request: &Request<'_>, failures: &mut Failures) -> Seen {
         }
     });
     failures.append(withdrawn);
+    if let Some((container, _)) = &links.inner {
+        networks::left(container, &request.attachment);
+    }
     Seen::Own
 }
 

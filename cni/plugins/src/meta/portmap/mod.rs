@@ -10,12 +10,13 @@ use std::net::IpAddr;
 
 use cni_dataplane::{
     AddressFamily, Backend, BackendName, Conditions, ContainerNetns, Dataplane, EntryPort, IptablesOptions,
-    Kinds, Loopback, NftablesOptions, PortRequest, Withdrawal,
+    Kinds, Loopback, NftablesOptions, PortRequest, Snat, Withdrawal,
 };
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
 use crate::expected::Expected;
+use crate::interface::shared::networks;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use config::Config;
 use expected::Ports;
@@ -161,11 +162,16 @@ fn wanted(
         .mappings
         .iter()
         .map(|mapping| EntryPort { protocol: mapping.protocol, port: mapping.host_port });
+    let elsewhere = match config.snat {
+        Snat::Needed => networks::elsewhere(&request.attachment, path, &previous.interfaces)?,
+        Snat::Always | Snat::Never => Vec::new(),
+    };
     Ok(Some(PortRequest {
         attachment: request.attachment.clone(),
         netns,
         ports,
         networks,
+        elsewhere,
         snat: config.snat,
         loopback: config.loopback,
         mark_bit: config.mark_bit,

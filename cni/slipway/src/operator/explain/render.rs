@@ -10,6 +10,7 @@ use cni_dataplane::firewall::Separation;
 use cni_dataplane::{HostAddress, Listed, Owner, Protocol};
 use cni_kernel::route::Switch;
 use cni_state::documents::{Explain, Step};
+use ipnet::IpNet;
 
 use super::super::check_node;
 use super::facts::{Facts, Place, Table, Way, listed_target, listens};
@@ -456,19 +457,21 @@ impl Explanation<'_> {
         let from = facts.packet.from;
         let loopback =
             from.unwrap_or(facts.packet.to.ip()).is_loopback() && facts.packet.origin == Origin::Node;
-        let what = match facts.sources {
+        let what = match &facts.sources {
             Some(Sources::All) => "every source gets the node's address (masqAll)".to_owned(),
             Some(Sources::None) => "every source keeps its address (snat: false)".to_owned(),
-            Some(Sources::Of(network)) => match from {
+            Some(Sources::Of(networks)) => match from {
                 _ if loopback => "a source on the node's loopback gets the node's address".to_owned(),
                 Some(from) if from == target.ip() => {
                     "the container itself: its source becomes the node's address, so that the reply comes back".to_owned()
                 }
-                Some(from) if network.contains(&from) => {
+                Some(from) if networks.iter().any(|network| network.contains(&from)) => {
+                    let network = networks.iter().find(|network| network.contains(&from));
+                    let network = network.map(ToString::to_string).unwrap_or_default();
                     format!("{from} is in the container's own network {network}: it becomes the node's address, so that the reply comes back through the node")
                 }
-                Some(from) => format!("{from} is neither in {network} nor on the node's loopback: it keeps its address"),
-                None => format!("a source that is neither in {network} nor on the node's loopback keeps its address"),
+                Some(from) => format!("{from} is neither in {} nor on the node's loopback: it keeps its address", listed(networks)),
+                None => format!("a source that is neither in {} nor on the node's loopback keeps its address", listed(networks)),
             },
             None if facts.hit.is_some() => {
                 self.doubts.push("map hairpin has no element for the container".to_owned());
@@ -515,4 +518,9 @@ pub(in super::super) fn listener_at(protocol: Protocol, to: SocketAddr) -> &'sta
 
 const fn listening(listens: bool) -> &'static str {
     if listens { ", where something listens on the port" } else { ", where nothing listens on the port" }
+}
+
+/// Networks, as an object in a sentence.
+fn listed(networks: &[IpNet]) -> String {
+    networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
 }

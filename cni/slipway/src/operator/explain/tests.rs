@@ -43,7 +43,7 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
             hairpin: Some(Switch::Off),
         }),
         obstacles: Vec::new(),
-        sources: Some(Sources::Of("10.22.0.0/24".parse().unwrap())),
+        sources: Some(Sources::Of(vec!["10.22.0.0/24".parse().unwrap()])),
         masquerade: None,
         forwards: true,
         dropping: Vec::new(),

@@ -21,7 +21,7 @@ use super::container::{Container, Setting};
 use super::host::{Host, UNCHANGED};
 use super::layer3::{Layer3, adopt};
 use super::remove::delete;
-use super::{failed, interface};
+use super::{failed, interface, networks};
 use crate::plugin::Request;
 use crate::skel::delegate;
 use crate::undo::Undo;
@@ -153,6 +153,7 @@ impl Recipe<'_> {
         let layer3 = Layer3::of(&result);
         container.prepare(link, &layer3, self.settings)?;
         container.bring_up(link, &layer3, self.detection)?;
+        networks::joined(container, &self.request.attachment, link)?;
         // Read again: other programs (systemd's link policies) change MAC addresses after creation.
         let link = container.route.link_by_index(link.index).map_err(failed)?;
         result.interfaces = vec![interface(&link, container.sandbox())];

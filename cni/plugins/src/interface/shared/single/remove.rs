@@ -14,7 +14,7 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::failures::Failures;
 use crate::interface::shared::remove::{Seen, delete, with_ipam};
-use crate::interface::shared::renamed;
+use crate::interface::shared::{networks, renamed};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -75,6 +75,7 @@ fn delete_links(
     for link in ours.iter().chain(&unfinished) {
         failures.collect(delete(&container.route, link));
     }
+    networks::left(&container, attachment);
     failures.into_result()
 }
 

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The networks of a container that has several: its published ports must know them all, whichever plugin made the link.
+
+use std::path::Path;
+
+use cni_dataplane::{ContainerNetns, ContainerNetworks, Dataplane};
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Address, Link, RouteSocket};
+use cni_spec::{Attachment, CniError, Interface};
+use ipnet::IpNet;
+
+use super::container::Container;
+use super::failed;
+
+/// The index of the first link that is added to a new namespace, behind the loopback's.
+const FIRST_INDEX: u32 = 2;
+
+/// Tells the container's published ports of the networks of a link that an ADD has set up. Costs nothing for the first link
+/// of a namespace.
+pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link) -> Result<(), CniError> {
+    if link.index <= FIRST_INDEX {
+        return Ok(());
+    }
+    let all = read(&container.route, container.netns(), attachment)?;
+    let has_others = all.addresses.iter().any(|(of, _)| *of != link.index);
+    if has_others && all.addresses.iter().any(|(of, _)| *of == link.index) {
+        Dataplane::set_networks(&all)?;
+    }
+    Ok(())
+}
+
+/// Tells the container's published ports that a DEL has removed a link. A failure is logged: a source is masqueraded that
+/// need not be, until the port is withdrawn.
+pub(crate) fn left(container: &Container, attachment: &Attachment) {
+    let told = read(&container.route, container.netns(), attachment).and_then(|all| {
+        match all.addresses.is_empty() {
+            true => Ok(()),
+            false => Ok(Dataplane::set_networks(&all)?),
+        }
+    });
+    if let Err(error) = told {
+        log::warn!("published ports of the other networks of {attachment} are not updated: {error}");
+    }
+}
+
+/// The addresses that a container has by its other interfaces. `interfaces` are those of the ADD's result: the first link of
+/// a namespace, which most containers have alone, shows by the host's end of its pair.
+pub(crate) fn elsewhere(
+    attachment: &Attachment,
+    path: &Path,
+    interfaces: &[Interface],
+) -> Result<Vec<IpNet>, CniError> {
+    if is_first(interfaces)? {
+        return Ok(Vec::new());
+    }
+    let netns = Netns::open(path).map_err(failed)?;
+    let route = RouteSocket::open_in(&netns).map_err(failed)?;
+    let Some(own) = route.find_link(attachment.ifname()).map_err(failed)? else { return Ok(Vec::new()) };
+    Ok(read(&route, ContainerNetns::read(path).map_err(failed)?, attachment)?.elsewhere(own.index))
+}
+
+/// True if the peer of the host's end is the first link of its namespace.
+fn is_first(interfaces: &[Interface]) -> Result<bool, CniError> {
+    let on_host: Vec<_> = interfaces.iter().filter(|interface| interface.sandbox.is_empty()).collect();
+    if on_host.is_empty() {
+        return Ok(false);
+    }
+    let host = RouteSocket::open().map_err(failed)?;
+    for interface in on_host.iter().rev() {
+        let link = host.find_link(&interface.name).map_err(failed)?;
+        if let Some(peer) = link.and_then(|link| link.peer) {
+            return Ok(peer <= FIRST_INDEX);
+        }
+    }
+    Ok(false)
+}
+
+fn read(
+    route: &RouteSocket,
+    netns: ContainerNetns,
+    attachment: &Attachment,
+) -> Result<ContainerNetworks, CniError> {
+    let all = route.all_addresses().map_err(failed)?;
+    let counts = |address: &&Address| address.global && !address.net.addr().is_loopback();
+    let addresses = all.iter().filter(counts).map(|address| (address.link, address.net)).collect();
+    Ok(ContainerNetworks { container_id: attachment.container_id().to_owned(), netns, addresses })
+}
