@@ -10,6 +10,7 @@
 pub mod activation;
 pub mod boot;
 pub mod bpf_elements;
+pub mod dbus;
 pub mod dir;
 pub mod ethtool;
 mod family;

@@ -109,6 +109,9 @@ enum Reply {
 }
 
 fn answer(zones: &mut BTreeMap<String, String>, message: &Message) -> Reply {
+    if message.member == "getDefaultZone" {
+        return Reply::Text("public".to_owned());
+    }
     let [zone, source] = message.texts.as_slice() else {
         return Reply::Error("INVALID_TYPE: two texts".into());
     };

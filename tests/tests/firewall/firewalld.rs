@@ -2,8 +2,16 @@
 
 //! The firewalld backend, over a real bus.
 
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails, slipway_only};
+use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails, slipway, slipway_only, until};
+use slipwayd::repair;
+use slipwayd::repair::program::Program;
 
 use super::bus::{Daemon, Zones, firewalld, refusing};
 use super::{filter, network, recorded};
@@ -249,4 +257,90 @@ fn del_and_gc_use_the_zone_of_the_add() {
         network_of("not a zone").gc_plugins(&Value::Null).expect("GC");
         assert_eq!(sources(&zones), ["10.9.9.9/32 public"]);
     });
+}
+
+/// Repairs the node as slipwayd does, while `body` runs. It gets the damages so far, as texts.
+fn with_repairs(node: &Node, body: impl FnOnce(&Mutex<Vec<String>>)) {
+    let (ended, damages) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let (seen, ended) = (&damages, &ended);
+    thread::scope(|scope| {
+        let agent = scope.spawn(move || {
+            node.run(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let stop = async {
+                    while !ended.load(Ordering::Relaxed) {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                };
+                let done = |repair: repair::Repair| {
+                    let failures: Vec<String> = repair.failures().collect();
+                    assert!(failures.is_empty(), "{failures:?}");
+                    let mut seen = seen.lock().expect("not poisoned");
+                    seen.push("a repair".to_owned());
+                    seen.extend(repair.damages.iter().map(ToString::to_string));
+                };
+                runtime.expect("a runtime").block_on(repair::run(Program::new(slipway()), stop, done))
+            })
+        });
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            until(Duration::from_secs(60), "the first repair", || {
+                !seen.lock().expect("not poisoned").is_empty()
+            });
+            body(seen);
+        }));
+        ended.store(true, Ordering::Relaxed);
+        agent.join().expect("no panic").expect("the repairs run");
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+/// The script in docs/neighbours.md, with the path of this build's program.
+fn script_of_the_page() -> String {
+    let page = include_str!("../../../docs/neighbours.md");
+    let (_, rest) = page.split_once("```sh\n").expect("the page has the script");
+    let (script, _) = rest.split_once("```").expect("it ends");
+    script.replace("/opt/cni/bin/slipway ", &format!("{} ", slipway().display()))
+}
+
+/// A complete reload empties firewalld's zones. The agent hears of it on the bus; without an agent, the page's script
+/// puts the addresses back.
+#[test]
+fn sources_come_back_after_a_reload() {
+    let (node, daemon, zones) = with_firewalld!();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &json!({"backend": "firewalld"}));
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let before = sources(&zones);
+    assert_eq!(before.len(), 2);
+    let reload = || {
+        zones.lock().expect("not poisoned").clear();
+        let signal = "org.fedoraproject.FirewallD1.Reloaded";
+        node.cmd(&format!("dbus-send --system --type=signal /org/fedoraproject/FirewallD1 {signal}"));
+    };
+    with_repairs(&node, |damages| {
+        reload();
+        until(Duration::from_secs(60), "the sources are back", || sources(&zones) == before);
+        let all = || damages.lock().expect("not poisoned").join("\n");
+        until(Duration::from_secs(60), "the damage", || all().contains("firewalld has reloaded its rules"));
+    });
+    // The control: without an agent nothing puts them back, but for the page's script.
+    reload();
+    assert!(sources(&zones).is_empty());
+    node.write("/run/slipway-firewalld", script_of_the_page());
+    let mut unit = node.run(|| {
+        let mut command = Command::new("setsid");
+        command.args(["sh", "/run/slipway-firewalld"]).stdin(Stdio::null()).stdout(Stdio::null());
+        command.spawn().expect("start the script")
+    });
+    // It may not listen yet when the first signal is sent.
+    until(Duration::from_secs(60), "the script restores the sources", || {
+        reload();
+        thread::sleep(Duration::from_millis(300));
+        sources(&zones) == before
+    });
+    drop(daemon);
+    // dbus-monitor ends with its bus, and the script with dbus-monitor.
+    unit.wait().expect("the script ends");
 }

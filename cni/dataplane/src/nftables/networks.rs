@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::schema::{self, Map, SharedChain};
 use super::session::{OwnedElement, Session, State};
 use crate::networks::ContainerNetworks;
-use crate::{AddressFamily, Error};
+use crate::{AddressFamily, ContainerNetns, Error};
 
 /// Makes the elements of the published addresses match these networks.
 pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<(), Error> {
@@ -68,5 +68,6 @@ fn change(
 fn is_of(session: &Session, held: &OwnedElement, container: &ContainerNetworks) -> Result<bool, Error> {
     let Some(owner) = &held.owner else { return Ok(true) };
     let entry = session.entry(owner.attachment_hash, schema::KIND_PORTS)?;
-    Ok(entry.and_then(|entry| entry.record).is_none_or(|record| record.netns.is_same(&container.netns)))
+    let place = |netns: &ContainerNetns| (netns.dev, netns.ino);
+    Ok(entry.and_then(|entry| entry.record).is_none_or(|record| place(&record.netns) == place(&container.netns)))
 }

@@ -86,8 +86,31 @@ pub enum Damage {
     },
     /// Forwarding of a family was switched off on the whole node.
     Forwarding(AddressFamily),
+    /// firewalld has reloaded, started or stopped.
+    Firewalld(FirewalldChange),
     /// Notifications were lost.
     Lost,
+}
+
+/// What firewalld has done. Each may empty its zones and flush the rules of iptables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FirewalldChange {
+    /// It has reloaded its configuration.
+    Reloaded,
+    /// It has started.
+    Started,
+    /// It has stopped.
+    Stopped,
+}
+
+impl fmt::Display for FirewalldChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reloaded => "has reloaded its rules",
+            Self::Started => "has started",
+            Self::Stopped => "has stopped",
+        })
+    }
 }
 
 /// What was taken from a link.
@@ -124,7 +147,7 @@ impl Damage {
     /// True if BPF programs may be missing.
     #[must_use]
     pub(crate) fn concerns_programs(&self) -> bool {
-        !matches!(self, Self::Table { .. } | Self::Link { .. } | Self::Forwarding(_))
+        !matches!(self, Self::Table { .. } | Self::Link { .. } | Self::Forwarding(_) | Self::Firewalld(_))
     }
 }
 
@@ -140,6 +163,7 @@ impl fmt::Display for Damage {
             Self::Addresses => f.write_str("the node's addresses changed"),
             Self::Link { link, lost } => write!(f, "{link} {lost}"),
             Self::Forwarding(family) => write!(f, "forwarding of {family} was switched off"),
+            Self::Firewalld(change) => write!(f, "firewalld {change}"),
             Self::Lost => f.write_str("notifications of the kernel were lost"),
         }
     }

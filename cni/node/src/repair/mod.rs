@@ -9,6 +9,7 @@
 //! Legacy iptables and elements that expire unseen send no notification: there is a repair every five minutes, too.
 
 pub mod damage;
+mod firewalld;
 mod limits;
 pub mod program;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use crate::host::mounts;
 use damage::{Damage, Observer, ObserverError};
 use program::{Program, ProgramError, Restoration};
 
@@ -85,7 +87,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
     mut done: impl FnMut(Repair),
 ) -> Result<(), RepairError> {
-    let mut damages = observe(Observer::open()?).map_err(RepairError::Start)?;
+    let mut damages = observe(Observer::open()?, program.in_host_mounts).map_err(RepairError::Start)?;
     let mut resync = interval(RESYNC);
     resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut reported = BTreeSet::new();
@@ -130,9 +132,24 @@ async fn repair(program: &Program, damages: BTreeSet<Damage>) -> Repair {
     Repair { damages, restored, programs, took: begin.elapsed() }
 }
 
-/// Waits for damages in a thread of its own.
-fn observe(mut observer: Observer) -> io::Result<mpsc::Receiver<Result<Damage, ObserverError>>> {
+/// Waits for damages in threads of their own: the kernel's notifications, and firewalld's signals on the host's bus.
+fn observe(
+    mut observer: Observer,
+    in_host_mounts: bool,
+) -> io::Result<mpsc::Receiver<Result<Damage, ObserverError>>> {
     let (sender, receiver) = mpsc::channel(16);
+    let signals = sender.clone();
+    let watch = move || {
+        if in_host_mounts && let Err(error) = mounts::enter() {
+            log::warn!("firewalld's reloads are not noticed: {error}");
+            return;
+        }
+        firewalld::watch(|damage| match damage {
+            Some(damage) => signals.blocking_send(Ok(damage)).is_ok(),
+            None => !signals.is_closed(),
+        });
+    };
+    thread::Builder::new().name("firewalld".to_owned()).spawn(watch)?;
     let work = move || {
         while !sender.is_closed() {
             let damage = match observer.next(ALIVE) {

@@ -4,10 +4,9 @@
 
 use std::net::IpAddr;
 
+use cni_kernel::dbus::{Bus, BusError, Reply, Target};
 use cni_spec::CniError;
 use ipnet::IpNet;
-
-use super::dbus::{Bus, BusError, Reply, Target};
 
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: Target = Target {

@@ -4,7 +4,6 @@
 
 mod bridge;
 mod config;
-mod dbus;
 mod firewalld;
 
 use std::net::IpAddr;

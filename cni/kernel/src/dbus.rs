@@ -1,16 +1,20 @@
-// SPDX-License-Identifier: GPL-2.0-or-later
+// SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a
-//! time.
+//! time, and signals.
 //!
 //! The wire format is that of the D-Bus Specification 0.41, sections "Message Protocol" and "Authentication
 //! Protocol". A library's client would bring an event loop or tens of dependencies into every plugin process.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The time limit for a reply: firewalld may be reloading all of its rules.
 const REPLY_LIMIT: Duration = Duration::from_secs(25);
@@ -22,29 +26,47 @@ const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/r
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BusError {
+pub enum BusError {
+    /// There is no bus.
     #[error("connect to the system bus of D-Bus: {0}")]
     Unreachable(String),
+    /// The connection failed.
     #[error("{operation}: {source}")]
-    Io { operation: String, source: std::io::Error },
+    Io {
+        /// The call.
+        operation: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A message that does not conform to the specification.
     #[error("{operation}: unexpected reply: {reason}")]
-    Protocol { operation: String, reason: &'static str },
+    Protocol {
+        /// The call.
+        operation: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// An error reply.
     #[error("{operation}: {name}: {message}")]
     Refused {
+        /// The call.
         operation: String,
         /// The error's name on the bus.
         name: String,
+        /// The error's text.
         message: String,
     },
 }
 
 /// The destination of a call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Target {
-    pub(super) name: &'static str,
-    pub(super) path: &'static str,
-    pub(super) interface: &'static str,
+pub struct Target {
+    /// The destination's name on the bus.
+    pub name: &'static str,
+    /// The object's path.
+    pub path: &'static str,
+    /// The interface of the method.
+    pub interface: &'static str,
 }
 
 const BUS: Target =
@@ -52,23 +74,41 @@ const BUS: Target =
 
 /// The first value of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reply {
+pub enum Reply {
+    /// No value.
     Empty,
+    /// A text, or an object's path.
     Text(String),
+    /// A truth value.
     Bool(bool),
     /// A value of another type.
     Other,
 }
 
+/// A signal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signal {
+    /// Its interface.
+    pub interface: String,
+    /// Its name in the interface.
+    pub member: String,
+    /// Its values up to the first one that is no text.
+    pub texts: Vec<String>,
+}
+
 /// A connection to the system bus.
-pub(super) struct Bus {
+#[derive(Debug)]
+pub struct Bus {
     stream: UnixStream,
     serial: u32,
 }
 
 impl Bus {
     /// Connects as this process's user.
-    pub(super) fn system() -> Result<Self, BusError> {
+    ///
+    /// # Errors
+    /// [`BusError::Unreachable`] without a bus; [`BusError::Io`] if it refuses this user.
+    pub fn system() -> Result<Self, BusError> {
         let named = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let stream = connect(if named.is_empty() { SYSTEM_BUS } else { &named })?;
         let io = |source| BusError::Io { operation: "connect to the system bus".to_owned(), source };
@@ -81,7 +121,10 @@ impl Bus {
     }
 
     /// True if a process owns that name on the bus.
-    pub(super) fn has_owner(&mut self, name: &str) -> Result<bool, BusError> {
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn has_owner(&mut self, name: &str) -> Result<bool, BusError> {
         Ok(self.call(BUS, "NameHasOwner", &[name])? == Reply::Bool(true))
     }
 
@@ -90,7 +133,7 @@ impl Bus {
         let io = |source| BusError::Io { operation: operation(), source };
         // A zero byte first; the user ID in decimal digits, each written as two hexadecimal digits.
         let user = nix::unistd::geteuid().to_string();
-        let digits = cni_spec::text::hex(user.as_bytes());
+        let digits: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
         self.stream.write_all(format!("\0AUTH EXTERNAL {digits}\r\n").as_bytes()).map_err(io)?;
         let mut line = Vec::new();
         // Byte by byte, as the bytes after the line belong to the next message.
@@ -105,8 +148,45 @@ impl Bus {
         self.stream.write_all(b"BEGIN\r\n").map_err(io)
     }
 
+    /// Subscribes to the signals that a match rule describes (section "Match Rules").
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn subscribe(&mut self, rule: &str) -> Result<(), BusError> {
+        self.call(BUS, "AddMatch", &[rule]).map(drop)
+    }
+
+    /// The next signal, waited for for at most `timeout`. Signals that arrive during a call are lost.
+    ///
+    /// # Errors
+    /// [`BusError::Io`] if the bus has ended.
+    pub fn next_signal(&mut self, timeout: Duration) -> Result<Option<Signal>, BusError> {
+        let operation = || "wait for a signal".to_owned();
+        let io = |source| BusError::Io { operation: operation(), source };
+        let end = Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let wait = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)], wait) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(io(errno.into())),
+            }
+            let message = self.receive().map_err(io)?;
+            let message = Message::parse(&message)
+                .ok_or_else(|| BusError::Protocol { operation: operation(), reason: "malformed" })?;
+            if message.kind == SIGNAL {
+                return Ok(Some(message.signal()));
+            }
+        }
+    }
+
     /// Calls a method with text arguments and waits for its reply.
-    pub(super) fn call(&mut self, target: Target, member: &str, args: &[&str]) -> Result<Reply, BusError> {
+    ///
+    /// # Errors
+    /// [`BusError`]; an error reply is [`BusError::Refused`].
+    pub fn call(&mut self, target: Target, member: &str, args: &[&str]) -> Result<Reply, BusError> {
         let operation = || format!("{}.{member}({})", target.interface, args.join(", "));
         let io = |source| BusError::Io { operation: operation(), source };
         self.serial += 1;
@@ -178,6 +258,7 @@ const FIXED: usize = 16;
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
+const SIGNAL: u8 = 4;
 /// The flag that keeps the bus from starting a service for the call.
 const NO_AUTO_START: u8 = 2;
 const VERSION: u8 = 1;
@@ -267,6 +348,8 @@ struct Message<'a> {
     order: Order,
     reply_to: Option<u32>,
     error: Option<String>,
+    interface: String,
+    member: String,
     signature: String,
     body: &'a [u8],
 }
@@ -319,6 +402,8 @@ impl<'a> Message<'a> {
             order,
             reply_to: None,
             error: None,
+            interface: String::new(),
+            member: String::new(),
             signature: String::new(),
             body: &[],
         };
@@ -329,6 +414,8 @@ impl<'a> Message<'a> {
             let code = reader.take(1, 8)?[0];
             match (code, reader.signature()?.as_str()) {
                 (REPLY_SERIAL, "u") => message.reply_to = Some(reader.number()?),
+                (INTERFACE, "s") => message.interface = reader.text()?,
+                (MEMBER, "s") => message.member = reader.text()?,
                 (ERROR_NAME, "s") => message.error = Some(reader.text()?),
                 (SIGNATURE, "g") => message.signature = reader.signature()?,
                 (_, "s" | "o") => drop(reader.text()?),
@@ -339,6 +426,15 @@ impl<'a> Message<'a> {
         }
         message.body = bytes.get(end.checked_next_multiple_of(8)?..)?;
         Some(message)
+    }
+
+    fn signal(&self) -> Signal {
+        let mut reader = Reader { bytes: self.body, at: 0, order: self.order };
+        let texts = self.signature.chars().map_while(|kind| match kind {
+            's' | 'o' => reader.text(),
+            _ => None,
+        });
+        Signal { texts: texts.collect(), interface: self.interface.clone(), member: self.member.clone() }
     }
 
     fn reply(&self) -> Reply {
@@ -406,6 +502,19 @@ mod tests {
         assert_eq!(Message::parse(&no).unwrap().reply(), Reply::Bool(false));
         let nothing = reply(Order::Little, METHOD_RETURN, "", &[]);
         assert_eq!(Message::parse(&nothing).unwrap().reply(), Reply::Empty);
+    }
+
+    #[test]
+    fn a_signal_has_its_texts() {
+        let target = Target { name: "a.b", path: "/a", interface: "org.freedesktop.DBus" };
+        let mut message = method_call(7, target, "NameOwnerChanged", &["a.b", "", ":1.7"]);
+        message[1] = SIGNAL;
+        let signal = Message::parse(&message).unwrap().signal();
+        assert_eq!(
+            (signal.interface.as_str(), signal.member.as_str()),
+            (target.interface, "NameOwnerChanged")
+        );
+        assert_eq!(signal.texts, ["a.b", "", ":1.7"]);
     }
 
     #[test]
