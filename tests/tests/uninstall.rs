@@ -490,6 +490,8 @@ fn a_reader_that_goes_does_not_end_the_removal() {
         (node.list(DIR), node.list("/var/lib/cni"), node.list("/run/slipway"))
     };
     assert_eq!(removed(false), removed(true));
+}
+
 /// What is mounted is not ours to unmount. A second call has nothing left to do.
 #[test]
 fn mount_points_are_emptied_and_stay() {

@@ -65,7 +65,8 @@ impl World {
 
     fn veth(&self, name: &str, peer_name: &str) -> (Link, Link) {
         let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
-        let new = NewVeth { name, mac, peer_name, peer_netns: &self.host_netns, mtu: Some(1400) };
+        let new =
+            NewVeth { name, mac, peer_name, peer_mac: None, peer_netns: &self.host_netns, mtu: Some(1400) };
         self.pod.create_veth(&new).unwrap();
         (self.pod.link(name).unwrap(), self.host.link(peer_name).unwrap())
     }
@@ -175,7 +176,7 @@ fn creation_is_exclusive() {
     world.veth("eth0", "veth0a");
     let peer_netns = &world.host_netns;
     for (name, peer_name) in [("eth0", "veth0b"), ("eth1", "veth0a"), ("eth1", "br0")] {
-        let new = NewVeth { name, mac: None, peer_name, peer_netns, mtu: None };
+        let new = NewVeth { name, mac: None, peer_name, peer_mac: None, peer_netns, mtu: None };
         let error = world.pod.create_veth(&new).unwrap_err();
         assert!(error.already_exists(), "{name} {peer_name}: {error}");
     }

@@ -69,5 +69,7 @@ fn is_of(session: &Session, held: &OwnedElement, container: &ContainerNetworks) 
     let Some(owner) = &held.owner else { return Ok(true) };
     let entry = session.entry(owner.attachment_hash, schema::KIND_PORTS)?;
     let place = |netns: &ContainerNetns| (netns.dev, netns.ino);
-    Ok(entry.and_then(|entry| entry.record).is_none_or(|record| place(&record.netns) == place(&container.netns)))
+    Ok(entry
+        .and_then(|entry| entry.record)
+        .is_none_or(|record| place(&record.netns) == place(&container.netns)))
 }

@@ -149,7 +149,7 @@ impl RouteSocket {
         let header = Header { state: 0, ..neighbour(link, address) };
         let message = message(RTM_GETNEIGH, &header, &[(NDA_DST, &wire::octets(address))]);
         let action = format_args!("find neighbour {address} of {}", link.name);
-        match self.transport.get(message, action, |payload| decode_any(payload)) {
+        match self.transport.get(message, action, decode_any) {
             Err(error) if error.is_not_found() => Ok(None),
             other => other,
         }

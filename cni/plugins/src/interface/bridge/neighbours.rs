@@ -90,9 +90,11 @@ impl AddContext<'_> {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
         // Last, as setting the MAC address empties the link's table.
-        for gateway in &plan.gateways {
-            let new = bridge.mac.map(|mac| Neighbour { address: gateway.addr(), mac });
-            new.map(|new| unneeded(container.route.introduce_neighbour(inner, new, Counts::No)));
+        if let Some(mac) = bridge.mac {
+            for gateway in &plan.gateways {
+                let new = Neighbour { address: gateway.addr(), mac };
+                unneeded(container.route.introduce_neighbour(inner, new, Counts::No));
+            }
         }
         Ok(())
     }
