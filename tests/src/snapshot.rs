@@ -139,7 +139,9 @@ fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
 fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
     let text =
         space.cmd_input("ip -o -batch -", "route show table all\nrule\nneighbour show nud permanent\n");
-    for line in text.lines().filter(|line| !is_added_later(line)) {
+    // Entries that a program has introduced are not left out by the kernel's filter: they come and go as learnt ones do.
+    let is_introduced = |line: &&str| line.contains(" extern_learn ");
+    for line in text.lines().filter(|line| !is_added_later(line) && !is_introduced(line)) {
         let is_rule = line.split_once(':').is_some_and(|(first, _)| first.parse::<u32>().is_ok());
         let kind = if is_rule {
             "rule"

@@ -13,7 +13,7 @@ use crate::owner::Life;
 /// not be proven later.
 #[must_use]
 pub fn encode(netns: &Path) -> Option<Vec<u8>> {
-    Record::new(&ContainerNetns::read(netns).ok()?)?.encode()
+    Record::new(&ContainerNetns::without_cookie(netns).ok()?)?.encode()
 }
 
 /// True if the namespace of a record is provably gone: its path is missing or leads to another one, in the mount namespace in

@@ -234,9 +234,14 @@ impl ContainerNetns {
 
     /// Reads the identity behind a path.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let meta = std::fs::metadata(path)?;
         let cookie = Netns::open(path).ok().and_then(|netns| netns.cookie());
-        Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), cookie })
+        Ok(Self { cookie, ..Self::without_cookie(path)? })
+    }
+
+    /// As [`Self::read`], without the cookie, for which a thread has to enter the namespace.
+    pub(crate) fn without_cookie(path: &Path) -> io::Result<Self> {
+        let meta = std::fs::metadata(path)?;
+        Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), cookie: None })
     }
 
     /// True if both are the same namespace at the same path. A record of an earlier version has no cookie.

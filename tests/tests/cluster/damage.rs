@@ -215,7 +215,7 @@ fn limits_of_a_rate_come_back() {
     with_repairs(&lab, program(), |repairs| {
         for (damage, cause) in [
             (format!("tc qdisc del dev {veth} clsact"), "a filter or qdisc of"),
-            (format!("tc qdisc replace dev {veth} root handle 7: bfifo"), "a filter or qdisc of"),
+            (format!("tc qdisc replace dev {veth} root handle 7: bfifo"), "has another limit"),
             (
                 format!(
                     "tc qdisc change dev {device} root handle 1: tbf rate 1gbit burst 1000000 limit 1000000"
@@ -230,13 +230,7 @@ fn limits_of_a_rate_come_back() {
             node.cmd(&damage);
             until(&damage, || network.check(&attach).is_ok());
             println!("{damage}: complete after {:?}", begin.elapsed());
-            until("the report", || repairs.lock().unwrap().len() > before);
-            let causes: Vec<String> = repairs.lock().unwrap()[before..]
-                .iter()
-                .flat_map(|repair| &repair.damages)
-                .map(ToString::to_string)
-                .collect();
-            assert!(causes.iter().any(|one| one.contains(cause)), "{damage}: {causes:?}");
+            reported(repairs, before, cause);
             let passed = out_of();
             assert!((1..=LIMITED).contains(&passed), "{damage}: {passed}");
         }

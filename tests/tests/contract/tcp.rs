@@ -12,8 +12,8 @@ use slipway_tests::{BridgeNetfilter, Proto, at, patience, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World};
 
-/// The client's port, which it takes again.
-const CLIENT_PORT: u16 = 40_000;
+/// The client's port, which it takes again: none that the kernel chooses by itself.
+const CLIENT_PORT: u16 = 20_000;
 /// Drops what would tell the other end that a connection has ended.
 const MUTE: &str = "table inet mute { chain c { type filter hook output priority -400; \
                     tcp flags & (fin | rst) != 0 drop; }; }";
@@ -24,6 +24,7 @@ fn connect_and_forget(world: &World, to: SocketAddr) {
     world.client.run(|| {
         let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
         let from = if to.is_ipv4() { "0.0.0.0" } else { "::" }.parse().expect("an address");
+        setsockopt(&socket, sockopt::ReuseAddr, &true).expect("an option");
         bind(
             std::os::fd::AsRawFd::as_raw_fd(&socket),
             &SockaddrStorage::from(SocketAddr::new(from, CLIENT_PORT)),

@@ -317,7 +317,8 @@ fn sources_come_back_after_a_reload() {
     let reload = || {
         zones.lock().expect("not poisoned").clear();
         let signal = "org.fedoraproject.FirewallD1.Reloaded";
-        node.cmd(&format!("dbus-send --system --type=signal /org/fedoraproject/FirewallD1 {signal}"));
+        let send = "dbus-send --system --type=signal /org/fedoraproject/FirewallD1";
+        node.cmd(&format!("{send} {signal}"));
     };
     with_repairs(&node, |damages| {
         reload();

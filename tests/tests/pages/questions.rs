@@ -20,7 +20,8 @@ pub(crate) fn add_fails_with_code_11(page: &mut Reader) {
     let late = world.node.pod("web2");
     let attach = Attach::new(&late).port(Proto::Tcp, 8080, 80);
     let failure = network.add(&attach).expect_err("the port is taken");
-    let printed = json!({"code": failure.error.code, "msg": failure.error.msg});
+    let printed =
+        json!({"code": failure.error.code, "msg": failure.error.msg, "details": failure.error.details});
     assert_eq!(printed, shown("docs/questions/add-fails-with-code-11.md"));
     page.types(&world.node, "slipway ports");
     page.types(&world.node, "slipway detach");

@@ -242,7 +242,7 @@ fn ports_prints_a_table() {
     assert_eq!(line, wanted, "{table}");
     let none: Value =
         serde_json::from_str(&node.slipway("ports --container other --output json")).expect("JSON");
-    assert_eq!(none, json!({"schema": 1, "ports": []}));
+    assert_eq!(none, json!({"schema": 2, "attachments": [], "ports": []}));
     let wrong = node.try_slipway("ports --format json");
     assert_eq!(wrong.code, Some(2), "{wrong}");
 }

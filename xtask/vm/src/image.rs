@@ -68,6 +68,7 @@ const TOOLS: &[&str] = &[
     "mknod",
     "modprobe",
     "mount",
+    "mountpoint",
     "mv",
     "nft",
     "nsenter",

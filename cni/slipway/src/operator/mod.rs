@@ -248,10 +248,7 @@ mod tests {
                 &["top", "--once"],
                 "slipway: unknown command \"top\": `slipwayd top` is a command of slipwayd (see `slipway --help`)\n",
             ),
-            (
-                &["help", "pod"],
-                "slipway help: unknown command \"pod\": `slipwayd pod` is a command of slipwayd",
-            ),
+            (&["help", "pod"], "slipway: unknown command \"pod\": `slipwayd pod` is a command of slipwayd"),
             (
                 &["pod", "up", "--network", "n"],
                 "slipway: unknown command \"pod\": `slipwayd pod` is a command of",

@@ -45,8 +45,16 @@ pub(crate) fn left(container: &Container, attachment: &Attachment) {
 }
 
 /// The addresses that a container has by its other interfaces. `interfaces` are those of the ADD's result: the first link of
-/// a namespace, which most containers have alone, shows by the host's end of its pair.
-pub(crate) fn elsewhere(
+/// a namespace, which most containers have alone, shows by the host's end of its pair. Without them the ports serve all
+/// clients but those of the container's other networks, which is no reason to fail.
+pub(crate) fn elsewhere(attachment: &Attachment, path: &Path, interfaces: &[Interface]) -> Vec<IpNet> {
+    find_elsewhere(attachment, path, interfaces).unwrap_or_else(|error| {
+        log::warn!("clients in other networks of {attachment} may not reach its ports: {error}");
+        Vec::new()
+    })
+}
+
+fn find_elsewhere(
     attachment: &Attachment,
     path: &Path,
     interfaces: &[Interface],

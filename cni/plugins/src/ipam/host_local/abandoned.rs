@@ -2,17 +2,12 @@
 
 //! Reservations whose owner is provably gone. They are freed when a range is exhausted.
 //!
-//! The reference compares a reservation's text as a whole, so the text has no room for the container's namespace. The
-//! record is in an extended attribute of the file, which no program but ours looks at, and which comes and goes with
-//! the reservation. A reservation without it (of the reference, or on a file system without such attributes) has an owner
+//! A reservation without a [mark](super::mark) (of the reference, or on a file system without such attributes) has an owner
 //! that may live. So has one of an earlier boot, because a path proves something only in the mount namespace that it was
 //! recorded in: the directory may be another node's, too.
 
-use std::ffi::CStr;
 use std::io::Read as _;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::SystemTime;
 
 use cni_dataplane::firewall::{self, BridgeUse, FirewallLock};
@@ -22,14 +17,9 @@ use cni_kernel::xattr;
 use cni_spec::{Attachment, CniError};
 use nix::errno::Errno;
 
+use super::mark::{ATTRIBUTE, BOOT_ID, LARGEST};
 use super::owner::{self, Content};
 use super::store::{Store, StoreError};
-
-/// Of trusted attributes the kernel keeps an unprivileged program away.
-const ATTRIBUTE: &CStr = c"trusted.slipway.netns";
-/// The boot ID and the record of the namespace, whose path is short.
-const LARGEST: usize = 512;
-const BOOT_ID: usize = 16;
 
 /// A reservation of an owner that is gone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,19 +28,6 @@ pub(super) struct Abandoned {
     since: SystemTime,
     pub(super) address: IpAddr,
     owner: Attachment,
-}
-
-/// The attribute's value for a container's namespace. None if its end could not be proven later.
-pub(super) fn record(boot: &[u8; BOOT_ID], netns: Option<&Path>) -> Option<Vec<u8>> {
-    let namespace = namespace_record::encode(netns?)?;
-    (*boot != [0; BOOT_ID] && namespace.len() + BOOT_ID <= LARGEST).then(|| [&boot[..], &namespace].concat())
-}
-
-/// Adds the record to a reservation. Without it the reservation holds as well.
-pub(super) fn write(file: impl AsFd, record: &[u8]) {
-    if let Err(errno) = xattr::set(file, ATTRIBUTE, record) {
-        log::debug!("record a reservation's namespace: {errno}");
-    }
 }
 
 /// The reservations in these ranges whose owners are provably gone, oldest first. Reads the whole directory.
@@ -116,6 +93,7 @@ mod tests {
     use std::fs::{self, File};
     use std::time::Duration;
 
+    use super::super::mark::record;
     use super::*;
 
     #[test]

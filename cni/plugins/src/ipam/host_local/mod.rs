@@ -11,6 +11,7 @@ mod config;
 mod index;
 mod ledger;
 pub mod leftovers;
+mod mark;
 pub(crate) mod other_networks;
 mod owner;
 mod range;
@@ -198,7 +199,7 @@ struct Choice<'a> {
 /// Reserves one address of each range set: all or none.
 fn allocate(store: &mut Store, config: &Config, request: &Request<'_>) -> Result<Vec<IpConfig>, CniError> {
     let attachment = &request.attachment;
-    let (text, record) = (owner::text(attachment), abandoned::record(&store.boot, request.netns.as_deref()));
+    let (text, record) = (owner::text(attachment), mark::record(&store.boot, request.netns.as_deref()));
     let stage = || store.stage(&text, record.as_deref());
     let staged: Vec<Staged> = config.sets.iter().map(|_| stage()).collect::<Result<_, _>>()?;
     store.make_ours(&config.data_dir, attachment.network());

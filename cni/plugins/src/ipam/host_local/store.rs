@@ -31,8 +31,8 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
-use super::abandoned;
 use super::index::{Contents, Stamp};
+use super::mark;
 use super::owner::{self, Content};
 
 /// The folder of our own files.
@@ -170,7 +170,7 @@ impl Store {
             .map_err(|error| errno(&error))
             .map_err(failed("write a reservation in"))?;
         if let Some(record) = record {
-            abandoned::write(&file, record);
+            mark::write(&file, record);
         }
         file.sync_all().map_err(|error| errno(&error)).map_err(failed("sync a reservation in"))?;
         Ok(Staged::Unnamed(file.into()))

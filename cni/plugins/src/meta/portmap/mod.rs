@@ -163,7 +163,7 @@ fn wanted(
         .iter()
         .map(|mapping| EntryPort { protocol: mapping.protocol, port: mapping.host_port });
     let elsewhere = match config.snat {
-        Snat::Needed => networks::elsewhere(&request.attachment, path, &previous.interfaces)?,
+        Snat::Needed => networks::elsewhere(&request.attachment, path, &previous.interfaces),
         Snat::Always | Snat::Never => Vec::new(),
     };
     Ok(Some(PortRequest {

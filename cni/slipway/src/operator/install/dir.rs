@@ -14,7 +14,8 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, symlinkat, unlinkat};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
+use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use slipway_cli::Failure;
 
@@ -105,14 +106,14 @@ impl PluginDir {
         Self::open(path)
     }
 
-    /// Checks that names in the directory can be changed.
+    /// Checks that the directory is not on a read-only file system.
     pub(super) fn check_writable(&self) -> Result<(), InstallError> {
-        let denied = match faccessat(&self.fd, ".", AccessFlags::W_OK, AtFlags::empty()) {
-            Ok(()) => return Ok(()),
-            Err(Errno::EROFS) => "is on a read-only file system",
-            Err(_) => "cannot be written",
-        };
-        Err(InstallError::Taken { path: self.path.clone(), why: denied })
+        match fstatvfs(&self.fd) {
+            Ok(found) if found.flags().contains(FsFlags::ST_RDONLY) => {
+                Err(InstallError::Taken { path: self.path.clone(), why: "is on a read-only file system" })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens and locks the directory; `None` if it does not exist.
