@@ -220,6 +220,9 @@ pub struct Withdrawal<'a> {
     pub ports: &'a [HostPorts],
     /// Hint: its container addresses.
     pub addresses: &'a [IpAddr],
+    /// True if the container's namespace is gone, and with it what would have ended its TCP connections: conntrack is
+    /// searched for those that are left, too, which takes milliseconds.
+    pub has_vanished: bool,
 }
 
 impl PortRequest {
@@ -244,7 +247,7 @@ impl<'a> Withdrawal<'a> {
     /// A withdrawal without hints.
     #[must_use]
     pub fn of(attachment: &'a Attachment, kinds: Kinds) -> Self {
-        Self { attachment, kinds, ports: &[], addresses: &[] }
+        Self { attachment, kinds, ports: &[], addresses: &[], has_vanished: false }
     }
 }
 

@@ -199,7 +199,7 @@ fn kinds_of(records: &[u32]) -> Kinds {
 }
 
 /// Ends flows through these ports. A failure is only logged: the flows end by their timeouts.
-fn flush(ports: &[PublishedPort], which: fn(IpAddr) -> Selection) {
+fn flush(ports: &[PublishedPort], which: impl Fn(IpAddr) -> Selection) {
     let ports: Vec<_> = ports.iter().map(|port| (port.host, which(port.container))).collect();
     if let Err(e) = conntrack::flush(&ports) {
         log::warn!("{e}");
@@ -279,7 +279,7 @@ impl Publisher<'_> {
         }
         let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
         for family in AddressFamily::BOTH {
-            flush(&withdraw::remove_chains(&tools.with_family(family), &chains)?, Selection::To);
+            flush(&withdraw::remove_chains(&tools.with_family(family), &chains)?, Selection::ToVanished);
         }
         let kinds = record_kinds(Kinds::All);
         records.iter().try_for_each(|record| self.owners.remove(record.owner.attachment_hash, &kinds))
@@ -377,7 +377,7 @@ impl Backend for Iptables {
                 unpublished.extend(in_each_place(attachment, &[kind], withdraw::remove_chains)?);
             }
         }
-        flush(&unpublished, Selection::To);
+        flush(&unpublished, |container| Selection::withdrawn(container, withdrawal.has_vanished));
         Ok(())
     }
 
@@ -413,7 +413,7 @@ impl Backend for Iptables {
         for recorded in owners.list(is_dead)?.iter().filter(|recorded| kinds.contains(&recorded.kind)) {
             owners.remove(recorded.owner.attachment_hash, &[recorded.kind])?;
         }
-        flush(&unpublished, Selection::To);
+        flush(&unpublished, Selection::ToVanished);
         Ok(())
     }
 

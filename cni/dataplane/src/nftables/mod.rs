@@ -90,7 +90,7 @@ impl Nftables {
         if gone.is_empty() {
             return Ok(Some(session));
         }
-        end_flows(session, &gone);
+        end_flows(session, &gone, withdrawal.has_vanished);
         Ok(None)
     }
 
@@ -164,19 +164,20 @@ pub(crate) fn end_flows_of_the_dead(gone: &[OwnedElement]) {
         return;
     }
     match Session::open() {
-        Ok(session) => end_flows(session, gone),
+        Ok(session) => end_flows(session, gone, true),
         Err(error) => log::warn!("look for the flows of a dead container: {error}"),
     }
 }
 
 /// Removes the flows that these elements were for, after their removal: those that [`conntrack`] lists and offloaded ones would
 /// last, and lead to the container that gets the address next. A failure is logged.
-fn end_flows(session: Session, gone: &[OwnedElement]) {
+fn end_flows(session: Session, gone: &[OwnedElement], has_vanished: bool) {
     if gone.is_empty() {
         return;
     }
     let ports = gone.iter().filter_map(published);
-    let ports: Vec<_> = ports.map(|port| (port.host, Selection::To(port.container))).collect();
+    let ports: Vec<_> =
+        ports.map(|port| (port.host, Selection::withdrawn(port.container, has_vanished))).collect();
     let offloaded = match session.layout() {
         Ok(Layout { offloading: Some(Protocols::TcpAndUdp), .. }) => {
             gone.iter().filter_map(container).collect()
@@ -241,7 +242,7 @@ impl Backend for Nftables {
         unless_no_nf_tables(Session::open().and_then(|session| {
             let mut gone = Vec::new();
             let done = withdraw::retain(&session, (network, valid), &kinds, &mut gone);
-            end_flows(session, &gone);
+            end_flows(session, &gone, true);
             done
         }))
     }

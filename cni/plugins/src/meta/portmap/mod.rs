@@ -7,11 +7,13 @@ mod expected;
 mod route_localnet;
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use cni_dataplane::{
     AddressFamily, Backend, BackendName, Conditions, ContainerNetns, Dataplane, EntryPort, IptablesOptions,
     Kinds, Loopback, NftablesOptions, PortRequest, Snat, Withdrawal,
 };
+use cni_kernel::netns::Netns;
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
@@ -124,8 +126,14 @@ fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
         kinds: Kinds::AllIfPorts,
         ports: &ports,
         addresses: &addresses,
+        has_vanished: request.netns.as_deref().is_none_or(is_gone),
     };
     Ok(backend.withdraw(&withdrawal)?)
+}
+
+/// True if there is no namespace at the path any more.
+fn is_gone(path: &Path) -> bool {
+    Netns::open(path).is_err_and(|error| error.is_gone())
 }
 
 fn check(backend: &dyn Backend, config: Config, request: &Request<'_>) -> Result<(), CniError> {
