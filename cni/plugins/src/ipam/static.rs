@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use cni_spec::address::{AddressError, check_container, check_router};
 use cni_spec::text::parse_canonical_net;
-use cni_spec::{AddResult, Args, ArgsError, CniError, Dns, IpConfig, Route, Version};
+use cni_spec::{AddResult, Args, ArgsError, CniError, Dns, ErrorCode, IpConfig, Route, Version};
 use ipnet::IpNet;
 use serde::Deserialize;
 
@@ -110,12 +110,19 @@ enum ConfigError {
     Key(#[from] KeyError),
     #[error(transparent)]
     Args(#[from] ArgsError),
+    #[error("the 'ip' field is expected to be in CIDR notation, got: '{0}'")]
+    ArgsAddress(String),
+    #[error("invalid gateway address: {0}")]
+    ArgsGateway(String),
 }
 
 impl From<ConfigError> for CniError {
     fn from(error: ConfigError) -> Self {
         match error {
             ConfigError::Args(error) => error.into(),
+            ConfigError::ArgsAddress(_) | ConfigError::ArgsGateway(_) => {
+                Self::new(ErrorCode::InvalidEnvironment, error.to_string())
+            }
             _ => Self::config(error.to_string()),
         }
     }
@@ -195,13 +202,13 @@ impl RawIpam {
             addresses.push(Address { address, gateway: gateway.map(canonical) });
         }
         for text in list(args.get("IP")) {
-            let bad = || format!("the 'ip' field is expected to be in CIDR notation, got: '{text}'");
-            let address = parse_canonical_net(text).ok_or_else(|| args.bad_value("IP", bad()))?;
+            let address =
+                parse_canonical_net(text).ok_or_else(|| ConfigError::ArgsAddress(text.to_owned()))?;
             addresses.push(Address { address, gateway: None });
         }
         for text in list(args.get("GATEWAY")) {
-            let bad = || args.bad_value("GATEWAY", format!("invalid gateway address: {text}"));
-            let gateway = canonical(text.parse().map_err(|_| bad())?);
+            let gateway = text.parse().map_err(|_| ConfigError::ArgsGateway(text.to_owned()))?;
+            let gateway = canonical(gateway);
             for one in addresses.iter_mut().filter(|one| one.address.contains(&gateway)) {
                 one.gateway = Some(gateway);
             }
@@ -282,13 +289,9 @@ mod tests {
             (
                 json!({"ipam": {}}),
                 "IP=10.1.0.5",
-                "ARGS: error parsing value of pair \"IP=10.1.0.5\": the 'ip' field is expected to be in CIDR notation, got: '10.1.0.5'",
+                "the 'ip' field is expected to be in CIDR notation, got: '10.1.0.5'",
             ),
-            (
-                json!({"ipam": {}}),
-                "GATEWAY=x",
-                "ARGS: error parsing value of pair \"GATEWAY=x\": invalid gateway address: x",
-            ),
+            (json!({"ipam": {}}), "GATEWAY=x", "invalid gateway address: x"),
             (
                 json!({"ipam": {"addresses": [{"address": "10.1.0.5/8", "gateway": "x"}]}}),
                 "",

@@ -332,13 +332,11 @@ fn read_config(stdin: &mut dyn Read) -> Result<Vec<u8>, CniError> {
 fn not_before(plugin: &dyn Plugin, draft: &Draft, minimum: Version, verb: &str) -> Result<(), CniError> {
     let declared = draft.version()?;
     let decode = |e: cni_spec::VersionError| CniError::new(ErrorCode::Decode, e.to_string());
+    // Without details, as in the reference: tools compare the whole text.
     let refuse = |who: &str| {
-        let msg = format!("{who} version does not allow {verb}");
         let supported = text::quote_all(plugin.versions().iter().map(|v| v.as_str()));
-        CniError::new(ErrorCode::IncompatibleVersion, msg).with_details(format!(
-            "config is {}, plugin supports {supported}",
-            text::quote(declared.as_str())
-        ))
+        log::warn!("config is {}, plugin supports {supported}", text::quote(declared.as_str()));
+        CniError::new(ErrorCode::IncompatibleVersion, format!("{who} version does not allow {verb}"))
     };
     if declared.compare(minimum).map_err(decode)?.is_lt() {
         return Err(refuse("config"));

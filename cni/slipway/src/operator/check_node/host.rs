@@ -54,6 +54,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(foreign_tables());
     found.extend(settings());
     found.extend(flows());
+    found.extend(neighbours(Path::new("/proc/net/stat")));
     found.extend(flow_writer(Path::new("/proc")));
     found.push(state_dir(Path::new(STATE_DIR)));
     found
@@ -368,6 +369,42 @@ fn flows() -> Option<Finding> {
     )
 }
 
+/// The tables of neighbours, if one is almost full or was: a namespace other than the machine's first has no such files.
+fn neighbours(statistics: &Path) -> Vec<Finding> {
+    let families = [("arp_cache", "ipv4"), ("ndisc_cache", "ipv6")];
+    let judged = families.into_iter().filter_map(|(file, family)| {
+        let setting = format!("net/{family}/neigh/default/gc_thresh3");
+        let most: u64 = sysctl::get(&setting).ok()?.parse().ok()?;
+        let text = fs::read_to_string(statistics.join(file)).ok()?;
+        neighbour_table(&text, most, &setting.replace('/', "."))
+    });
+    judged.collect()
+}
+
+/// Judges `/proc/net/stat/arp_cache`: columns of hexadecimal numbers, a line for each processor (`neigh_stat_seq_show`).
+fn neighbour_table(text: &str, most: u64, setting: &str) -> Option<Finding> {
+    let mut lines = text.lines();
+    let names: Vec<&str> = lines.next()?.split_whitespace().collect();
+    let place = |name: &str| names.iter().position(|one| *one == name);
+    let (entries, fulls) = (place("entries")?, place("table_fulls")?);
+    let rows: Vec<Vec<u64>> = lines
+        .map(|line| line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect())
+        .collect();
+    // The number of entries is the whole table's on each line.
+    let used = *rows.first()?.get(entries)?;
+    let overflows: u64 = rows.iter().filter_map(|row| row.get(fulls)).sum();
+    if overflows == 0 && used * 100 < most * FLOWS_PERCENT {
+        return None;
+    }
+    let found =
+        format!("{used} of at most {most}; {overflows} packets had no room since the node has booted");
+    Some(
+        Finding::new("neighbours of all namespaces", State::Warning, found)
+            .reason("each running container of a bridge takes one on the node, and each pair of containers that talk two")
+            .fix(format!("sysctl -w {setting}={}, and set it in /etc/sysctl.d", (most * 4).max(16_384))),
+    )
+}
+
 fn state_dir(path: &Path) -> Finding {
     let what = format!("state directory {}", path.display());
     // host-local creates the directory for the first container, hence its parent counts.
@@ -416,6 +453,25 @@ mod tests {
         assert_eq!(state_dir(dir.path()).state, State::Ok);
         let inner = state_dir(&dir.path().join("a/b"));
         assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "does not exist yet, can be created"));
+    }
+
+    #[test]
+    fn a_table_of_neighbours_that_is_almost_full_or_was_is_named() {
+        let table = |used: &str, fulls: &str| {
+            format!("entries  allocs   table_fulls\n{used} 0000e3ef {fulls}\n{used} 0000e65d 00000001\n")
+        };
+        let judge =
+            |used, fulls| neighbour_table(&table(used, fulls), 1024, "net.ipv4.neigh.default.gc_thresh3");
+        // 820 of 1,024 are 80 %.
+        let full = judge("00000334", "00000000").unwrap();
+        assert!(full.found.starts_with("820 of at most 1024; 1 packets"), "{full:?}");
+        assert!(full.fix.contains("gc_thresh3=16384"), "{full:?}");
+        assert_eq!(judge("0000004c", "00000002").unwrap().state, State::Warning);
+        let none = table("0000004c", "00000000").replace("00000001", "00000000");
+        assert_eq!(neighbour_table(&none, 1024, "x"), None);
+        for text in ["", "entries\n", "entries table_fulls\n\n", "entries table_fulls\nx y\n"] {
+            assert_eq!(neighbour_table(text, 1024, "x"), None, "{text:?}");
+        }
     }
 
     #[test]
