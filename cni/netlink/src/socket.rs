@@ -58,6 +58,9 @@ pub struct Socket<S = OwnedFd> {
     buffer: RefCell<Buffer>,
     /// False from a request on until its replies are read to their end.
     is_idle: Cell<bool>,
+    /// True once a request was sent while replies to an earlier one were left: they are skipped by their numbers, but
+    /// another owner of the socket begins with the same numbers again.
+    has_leftovers: Cell<bool>,
     /// See [`PATIENCE`].
     patience: Duration,
 }
@@ -94,6 +97,7 @@ impl<S: AsFd> Socket<S> {
             sequence: Cell::new(0),
             buffer: RefCell::default(),
             is_idle: Cell::new(true),
+            has_leftovers: Cell::new(false),
             patience: PATIENCE,
         }
     }
@@ -119,7 +123,7 @@ impl<S: AsFd> Socket<S> {
 
     /// True if no reply is left to be read: another owner of the socket can use it.
     pub const fn is_idle(&self) -> bool {
-        self.is_idle.get()
+        self.is_idle.get() && !self.has_leftovers.get()
     }
 
     /// The next sequence number, which is not 0: that is the number of notifications.
@@ -271,7 +275,9 @@ impl<S: AsFd> Socket<S> {
     }
 
     fn send(&self, request: &[u8]) -> Result<(), Errno> {
-        self.is_idle.set(false);
+        if !self.is_idle.replace(false) {
+            self.has_leftovers.set(true);
+        }
         loop {
             match send(self.socket.as_fd().as_raw_fd(), request, MsgFlags::empty()) {
                 Err(Errno::EINTR) => {}
@@ -377,6 +383,7 @@ mod tests {
         socket.send(link_request(RTM_GETLINK, flag::DUMP).seal(77)).unwrap();
         assert_eq!(index(&socket, &mut loopback()), Ok(1), "the loopback's index");
         assert!(names(&socket).contains(&"lo".to_owned()));
+        assert!(!socket.is_idle(), "another owner would take what is left for its own replies");
     }
 
     #[test]
