@@ -30,7 +30,7 @@ use xtask_base::workspace;
 const PER_PROCESSOR: usize = 2;
 
 /// Tests at a time in the lane of `tests/heavy.txt`.
-const HEAVY: usize = 1;
+const HEAVY: usize = 2;
 
 /// The longest that one test may take. The harness ends each command after a minute.
 const LIMIT: Duration = Duration::from_secs(900);
