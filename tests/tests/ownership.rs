@@ -97,6 +97,56 @@ fn del_under_the_new_name_finds_what_a_container_that_is_gone_has_left() {
     }
 }
 
+/// A runtime calls DEL after an ADD that was refused because the interface is another network's.
+#[test]
+fn del_of_a_network_beside_another_one_leaves_that_alone() {
+    slipway_only!();
+    let node = Node::new();
+    let list_of = |name| list(name, "bridge", "nftables", true);
+    let mut file = list_of("first");
+    file["cniVersion"] = "1.0.0".into();
+    node.cmd("mkdir -p /etc/cni/net.d");
+    node.write("/etc/cni/net.d/10-first.conflist", file.to_string());
+    let (first, second) = (node.network(list_of("first")), node.network(list_of("second")));
+    let pod = node.pod("web");
+    first.add(&attach(&pod)).expect("ADD");
+    // The backup of tuning is named after container and interface, as the reference's.
+    let state = |node: &Node| state(node).without(&["/run/cni/tuning"]);
+    let before = state(&node);
+    assert!(second.add(&attach(&pod)).is_err());
+    second.del(&attach(&pod)).expect("DEL");
+    before.assert_same(&state(&node));
+    // Control: without its configuration the first is a former name of the second.
+    node.cmd("rm /etc/cni/net.d/10-first.conflist");
+    second.del(&attach(&pod)).expect("DEL");
+    assert!(!pod.has_link("eth0") && node.reserved("first").is_empty());
+}
+
+/// A link of another kind shows that the owner of the records lives.
+#[test]
+fn del_leaves_the_address_of_a_link_of_another_kind_alone() {
+    slipway_only!();
+    let node = Node::new();
+    node.cmd("ip link add up0 up type veth peer name up1");
+    let single = node.network(json!({"name": "single", "plugins": [
+        {"type": "macvlan", "master": "up0", "ipam": ipam()},
+    ]}));
+    let bridged = node.network(json!({"name": "bridged", "plugins": [{"type": "bridge", "ipam": ipam()}]}));
+    let (pod, other) = (node.pod("web"), node.pod("other"));
+    single.add(&attach(&pod)).expect("ADD");
+    single.write_cache(&attach(&pod));
+    bridged.del(&attach(&pod)).expect("DEL");
+    assert!(pod.has_link("eth0"));
+    assert_eq!(node.reserved("single").len(), 2);
+    // And the other way round.
+    let attach = attach(&other).container("other");
+    bridged.add(&attach).expect("ADD");
+    bridged.write_cache(&attach);
+    single.del(&attach).expect("DEL");
+    assert!(other.has_link("eth0"));
+    assert_eq!(node.reserved("bridged").len(), 2);
+}
+
 #[test]
 fn del_under_the_new_name_removes_a_single_link_and_its_address() {
     slipway_only!();

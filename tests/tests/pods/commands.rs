@@ -185,9 +185,12 @@ fn a_network_with_an_interface_of_another_name_is_removed_by_its_name() {
             ),
             ("gone", "pod test_web: nothing to tear down: failed to find requested network name gone"),
         ] {
-            let output = stage.run(&format!("pod down test/web --sandbox s1 --network {network}"));
-            assert!(output.code == Some(0) && output.stderr.contains(wanted), "{network}: {output}");
-            assert!(pod.has_link("eth0"), "{network}");
+            for netns in ["", "--netns /run/netns/web"] {
+                let output =
+                    stage.run(&format!("pod down test/web --sandbox s1 --network {network} {netns}"));
+                assert!(output.code == Some(0) && output.stderr.contains(wanted), "{network}: {output}");
+                assert!(pod.has_link("eth0"), "{network}");
+            }
         }
         stage.ok("pod down test/web --sandbox s1 --network pods");
         assert!(!pod.has_link("eth0"));

@@ -176,15 +176,16 @@ impl RouteSocket {
     }
 
     /// Tells a bridge that an Ethernet address is behind one of its ports, as if it had sent a frame. The entry expires
-    /// as a learnt one does.
+    /// as a learnt one does. What the bridge knows of the address already stays: to replace an entry would also take the
+    /// address of the bridge itself, or of another port.
     ///
     /// # Errors
-    /// [`RouteError`] if the link is no port of a bridge.
+    /// [`RouteError::already_exists`] for an address that the bridge knows; others if the link is no port of a bridge.
     pub fn introduce_to_bridge(&self, port: &Link, mac: Mac) -> Result<(), RouteError> {
         let header = Header { family: AF_BRIDGE, link: port.index, state: NUD_REACHABLE, flags: NTF_MASTER };
         let action = format_args!("introduce {mac} behind {}", port.name);
         let message = message(RTM_NEWNEIGH, &header, &[(NDA_LLADDR, &mac.0)]);
-        self.transport.run(Verb::CreateWith(flag::REPLACE), message, action)
+        self.transport.run(Verb::Create, message, action)
     }
 
     /// Sets a permanent neighbour of a link, in place of what the link has for its IP address: it does not expire, and the

@@ -271,6 +271,16 @@ impl Manager {
                 "sandbox {id} is not attached to network {network} as {ifname}, as far as the cache knows"
             );
         }
+        // Plugins take an interface of another name of the network for one of a renamed network.
+        let cached = runtime.attachments(&pod.sandbox).await?;
+        let is_of_another = |one: &Planned| {
+            let other = |found: &Cached| {
+                found.attachment.ifname() == one.container.ifname
+                    && found.attachment.network() != one.network.name()
+            };
+            cached.iter().any(other)
+        };
+        let unknown: Vec<Planned> = unknown.into_iter().filter(|one| !is_of_another(one)).collect();
         let planned = [known, unknown].concat();
         let errors = remove(&runtime, pod, &planned).await;
         if errors.is_empty() {

@@ -160,8 +160,11 @@ fn set_up<'a>(
         Some(plan) => plan,
         None => context.plan(undo)?,
     };
-    let addresses = plan.layer3.addresses.iter().map(ipnet::IpNet::addr);
-    renamed::refuse_taken(request.config, addresses, |holder| host.has_port_of(&bridge, holder))?;
+    if settings.vlans.is_none() {
+        // Of VLANs of one bridge each may have the same addresses.
+        let addresses = plan.layer3.addresses.iter().map(ipnet::IpNet::addr);
+        renamed::refuse_taken(request.config, addresses, |holder| host.has_port_of(&bridge, holder))?;
+    }
     let gateway = match plan.gateways.is_empty() {
         true => None,
         false => {
@@ -171,6 +174,7 @@ fn set_up<'a>(
         }
     };
     container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
+    let mut is_known_to_bridge = false;
     if joins_last {
         if bridge.alias == MADE {
             container.quieten(&inner, &plan.layer3);
@@ -181,6 +185,7 @@ fn set_up<'a>(
         // joins forwards at once.
         host.wait_for_port(&port)?;
         host.join(&port, &bridge)?;
+        is_known_to_bridge = context.is_known_to_bridge(&port, &inner);
     } else {
         container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
         if !settings.container_link_down {
@@ -195,7 +200,7 @@ fn set_up<'a>(
     }
     if joins_last {
         // Setting the bridge's MAC address has emptied its table of neighbours.
-        context.introduce(&bridge, &port, &inner, &plan)?;
+        context.introduce(&bridge, &inner, &plan, is_known_to_bridge)?;
     }
     networks::joined(container, attachment, &inner)?;
     // Read again: other programs (systemd's link policies) change the addresses of links that the kernel has chosen.

@@ -9,6 +9,7 @@
 
 use std::net::IpAddr;
 
+use cni_dataplane::owner::MADE;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Counts, Link, LinkChange, Neighbour};
 use cni_spec::CniError;
@@ -52,34 +53,52 @@ fn is_implied(source: &IpNet, net: &IpNet) -> bool {
 }
 
 impl AddContext<'_> {
+    /// Tells the bridge that the container is behind the port, right after that has joined. Returns true if the bridge knows
+    /// the MAC address already, as of a container whose namespace is still being taken down: then an announcement moves it.
+    pub(super) fn is_known_to_bridge(&self, port: &Link, inner: &Link) -> bool {
+        let told = inner.mac.map(|mac| self.host.route.introduce_to_bridge(port, mac));
+        match told {
+            Some(Err(error)) if error.already_exists() => true,
+            Some(told) => {
+                unneeded(told);
+                false
+            }
+            None => false,
+        }
+    }
+
     /// Tells the node and the bridge where the container is and the container where its gateways are, and lets the kernel
     /// announce addresses that others may know at another MAC address.
     pub(super) fn introduce(
         &self,
         bridge: &Link,
-        port: &Link,
         inner: &Link,
         plan: &Plan,
+        is_known_to_bridge: bool,
     ) -> Result<(), CniError> {
         let (host, container) = (self.host, self.container);
-        let Some((mac, source)) = inner.mac.zip(source(&plan.layer3.addresses)) else { return Ok(()) };
+        let notify = LinkChange::new().arp_notify();
+        let Some((mac, source)) = inner.mac.zip(source(&plan.layer3.addresses)) else {
+            return container.route.change_link(inner, &notify).map_err(failed);
+        };
+        // On a bridge of another program there may be hosts that this program has not made, and a LAN behind it.
+        let is_ours = bridge.alias == MADE;
         let (mut v4, mut v6) = (false, false);
         for net in &plan.layer3.addresses {
             let address = net.addr();
             let former = host.route.neighbour(bridge, address);
             let is_known =
                 matches!(&former, Ok(None)) || matches!(&former, Ok(Some(former)) if former.mac == mac);
-            if self.settings.mac.is_some() || !is_known || !is_implied(source, net) {
+            let is_elsewhere = is_known_to_bridge || self.settings.mac.is_some() || !is_ours || !is_known;
+            if is_elsewhere || !is_implied(source, net) {
                 if address.is_ipv4() { v4 = true } else { v6 = true }
             }
             // All of this saves requests, and nothing else: a kernel that refuses it makes them.
             let new = Neighbour { address, mac };
             unneeded(host.route.introduce_neighbour(bridge, new, Counts::Yes));
         }
-        unneeded(host.route.introduce_to_bridge(port, mac));
         // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays, for a
         // container that sets another one.
-        let notify = LinkChange::new().arp_notify();
         if v4 {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
@@ -89,8 +108,9 @@ impl AddContext<'_> {
         if !v4 {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
-        // Last, as setting the MAC address empties the link's table.
-        if let Some(mac) = bridge.mac {
+        // Last, as setting the MAC address empties the link's table. The MAC address of a bridge of another program may have
+        // changed with the port that joined.
+        if let Some(mac) = bridge.mac.filter(|_| is_ours) {
             for gateway in &plan.gateways {
                 let new = Neighbour { address: gateway.addr(), mac };
                 unneeded(container.route.introduce_neighbour(inner, new, Counts::No));

@@ -24,8 +24,14 @@ pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link
     }
     let all = read(&container.route, container.netns(), attachment)?;
     let has_others = all.addresses.iter().any(|(of, _)| *of != link.index);
-    if has_others && all.addresses.iter().any(|(of, _)| *of == link.index) {
-        Dataplane::set_networks(&all)?;
+    if has_others
+        && all.addresses.iter().any(|(of, _)| *of == link.index)
+        && let Err(error) = Dataplane::set_networks(&all)
+    {
+        // Its own network serves the container as well without.
+        log::warn!(
+            "clients in the network of {attachment} may not reach the container's other ports: {error}"
+        );
     }
     Ok(())
 }

@@ -17,9 +17,11 @@ use std::path::Path;
 use cni_dataplane::owner::Life;
 use cni_dataplane::owner_search::{self, Standing};
 use cni_dataplane::{ContainerNetns, Owner};
-use cni_runtime::{Cache, cache};
+use cni_runtime::{Cache, cache, config};
 use cni_spec::{Attachment, CniError, Draft, ErrorCode, NetConf, Purpose};
 
+use super::container::Container;
+use super::failed;
 use super::failures::Failures;
 use crate::ipam::host_local::other_networks;
 use crate::plugin::Request;
@@ -39,10 +41,21 @@ pub(crate) fn del(
 ) -> Result<(), CniError> {
     let mut failures = Failures::default();
     for old in others(request, by_link)? {
+        if is_configured(old.network()) {
+            log::info!("{old} is left alone: its network exists beside {}", request.attachment.network());
+            continue;
+        }
         log::info!("removing what {old} owns: its network is called {} now", request.attachment.network());
         failures.collect(del_as(request, old, remove));
     }
     failures.into_result()
+}
+
+/// True if a runtime still has a network of that name: it was not renamed. A runtime calls DEL also after an ADD that was
+/// refused because the interface is another network's.
+fn is_configured(network: &str) -> bool {
+    let files = config::load_all(Path::new(config::DIRECTORY)).unwrap_or_default();
+    files.iter().any(|file| file.network.as_ref().is_ok_and(|one| one.name() == network))
 }
 
 /// DEL of everything that an attachment under another name of the network owns.
@@ -87,7 +100,11 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
         let of_link = attachment(owner).filter(|found| found.ifname() == own.ifname() && found != own);
         return Ok(of_link.into_iter().collect());
     }
-    let netns = request.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok());
+    // A link of another kind in the container is somebody's: then only an owner whose namespace is gone counts.
+    let netns = match has_link(request)? {
+        true => None,
+        false => request.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
+    };
     let mut proven = Vec::new();
     let mut alive = Vec::new();
     for (owner, standing) in owner_search::of_other_networks(own, netns.as_ref())? {
@@ -100,6 +117,12 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
         }
     }
     Ok(proven)
+}
+
+/// True if the container has a link of the interface's name.
+fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
+    let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(false) };
+    Ok(container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some())
 }
 
 /// True if a runtime's cache has the attachment with a namespace that is gone, or with the namespace in question. The

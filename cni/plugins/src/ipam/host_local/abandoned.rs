@@ -73,7 +73,8 @@ impl Abandoned {
     /// # Errors
     /// Of the dataplane; then the address must not be given to another container.
     pub(super) fn detach(&self) -> Result<(), CniError> {
-        Dataplane::default().withdraw(&Withdrawal::of(&self.owner, Kinds::All))?;
+        let withdrawal = Withdrawal { has_vanished: true, ..Withdrawal::of(&self.owner, Kinds::All) };
+        Dataplane::default().withdraw(&withdrawal)?;
         macspoof::release(&self.owner)?;
         if let Some(held) = firewall::held(&self.owner)? {
             firewall::forget(&held, BridgeUse::Unknown, &FirewallLock::for_del())?;

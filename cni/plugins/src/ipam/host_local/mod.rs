@@ -243,7 +243,7 @@ fn choose<'a>(
     attachment: &Attachment,
 ) -> Result<Vec<Choice<'a>>, CniError> {
     let mut requested = config.requested.clone();
-    let owned = ledger.owned(attachment)?;
+    let mut owned = ledger.owned(attachment)?;
     let gateways = gateways(config);
     let mut choices = Vec::with_capacity(config.sets.len());
     for (at, set) in config.sets.iter().enumerate() {
@@ -260,9 +260,14 @@ fn choose<'a>(
                     let freed = ledger.free_abandoned(attachment.network(), |one| one == address)?;
                     Ok::<bool, CniError>(freed > 0)
                 };
-                if ledger.taken(block)?.has(place) && !is_abandoned(ledger)? {
-                    let text = format!("requested IP address {address} is not available in range set {set}");
-                    return Err(failed(text));
+                if ledger.taken(block)?.has(place) {
+                    if !is_abandoned(ledger)? {
+                        let text =
+                            format!("requested IP address {address} is not available in range set {set}");
+                        return Err(failed(text));
+                    }
+                    // It may have been the container's own, of a namespace before this one.
+                    owned = ledger.owned(attachment)?;
                 }
                 Some(Choice { address, range })
             }
