@@ -40,7 +40,7 @@ impl Output {
 pub struct UnlessClosed<'a>(Option<&'a mut dyn Write>);
 
 impl<'a> UnlessClosed<'a> {
-    /// Writes to `out` as long as somebody reads.
+    /// Wraps `out`; what is written after the reader has gone is dropped.
     pub fn new(out: &'a mut dyn Write) -> Self {
         Self(Some(out))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The commands of the other program: whoever types one of them at this program learns where it is.
+//! Names the other program if somebody types one of that program's commands.
 
 /// The commands of each program, without those that both have. A test of each program compares them with its own.
 const COMMANDS: [(&str, &[&str]); 2] = [

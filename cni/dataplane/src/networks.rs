@@ -16,9 +16,9 @@ use crate::ContainerNetns;
 pub struct ContainerNetworks {
     /// The runtime's ID of the container.
     pub container_id: String,
-    /// Its namespace.
+    /// The container's namespace.
     pub netns: ContainerNetns,
-    /// Its addresses with the prefixes of their networks, each with the index of its link in the namespace.
+    /// The container's addresses, with the prefixes of their networks and the index of the link that has them.
     pub addresses: Vec<(u32, IpNet)>,
 }
 

@@ -67,8 +67,8 @@ impl SharedChain {
         chain
     }
 
-    /// Its name, from which the chain can be made again: underscores stand for colons, which nft's names
-    /// cannot have.
+    /// The name says all about the chain, so that it can be made again from the name alone. nft allows no colons in names:
+    /// underscores take their place.
     pub(crate) fn name(&self) -> String {
         let word = |network: &IpNet| network.to_string().replace(':', "_");
         match self {
@@ -85,7 +85,7 @@ impl SharedChain {
         }
     }
 
-    /// The chain that a name stands for; none for other chains' names.
+    /// Reads a name; none if it is that of another chain.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         let network = |word: &str| word.replace('_', ":").parse::<IpNet>().ok();
         let chain = if let Some(word) = name.strip_prefix("masquerade-") {
@@ -125,7 +125,7 @@ impl SharedChain {
         }
     }
 
-    /// Its rules: the same number in every layout.
+    /// The rules of the chain. Each layout has the same number of them.
     pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
         let masquerade = || Stmt::Masquerade(Default::default());
         match self {

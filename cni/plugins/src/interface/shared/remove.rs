@@ -27,26 +27,36 @@ use crate::skel::delegate;
 /// # Errors
 /// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
-    let mut seen = Seen::Nothing;
-    let own = with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
-        seen = remove(request, failures);
-    });
+    del_under_all_names(request, &remove)
+}
+
+/// DEL of the attachment. If `remove` finds no link of the attachment, what the container owns under former names of
+/// the network goes, too.
+///
+/// # Errors
+/// The steps that failed; all others were done.
+pub(crate) fn del_under_all_names(
+    request: &Request<'_>,
+    remove: &dyn Fn(&Request<'_>, &mut Failures) -> Seen,
+) -> Result<(), CniError> {
+    let under_one_name = |request: &Request<'_>| {
+        let mut seen = Seen::Nothing;
+        let done = with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+            seen = remove(request, failures);
+        });
+        (seen, done)
+    };
+    let (seen, own) = under_one_name(request);
+    let former = |request: &Request<'_>| under_one_name(request).1;
     let others = match &seen {
         Seen::Own => return own,
-        Seen::Nothing => renamed::del(request, None, &del_under_this_name),
-        Seen::Other(owner) => renamed::del(request, Some(owner), &del_under_this_name),
+        Seen::Nothing => renamed::del(request, None, &former),
+        Seen::Other(owner) => renamed::del(request, Some(owner), &former),
     };
     let mut failures = Failures::default();
     failures.collect(own);
     failures.collect(others);
     failures.into_result()
-}
-
-/// DEL of the request's attachment alone.
-pub(crate) fn del_under_this_name(request: &Request<'_>) -> Result<(), CniError> {
-    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
-        remove(request, failures);
-    })
 }
 
 /// The links that a DEL has found.

@@ -31,6 +31,10 @@ pub(crate) fn with_reservations_of(
         let Ok(other) = Attachment::new(network, attachment.container_id(), attachment.ifname()) else {
             return Ok(());
         };
+        // A folder of another program, such as a runtime's cache, gets no lock of ours.
+        if !store.has_reservations()? {
+            return Ok(());
+        }
         if !ledger::index_shows_none(&store, &other) && !Ledger::open(&store)?.owned(&other)?.is_empty() {
             found.push(other);
         }
@@ -102,6 +106,7 @@ mod tests {
             ("own", "10.0.0.2", "c1\r\neth0"),
             ("third", "10.0.0.2", "c2\r\neth0"),
             ("third", "10.0.0.3", "c1\r\neth1"),
+            ("results", "own-c1-eth0", "{}"),
         ] {
             fs::create_dir_all(temp.path().join(network)).unwrap();
             fs::write(temp.path().join(network).join(file), text).unwrap();
@@ -119,6 +124,7 @@ mod tests {
         };
         let old = "network old, container c1, interface eth0";
         assert_eq!(names(with_reservations_of(&config("host-local"), &own).unwrap()), [old]);
+        assert_eq!(fs::read_dir(temp.path().join("results")).unwrap().count(), 1, "no lock of ours");
         let third = "network third, container c2, interface eth0";
         assert_eq!(names(holders(&config("host-local"), "10.0.0.2".parse().unwrap()).unwrap()), [old, third]);
         assert!(holders(&config("host-local"), "10.0.0.9".parse().unwrap()).unwrap().is_empty());

@@ -176,6 +176,12 @@ impl Store {
         Ok(Staged::Unnamed(file.into()))
     }
 
+    /// True if a file has the name of an address.
+    pub(super) fn has_reservations(&self) -> Result<bool, StoreError> {
+        let names = self.dir.list()?;
+        Ok(names.iter().any(|name| name.to_str().is_some_and(|name| owner::address(name).is_some())))
+    }
+
     /// Links a staged reservation to its address.
     pub(super) fn link(&self, staged: &Staged, text: &str, address: IpAddr) -> Result<Linked, StoreError> {
         let name = address.to_string();

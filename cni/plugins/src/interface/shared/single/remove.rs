@@ -13,8 +13,8 @@ use super::temporary_name;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::failures::Failures;
-use crate::interface::shared::remove::{Seen, delete, with_ipam};
-use crate::interface::shared::{networks, renamed};
+use crate::interface::shared::networks;
+use crate::interface::shared::remove::{Seen, del_under_all_names, delete, with_ipam};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -30,24 +30,11 @@ const NAMESPACES: &str = "/run/netns";
 /// # Errors
 /// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
-    let mut seen = Seen::Nothing;
-    let own = with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+    del_under_all_names(request, &|request, failures| {
+        let mut seen = Seen::Nothing;
         failures.collect(delete_links(request, &is_kind, &mut seen));
-    });
-    let del_under_this_name = |request: &Request<'_>| {
-        with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
-            failures.collect(delete_links(request, &is_kind, &mut Seen::Nothing));
-        })
-    };
-    let others = match &seen {
-        Seen::Own => return own,
-        Seen::Nothing => renamed::del(request, None, &del_under_this_name),
-        Seen::Other(owner) => renamed::del(request, Some(owner), &del_under_this_name),
-    };
-    let mut failures = Failures::default();
-    failures.collect(own);
-    failures.collect(others);
-    failures.into_result()
+        seen
+    })
 }
 
 fn delete_links(
