@@ -8,10 +8,12 @@ use crate::links;
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
 
-/// Parts of the site with their pages. A page of `docs/x/` that follows `docs/x.md` is below it.
-const PARTS: [(&str, &[&str]); 5] = [
+/// Parts of the site with their pages: the four kinds of pages for users, reports of measurements and tests, and what
+/// is for contributors. A page of `docs/x/` that follows `docs/x.md` is below it. A part without pages is left out.
+const PARTS: [(&str, &[&str]); 6] = [
+    ("Tutorials", &[]),
     (
-        "Running it",
+        "Tasks",
         &[
             "docs/installing.md",
             "docs/packages.md",
@@ -20,17 +22,9 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/migrating.md",
             "docs/operating.md",
             "docs/neighbours.md",
-            "docs/cnitool.md",
             "docs/cluster.md",
-            "docs/metrics.md",
             "docs/pods.md",
             "docs/kubenet.md",
-            "docs/network-matrix.md",
-        ],
-    ),
-    (
-        "Questions",
-        &[
             "docs/questions/port-does-not-answer.md",
             "docs/questions/ipv6-loopback-does-not-answer.md",
             "docs/questions/add-fails-with-code-11.md",
@@ -40,21 +34,6 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/questions/after-a-reboot.md",
             "docs/questions/back-to-the-reference-plugins.md",
             "docs/questions/what-slipway-changes.md",
-        ],
-    ),
-    (
-        "How it works",
-        &[
-            "docs/dataplane.md",
-            "docs/dataplane/table.md",
-            "docs/dataplane/ebpf.md",
-            "docs/dataplane/iptables.md",
-            "docs/dataplane/flowtable.md",
-            "docs/dataplane/udp-gro.md",
-            "docs/dataplane/services.md",
-            "docs/dataplane/costs.md",
-            "docs/benchmarks.md",
-            "docs/kernels.md",
         ],
     ),
     (
@@ -81,13 +60,31 @@ const PARTS: [(&str, &[&str]); 5] = [
             "docs/plugins/tuning.md",
             "docs/plugins/vlan.md",
             "docs/plugins/vrf.md",
-            "docs/json.md",
             "docs/protocol.md",
+            "docs/json.md",
+            "docs/metrics.md",
+            "docs/cnitool.md",
             "docs/glossary.md",
         ],
     ),
     (
-        "Working on it",
+        "Explanation",
+        &[
+            "docs/dataplane.md",
+            "docs/dataplane/table.md",
+            "docs/dataplane/ebpf.md",
+            "docs/dataplane/iptables.md",
+            "docs/dataplane/flowtable.md",
+            "docs/dataplane/udp-gro.md",
+            "docs/dataplane/services.md",
+        ],
+    ),
+    (
+        "Reports",
+        &["docs/benchmarks.md", "docs/dataplane/costs.md", "docs/kernels.md", "docs/network-matrix.md"],
+    ),
+    (
+        "Contributing",
         &[
             ".github/CONTRIBUTING.md",
             "docs/ARCHITECTURE.md",
@@ -129,10 +126,10 @@ pub(super) fn place(page: &str) -> String {
 /// mdBook's list of pages, with their first headings as titles.
 pub(super) fn summary(root: &Path) -> Result<String> {
     let mut text = format!("# Summary\n\n[{}](index.md)\n", title(root, FRONT)?);
-    for (part, pages) in PARTS {
+    for (part, pages) in PARTS.iter().filter(|(_, pages)| !pages.is_empty()) {
         text.push_str(&format!("\n# {part}\n\n"));
         let mut above = String::new();
-        for page in pages {
+        for page in *pages {
             let is_below = !above.is_empty() && page.starts_with(&above);
             if !is_below {
                 above = page.strip_suffix(".md").map(|name| format!("{name}/")).unwrap_or_default();
@@ -186,7 +183,8 @@ mod tests {
     #[test]
     fn the_list_has_titles_and_pages_below_others() {
         let text = summary(workspace::root()).unwrap();
-        assert!(text.starts_with("# Summary\n\n[Slipway](index.md)\n\n# Running it\n\n- ["), "{text}");
+        assert!(text.starts_with("# Summary\n\n[Slipway](index.md)\n\n# T"), "{text}");
+        assert!(text.contains("\n# Reference\n\n- [All plugins](docs/plugins.md)\n"), "{text}");
         assert!(text.contains("\n    - [bridge](docs/plugins/bridge.md)\n"), "{text}");
         assert!(text.contains("\n- [Contributing](CONTRIBUTING.md)\n"), "{text}");
     }
