@@ -20,6 +20,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/runtimes.md",
             "docs/podman.md",
             "docs/migrating.md",
+            "docs/compatibility.md",
             "docs/operating.md",
             "docs/neighbours.md",
             "docs/cluster.md",
