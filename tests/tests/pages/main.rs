@@ -8,6 +8,7 @@
 
 mod node;
 mod outputs;
+mod plugins;
 mod questions;
 mod reader;
 mod world;
@@ -44,6 +45,17 @@ scenes! {
     readme: "README.md" in node::readme;
     runtimes: "docs/runtimes.md" in node::runtimes;
     table: "docs/dataplane/table.md" in node::table;
+    bandwidth: "docs/plugins/bandwidth.md" in plugins::by_hand;
+    bridge: "docs/plugins/bridge.md" in plugins::by_hand;
+    firewall: "docs/plugins/firewall.md" in plugins::by_hand;
+    host_device: "docs/plugins/host-device.md" in plugins::by_hand;
+    host_local: "docs/plugins/host-local.md" in plugins::by_hand;
+    macvlan: "docs/plugins/macvlan.md" in plugins::by_hand;
+    portmap: "docs/plugins/portmap.md" in plugins::by_hand;
+    ptp: "docs/plugins/ptp.md" in plugins::by_hand;
+    r#static: "docs/plugins/static.md" in plugins::by_hand;
+    tap: "docs/plugins/tap.md" in plugins::by_hand;
+    tuning: "docs/plugins/tuning.md" in plugins::by_hand;
     sbr: "docs/plugins/sbr.md" in node::sbr;
     add_fails_with_code_11: "docs/questions/add-fails-with-code-11.md" in questions::add_fails_with_code_11;
     after_a_reboot: "docs/questions/after-a-reboot.md" in questions::after_a_reboot;

@@ -115,6 +115,14 @@ impl Reader {
         step
     }
 
+    pub(crate) fn page(&self) -> &'static str {
+        self.page
+    }
+
+    pub(crate) fn has_commands(&self) -> bool {
+        !self.steps.is_empty()
+    }
+
     /// Types the page's next command, which begins with `begin`. The output is as the page shows it; if it shows none,
     /// the command has to succeed.
     #[track_caller]
