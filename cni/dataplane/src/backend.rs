@@ -85,7 +85,7 @@ pub enum Loopback {
 /// The sources that get an address of the node on the way to a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Snat {
-    /// Those that need it: the container's own network (itself included) and the node's loopback.
+    /// The sources that need it: the container's own network (the container included) and the node's loopback.
     #[default]
     Needed,
     /// None: the container always sees the client. The container itself, its neighbours and the node's
@@ -287,15 +287,15 @@ impl Traffic {
 /// All calls block, act on the network namespace of the calling thread, and are safe against any number of
 /// processes that do the same.
 pub trait Backend {
-    /// Publishes the ports: all or none. A repetition is no error, and removes what the request no longer
+    /// Publishes the ports: all or none. A repetition is not an error, and removes what the request no longer
     /// names. A port that another attachment of the same container (same ID and namespace) publishes stays
     /// with that attachment.
     fn publish(&self, request: &PortRequest) -> Result<(), Error>;
 
-    /// Masquerades the addresses: all or none. A repetition is no error.
+    /// Masquerades the addresses: all or none. A repetition is not an error.
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
 
-    /// Removes what the attachment owns. An attachment that owns nothing is no error, and causes no write.
+    /// Removes what the attachment owns. An attachment that owns nothing is not an error, and causes no write.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at

@@ -8,7 +8,7 @@ use std::fmt;
 /// and what `iptables` itself accepts.
 const CHAIN_MAX: usize = 28;
 
-/// A chain's name that can stand in a rule.
+/// A chain's name that is safe in a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChainName(String);
 

@@ -53,7 +53,7 @@ pub enum Target {
 /// The sources that are masqueraded on the way to a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sources {
-    /// Those in the container's network, which is the first one, in its networks on other interfaces, and the node's
+    /// Clients in the container's network, which is the first one, in its networks on other interfaces, and the node's
     /// loopback.
     Of(Vec<IpNet>),
     All,
@@ -64,7 +64,7 @@ pub enum Sources {
 pub enum Truth {
     Yes,
     No,
-    /// It depends on fields of the packet that are not given.
+    /// The outcome depends on fields of the packet that are not given.
     Unknown,
 }
 

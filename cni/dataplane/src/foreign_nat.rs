@@ -2,9 +2,9 @@
 
 //! Rules of other programs that translate packets to a published port before the table of published ports sees them.
 //!
-//! The chains of type nat are asked in the order of their priority, and the first one that translates a connection has
-//! it. Ours comes just behind the usual position, so that Services are found first: thus also a rule that a program
-//! left behind when its container went.
+//! The kernel calls the chains of type nat in the order of their priority, and the first one that translates a connection
+//! decides. Ours comes just after the usual priority, so that Services win. For the same reason a rule wins that a program
+//! has left behind for a container that is gone.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -169,7 +169,7 @@ impl ForeignNat {
     }
 
     fn of(socket: Socket, mut bases: Vec<ChainInfo>) -> Option<Self> {
-        // Of two chains with one priority the kernel asks the newer one first, and lists tables by age.
+        // The kernel lists tables by age, and calls the newer one of two chains with the same priority first.
         bases.reverse();
         bases.sort_by_key(|chain| chain.base.map(|base| base.priority));
         let (rules, sets) = (RefCell::default(), RefCell::default());

@@ -42,7 +42,7 @@ pub(crate) fn take_in(
 }
 
 /// For operations that are better done without the lock than not at all: logs that it is missing, and the
-/// risk. A lock file that cannot be made is no warning, as no other process has the lock then either.
+/// risk. A lock file that cannot be made causes no warning, because no other process has the lock then either.
 pub(crate) fn or_log(lock: Result<FileLock, LockError>, risk: &str) -> Option<FileLock> {
     let log = |error: &LockError| {
         let level = if error.is_timeout() { log::Level::Warn } else { log::Level::Debug };

@@ -244,11 +244,11 @@ pub fn foreign_tables() -> Result<Vec<String>, Error> {
 /// The state of our own table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {
-    /// It does not exist yet: the first container creates it.
+    /// The table does not exist yet: the first container creates it.
     Absent,
-    /// It is as it should be.
+    /// The table is of this version and undamaged.
     Ready,
-    /// Its chains were changed, or it is of an older version: the next container repairs it.
+    /// The table's chains were changed, or an older version made the table: the next container repairs it.
     Damaged,
 }
 

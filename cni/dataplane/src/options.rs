@@ -44,7 +44,7 @@ pub struct IptablesOptions {
     /// Every mapping in the configuration's order, also those that no address of their family makes one of:
     /// the reference's entry rules name them all.
     pub entry_ports: Vec<EntryPort>,
-    /// A chain that sets a mark in place of ours, and that others act upon.
+    /// A chain that sets another engine's mark in place of ours.
     pub set_mark_chain: Option<ChainName>,
 }
 

@@ -19,7 +19,7 @@ const QUEUE: &str = "commits.lock";
 /// Time limit for repeating an operation while other processes change the ruleset.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Prefix of the name of the empty chain that stands for a layout. The kernel cannot change a table's
+/// Prefix of the name of the empty chain that marks a layout. The kernel cannot change a table's
 /// comment, so that the number is in the name of a chain, which an upgrade replaces in its batch.
 const MARKER: &str = "schema-";
 
@@ -39,12 +39,12 @@ impl Definition {
     }
 }
 
-/// The name of the chain that stands for a layout.
+/// The name of the chain that marks a layout.
 pub(crate) fn marker(schema: u32) -> String {
     format!("{MARKER}{schema}")
 }
 
-/// The layout that a chain of this name stands for.
+/// The layout that a chain of this name marks.
 pub(crate) fn schema_of(chain: &str) -> Option<u32> {
     chain.strip_prefix(MARKER)?.parse().ok()
 }

@@ -20,11 +20,11 @@ use crate::{ContainerNetns, Error, Owner};
 /// What the records of an owner show about its namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It is the namespace in question.
+    /// The path leads to the namespace in question.
     Here,
-    /// It is gone.
+    /// The namespace is gone.
     Gone,
-    /// It may exist, and is another one.
+    /// The namespace may exist, and is another one.
     Elsewhere,
 }
 

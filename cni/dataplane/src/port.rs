@@ -57,7 +57,7 @@ impl fmt::Display for Protocol {
 pub enum HostAddress {
     /// Every local address of one family.
     Any(AddressFamily),
-    /// One address. It takes precedence over [`HostAddress::Any`].
+    /// A single address, which takes precedence over [`HostAddress::Any`].
     One(IpAddr),
 }
 

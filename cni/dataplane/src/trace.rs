@@ -78,7 +78,7 @@ pub enum Event {
         text: Option<String>,
         /// The map that it looks something up in.
         map: Option<String>,
-        /// Its verdict; none for `queue`.
+        /// The rule's verdict; none for `queue`.
         verdict: Option<Verdict>,
     },
     /// A chain ended, or a rule returned from it.
@@ -215,7 +215,7 @@ fn id() -> TableId {
     TableId::new(Family::Inet, "slipway-trace")
 }
 
-/// Removes what a killed trace has left where the kernel does not.
+/// Removes the table that a killed trace has left on a kernel that does not remove it.
 fn remove_left(socket: &Socket) -> Result<(), Error> {
     let failed = |e: NftError| Error::kernel(format!("read table {TABLE}"), e);
     let Some(table) = socket.table(&id()).map_err(failed)? else { return Ok(()) };

@@ -13,7 +13,7 @@ use cni_spec::CniError;
 
 /// An object that an attachment needs on the node.
 pub trait Expected {
-    /// What and where, for reports.
+    /// The object and its place, for reports.
     fn name(&self) -> String;
 
     /// Who may make it again.
@@ -70,7 +70,7 @@ pub enum Whose {
     /// A setting that the node's administrator, or a program of theirs, has made on purpose. Slipway only names it,
     /// with what to do.
     Theirs {
-        /// What to set, and where it may come from.
+        /// The command or setting that helps, and the program that may have changed the setting.
         remedy: String,
     },
 }

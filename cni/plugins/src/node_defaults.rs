@@ -3,7 +3,7 @@
 //! Defaults that an administrator sets for the whole node in `/etc/cni/slipway.json`.
 //!
 //! The keys of a network's configuration override them. DEL and GC do not read them: they search all
-//! backends. An unknown key is no error, or going back to an earlier version would stop every ADD.
+//! backends. An unknown key is not an error, because otherwise going back to an earlier version would stop every ADD.
 
 use std::path::Path;
 use std::sync::Once;

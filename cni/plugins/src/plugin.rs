@@ -96,7 +96,7 @@ pub enum Delegates {
     /// A file in `CNI_PATH`, as the specification demands. If it is this binary, the plugin is called in process.
     #[default]
     Files,
-    /// This binary alone: the caller is no CNI runtime, and has no plugin directory.
+    /// The plugins of this binary: the caller is not a CNI runtime and has no plugin directory.
     InProcess,
 }
 

@@ -14,10 +14,10 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use crate::Error;
 use crate::lock::{self, Mode};
 
-/// Its mount point, by convention of the kernel and of systemd.
+/// The mount point of the BPF file system, by convention of the kernel and of systemd.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
 
-/// Of processes that mount it, the last would hide the pins of the others.
+/// The lock of the process that mounts it: a second mount on top would hide the pins in the first.
 const LOCK: &str = "bpf-mount.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -18,9 +18,9 @@ pub struct ForeignFilter {
     pub link: String,
     /// The hook of tc(8): `ingress` or `egress`.
     pub hook: &'static str,
-    /// Its kind, as tc(8) prints it; `tcx` for a BPF program that comes before all filters.
+    /// The filter's kind, as tc(8) prints it; `tcx` for a BPF program that comes before all filters.
     pub kind: String,
-    /// Its preference; none with `tcx`.
+    /// The filter's preference; none with `tcx`.
     pub preference: Option<u16>,
 }
 

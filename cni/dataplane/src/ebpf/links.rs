@@ -148,7 +148,7 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
-/// Finds the host end of a container's veth; none if its interface is no veth.
+/// Finds the host end of a container's veth; none if its interface is not a veth.
 pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
     let failed =
         |e: Cause| Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e);

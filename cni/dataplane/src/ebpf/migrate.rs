@@ -64,7 +64,7 @@ impl Programs {
         }
     }
 
-    /// Has the programs serve a container.
+    /// Attaches the BPF programs to a container's link.
     pub(crate) fn attach(&self, link: &Link) -> Result<(), Error> {
         setup::attach_link(&self.store, link)
     }
@@ -74,7 +74,7 @@ impl Programs {
         links::detach(&link.name);
     }
 
-    /// Has netfilter serve containers that the programs have served.
+    /// Detaches the BPF programs from containers' links, so that netfilter alone serves them.
     ///
     /// # Errors
     /// [`Error::Kernel`] if a link cannot be read; another call continues.
@@ -112,7 +112,7 @@ impl LinkFinder {
     fn by_addresses(&self, requests: &[&Request]) -> Result<Option<Link>, Error> {
         if self.by_address.get().is_none() {
             let read = Self::read().map_err(|e| Error::kernel("look for the links of containers", e))?;
-            // It is not set: this is the only thread.
+            // Nobody else has set the cell, because there is only this thread.
             let _ = self.by_address.set(read);
         }
         let Some(by_address) = self.by_address.get() else { return Ok(None) };

@@ -76,7 +76,7 @@ impl Ebpf {
         }
     }
 
-    /// Attaches the programs to an attachment's link. A failure is logged and is no failure of the ADD: nftables
+    /// Attaches the programs to an attachment's link. A failure is logged and does not make the ADD fail: nftables
     /// serves the container already.
     fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {
         let attached =

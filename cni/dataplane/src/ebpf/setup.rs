@@ -167,7 +167,7 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     Ok(status)
 }
 
-/// Attaches the programs to a container's link. Returns false if its interface is no veth.
+/// Attaches the programs to a container's link. Returns false if its interface is not a veth.
 pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
     let Some(link) = links::host_end(netns, ifname)? else { return Ok(false) };
     // An ADD attaches twice: for masquerade, and for ports.
@@ -191,7 +191,7 @@ pub(super) fn has_programs(link: &Link) -> Result<bool, Error> {
     links::has_programs(&socket()?, link.index)
 }
 
-/// Has packets to a container pass the queueing discipline of its link's host end, by the index of that: its rate
+/// Makes packets to a container pass the queueing discipline at the host end of its link (`index`), because its rate
 /// is about to be limited. A failure is logged.
 pub fn limit_link(index: u32) {
     let limited = || {

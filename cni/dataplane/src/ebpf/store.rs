@@ -36,7 +36,7 @@ pub(super) struct CarriedFlow {
     pub(super) after: (SocketAddr, SocketAddr),
     /// Number of carried packets.
     pub(super) packets: u64,
-    /// Their bytes, from the link-layer header on.
+    /// The bytes of these packets, from the link-layer header on.
     pub(super) bytes: u64,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// This binary's version.
+    /// The pins of the version that this binary carries.
     pub(super) fn own() -> Self {
         Self { folder: Path::new(FOLDER).join(object::version()) }
     }
@@ -166,7 +166,7 @@ impl Store {
         let result = if is_uplink { map.insert(index, 1, 0) } else { map.remove(&index) };
         match result {
             Ok(()) => Ok(()),
-            // It was not listed.
+            // The uplink was not listed.
             Err(MapError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => Ok(()),
             Err(e) => Err(error::failed("write the uplinks with BPF programs", e)),
         }
@@ -193,7 +193,7 @@ impl Store {
     {
         let failed = |e: MapError| error::failed(format!("read the BPF map {name}"), e);
         let map = HashMap::<_, FlowKey<A>, Entry<A>>::try_from(self.map(name)?).map_err(failed)?;
-        // An element that is evicted while the map is read is no failure.
+        // An element may be evicted while the map is read.
         Ok(map.iter().filter_map(Result::ok).map(|(key, entry)| CarriedFlow::new(&key, &entry)).collect())
     }
 

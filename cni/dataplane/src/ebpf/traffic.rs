@@ -21,7 +21,7 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     for link in links::with_programs(&socket)? {
         match Owner::from_comment(&link.alias) {
             Some(owner) => owners.push(owner),
-            // An uplink, or the link of a container that the reference plugins made. The other end may be gone.
+            // The link is an uplink, or the reference plugins made it for a container. Its other end may be gone.
             None => addresses.extend(socket.peer_addresses(&link).unwrap_or_default()),
         }
     }

@@ -62,7 +62,7 @@ pub struct FirewallRecord {
     /// The zone of firewalld with its addresses; empty with other means, or if it is unknown.
     pub zone: String,
     pub policy: IngressPolicy,
-    /// Its bridge; may be empty.
+    /// The container's bridge; may be empty.
     pub bridge: String,
     pub addresses: Vec<IpAddr>,
 }

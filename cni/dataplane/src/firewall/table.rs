@@ -162,7 +162,7 @@ fn bootstrap() -> Transaction {
     batch
 }
 
-/// The rules, independent of the number of containers. An accept ends this chain alone, not those of other
+/// The rules, whose number does not depend on the containers. An accept ends this chain alone, not those of other
 /// tables.
 fn rules() -> Vec<Vec<Stmt>> {
     let pair = [Field::Iifname, Field::Oifname];
@@ -171,7 +171,7 @@ fn rules() -> Vec<Vec<Stmt>> {
         bits: Value::CtState(Value::CT_ESTABLISHED | Value::CT_RELATED),
     };
     let accept = || Stmt::Verdict(Verdict::Accept);
-    // Of both directions of a connection. What is translated reaches a published port.
+    // Packets of both directions of a translated connection match. A translated packet belongs to a published port.
     let translated = || Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_DNAT) };
     let untranslated = || Stmt::Masked {
         field: Field::CtStatus,

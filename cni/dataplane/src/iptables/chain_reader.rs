@@ -24,7 +24,7 @@ pub(crate) struct ContainerChains {
     pub(crate) owner: CommentOwner,
     pub(crate) chains: BTreeSet<String>,
     pub(crate) families: BTreeSet<AddressFamily>,
-    /// The content, or the reason why no request stands for it.
+    /// The content, or the reason why no request describes it.
     pub(crate) content: Result<Content, Unreadable>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result
     for wanted in &plan.shared {
         require(wanted.chain, &wanted.rule, listing.contains(wanted.chain, &wanted.rule))?;
     }
-    // Programs in the container have links, too, whose networks are no difference.
+    // Programs in the container have links, too, whose networks do not count as a difference.
     for rule in plan.rules.iter().filter(|rule| !plan.is_of_other_network(rule)) {
         require(plan.chain.as_str(), rule, listing.contains(plan.chain.as_str(), rule))?;
     }

@@ -4,7 +4,7 @@
 //! to conditions of nftables.
 //!
 //! The words are part of a rule as they are, each quoted as one word, so that none can end the rule or begin
-//! another. iptables decides what an option means. Refused are only options that are no matches: a condition
+//! another. iptables decides what an option means. Only options that are not matches are refused: a condition
 //! must not choose the packet's target, nor the rule's chain.
 
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ pub(crate) enum Untranslatable {
 /// Checks the words of one family's conditions.
 ///
 /// # Errors
-/// [`Error::Condition`] with the key and the first word that is no part of a condition.
+/// [`Error::Condition`] with the key and the first word that does not belong to a condition.
 pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
     let refused = |reason| Err(Error::Condition { key, reason });
     for word in words {

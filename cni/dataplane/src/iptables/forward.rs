@@ -8,7 +8,7 @@
 //!            -o BRIDGE -m comment --comment "made by slipway" -j ACCEPT
 //! ```
 //!
-//! They stand at its end: packets that a rule of another program drops or rejects stay dropped.
+//! The rules are at the end of the chain, so that packets that a rule of another program drops or rejects stay dropped.
 
 use cni_nftables::{Policy, Socket};
 

@@ -3,7 +3,7 @@
 //! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference
 //! and tools that read these chains find, check and remove each other's rules.
 //!
-//! This is the only backend that runs programs, those of iptables: for each family, one that prints the
+//! Only this backend runs programs, those of iptables: for each family, one that prints the
 //! chains that matter and one that changes them. The guard of the node's loopback and the owners' namespaces
 //! have no place in the chains, and are in the table of the nftables backend.
 //!
@@ -239,8 +239,8 @@ impl Publisher<'_> {
         let listing = publish::read_for_ports(tools, plan)?;
         let mut removed: Vec<String> = Vec::new();
         for conflict in publish::conflicts(tools, &listing, plan)? {
-            // Of two concurrent ADDs the second sees the rules of the first, and gives way. The first one
-            // continues, unless its rules stand before others: those may have been committed without seeing
+            // If two ADDs run concurrently, the second one sees the rules of the first and gives way. The first one
+            // continues, unless its rules come before others: those may have been committed without seeing
             // them.
             if published == Some(Position::Last) && conflict.is_behind {
                 continue;
@@ -327,7 +327,7 @@ impl Backend for Iptables {
         }
         let is_repeated = self.holds(attachment, Kinds::Ports)?;
         let _lock = publish::lock_for_writing();
-        // This also makes the guard of the loopback, which must precede the ports.
+        // Writing the owner also makes the guard of the loopback, which must precede the ports.
         publisher.owners.put(KIND_IPTABLES_PORTS, attachment, &request.netns)?;
         let published = publisher.publish(variant);
         if published.is_err()

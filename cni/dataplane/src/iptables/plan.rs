@@ -99,7 +99,7 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
             let (protocol, address) = (port.host.protocol, host_address(port));
             let key = PortKey { protocol, address, port: host_port };
-            // One rule for a port that is named twice, as in the reference.
+            // A port that is named twice gets a single rule, as in the reference.
             if keys.contains(&key) {
                 continue;
             }

@@ -33,7 +33,7 @@ pub(crate) struct Conflict {
     pub(crate) chain: String,
     /// The other container, as the entry rule's comment names it.
     pub(crate) owner: Option<CommentOwner>,
-    /// True if its entry rule stands behind those of the plan.
+    /// True if the container's entry rule comes after those of the plan.
     pub(crate) is_behind: bool,
 }
 
@@ -185,7 +185,7 @@ pub(super) fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules
     rules.iter().for_each(|rule| batch.append(chain, rule));
 }
 
-/// True if an entry rule of another container stands before those of the plan and matches a port that the
+/// True if an entry rule of another container comes before those of the plan and matches a port that the
 /// plan publishes on a single address. The addresses of the other container are in its own chain, which is
 /// not read: preceding a rule that would not have matched does no harm.
 fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {

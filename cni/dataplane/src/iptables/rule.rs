@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! One rule, as the words that `iptables-save` prints for it, in that order: a rule that is made and one that
+//! A rule, as the words that `iptables-save` prints for it, in that order: a rule that is made and one that
 //! is listed are compared word by word.
 
 use std::fmt;

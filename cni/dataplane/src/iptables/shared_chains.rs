@@ -67,7 +67,6 @@ impl Purpose {
 /// The shared chains of one purpose in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedChains {
-    /// Their use.
     pub purpose: Purpose,
     /// The place of their table.
     pub place: Place,

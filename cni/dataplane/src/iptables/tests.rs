@@ -333,7 +333,7 @@ fn other_networks_of_the_container_are_marked_before_each_translation() {
         let own = alone.networks.iter().find(|net| AddressFamily::of(net.addr()) == before.family).unwrap();
         let other = elsewhere.iter().find(|net| AddressFamily::of(net.addr()) == before.family).unwrap();
         assert_eq!(sources(&after.rules, other), sources(&before.rules, own));
-        // Joined later and left again, the chain is that of an ADD in the other order.
+        // A network that is joined later, or left again, gives the same chain as an ADD in the other order.
         assert_eq!(networks::with_networks(&before.rules, &container(&elsewhere)), after.rules);
         assert_eq!(networks::with_networks(&after.rules, &container(&[])), before.rules);
     }

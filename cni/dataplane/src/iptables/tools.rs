@@ -58,7 +58,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// One family's tables of one variant.
+/// The tables of a family and a variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub variant: Variant,

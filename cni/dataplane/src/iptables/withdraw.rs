@@ -129,7 +129,7 @@ pub(crate) fn owned_chains(listing: &Listing) -> BTreeSet<OwnedChain> {
     for from in ENTRY_CHAINS {
         for rule in listing.rules(from) {
             let (Some(owner), Some(chain)) = (rule.owner(), rule.target()) else { continue };
-            // Other programs may write such comments, but do not use these names.
+            // Other programs may write such comments, so the name of the target must be one of ours, too.
             let ports = [names::DNAT_PREFIX, names::SNAT_PREFIX].iter().any(|is| chain.starts_with(is));
             if chain.starts_with(names::MASQUERADE_PREFIX) && (from == POSTROUTING) != ports {
                 all.insert(OwnedChain { owner, chain: chain.to_owned(), ports });

@@ -104,16 +104,16 @@ pub struct Order {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It would be moved.
+    /// A dry run: the item would be moved.
     Planned,
     Moved,
     LeftAlone,
     Failed,
-    /// It belonged to no container, and was removed.
+    /// The item belonged to no container, and was removed.
     Removed,
-    /// It stays where it is, and would be recorded.
+    /// A dry run: the item stays where it is, and would be recorded.
     ToRecord,
-    /// It stays where it is, and was recorded.
+    /// The item stays where it is, and was recorded.
     Recorded,
 }
 
@@ -304,7 +304,7 @@ impl Mover<'_> {
         Ok(verified)
     }
 
-    /// True if the iptables backend has an entry again that the migration has removed: an ADD writes it
+    /// True if an entry of the iptables backend that the migration removed is back: an ADD writes the entry
     /// first.
     fn is_added_again(&self, record: &Key) -> bool {
         matches!(self.session.entry(record.hash, record.kind), Ok(Some(_)))

@@ -25,7 +25,7 @@ pub(crate) struct AttachmentElements {
     pub(crate) owner: Owner,
     pub(crate) netns: ContainerNetns,
     pub(crate) transit: Transit,
-    /// The content, or the reason why no request stands for it.
+    /// The content, or the reason why no request describes it.
     pub(crate) content: Result<Content, Unreadable>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! One request to move: the published ports or the masquerade of one attachment.
+//! A request to move: the published ports or the masquerade of an attachment.
 
 use cni_spec::Attachment;
 
@@ -96,7 +96,7 @@ impl Transfer {
         self.request.attachment()
     }
 
-    /// Its owner's entry in our table.
+    /// The key of the owner's entry in Slipway's table.
     pub(super) fn key(&self) -> Key {
         Key { hash: AttachmentHash::of(self.attachment()), kind: kind(&self.request) }
     }
@@ -152,7 +152,7 @@ impl Transfer {
     }
 }
 
-/// The kind of the iptables backend's entry for this kind of our table's.
+/// The kind of the entry that the iptables backend writes where Slipway's table has an entry of `kind`.
 pub(super) fn record_kind(kind: u32) -> u32 {
     if kind == KIND_PORTS { KIND_IPTABLES_PORTS } else { KIND_IPTABLES_MASQUERADE }
 }

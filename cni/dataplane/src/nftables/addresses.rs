@@ -62,7 +62,7 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
     Ok(Some(addresses))
 }
 
-/// Updates the addresses in the table: the node's own if others are local, too; else every local one. A table
+/// Updates the addresses in the table: only the node's own if there are other local addresses; else every local one. A table
 /// that is missing or damaged is left as it is: the process that makes it calls this afterwards.
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     session.transact("record the node's own addresses", |_| {
@@ -75,7 +75,7 @@ pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     })
 }
 
-/// The addresses in the table and those to have there; none: every local one counts.
+/// The present and the wanted addresses of the table; none means that every local address counts.
 struct Change<'a> {
     found: Option<&'a BTreeSet<IpAddr>>,
     wanted: Option<&'a BTreeSet<IpAddr>>,

@@ -3,7 +3,7 @@
 //! Flows that began before a port was published, or outlive its container.
 //!
 //! A flow's translation is decided by its first packet. A UDP client that keeps sending from one
-//! port keeps its flow alive, and with it the translation, or the lack of one, of before. An SCTP association lives
+//! port keeps its flow alive, and with it the translation, or the lack of one, that it had before. An SCTP association lives
 //! for days without packets, and a client takes its port again.
 //!
 //! A TCP connection that its container did not end, because its namespace went with the link, is remembered for five days,

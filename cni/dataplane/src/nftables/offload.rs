@@ -34,7 +34,7 @@ pub enum Offload {
 pub enum Uplinks {
     /// The links of the default routes of the main table.
     OfDefaultRoutes,
-    /// These links; missing ones are left out.
+    /// The links of these names; missing links are left out.
     Named(Vec<String>),
 }
 
@@ -151,7 +151,7 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
 }
 
 /// Removes the offloaded flows to and from these containers' addresses, which would bypass every chain for as
-/// long as a client sends. A failure is logged and is no failure of the DEL: an idle flow ends by itself.
+/// long as a client sends. A failure is logged and does not make the DEL fail, because an idle flow ends by itself.
 pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     if containers.is_empty() {
         return;
@@ -170,7 +170,7 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
 pub enum FlowtableState {
     /// No flowtable: established flows go through the chains.
     None,
-    /// A flowtable for flows that come in by these links; `veth*` stands for all names with that prefix.
+    /// A flowtable for flows that come in by these links; `veth*` means all names with that prefix.
     At(Vec<String>),
 }
 

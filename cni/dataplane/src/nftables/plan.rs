@@ -22,7 +22,7 @@ pub(crate) const RANGE_MIN: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) map: Map,
-    /// Its key; for an interval map the first key of the interval.
+    /// The element's key; for an interval map the first key of the interval.
     pub(crate) key: Vec<Value>,
     /// The last key of the interval, for interval maps.
     pub(crate) end: Option<Vec<Value>>,

@@ -48,7 +48,7 @@ pub(crate) struct Job {
 #[derive(Debug, Default)]
 struct OtherOwners {
     dead: BTreeSet<AttachmentHash>,
-    /// Elements of the same container's other attachments, which serve this one, too.
+    /// Elements of other attachments of the same container, which serve this attachment, too.
     shared: Vec<OwnedElement>,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct OwnedElement {
     /// The last key of its interval.
     pub(crate) end: Option<Vec<Value>>,
     pub(crate) data: ElementData,
-    /// Its owner; none without a comment of ours.
+    /// The owner that the comment names; none if Slipway did not write the comment.
     pub(crate) owner: Option<Owner>,
     /// The owner's namespace; in the map of owners only.
     pub(crate) record: Option<Record>,
@@ -108,7 +108,7 @@ impl OwnedElement {
         }
     }
 
-    /// Its name for people.
+    /// The element's name for people.
     pub(crate) fn describe(&self) -> String {
         describe(self.map, &self.key, self.end.as_deref())
     }

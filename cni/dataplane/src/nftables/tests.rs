@@ -306,7 +306,7 @@ prop_compose! {
     }
 }
 
-/// Every (protocol, address, port) → (container, port) that the mappings stand for.
+/// Every (protocol, address, port) → (container, port) that the mappings mean.
 fn meaning(ports: &[PublishedPort]) -> std::collections::BTreeSet<String> {
     let of = |p: &PublishedPort| {
         let p = *p;

@@ -58,7 +58,7 @@ pub async fn run(
 ) -> Result<(), AgentError> {
     let groups = [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
     let kept = Arc::<Mutex<OwnObjects>>::default();
-    // One report stands for all changes until it is received.
+    // A single report represents all changes until it is received.
     let (sender, mut kernel) = mpsc::channel(1);
     if settings.accepts_forwarded {
         follow_rules(sender.clone()).map_err(AgentError::Start)?;
@@ -196,7 +196,7 @@ impl OwnObjects {
             Notification::Link { link, deleted } => {
                 self.names.contains(&link.name)
                     || self.links.contains(&link.index)
-                    // It may become an uplink: but no port of a bridge does, such as the links of pods.
+                    // The link may become an uplink, unless it is a port of a bridge, such as the links of pods.
                     || !deleted && link.up && link.master.is_none()
             }
             Notification::Address { address, deleted } => {
@@ -205,7 +205,7 @@ impl OwnObjects {
                 self.addresses.is_change(address, *deleted) && is_ours
             }
             Notification::Route { route, .. } => route.protocol == PROTOCOL,
-            // Of no group that is followed here.
+            // These notifications belong to groups that this observer has not joined.
             Notification::TrafficControl { .. } | Notification::Forwarding { .. } => false,
             Notification::Lost => {
                 // Some addresses may have changed unseen.

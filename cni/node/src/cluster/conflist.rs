@@ -49,7 +49,7 @@ pub enum ConflistError {
 
 impl Network {
     /// The configuration. The bridge plugin leaves the bridge's addresses alone: after a change of the node's subnets,
-    /// running pods need those of before.
+    /// running pods need the earlier ones.
     fn json(&self) -> Value {
         let routes: Vec<Value> = self
             .families

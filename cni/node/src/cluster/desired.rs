@@ -188,7 +188,7 @@ pub struct TunnelPeer {
     pub node: NodeName,
     /// The MAC address of its VXLAN device.
     pub mac: Mac,
-    /// Its InternalIP.
+    /// The node's InternalIP.
     pub address: IpAddr,
     /// The UDP port on which it receives.
     pub port: NonZeroU16,

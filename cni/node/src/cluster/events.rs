@@ -40,7 +40,7 @@ const WAIT: Duration = Duration::from_secs(5);
 pub struct Notice {
     /// The Node.
     pub node: NodeName,
-    /// Its kind, as one word with capitals.
+    /// The Event's reason, one word with capitals.
     pub reason: String,
     /// The trouble.
     pub text: String,

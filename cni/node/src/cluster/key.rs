@@ -17,7 +17,7 @@ use cni_kernel::route::{PrivateKey, PublicKey};
 
 /// The name of the file.
 pub const FILE: &str = "wireguard.key";
-/// Its mode: for root only.
+/// The mode of the key's file: for root only.
 const MODE: u32 = 0o600;
 /// The mode of its directory, which other programs read.
 const DIRECTORY_MODE: u32 = 0o755;
@@ -41,7 +41,7 @@ pub fn text(key: &PublicKey) -> String {
     STANDARD.encode(key.0)
 }
 
-/// Reads the text of a public key; none if no node can have it. All bytes zero is no key: the kernel shows a missing one
+/// Reads the text of a public key; none if no node can have it. A key of zero bytes is invalid: the kernel shows a missing one
 /// that way.
 #[must_use]
 pub fn parse(text: &str) -> Option<PublicKey> {

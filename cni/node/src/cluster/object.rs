@@ -77,7 +77,7 @@ pub(super) enum Field<T> {
     /// Missing or null.
     #[default]
     Missing,
-    /// Of another JSON type.
+    /// A value of another JSON type.
     Other,
     /// A value.
     Is(T),

@@ -37,7 +37,7 @@ pub enum ProblemKind {
         /// The field's path.
         field: &'static str,
     },
-    /// A pod CIDR that is no prefix, or that no pods can have.
+    /// A pod CIDR that is not a prefix, or that pods cannot have.
     PodCidr {
         /// Its text.
         text: Excerpt,
@@ -56,7 +56,7 @@ pub enum ProblemKind {
     },
     /// No pod CIDR: it was not allocated yet, or nothing allocates them.
     NoPodCidr,
-    /// An InternalIP that is no address, or that no host can have.
+    /// An InternalIP that is not an address, or that a host cannot have.
     Address {
         /// Its text.
         text: Excerpt,
@@ -124,7 +124,7 @@ pub enum ProblemKind {
     },
     /// A Node that is not on a link of this node, without tunnels.
     OffLink {
-        /// Its InternalIP.
+        /// The other node's InternalIP.
         address: IpAddr,
     },
     /// A Node that needs a tunnel and has no annotation with its MAC address.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! One comparison of the node with its desired state, and the changes that follow from it. Nothing is remembered between
+//! A comparison of the node with its desired state, and the changes that follow from it. Nothing is remembered between
 //! two comparisons: kernel and files are read each time.
 //!
 //! The order: the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with its gateways, and
@@ -45,7 +45,7 @@ use crate::host::mounts;
 pub struct Settings {
     /// The own node.
     pub node: NodeName,
-    /// Of routes and tunnels.
+    /// The settings of routes and tunnels.
     pub paths: desired::Settings,
     /// The network's name.
     pub network: String,
@@ -171,7 +171,7 @@ pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Resul
     let begin = Instant::now();
     let socket = RouteSocket::open()?;
     let mut here = here(&socket, &settings.bridge)?;
-    // Its public key is part of what the desired state depends on.
+    // The desired state depends on the node's public key.
     let encrypted = settings
         .paths
         .encryption
@@ -214,7 +214,7 @@ fn here(socket: &RouteSocket, bridge: &str) -> Result<LocalView, RouteError> {
         let own = addresses.iter().filter(|address| address.link == link.index && address.global);
         let nets = own.filter(|address| !address.deprecated && !address.duplicate).map(|address| address.net);
         let addresses: Vec<IpNet> = nets.filter(|net| net.prefix_len() < net.max_prefix_len()).collect();
-        // Another network's bridge is no way to other nodes.
+        // Another network's bridge does not lead to other nodes.
         let is_of_pods = link.kind == LinkKind::Bridge && link.alias == cni_dataplane::owner::MADE;
         (!addresses.is_empty() && !is_of_pods).then_some(Uplink {
             index: link.index,

@@ -49,7 +49,7 @@ impl fmt::Display for Change {
 pub struct Conflict {
     /// The pods' subnet.
     pub net: IpNet,
-    /// Its origin (`rtm_protocol`).
+    /// The route's origin (`rtm_protocol`).
     pub protocol: u8,
     /// True if packets take it, not ours.
     pub wins: bool,
@@ -87,7 +87,7 @@ pub fn plan(wanted: &[Route], shown: &[Route], keep_others: bool) -> Plan {
     }
     let mut plan = Plan::default();
     let mut missing = Vec::new();
-    // Of several of ours to one subnet, or with another metric, one at most is right.
+    // Several routes of ours may lead to a subnet, with different metrics; at most one of them is right.
     let mut present: BTreeMap<IpNet, Vec<&Route>> = BTreeMap::new();
     for route in own {
         present.entry(route.dst).or_default().push(route);
@@ -128,7 +128,7 @@ fn hides_gateway(old: &Route, new: &Route) -> bool {
 }
 
 fn leads_alike(wanted: &Route, shown: &Route) -> bool {
-    // Of IPv6 routes that lead nowhere the kernel lists the loopback as link.
+    // The kernel lists the loopback as the link of IPv6 routes of type unreachable.
     let same_link = wanted.kind != RouteKind::Unicast || wanted.link == shown.link;
     (wanted.kind, wanted.gateway, wanted.onlink, wanted.source, wanted.mtu, wanted.metric)
         == (shown.kind, shown.gateway, shown.onlink, shown.source, shown.mtu, shown.metric)
@@ -196,7 +196,7 @@ pub fn apply(socket: &RouteSocket, changes: &[Change]) -> Vec<RouteError> {
             Err(error) if error.already_exists() => Ok(()),
             other => other,
         },
-        // Of this key there is ours alone: see plan().
+        // Only a route of ours has this key: see plan().
         Change::Replace(route) => socket.add_route(route, Existing::Replace),
         Change::Delete(route) => match socket.delete_own_route(route) {
             Err(error) if error.is_not_found() => Ok(()),

@@ -116,7 +116,7 @@ fn joined(nets: &[IpNet]) -> String {
     nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The row about the things that the document counts and does not have.
+/// A row with the number of entries that the document counts but leaves out.
 fn left_out(name: &'static str, all: usize, shown: usize) -> Option<(&'static str, String)> {
     let more = all.saturating_sub(shown);
     (more > 0).then(|| (name, format!("and {more} more")))

@@ -98,7 +98,7 @@ pub(crate) struct Word {
     pub(crate) value: String,
 }
 
-/// Options with the words by which they were given, in the order of the command line. Defaults are no words.
+/// Options with the words by which they were given, in the order of the command line. Defaults are left out.
 #[derive(Debug, Clone)]
 pub(crate) struct WithWords<T> {
     pub(crate) options: T,

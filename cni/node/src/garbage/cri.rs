@@ -3,7 +3,7 @@
 //! The pod sandboxes of the node's container runtimes: `ListPodSandbox` of the Container Runtime Interface, by gRPC
 //! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>) over a Unix socket.
 //!
-//! One call with an empty request and a flat reply needs HTTP/2, which `hyper` has, and no code generator.
+//! A call with an empty request and a flat reply needs HTTP/2, which `hyper` has, and no code generator.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -102,7 +102,7 @@ impl Runtimes {
         Self { sockets: SOCKETS.map(PathBuf::from).into(), are_given: false, root: "/".into() }
     }
 
-    /// These sockets, all of which must reply.
+    /// The runtimes at the given sockets, all of which must reply.
     #[must_use]
     pub fn at(sockets: Vec<PathBuf>) -> Self {
         Self { sockets, are_given: true, root: "/".into() }

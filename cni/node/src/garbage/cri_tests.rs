@@ -160,7 +160,7 @@ async fn a_node_without_a_runtime_has_no_list() {
         error.starts_with("list the pod sandboxes by \"/run/other.sock\": connect: No such file"),
         "{error}"
     );
-    // One that is left of a runtime that ended does not.
+    // A socket that a runtime has left behind does not answer.
     let run = temp.path().join("run/crio");
     std::fs::create_dir_all(&run).unwrap();
     drop(UnixListener::bind(run.join("crio.sock")).unwrap());

@@ -121,7 +121,7 @@ mod tests {
         for name in [
             format!("my-pods-{a}-eth0"),
             format!("my-pods-{a}-my-if"),
-            // Of other networks, other runtimes, and names that are no attachments.
+            // Files of other networks and other runtimes, and names that do not describe an attachment.
             format!("pods-{b}-eth0"),
             format!("my-pods-x-{b}-eth0"),
             format!("my-pods-{}-eth0", b.to_uppercase()),

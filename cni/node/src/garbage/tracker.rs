@@ -131,10 +131,10 @@ mod tests {
         assert_eq!(tracker.observe(at(301), &known(&[1, 2], 0), &listed(&[1])), []);
         assert_eq!(tracker.troubles().map(|(_, reason)| reason).collect::<Vec<_>>(), ["it is in use"]);
         assert_eq!(tracker.observe(at(302), &known(&[1, 2], 0), &listed(&[1])), [attachment(2)]);
-        // Its file is another one: it was attached again.
+        // Another file in the place of the first: the container was attached again.
         assert_eq!(tracker.observe(at(303), &known(&[1, 2], 7), &listed(&[1])), []);
         assert_eq!((tracker.missing(), tracker.troubles().count()), (1, 0));
-        // Its file is gone: a DEL succeeded.
+        // The attachment's file is gone: a DEL succeeded.
         assert_eq!(tracker.observe(at(500), &known(&[1], 7), &listed(&[1])), []);
         assert_eq!(tracker.missing(), 0);
     }

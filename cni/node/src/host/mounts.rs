@@ -30,7 +30,7 @@ pub fn enter() -> io::Result<()> {
     entered.map_err(|errno: Errno| errno.into())
 }
 
-/// Does work in it, in a thread of its own.
+/// Runs `work` in the mount namespace of process 1, in a thread of its own.
 ///
 /// # Errors
 /// As [`enter`], or no thread can be started.

@@ -39,7 +39,7 @@ pub enum CidrError {
 pub(super) struct CidrFault {
     /// The CIDR.
     pub(super) text: String,
-    /// Its position, from 0.
+    /// The position in the list, from 0.
     pub(super) at: usize,
     pub(super) error: CidrError,
 }

@@ -83,7 +83,7 @@ pub enum KubenetError {
     CidrInUse {
         /// The pod CIDR.
         wanted: String,
-        /// The subnets of the bridge that it does not have and pods use.
+        /// The bridge's subnets that pods use and that `wanted` lacks.
         used: String,
         /// The number of these pods.
         pods: usize,
@@ -319,7 +319,7 @@ impl Kubenet {
     /// Deletes the pod's attachments, as the cache has them; those that it does not have as they would be.
     async fn delete(&self, pod: &Pod, network: &PodNetwork) -> Result<(), KubenetError> {
         let mut todo = self.cached(&pod.sandbox_id).await?;
-        // A missing namespace is no reason to leave addresses and ports behind.
+        // Addresses and ports are freed also if the namespace is missing.
         let netns = self.settings()?.host.netns(&pod.sandbox_id).unwrap_or_else(|error| {
             log::debug!("Kubenet failed to retrieve network namespace path: {error}");
             PathBuf::new()
@@ -336,7 +336,7 @@ impl Kubenet {
         self.delete_all(todo).await
     }
 
-    /// A DEL for each attachment, the last one first. A missing file is no error: an earlier teardown may have done
+    /// A DEL for each attachment, the last one first. A missing file is not an error: an earlier teardown may have done
     /// its part.
     async fn delete_all(&self, todo: Vec<(Network, Container)>) -> Result<(), KubenetError> {
         let runtime = self.runtime();

@@ -46,7 +46,7 @@ type Codes = [(&'static str, String); 3];
 pub enum Outcome {
     /// The object was made again.
     Done,
-    /// It could not be made again.
+    /// The object could not be made again.
     Failed,
 }
 

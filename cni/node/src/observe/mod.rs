@@ -173,7 +173,7 @@ impl Observer {
 
     /// Counts the reports of plugins that arrive at a socket, without end.
     pub async fn receive(&self, socket: UnixDatagram) {
-        // One byte more than a report may have, so that a cut one is noticed.
+        // A byte more than a report may have, so that a truncated one is noticed.
         let mut buffer = vec![0; report::LIMIT + 1];
         loop {
             match socket.recv(&mut buffer).await {

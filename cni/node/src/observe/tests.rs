@@ -297,7 +297,7 @@ fn values_are_those_of_the_reports() {
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line}:\n{text}");
     }
-    // A reason that is no more is no metric any more.
+    // A reason that no longer applies loses its metric.
     let observer = observer();
     observer.compared(&snapshot(true), Ok(&report()));
     observer.compared(&snapshot(true), Ok(&Report::default()));

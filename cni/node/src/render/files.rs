@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Files that are no objects of the API server.
+//! Files other than the objects of the API server.
 
 use ipnet::IpNet;
 use serde::Serialize;

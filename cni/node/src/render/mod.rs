@@ -3,7 +3,7 @@
 //! The files of a deployment: `slipwayd render`.
 //!
 //! [`objects`] has the objects of Kubernetes, [`pod`] the DaemonSet's pods with all rights that they have on a node.
-//! [`files`] has what is no object of the API server: container file, kustomize base, kind configuration, systemd unit.
+//! [`files`] has everything but objects of the API server: container file, kustomize base, kind configuration, systemd unit.
 //!
 //! There is no ConfigMap. The agent's settings are arguments in the DaemonSet: a change of one replaces the pods node by
 //! node, where a changed ConfigMap would reach running agents at no defined time.
@@ -56,7 +56,7 @@ pub struct RenderError(#[from] serde_saphyr::ser::Error);
 /// # Errors
 /// [`RenderError`] if YAML has no form for a value.
 fn yaml<T: Serialize>(values: &[T]) -> Result<String, RenderError> {
-    // One line for one text: block scalars would fold arguments.
+    // Each text stays on a line, because block scalars would fold arguments.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     Ok(serde_saphyr::to_string_multiple_with_options(values, options)?)
 }

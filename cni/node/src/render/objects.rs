@@ -17,7 +17,7 @@ use super::{Deployment, NAME, RenderError, pod, yaml};
 pub enum Object {
     /// The agent's user.
     ServiceAccount(ServiceAccount),
-    /// Its rights.
+    /// The rights of the agent's service account.
     ClusterRole(ClusterRole),
     /// The connection of the two.
     ClusterRoleBinding(ClusterRoleBinding),

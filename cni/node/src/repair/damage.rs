@@ -3,7 +3,7 @@
 //! Changes of other programs that may have damaged the dataplane, as the kernel reports them.
 //!
 //! Our own plugins change our tables with each ADD and DEL. nf_tables names the process of a commit: changes by our
-//! programs are no damage. With iptables it names iptables, whichever program has called it, and the process has mostly
+//! programs do not count as damage. With iptables it names iptables, whichever program has called it, and the process has mostly
 //! ended before the notification is read: such a change leads to a repair that finds nothing missing.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -81,7 +81,7 @@ pub enum Damage {
     Link {
         /// The link.
         link: String,
-        /// What was taken from it.
+        /// What the link has lost.
         lost: Loss,
     },
     /// Forwarding of a family was switched off on the whole node.
@@ -92,14 +92,14 @@ pub enum Damage {
     Lost,
 }
 
-/// What firewalld has done. Each may empty its zones and flush the rules of iptables.
+/// A change of firewalld's state, which may empty its zones and flush the rules of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FirewalldChange {
-    /// It has reloaded its configuration.
+    /// firewalld has reloaded its configuration.
     Reloaded,
-    /// It has started.
+    /// firewalld has started.
     Started,
-    /// It has stopped.
+    /// firewalld has stopped.
     Stopped,
 }
 
@@ -113,12 +113,12 @@ impl fmt::Display for FirewalldChange {
     }
 }
 
-/// What was taken from a link.
+/// A property that a link of ours has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Loss {
-    /// It is down.
+    /// The link is down.
     Up,
-    /// It is no port of a bridge any more.
+    /// The link is no longer a port of a bridge.
     Bridge,
     /// An address.
     Address(IpNet),
@@ -172,10 +172,10 @@ impl fmt::Display for Damage {
 /// The kernel's changes cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserverError {
-    /// Of nf_tables.
+    /// The notifications of nf_tables failed.
     #[error(transparent)]
     Rules(#[from] cni_nftables::Error),
-    /// Of links.
+    /// The notifications of links failed.
     #[error(transparent)]
     Links(#[from] RouteError),
     /// Waiting failed.
@@ -202,7 +202,7 @@ pub struct Observer {
 
 /// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
-/// Likewise for a limit: bandwidth's DEL removes it, and the link goes with the DEL of another plugin.
+/// The same for a limit, which takes longer: bandwidth's DEL removes it, and the link goes with the DEL of another plugin.
 const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(200);
 /// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
 const SUSPECTS: usize = 4096;
@@ -287,7 +287,7 @@ impl Observer {
                         continue;
                     }
                     match self.socket.link_by_index(address.link) {
-                        // Those of containers' links come and go with containers.
+                        // Addresses of containers' links come and go with containers.
                         Ok(link) if Owner::from_comment(&link.alias).is_some() => {
                             if deleted {
                                 self.suspect(link.index, Loss::Address(address.net))
@@ -327,7 +327,7 @@ impl Observer {
                     link.and_then(|link| self.suspect(link, Loss::Route(route.dst)))
                 }
                 Notification::Forwarding { family, link: None, on: false } => {
-                    // Also a report about new links only; then nothing is missing.
+                    // The report may concern new links only; then the repair finds nothing missing.
                     Some(Damage::Forwarding(family))
                 }
                 Notification::Lost => {
@@ -371,7 +371,7 @@ impl Observer {
         for (_, index, lost) in due {
             let Ok(link) = self.socket.link_by_index(index) else { continue };
             if lost == Loss::Filter {
-                // Also of an uplink, which has BPF programs.
+                // The link may also be an uplink, which has BPF programs.
                 self.pending.push_back(Damage::TrafficControl { link: link.name });
                 continue;
             }
@@ -430,8 +430,8 @@ fn is_of_iptables(table: &TableId) -> bool {
     matches!(table.family, Family::Ip | Family::Ip6) && IPTABLES.contains(&table.name.as_str())
 }
 
-/// True if a table has a chain of the compatibility mode. kube-proxy writes to the same tables all the time, on nodes that
-/// do not use that mode, too.
+/// True if a table has a chain of the iptables backend. kube-proxy writes to the same tables all the time, on nodes that
+/// do not use that backend, too.
 fn has_chains(table: &TableId) -> bool {
     let chains = Socket::open().and_then(|socket| socket.chains(table));
     chains.is_ok_and(|chains| chains.iter().any(|chain| chain.name.starts_with(CHAINS)))

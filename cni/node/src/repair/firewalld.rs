@@ -64,7 +64,7 @@ fn follow(report: &impl Fn(Option<Damage>) -> bool) -> Result<(), BusError> {
             _ => None,
         });
         if change == Some(FirewalldChange::Started) {
-            // It owns its name before its rules are in place, and answers when they are.
+            // firewalld owns its name on the bus before its rules are in place, and answers when they are.
             if let Err(error) = bus.call(SERVER, "getDefaultZone", &[]) {
                 log::debug!("wait for firewalld: {error}");
             }

@@ -32,7 +32,7 @@ const MESSAGE: usize = 500;
 /// The installed `slipway`.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// Its path, in the host's mount namespace if `in_host_mounts` is set.
+    /// The program's path, in the host's mount namespace if `in_host_mounts` is set.
     pub path: PathBuf,
     /// True to run it in the mount namespace of process 1: the agent is in a container, and only the host's mounts show
     /// which containers run.
@@ -52,19 +52,19 @@ pub enum ProgramError {
     /// The host's mount namespace cannot be entered.
     #[error("enter the mount namespace of process 1 for {0}: {1}")]
     Mounts(String, io::Error),
-    /// It could not be run.
+    /// The program could not be run.
     #[error("run {0}: {1}")]
     Run(String, io::Error),
-    /// It took longer than it may and was killed.
+    /// The program exceeded its time limit and was killed.
     #[error("{0}: no result after {limit} s: killed", limit = .1.as_secs_f32())]
     TimedOut(String, Duration),
-    /// It failed.
+    /// The program failed.
     #[error("{0}: {1}")]
     Failed(String, String),
-    /// It is of another version.
+    /// The program is of another version.
     #[error("{0}: unexpected output: {1}: install the slipway of this version")]
     Version(String, DocumentError),
-    /// Its output is not understood.
+    /// The program's output is not a document of the expected form.
     #[error("{0}: unexpected output: {reason}", reason = bounded(&.1.to_string(), MESSAGE))]
     Output(String, serde_json::Error),
 }
@@ -81,9 +81,9 @@ pub struct Restoration {
 /// The condition of `slipway detach --only-if`: the attachment is that of a pod's sandbox, and its namespace is so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DetachCondition {
-    /// It is gone.
+    /// The namespace is gone.
     Gone,
-    /// It is gone, or has no process.
+    /// The namespace is gone, or has no process.
     Unused,
 }
 

@@ -45,6 +45,6 @@ pub struct Drops {
     pub reason: &'static str,
     /// The reason in words.
     pub about: &'static str,
-    /// Their number.
+    /// The number of packets.
     pub packets: u64,
 }

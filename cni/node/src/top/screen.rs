@@ -17,7 +17,7 @@ use super::table::{Cell, View, cells, cut, fit};
 /// The use of colours. Without them, nothing is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Palette {
-    /// Those of the terminal.
+    /// The colours of the terminal.
     Colours,
     /// None: the variable `NO_COLOR` asks for that.
     Plain,

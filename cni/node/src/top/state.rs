@@ -20,9 +20,9 @@ pub enum Key {
     Escape,
     /// Backspace.
     Backspace,
-    /// One row up.
+    /// A row up.
     Up,
-    /// One row down.
+    /// A row down.
     Down,
     /// A screen up.
     PageUp,

@@ -30,7 +30,6 @@ pub enum View {
 /// A column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
-    /// Its title.
     pub title: &'static str,
     /// The least is kept longest where not all columns fit; 0 is always there.
     rank: u8,
@@ -141,7 +140,7 @@ pub struct Sort {
 /// A value in a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cell {
-    /// It is not known.
+    /// The value is not known.
     Unknown,
     /// A text.
     Text(String),
@@ -435,7 +434,7 @@ pub fn fit(columns: &[Column], sort: Option<Sort>, rows: &[Vec<Cell>], width: us
             let cell = cells.get(*index).map_or("", String::as_str);
             match () {
                 () if is_right(*index) => format!("{:>wide$}", cut(cell, *wide)),
-                // What follows on the line is cut at its end.
+                // The terminal cuts the last column.
                 () if is_last => cell.to_owned(),
                 () => format!("{:wide$}", cut(cell, *wide)),
             }

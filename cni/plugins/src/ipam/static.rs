@@ -53,7 +53,7 @@ impl Plugin for Static {
     }
 
     /// Compares the gateways of addresses in the result. A later plugin may have removed an address from it,
-    /// so a missing one is no error, as in the reference.
+    /// so a missing one is not an error, as in the reference.
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.args)?;
         let Some(result) = &request.config.prev_result else {

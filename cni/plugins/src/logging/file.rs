@@ -54,7 +54,7 @@ impl LogFile {
         Ok(ours.then_some(file))
     }
 
-    /// Renames the file, unless another process is doing so. True if the name now stands for another file.
+    /// Renames the file, unless another process is doing so. True if the name now leads to another file.
     fn set_aside(&self, dir: &DurableDir, file: &File) -> Result<bool, DirError> {
         if file.try_lock().is_err() {
             return Ok(false);

@@ -83,7 +83,7 @@ pub fn start(default: &str) {
     let lines = Lines { stderr, node: settings.map(Node::new) };
     let max_level =
         lines.stderr.filter().max(lines.node.as_ref().map_or(LevelFilter::Off, |node| node.level));
-    // This fails if a logger is set already, as in a test.
+    // `set_boxed_logger` fails if there is a logger already, as in a test.
     if log::set_boxed_logger(Box::new(lines)).is_ok() {
         log::set_max_level(max_level);
     }

@@ -109,7 +109,7 @@ fn other_files_than_our_own_plain_ones_are_left_alone() {
     assert_eq!(read(&target), "mine");
 }
 
-/// Threads stand for processes here: each write opens the file itself.
+/// Threads take the place of processes, because each write opens the file itself.
 #[test]
 fn lines_of_eight_writers_do_not_mix() {
     let dir = tempfile::tempdir().unwrap();

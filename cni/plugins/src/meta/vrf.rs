@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `vrf`: enslaves a container's link to a VRF, a link that stands for a routing table of its own.
+//! `vrf`: enslaves a container's link to a VRF, a link with a routing table of its own.
 //!
 //! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default,
 //! its IPv6 addresses. The plugin restores them, the routes in the VRF's table.

@@ -55,7 +55,7 @@ impl ExemptId {
         (id.word() == word).then_some(id)
     }
 
-    /// The ID in the name of a set; none if the set is no such set.
+    /// The ID in the name of a set; none for any other set.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         AddressFamily::BOTH.into_iter().find_map(|family| {
             let word = name.strip_prefix(&format!("{PREFIX}{}-", family.version()))?;

@@ -5,7 +5,7 @@
 /// The optional parts that a table has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// The protocols of the flowtable; none: there is no flowtable.
+    /// The protocols of the flowtable; none without a flowtable.
     pub(crate) offloading: Option<Protocols>,
     /// True if published ports respond only at the addresses in the table's sets, of all that are local.
     pub(crate) addresses: bool,
@@ -64,7 +64,7 @@ impl Layout {
     /// No optional part.
     pub(crate) const PLAIN: Self = Self { offloading: None, addresses: false };
 
-    /// This with a flowtable, as this kernel can have it.
+    /// The same layout with a flowtable, as this kernel can have it.
     pub(crate) fn offloading(self) -> Self {
         Self { offloading: Some(Protocols::of(Kernel::this())), ..self }
     }

@@ -69,15 +69,15 @@ pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String 
 pub(crate) enum Map {
     /// Wildcard host address, single ports.
     HostPorts(AddressFamily),
-    /// One host address, single ports.
+    /// A host address and a single port.
     HostIps(AddressFamily),
     /// Wildcard host address, runs that keep the port.
     Ranges(AddressFamily),
-    /// One host address, runs that keep the port.
+    /// A host address and a range of ports that keep their numbers.
     HostIpRanges(AddressFamily),
     /// Wildcard host address → the container's own chain.
     Conditions(AddressFamily),
-    /// One host address → the container's own chain.
+    /// A host address → the container's own chain.
     HostIpConditions(AddressFamily),
     /// Container address → which sources to masquerade on the way to it.
     Hairpin(AddressFamily),
@@ -123,7 +123,7 @@ impl Map {
         }
     }
 
-    /// The map whose mappings can overlap with this map's: runs for single ports, single ports for runs.
+    /// The map whose mappings can overlap with this map's: ranges for single ports, and the other way round.
     pub(crate) fn counterpart(self) -> Option<Self> {
         match self {
             Self::HostPorts(f) => Some(Self::Ranges(f)),
@@ -142,7 +142,7 @@ impl Map {
         }
     }
 
-    /// Its address family; none for the map of owners.
+    /// The map's address family; none for the map of owners.
     pub(crate) fn family(self) -> Option<AddressFamily> {
         match self {
             Self::HostPorts(f) | Self::HostIps(f) | Self::Ranges(f) | Self::HostIpRanges(f) => Some(f),

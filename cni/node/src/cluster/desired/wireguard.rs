@@ -36,11 +36,11 @@ pub struct WireGuard {
 pub struct WireGuardPeer {
     /// The Node.
     pub node: NodeName,
-    /// Its public key.
+    /// The peer's public key.
     pub key: PublicKey,
     /// The address and port to which packets are sent.
     pub endpoint: SocketAddr,
-    /// Its InternalIPs: the kernel sends to the source of the peer's last packet, which may be any of these.
+    /// The peer's InternalIPs: the kernel sends to the source of the peer's last packet, which may be any of these.
     pub addresses: Vec<IpAddr>,
     /// The prefixes of its pods, sorted: the only addresses that packets of it may have.
     pub prefixes: Vec<IpNet>,

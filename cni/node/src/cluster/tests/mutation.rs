@@ -38,7 +38,7 @@ enum Change {
     Repeat(usize, usize, usize),
 }
 
-/// Names of other Nodes, and others that are no file names or texts for a terminal.
+/// Names of other Nodes, and others that are unfit for file names or for a terminal.
 const NAMES: [&str; 8] = [OWN, "good", "far", "a", "..", "../../etc/passwd", "\u{1b}[2J", "\u{202e}node"];
 
 /// Points in time.
@@ -291,7 +291,7 @@ impl Others {
             nodes.insert(node.name.clone(), Arc::new(node));
             nodes
         };
-        // With another Node's name or age, which only the API server gives, all that is left is soundness.
+        // A Node cannot give itself another Node's name or age, so here the desired state only has to be sound.
         let nodes = with(node.clone());
         let any = desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
         assert_sound(&nodes, &here(), &any);

@@ -53,7 +53,7 @@ pub(super) fn addresses_of(pod: &Pod, addresses: &[IpAddr], is_json: bool) -> io
     table(["POD", "SANDBOX", "ADDRESSES"], std::iter::once(row))
 }
 
-/// What can take a pod.
+/// The part of the configuration that is ready for pods.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ready<'a> {
     /// The default network.

@@ -234,7 +234,7 @@ impl Agent {
             }
         };
         report.changes.iter().for_each(|change| log::info!("{change}"));
-        // An incomplete list is no reason to complain.
+        // An incomplete list does not justify a message.
         self.comparison_troubles.report(report.troubles().filter(|_| self.is_synced).collect());
         if self.is_synced {
             self.tell_api_server(snapshot, report);

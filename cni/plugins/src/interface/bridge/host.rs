@@ -159,7 +159,7 @@ impl Host {
         if vlans.native() == DEFAULT_VLAN || vlans.keep_default || wanted {
             return Ok(());
         }
-        // A bridge may have another default VLAN; deleting a missing one is no error.
+        // A bridge may have another default VLAN; deleting a missing one is not an error.
         self.route.delete_port_vlan(port, PortVlan::tagged(DEFAULT_VLAN, DEFAULT_VLAN)).map_err(failed)
     }
 

@@ -161,7 +161,7 @@ fn set_up<'a>(
         None => context.plan(undo)?,
     };
     if settings.vlans.is_none() {
-        // Of VLANs of one bridge each may have the same addresses.
+        // Two VLANs of a bridge may use the same addresses.
         let addresses = plan.layer3.addresses.iter().map(ipnet::IpNet::addr);
         renamed::refuse_taken(request.config, addresses, |holder| host.has_port_of(&bridge, holder))?;
     }
@@ -181,8 +181,8 @@ fn set_up<'a>(
         }
         container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
         masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
-        // What the kernel sends as the container's end comes up reaches a link without a bridge. A port that is up when it
-        // joins forwards at once.
+        // The packets that the kernel sends as the container's end comes up reach nobody, because the link has no
+        // bridge yet. A port that is up when it joins forwards at once.
         host.wait_for_port(&port)?;
         host.join(&port, &bridge)?;
         is_known_to_bridge = context.is_known_to_bridge(&port, &inner);

@@ -105,7 +105,7 @@ impl Plugin for HostDevice {
         check(request, &Expected { no_result: "Required prevResult missing", link: &any }).map(drop)
     }
 
-    /// Calls IPAM only. A link's alias has its name on the node, but no owner; the kernel moves links of a
+    /// Calls IPAM only, because a link's alias has its name on the node but no owner. The kernel moves links of a
     /// namespace that is gone back to the node.
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let ours = request.config.valid_attachments.is_some() && !request.config.ipam.is_empty();

@@ -30,7 +30,7 @@ pub(super) struct Places<'a> {
 /// A link that was found in the container.
 pub(super) struct Found {
     pub(super) link: Link,
-    /// Its name on the node.
+    /// The device's name on the node.
     pub(super) host_name: String,
 }
 
@@ -48,7 +48,7 @@ impl Places<'_> {
         if self.host.route.find_link(&link.name).map_err(failed)?.is_some() {
             return Ok(());
         }
-        // It has its old name if the kernel carried out only the first half of the request.
+        // The link has its old name if the kernel carried out only the first half of the request.
         for name in [self.ifname, &link.name] {
             let there = self.container.route.find_link(name).map_err(failed)?;
             if let Some(there) = there.filter(|there| there.mac == link.mac && there.kind == link.kind) {
@@ -111,7 +111,7 @@ impl Places<'_> {
 
     /// Moves a link of the container to the node and renames it. It is down afterwards.
     ///
-    /// One netlink request does it all, so that a killed process leaves the link in one of the two places,
+    /// A single netlink request moves and renames the link, so that a killed process leaves the link in one of the two places,
     /// and a link that is still in the container has the attachment's name.
     pub(super) fn move_back_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
         let (here, there) = (&self.host.route, &self.container.route);
@@ -148,7 +148,7 @@ pub(super) fn await_return(
             return Ok(());
         }
         if device.find(route).is_ok() {
-            // It may have come back since.
+            // The kernel may have returned the device in the meantime.
             return settle(route, device, ifname, previous);
         }
         std::thread::sleep(RETURN_PAUSE);

@@ -125,7 +125,7 @@ impl<'a> Inside<'a> {
             let family = AddressFamily::of(wanted.dst.addr());
             let present = self.container.route.routes(family, table).map_err(failed)?;
             let is_default = wanted.dst.prefix_len() == 0;
-            // The unspecified address stands for an on-link route, which has no gateway in the kernel.
+            // The unspecified address means an on-link route, which has no gateway in the kernel.
             let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
             let found = present.iter().any(|is| {
                 is.dst == wanted.dst.trunc()

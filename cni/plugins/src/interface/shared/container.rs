@@ -99,7 +99,7 @@ impl Container {
         }
     }
 
-    /// Sets `accept_ra` of a link to 0. A read-only `/proc/sys` is no reason to fail: the container works, with the risk
+    /// Sets `accept_ra` of a link to 0. A read-only `/proc/sys` must not make the ADD fail: the container works, with the risk
     /// that the log names.
     pub(crate) fn refuse_advertisements(&self, link: &Link) -> Result<(), CniError> {
         let Some(ipv6) = &self.ipv6 else { return Ok(()) };

@@ -210,7 +210,7 @@ pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String
     })
 }
 
-/// What an ADD that is refused before any change adds to its error.
+/// The details of the error when an ADD is refused before it changes anything.
 pub(crate) const UNCHANGED: &str =
     "the container is attached already, and nothing was changed: call DEL before another ADD";
 

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 pub(crate) struct Layer3 {
     /// The container's addresses with the prefixes of their subnets.
     pub(crate) addresses: Vec<IpNet>,
-    /// Its routes, without the index of their link.
+    /// The routes of the container, without the index of their link.
     pub(crate) routes: Vec<KernelRoute>,
     pub(crate) subnets: Subnets,
 }

@@ -28,7 +28,7 @@ pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link
         && all.addresses.iter().any(|(of, _)| *of == link.index)
         && let Err(error) = Dataplane::set_networks(&all)
     {
-        // Its own network serves the container as well without.
+        // The container's own network works without this.
         log::warn!(
             "clients in the network of {attachment} may not reach the container's other ports: {error}"
         );
@@ -52,7 +52,7 @@ pub(crate) fn left(container: &Container, attachment: &Attachment) {
 
 /// The addresses that a container has by its other interfaces. `interfaces` are those of the ADD's result: the first link of
 /// a namespace, which most containers have alone, shows by the host's end of its pair. Without them the ports serve all
-/// clients but those of the container's other networks, which is no reason to fail.
+/// clients but those of the container's other networks, which does not justify a failure.
 pub(crate) fn elsewhere(attachment: &Attachment, path: &Path, interfaces: &[Interface]) -> Vec<IpNet> {
     find_elsewhere(attachment, path, interfaces).unwrap_or_else(|error| {
         log::warn!("clients in other networks of {attachment} may not reach its ports: {error}");

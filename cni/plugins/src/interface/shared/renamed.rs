@@ -100,7 +100,7 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
         let of_link = attachment(owner).filter(|found| found.ifname() == own.ifname() && found != own);
         return Ok(of_link.into_iter().collect());
     }
-    // A link of another kind in the container is somebody's: then only an owner whose namespace is gone counts.
+    // If the container has a link of another kind, only an owner whose namespace is gone counts as ours.
     let netns = match has_link(request)? {
         true => None,
         false => request.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),

@@ -72,14 +72,14 @@ pub(super) struct Lease {
     pub(super) owner: Owner,
     /// The path of the container's namespace.
     pub(super) netns: PathBuf,
-    /// Its device and inode number.
+    /// The namespace's device and inode number.
     pub(super) netns_id: (u64, u64),
     pub(super) options: Options,
     pub(super) address: Ipv4Addr,
     pub(super) prefix: u8,
     pub(super) server: Ipv4Addr,
     pub(super) gateway: Option<Ipv4Addr>,
-    /// Destination and gateway; the unspecified address stands for no gateway.
+    /// Destination and gateway; the unspecified address means that there is no gateway.
     pub(super) routes: Vec<(Ipv4Net, Ipv4Addr)>,
     /// The kernel's boot ID.
     pub(super) boot: String,

@@ -293,7 +293,7 @@ impl Leases {
     pub(super) fn retain(&self, network: &str, owners: &[Owner]) -> Result<(), CniError> {
         let mut all: Vec<Owner> = self.table().keys().cloned().collect();
         let names = self.store.list().map_err(|e| CniError::new(ErrorCode::Io, e.to_string()))?;
-        // Also unreadable files.
+        // The names of unreadable files count, too.
         all.extend(names.iter().filter_map(|name| Owner::of_file(name.to_str()?)));
         all.retain(|owner| owner.network == network && !owners.contains(owner));
         all.iter().map(|owner| self.release(owner)).fold(Ok(()), Result::and)
@@ -313,7 +313,7 @@ impl Leases {
     fn keeper(&self, lease: Arc<Mutex<Lease>>, orders: Receiver<Order>, stop: Arc<AtomicBool>) -> Keeper {
         let store = self.store.clone();
         let save = Box::new(move |lease: &Lease| {
-            // The lease is kept, but a restarted daemon takes the earlier end from the file.
+            // The daemon keeps the renewed lease in memory; after a restart the file has the earlier end.
             if let Err(error) = save(&store, lease) {
                 log::error!("{error}");
             }

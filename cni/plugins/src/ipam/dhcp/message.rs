@@ -128,7 +128,7 @@ impl Client {
     fn options(&self, kind: MessageType) -> Outgoing {
         let mut options = Outgoing::default();
         options.set(code::MESSAGE_TYPE, &[kind.into()]);
-        // Type 0 stands for an identifier that is not a hardware address (RFC 2132, section 9.14).
+        // Type 0 marks an identifier that is not a hardware address (RFC 2132, section 9.14).
         let id = self.id.as_bytes();
         let id = [&[0][..], id.get(..LONGEST_ID).unwrap_or(id)].concat();
         options.set(code::CLIENT, &id);

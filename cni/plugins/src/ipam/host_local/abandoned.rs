@@ -67,11 +67,11 @@ fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
 }
 
 impl Abandoned {
-    /// Takes away what the owner has at its address: the next container of the address would get the
-    /// packets of its ports, and be trusted as it was.
+    /// Removes the ports, masquerade and rules that the owner has at its address: the next holder of the address
+    /// would get the packets of these ports, and the trust that the owner had.
     ///
     /// # Errors
-    /// Of the dataplane; then the address must not be given to another container.
+    /// The dataplane's errors, after which the address must not be given to another container.
     pub(super) fn detach(&self) -> Result<(), CniError> {
         let withdrawal = Withdrawal { has_vanished: true, ..Withdrawal::of(&self.owner, Kinds::All) };
         Dataplane::default().withdraw(&withdrawal)?;

@@ -25,7 +25,7 @@ pub(super) const DATA_DIR: &str = "/var/lib/cni/networks";
 pub(super) struct Config {
     /// The directory that has one directory for each network.
     pub(super) data_dir: PathBuf,
-    /// One address is taken from each. Not empty, except without the sets of `subnet_file`.
+    /// The range sets, from each of which an attachment gets an address. Empty only if all sets come from `subnet_file`.
     pub(super) sets: Vec<RangeSet>,
     /// The file with further range sets.
     pub(super) subnet_file: Option<PathBuf>,

@@ -7,7 +7,7 @@
 //! takes four times the CPU time at 1,000 of them (docs/data/host-local-index.json). The index is derived
 //! from the directory, and rebuilt from it whenever it is not trusted.
 //!
-//! It is trusted only if its header shows that
+//! The index is trusted only if its header shows that
 //! - the last change was finished (a killed process leaves it unfinished),
 //! - it was written since the last boot (so it needs no fsync),
 //! - the directory is the same and unchanged: device, inode, mtime, ctime.

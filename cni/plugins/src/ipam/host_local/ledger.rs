@@ -209,7 +209,7 @@ impl<'a> Ledger<'a> {
         if self.store.link(staged, text, address)? == Linked::Done {
             return Ok(());
         }
-        // Its writer died: while the lock is held, no other process writes.
+        // A torn reservation's writer died: while the lock is held, no other process writes.
         if self.store.entry(address)? == Some(Entry::Torn) {
             log::info!("reservation of {address} is empty or torn: replaced");
             self.store.unlink(address)?;

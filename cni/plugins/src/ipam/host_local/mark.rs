@@ -12,7 +12,7 @@ use std::path::Path;
 use cni_dataplane::namespace_record;
 use cni_kernel::xattr;
 
-/// Of trusted attributes the kernel keeps an unprivileged program away.
+/// The kernel hides trusted attributes from unprivileged programs.
 pub(super) const ATTRIBUTE: &CStr = c"trusted.slipway.netns";
 /// The boot ID and the record of the namespace, whose path is short.
 pub(super) const LARGEST: usize = 512;

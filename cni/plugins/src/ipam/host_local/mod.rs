@@ -266,7 +266,7 @@ fn choose<'a>(
                             format!("requested IP address {address} is not available in range set {set}");
                         return Err(failed(text));
                     }
-                    // It may have been the container's own, of a namespace before this one.
+                    // The freed address may have been the container's own, reserved for an earlier namespace.
                     owned = ledger.owned(attachment)?;
                 }
                 Some(Choice { address, range })

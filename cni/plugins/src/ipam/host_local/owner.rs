@@ -17,7 +17,7 @@ use cni_state::host_local::canonical;
 /// owner's text has zero bytes, so any other content is a complete reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
-    /// White space only, or a zero byte: its writer died. Valid only under the lock, which all writers hold.
+    /// White space only, or a zero byte: the writer died. This is certain only under the lock, which all writers hold.
     Torn,
     /// An owner's text.
     Owned(Vec<u8>),
@@ -91,7 +91,7 @@ pub(super) fn names(text: &str) -> (&str, Option<&str>) {
     (lines.next().unwrap_or_default(), lines.next())
 }
 
-/// The address that a file's name stands for. Only its canonical text counts: the reference takes an address
+/// The address that a file's name represents. Only its canonical text counts: the reference takes an address
 /// as free if the file of that name is missing.
 pub(super) fn address(name: &str) -> Option<IpAddr> {
     let address: IpAddr = name.parse().ok()?;

@@ -115,7 +115,7 @@ mod tests {
         let runtime = json!({"bandwidth": {"ingressRate": 80, "ingressBurst": 160, "egressRate": 800, "egressBurst": 1600}});
         let runtimes = limits(Some((80, 160)), Some((800, 1600)));
         assert_eq!(read(&json!({"runtimeConfig": runtime})), Ok(runtimes));
-        // One key of its own is enough, 0 too.
+        // A single key of the configuration's own is enough, also with the value 0.
         let own = json!({"egressRate": 8000, "egressBurst": 16000, "runtimeConfig": runtime});
         assert_eq!(read(&own), Ok(limits(None, Some((8000, 16000)))));
         assert_eq!(read(&json!({"ingressRate": 0, "runtimeConfig": runtime})), Ok(Limits::default()));

@@ -112,7 +112,7 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
 /// The call that made a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
-    /// This ADD.
+    /// The device was made by the present ADD.
     Now,
     /// An earlier ADD.
     Before,

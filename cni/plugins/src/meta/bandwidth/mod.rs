@@ -78,7 +78,7 @@ impl Plugin for Bandwidth {
             let devices = device::find(&host, &request.attachment).map_err(failed)?;
             veth.map_or(Ok(()), |veth| release(&host, &veth, &devices).map_err(failed))
         });
-        // Also after a failure: the device is on the node.
+        // The device is removed also after a failure, because it is on the node.
         released.and(device::remove(&host, &request.attachment).map_err(failed))
     }
 

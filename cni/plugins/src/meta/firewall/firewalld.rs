@@ -77,7 +77,7 @@ impl<'a> Zone<'a> {
         Ok(())
     }
 
-    /// Removes addresses from the zone. One that is missing or in another zone is no error.
+    /// Removes addresses from the zone. An address that is missing or in another zone is not an error.
     ///
     /// # Errors
     /// firewalld's first other error; all other addresses were removed.

@@ -81,7 +81,7 @@ impl Plugin for Firewall {
         let config = Config::read(request.config)?;
         let mut wanted = wanted(request, &config, previous(request)?)?;
         if config.choice == Choice::Auto {
-            // The means of the ADD count, also if firewalld has started or stopped since.
+            // The means that the ADD chose count, even if firewalld has started or stopped in the meantime.
             wanted.means = firewall::held(&request.attachment)?.map_or(wanted.means, |held| held.means);
         }
         firewall::check(&wanted)?;
@@ -148,7 +148,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
 }
 
-/// The means that a choice stands for now.
+/// The means that a choice selects on this node.
 fn means(choice: Choice) -> Means {
     match choice {
         Choice::Iptables => Means::Iptables,

@@ -28,7 +28,7 @@ pub(super) enum Found {
     Whole(Map<String, Value>),
 }
 
-/// The attachment that a file's name stands for.
+/// The attachment that a file's name represents.
 #[derive(Debug)]
 pub(super) struct SavedName {
     pub(super) container: String,

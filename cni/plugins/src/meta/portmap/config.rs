@@ -157,7 +157,7 @@ impl Mapping {
     }
 }
 
-/// Parses `hostIP`. An empty text stands for every family, the unspecified address of a family for every
+/// Parses `hostIP`. An empty text means every family, the unspecified address of a family every
 /// address of it. An IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2) is that IPv4 address.
 fn host_address(text: &str) -> Result<Option<HostAddress>, CniError> {
     if text.is_empty() {

@@ -131,7 +131,7 @@ fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
     Ok(backend.withdraw(&withdrawal)?)
 }
 
-/// True if there is no namespace at the path any more.
+/// True if the namespace at the path is gone.
 fn is_gone(path: &Path) -> bool {
     Netns::open(path).is_err_and(|error| error.is_gone())
 }

@@ -83,7 +83,7 @@ fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>,
 /// strictly: it accepts only a route by the link that the reply came in through (`ip6_route_input` and
 /// `rt6_need_strict`).
 fn accept_replies(socket: &RouteSocket, link: &Link) -> Result<(), CniError> {
-    // Above 0, the metric of the loopback's own route, and another one for each link, as equal
+    // The metric must be above 0, which the loopback's own route has, and differ for each link, because equal
     // metrics would make one route.
     const METRIC: u32 = 1024;
     let route = Route {

@@ -182,7 +182,7 @@ impl Present {
         for family in AddressFamily::BOTH {
             let Some(rules) = rules(route, family)? else { continue };
             present.rules.extend(rules);
-            // 0 stands for all tables.
+            // 0 means all tables.
             present.routes.extend(route.routes(family, 0).map_err(failed)?);
         }
         Ok(present)

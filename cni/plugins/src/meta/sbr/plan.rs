@@ -47,9 +47,9 @@ impl Gateway {
 /// The treatment of routes to the link's own networks in the main table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Neighbours {
-    /// They move, as all routes.
+    /// The link's own networks move to the table, like all routes.
     Moved,
-    /// They stay, with a source address for packets that have none yet.
+    /// The link's own networks stay in the main table, with a source address for packets that have none yet.
     Hinted,
 }
 

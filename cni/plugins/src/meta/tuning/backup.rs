@@ -275,7 +275,7 @@ mod tests {
         assert_eq!((backup.attributes().mtu, backup.attributes().tx_queue), (Some(1454), Some(1000)));
         assert!(backup.is_in(NETNS) && backup.is_of(&owner));
         assert_eq!(backups.read(&attachment("n", "c2")).unwrap(), None);
-        // They name no network: only a DEL removes them.
+        // The reference's backups name no network, so only a DEL removes them.
         backups.retain("n", &[]).unwrap();
         assert!(backups.read(&owner).unwrap().is_some());
     }

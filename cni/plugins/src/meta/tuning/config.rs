@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(values, [("a", "1"), ("b", "2"), ("c", "2")]);
         assert_eq!((config.wanted.promisc, config.wanted.mtu), (None, Some(1300)));
         assert_eq!((config.wanted.allmulti, config.wanted.tx_queue), (Some(true), Some(6)));
-        // Also if the configuration itself has none.
+        // Settings of `args.cni` count also if the configuration itself has none.
         let config = read(&json!({"args": {"cni": {"sysctl": {"net.c": "2"}}}}), "").unwrap();
         assert_eq!(config.sysctls.len(), 1);
     }

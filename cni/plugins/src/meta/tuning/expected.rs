@@ -80,7 +80,7 @@ impl Expected for LinkAttributes {
     fn check(&self) -> Result<(), CniError> {
         let link = link(&self.0.open()?, self.0.attachment.ifname())?;
         let mut wanted = self.0.config.wanted.clone();
-        // What the ADD does not change is no object.
+        // Only what the ADD changes is an object of the list.
         wanted.promisc.get_or_insert(link.promiscuous);
         check_link(&link, &wanted)
     }

@@ -74,7 +74,7 @@ impl Plugin for Tuning {
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
         previous(request)?;
         crate::expected::check(&self.expected(request)?)?;
-        // The promiscuous mode also where none is configured, as the reference does.
+        // Like the reference, CHECK compares the promiscuous mode also where none is configured.
         let ifname = request.attachment.ifname();
         let config = Config::read(request.config, request.args, ifname)?;
         check_link(&link(&Container::open(request.netns.as_deref())?, ifname)?, &config.wanted)
@@ -153,7 +153,7 @@ fn change_link<'a>(
         None => backup,
     };
     let written = backups.write(attachment, &backup);
-    // Also after a failed write: the file may exist without being durable.
+    // The undo is needed also after a failed write, because the file may exist without being durable.
     undo.on_failure("backup", move || match earlier {
         Some(earlier) => backups.write(attachment, &earlier),
         None => backups.remove(attachment),

@@ -23,7 +23,7 @@ const ALLOWED_LIMIT: u64 = 1 << 20;
 /// The placeholder for the container's interface in a key.
 const IFNAME: &str = "IFNAME";
 
-/// One setting.
+/// A setting and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sysctl {
     /// The key of the configuration, which the list refers to.
@@ -46,7 +46,7 @@ pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<V
         let parts: Vec<&str> = sysctl.path.split('/').collect();
         (parts.len(), !parts.iter().any(|part| matches!(*part, "all" | "default")))
     };
-    // The sort is stable: equal ones stay in the order of their keys.
+    // The sort is stable, so that settings of the same rank stay in the order of their keys.
     all.sort_by_key(general);
     Ok(all)
 }

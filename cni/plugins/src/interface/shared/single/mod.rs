@@ -110,7 +110,7 @@ impl Recipe<'_> {
         self.refuse_if_taken(&site.container)?;
         site.sweep()?;
         let find = |change| Ok((change, site.container.route.link(&site.name).map_err(failed)?));
-        // Also if the kernel made it and its reply was lost, or it cannot be found again.
+        // Sweep after any error: the kernel may have made the link although its reply was lost.
         let (change, made) = make(&site).and_then(find).inspect_err(|_| {
             if let Err(error) = site.sweep() {
                 log::warn!("{error}");

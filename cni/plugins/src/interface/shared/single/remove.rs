@@ -46,7 +46,7 @@ fn delete_links(
     let attachment = &request.attachment;
     let mut failures = Failures::default();
     let of_the_name = container.route.find_link(attachment.ifname()).map_err(failed)?;
-    // Of an ADD that was killed before the link had its name.
+    // An ADD that was killed leaves a link with a temporary name.
     let unfinished = container.route.find_link(&temporary_name(attachment)).map_err(failed)?;
     let ours = of_the_name.filter(|link| match owner(link) {
         Some(owner) if owner.attachment_hash == AttachmentHash::of(attachment) => true,
