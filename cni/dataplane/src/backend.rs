@@ -127,7 +127,7 @@ impl MasqueradeRequest {
     }
 }
 
-/// The objects that one attachment should have: published ports, or masqueraded addresses.
+/// The objects that an attachment should have: published ports, or masqueraded addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Published ports.
@@ -190,7 +190,7 @@ pub enum Kinds {
     Masquerade,
     /// Everything that it owns.
     All,
-    /// Everything that it owns if it has published ports, otherwise nothing.
+    /// Everything that the attachment owns if it has published ports, otherwise nothing.
     AllIfPorts,
 }
 

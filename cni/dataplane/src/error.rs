@@ -51,7 +51,7 @@ pub enum Error {
     /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy { operation: String, attempts: u32, millis: u128 },
-    /// A table with the name of ours was made by another program.
+    /// Another program made a table with the name of Slipway's.
     #[error("table {table} was not made by slipway (it has no schema-N chain): rename or delete it")]
     ForeignTable {
         /// Family and name.
@@ -85,7 +85,7 @@ pub enum Error {
     /// A request that no backend can carry out.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// This kernel has no nf_tables, and so no table of ours.
+    /// This kernel has no nf_tables, and so Slipway has no table.
     #[error(transparent)]
     NoNfTables(#[from] NfTablesLack),
     /// The binary has no BPF programs, or this node cannot run them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Options of a published port that one backend alone understands.
+//! Options of a published port that only one backend understands.
 
 use crate::{AddressFamily, ChainName, Protocol};
 

@@ -41,7 +41,7 @@ pub trait Plugin: Sync {
     /// The first object that could not be removed; all others were.
     fn del(&self, request: &Request<'_>) -> Result<(), CniError>;
 
-    /// Compares what `add` made with what is there: what is inside of the container, and the objects of
+    /// Compares what `add` made with the present state: that inside the container, and the objects of
     /// [`Plugin::expected`].
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::Error;
 
 /// The window check would find such packets invalid.
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
-/// The acknowledgment that conntrack compares a RST with is that of a packet it saw.
+/// conntrack compares a RST with the acknowledgment of a packet that it has seen.
 const ANY_RST: &str = "net/netfilter/nf_conntrack_tcp_ignore_invalid_rst";
 /// The shorter timeout of connections with unacknowledged data would apply to idle connections whose last
 /// acknowledgment was carried.

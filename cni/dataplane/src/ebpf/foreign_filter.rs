@@ -29,7 +29,7 @@ impl ForeignFilter {
     /// the queue that limits it.
     #[must_use]
     pub fn is_rate_limit(&self) -> bool {
-        // The last was that of earlier versions.
+        // Earlier versions used the last preference.
         self.hook == "ingress" && self.kind == "u32" && matches!(self.preference, Some(1 | 0xc000))
     }
 }

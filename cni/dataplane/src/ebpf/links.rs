@@ -158,7 +158,7 @@ pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Li
     let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
     let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
     match socket.link_by_index(peer) {
-        // If the other end is in a third namespace, the index is that of another link here.
+        // If the other end is in a third namespace, the index belongs to an unrelated link here.
         Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(Some(link)),
         Ok(_) => Ok(None),
         Err(e) if e.is_not_found() => Ok(None),

@@ -52,9 +52,9 @@ pub struct Status {
     pub uplinks_without: Vec<UnservedLink>,
     /// The filters of other programs that come before these.
     pub foreign_filters: Vec<ForeignFilter>,
-    /// Number of other links with the programs: those of containers.
+    /// Number of containers' links with the programs.
     pub containers: usize,
-    /// Containers' links that lost them, as they do not take those of this version. Known to the set-up alone.
+    /// Containers' links that lost their programs because they do not take those of this version. Only the set-up knows them.
     pub containers_without: Vec<UnservedLink>,
     /// The counters that are not zero.
     pub counters: Vec<(Counter, u64)>,
@@ -209,7 +209,7 @@ pub fn limit_link(index: u32) {
     }
 }
 
-/// Has netfilter check each carried flow again, as rules have changed. A failure is logged: soon the flows are
+/// Makes netfilter check each carried flow again, because rules have changed. A failure is logged: soon the flows are
 /// checked anyway.
 pub(crate) fn rules_changed() {
     if let Err(error) = store::next_epoch() {

@@ -213,7 +213,7 @@ impl Store {
         Ok(self.epoch()? != 0)
     }
 
-    /// Has the BPF programs begin to carry, or netfilter check each flow again.
+    /// Makes the BPF programs begin to carry, or netfilter check each flow again.
     pub(super) fn start(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the epoch", e);
         // A random number: of the numbers that concurrent processes count to, the last written may be a former one.
@@ -222,7 +222,7 @@ impl Store {
         self.array::<u32>(maps::EPOCH)?.set(0, next, 0).map_err(failed)
     }
 
-    /// Has netfilter check each flow again, if any are carried.
+    /// Makes netfilter check each flow again, if any are carried.
     fn next_epoch(&self) -> Result<(), Error> {
         if self.is_set_up()? { self.start() } else { Ok(()) }
     }
@@ -253,7 +253,7 @@ pub(super) fn refuse_abroad() -> Result<(), Error> {
     Store::all().iter().filter(|store| store.path(maps::HOME).exists()).try_for_each(Store::refuse_abroad)
 }
 
-/// Has netfilter check each flow again. Does nothing on a node without the programs.
+/// Makes netfilter check each flow again. Does nothing on a node without the programs.
 pub(super) fn next_epoch() -> Result<(), Error> {
     Store::all().iter().filter(|store| store.path(maps::EPOCH).exists()).try_for_each(Store::next_epoch)
 }

@@ -368,7 +368,7 @@ impl FirewallTable {
     }
 
     /// The elements that a record replaces: the attachment's own, and those of its addresses that name
-    /// another attachment. That one is gone: otherwise IPAM would not have given out its addresses again.
+    /// another attachment. The other attachment is gone, because otherwise IPAM would not have given out its addresses again.
     fn replaced(&self, wanted: &FirewallRecord) -> Result<Vec<ElementId>, Error> {
         let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {

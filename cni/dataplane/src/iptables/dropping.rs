@@ -79,7 +79,7 @@ fn is_translated(states: &str) -> bool {
     states.split(',').any(|state| state == "DNAT")
 }
 
-/// The words of a rule but those of its comment.
+/// The words of a rule without its comment.
 fn without_comment(rule: &Rule) -> Vec<&str> {
     let mut words: Vec<&str> = rule.words().iter().map(String::as_str).collect();
     if let Some(at) = words.windows(3).position(|three| matches!(three, ["-m", "comment", "--comment"])) {

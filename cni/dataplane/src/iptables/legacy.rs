@@ -60,7 +60,7 @@ pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     }
     let mut chains = chains(family, TableName::Nat)?;
     chains.retain(|chain| chain.starts_with(MASQUERADE_PREFIX));
-    // If the table has changed since, the fingerprint is that of an old state, and the next call reads the
+    // If the table has changed since, the fingerprint belongs to an old state, and the next call reads the
     // table again.
     if let (true, Some((directory, file))) = (chains.is_empty(), &file)
         && let Err(error) = directory.replace(file, fingerprint.as_bytes(), 0o600)

@@ -40,7 +40,7 @@ pub(crate) struct Conflict {
 /// The position of a container's entry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Behind those of other containers, as in the reference.
+    /// After the entry rules of other containers, as in the reference.
     Last,
     /// Before those of other containers, so that a mapping of one host address precedes one of all addresses.
     First,

@@ -154,7 +154,7 @@ impl Tools {
         find(&name).or_else(plain).ok_or(Error::NoIptables { program: name })
     }
 
-    /// Reads those of the chains that exist.
+    /// Reads the given chains, as far as they exist.
     pub(crate) fn read(&self, chains: &[&str]) -> Result<Listing, Error> {
         match self.variant {
             Variant::Nft => self.read_nft(chains),
@@ -174,7 +174,7 @@ impl Tools {
         Ok(text(&run))
     }
 
-    /// Has the tool print only these chains, as the table may have a hundred thousand rules of a service
+    /// Makes the tool print only these chains, because the table may have a hundred thousand rules of a service
     /// proxy. Asking the kernel which of them exist is cheap.
     fn read_nft(&self, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;

@@ -26,7 +26,7 @@ use crate::{AddressFamily, ContainerNetns, Error, Owner};
 /// square of its elements: a second for 50,000.
 const PROBED: usize = 1024;
 
-/// The elements that one attachment is to have of one kind.
+/// The elements of a kind that an attachment should have.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// The operation, for errors.

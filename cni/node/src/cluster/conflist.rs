@@ -42,7 +42,7 @@ pub enum ConflistError {
     /// The file or its directory cannot be read or written.
     #[error(transparent)]
     File(#[from] DirError),
-    /// The file is that of another program.
+    /// Another program wrote the file.
     #[error("{0:?} is another program's: delete it, or choose another path with --conflist")]
     Foreign(PathBuf),
 }
@@ -99,7 +99,7 @@ impl Network {
     }
 }
 
-/// True for the configuration of another program. One of ours has the file of subnets, whatever its settings: no other
+/// True for the configuration of another program. Slipway's own names the file of subnets, whatever its settings: no other
 /// host-local knows it.
 fn is_foreign(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|list| {

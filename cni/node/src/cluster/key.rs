@@ -121,7 +121,7 @@ fn key_in(file: File) -> Result<PrivateKey, KeyFileFault> {
     bytes(content.trim_end()).map(PrivateKey::new).ok_or(KeyFileFault::Content)
 }
 
-/// The directory of the file: that of the file of subnets.
+/// The directory of the file, which is also the directory of the file of subnets.
 pub(super) fn directory(subnet_file: &Path) -> PathBuf {
     let dir = subnet_file.parent().filter(|dir| !dir.as_os_str().is_empty());
     dir.unwrap_or(Path::new(".")).to_owned()

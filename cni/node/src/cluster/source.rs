@@ -243,7 +243,7 @@ impl Follower {
     }
 }
 
-/// The Nodes, and those of a list that is not complete yet.
+/// The Nodes, and the part of a list that is not complete yet.
 #[derive(Debug, Default)]
 struct Store {
     nodes: Nodes,

@@ -25,7 +25,7 @@ pub enum BridgeError {
     Foreign(String),
 }
 
-/// True if another program made the link. One that is down and has no alias is that of a process of ours that was killed
+/// True if another program made the link. A link that is down and has no alias was made by a process of ours that was killed
 /// before it set both.
 pub(crate) fn is_foreign(link: &Link) -> bool {
     link.alias != MADE && (link.up || !link.alias.is_empty())

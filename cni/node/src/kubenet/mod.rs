@@ -75,7 +75,7 @@ pub enum KubenetError {
     /// An annotation of the pod is not a rate.
     #[error("error reading pod bandwidth annotations: {0}")]
     Bandwidth(#[from] BandwidthError),
-    /// The pod CIDR is another one than that of running pods, which would lose their gateway.
+    /// The pod CIDR differs from that of running pods, which would lose their gateway.
     #[error(
         "pod CIDR {wanted} differs from {used}, which {BRIDGE} has and {pods} running pods use: delete these pods first, or \
          keep {used}"

@@ -221,7 +221,7 @@ impl Metrics {
         labels
     }
 
-    /// Counts the repair of an object that another program had deleted. `kind` is that of the objects, a label.
+    /// Counts the repair of an object that another program had deleted. `kind` is a label, the kind of the object.
     pub fn repaired(&self, kind: &'static str, outcome: Outcome) {
         let result = match outcome {
             Outcome::Done => "done",

@@ -344,7 +344,7 @@ impl Observer {
 }
 
 impl Observer {
-    /// Remembers that a link lost something, to look at it again.
+    /// Remembers that a link has lost something, for a second look.
     fn suspect(&mut self, link: u32, lost: Loss) -> Option<Damage> {
         let known = |(_, index, what): &(Instant, u32, Loss)| *index == link && *what == lost;
         if self.suspects.iter().any(known) {

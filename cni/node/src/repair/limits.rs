@@ -20,7 +20,7 @@ struct Limit {
 }
 
 impl Limits {
-    /// Reads those of all links.
+    /// Reads the limits of all links.
     pub(super) fn read(socket: &RouteSocket, links: &[Link]) -> Result<Self, RouteError> {
         let mut all = Self::default();
         for link in links.iter().filter(|link| Owner::from_comment(&link.alias).is_some()) {
@@ -29,7 +29,7 @@ impl Limits {
         Ok(all)
     }
 
-    /// Forgets those of a link that is gone. Returns the links that were redirected there.
+    /// Forgets the limits of a link that is gone. Returns the links that were redirected to it.
     pub(super) fn forget(&mut self, link: u32) -> Vec<u32> {
         self.0.remove(&link);
         let redirected = self.0.iter().filter(|(_, limit)| limit.redirections.contains(&link));

@@ -55,7 +55,7 @@ pub struct Repair {
     pub damages: BTreeSet<Damage>,
     /// The result of `slipway restore`.
     pub restored: Result<Restoration, ProgramError>,
-    /// True if the BPF programs were set up again; false if the node has none, or they needed no look.
+    /// True if the BPF programs were set up again; false if the node has none, or nothing had happened to them.
     pub programs: Result<bool, ProgramError>,
     /// The time from its begin to its end.
     pub took: Duration,

@@ -74,7 +74,7 @@ pub enum ProgramError {
 pub struct Restoration {
     /// The restored objects with their owners and reasons, a line each.
     pub restored: Vec<String>,
-    /// The objects that could not be restored, likewise.
+    /// The objects that could not be restored, with their owners and reasons.
     pub failed: Vec<String>,
 }
 

@@ -154,7 +154,7 @@ mod tests {
             json!({"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/30"}], [{"subnet": "fd00::/64"}]]});
         let expected =
             [("10.0.0.0/30".to_owned(), 0, Some(1)), ("fd00::/64".to_owned(), 1, Some(u64::MAX - 2))];
-        // 2^64 addresses without those of the network and the gateway.
+        // 2^64 addresses without the network's and the gateway's.
         assert_eq!(pools(&sets, &["fd00::2"]), expected);
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Takes a sample. What cannot be read is a trouble of the sample, and the rest is there.
+//! Takes a sample. Parts that cannot be read are listed as troubles of the sample, next to the other parts.
 
 use std::path::Path;
 use std::sync::Arc;

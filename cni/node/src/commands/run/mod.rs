@@ -191,7 +191,7 @@ impl Options {
 }
 
 impl Start {
-    /// Locks the agent's directory: that of the file of subnets.
+    /// Locks the agent's directory, which holds the file of subnets.
     ///
     /// # Errors
     /// [`RunDirError`] if another agent runs, or the directory cannot be made.

@@ -30,7 +30,7 @@ pub(super) struct Plan {
 pub(super) struct Outside {
     /// The gateways' addresses, with the longest prefix.
     pub(super) gateways: Vec<IpNet>,
-    /// The container's addresses likewise, for routes to them.
+    /// The container's addresses as single addresses, for routes to them.
     pub(super) containers: Vec<IpNet>,
 }
 

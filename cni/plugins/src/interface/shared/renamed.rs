@@ -96,7 +96,7 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
         found
     };
     if let Some(owner) = by_link {
-        // The link has one owner, and the reservations are that one's.
+        // The link has a single owner, who also owns the reservations.
         let of_link = attachment(owner).filter(|found| found.ifname() == own.ifname() && found != own);
         return Ok(of_link.into_iter().collect());
     }

@@ -31,7 +31,7 @@ pub(crate) fn with_reservations_of(
         let Ok(other) = Attachment::new(network, attachment.container_id(), attachment.ifname()) else {
             return Ok(());
         };
-        // A folder of another program, such as a runtime's cache, gets no lock of ours.
+        // A folder of another program, such as a runtime's cache, is not locked.
         if !store.has_reservations()? {
             return Ok(());
         }

@@ -36,7 +36,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Reads and checks all keys. The runtime's count only if the configuration has none.
+    /// Reads and checks all keys. The runtime's limits count only if the configuration has none.
     ///
     /// # Errors
     /// Code 7 for a value that cannot be used.

@@ -59,7 +59,7 @@ impl<'a> Zone<'a> {
         Ok(Self { bus: Bus::system().map_err(failed)?, name })
     }
 
-    /// Adds addresses to the zone, all or none. One that is there already stays.
+    /// Adds addresses to the zone, all or none. An address that is in the zone already stays.
     pub(super) fn add(&mut self, addresses: &[IpAddr]) -> Result<(), CniError> {
         let mut added = Vec::new();
         for address in addresses {

@@ -18,7 +18,7 @@ pub(crate) struct Below {
     /// `master`; none for the link of the default route.
     pub(crate) master: Option<String>,
     pub(crate) place: Place,
-    /// `mtu`, not checked; 0 for that of the master.
+    /// `mtu`, not checked; 0 means the master's.
     pub(crate) mtu: i64,
     /// `dns`.
     pub(crate) dns: Dns,
