@@ -105,7 +105,7 @@ fn del_of_a_network_beside_another_one_leaves_that_alone() {
     let list_of = |name| list(name, "bridge", "nftables", true);
     let mut file = list_of("first");
     file["cniVersion"] = "1.0.0".into();
-    node.cmd("mkdir -p /etc/cni/net.d");
+    node.own_etc();
     node.write("/etc/cni/net.d/10-first.conflist", file.to_string());
     let (first, second) = (node.network(list_of("first")), node.network(list_of("second")));
     let pod = node.pod("web");

@@ -7,7 +7,7 @@
 //! for those of another namespace see [`get_in`] and [`set_in`].
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek as _, Write};
+use std::io::{self, ErrorKind, Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +21,9 @@ use crate::netns::{Netns, NetnsError};
 
 /// The directory of the settings.
 pub const DIRECTORY: &str = "/proc/sys";
+
+/// The longest wait for the lock of a setting's file.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An error of a setting.
 #[derive(Debug, thiserror::Error)]
@@ -75,10 +78,18 @@ impl SysctlError {
 /// # Errors
 /// [`SysctlError::Read`], or [`SysctlError::Name`] for an invalid name.
 pub fn get(name: &str) -> Result<String, SysctlError> {
+    get_below(DIRECTORY.as_ref(), name)
+}
+
+/// [`get`] with another directory for [`DIRECTORY`].
+///
+/// # Errors
+/// As of [`get`].
+pub fn get_below(directory: &Path, name: &str) -> Result<String, SysctlError> {
     let mut value = String::new();
     OpenOptions::new()
         .read(true)
-        .open(path(DIRECTORY.as_ref(), name)?)
+        .open(path(directory, name)?)
         .and_then(|mut file| file.read_to_string(&mut value))
         .map_err(|source| SysctlError::Read { name: name.to_owned(), source })?;
     value.truncate(value.trim_end().len());
@@ -145,7 +156,6 @@ pub fn ensure_after<E: From<SysctlError>>(
     value: &str,
     before: impl FnOnce() -> Result<(), E>,
 ) -> Result<bool, E> {
-    const PATIENCE: Duration = Duration::from_secs(10);
     if get(name)? == value {
         return Ok(false);
     }
@@ -163,6 +173,28 @@ pub fn ensure_after<E: From<SysctlError>>(
     file.rewind().and_then(|()| file.write_all(value.as_bytes())).map_err(failed)?;
     log::debug!("set sysctl {name} to {value:?}");
     Ok(true)
+}
+
+/// Raises a number that is lower than `least`, and returns the former one; none if it is high enough. Concurrent callers
+/// never lower what another one has raised: they take the lock of [`ensure`].
+///
+/// # Errors
+/// [`SysctlError::Write`] if the setting cannot be written, or is not a number; [`SysctlError::Name`].
+pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u64>, SysctlError> {
+    let path = path(directory, name)?;
+    let failed = |source| SysctlError::Write { name: name.to_owned(), value: least.to_string(), source };
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+    let _lock = FileLock::on(&file, &path, PATIENCE)
+        .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
+    let mut now = String::new();
+    file.read_to_string(&mut now).map_err(failed)?;
+    let now =
+        now.trim_end().parse().map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))?;
+    if now >= least {
+        return Ok(None);
+    }
+    file.rewind().and_then(|()| file.write_all(least.to_string().as_bytes())).map_err(failed)?;
+    Ok(Some(now))
 }
 
 /// [`get`] in another namespace.
@@ -296,6 +328,21 @@ fn path(directory: &Path, name: &str) -> Result<PathBuf, SysctlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_raised_and_never_lowered() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("backlog");
+        std::fs::write(&file, "1000\n").unwrap();
+        let raise = |least| raise_below(dir.path(), "backlog", least);
+        assert_eq!(raise(4096).unwrap(), Some(1000));
+        assert_eq!(raise(4096).unwrap(), None);
+        assert_eq!(raise(2000).unwrap(), None);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "4096\n");
+        std::fs::write(&file, "many\n").unwrap();
+        assert!(matches!(raise(1), Err(SysctlError::Write { .. })));
+        assert!(matches!(raise_below(dir.path(), "../backlog", 1), Err(SysctlError::Name(_))));
+    }
 
     #[test]
     fn names_that_lead_elsewhere_are_refused() {

@@ -127,7 +127,7 @@ async fn repair(program: &Program, damages: BTreeSet<Damage>) -> Repair {
     let begin = Instant::now();
     // The programs first: they serve new flows, while `restore` waits for concurrent DELs.
     let needs_programs = damages.is_empty() || damages.iter().any(Damage::concerns_programs);
-    let programs = if needs_programs { program.set_up_programs().await } else { Ok(false) };
+    let programs = if needs_programs { program.set_up_node().await } else { Ok(false) };
     let restored = program.restore().await;
     Repair { damages, restored, programs, took: begin.elapsed() }
 }

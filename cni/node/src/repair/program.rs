@@ -39,6 +39,8 @@ pub struct Program {
     pub in_host_mounts: bool,
     /// True to load the BPF programs if they are missing. Otherwise only loaded ones are attached again.
     pub loads_programs: bool,
+    /// The directory of the kernel's settings in which limits are raised for the node's networks; none to leave the limits.
+    pub limits: Option<PathBuf>,
     /// The runtime's cache, if it is in another place than usual.
     pub cache: Option<PathBuf>,
 }
@@ -100,7 +102,7 @@ impl Program {
     /// The program at a path, which attaches loaded BPF programs only and knows the usual caches.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), in_host_mounts: false, loads_programs: false, cache: None }
+        Self { path: path.into(), in_host_mounts: false, loads_programs: false, limits: None, cache: None }
     }
 
     /// Restores what is missing.
@@ -164,18 +166,32 @@ impl Program {
         })
     }
 
-    /// Attaches the BPF programs where they are missing, if they are loaded or to be. True if it did so.
+    /// Raises the kernel's limits, and attaches the BPF programs where they are missing, if they are loaded or to be. True
+    /// if it attached them. Limits that cannot be raised are logged: they are needed by full nodes only.
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub(crate) async fn set_up_programs(&self) -> Result<bool, ProgramError> {
-        let words = ["node", "status", "--output", "json"].map(OsString::from);
-        let node: BpfNode = self.read(&words, LIMIT).await?;
+    pub(crate) async fn set_up_node(&self) -> Result<bool, ProgramError> {
+        let node = match self.raise_limits().await {
+            Some(node) => node,
+            None => self.read(&["node", "status", "--output", "json"].map(OsString::from), LIMIT).await?,
+        };
         let is_wanted = node.loaded || self.loads_programs && node.built_in;
         if is_wanted {
             self.successful(&["node", "setup"].map(OsString::from), LIMIT).await?;
         }
         Ok(is_wanted)
+    }
+
+    /// The node's state after its limits were raised, if they are to be and can be.
+    async fn raise_limits(&self) -> Option<BpfNode> {
+        let directory = self.limits.as_ref()?;
+        let mut words = ["node", "limits", "--output", "json"].map(OsString::from).to_vec();
+        // The host's mount namespace has them at the usual place.
+        if !self.in_host_mounts {
+            words.extend(["--sysctl-dir".into(), directory.into()]);
+        }
+        self.read(&words, LIMIT).await.inspect_err(|error| log::warn!("{error}")).ok()
     }
 
     /// The document that a command prints, which must succeed within the limit.
@@ -400,7 +416,31 @@ mod tests {
         ] {
             let mut program = script(directory.path(), &node(built_in, loaded));
             program.loads_programs = loads;
-            assert_eq!(program.set_up_programs().await.unwrap(), expected, "{built_in} {loaded} {loads}");
+            assert_eq!(program.set_up_node().await.unwrap(), expected, "{built_in} {loaded} {loads}");
         }
+    }
+
+    #[tokio::test]
+    async fn limits_are_raised_where_they_may_be_and_are_no_condition() {
+        let directory = tempfile::tempdir().unwrap();
+        let called = directory.path().join("called");
+        let document = echo(BpfNode { built_in: true, loaded: true, ..BpfNode::default() });
+        let record = format!("echo \"$*\" >> {}", called.display());
+        let calls =
+            || std::fs::read_to_string(&called).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
+        let limits = "node limits --output json --sysctl-dir /host/proc/sys";
+        let mut program = script(directory.path(), &format!("{record}\n{document}"));
+        assert!(program.set_up_node().await.unwrap());
+        program.limits = Some("/host/proc/sys".into());
+        assert!(program.set_up_node().await.unwrap());
+        let setup = "node setup";
+        assert_eq!(calls(), ["node status --output json", setup, limits, setup]);
+        std::fs::remove_file(&called).unwrap();
+        // A read-only /proc/sys.
+        let mut program =
+            script(directory.path(), &format!("{record}\n[ $2 != limits ] || exit 1\n{document}"));
+        program.limits = Some("/host/proc/sys".into());
+        assert!(program.set_up_node().await.unwrap());
+        assert_eq!(calls(), [limits, "node status --output json", setup]);
     }
 }

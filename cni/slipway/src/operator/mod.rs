@@ -15,6 +15,7 @@ mod explain;
 mod filter;
 mod install;
 mod interrupt;
+mod limits;
 mod migrate;
 mod migration_lock;
 mod names;

@@ -1,35 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway node`: the BPF programs of the eBPF backend on this node, and UDP GRO forwarding at its uplinks.
+//! `slipway node`: the BPF programs of the eBPF backend on this node, UDP GRO forwarding at its uplinks, and limits of the
+//! kernel.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use cni_dataplane::ebpf::{self, Fill, Merging, Status, UnservedLink};
 use cni_kernel::ethtool::Switch;
+use cni_kernel::sysctl;
+use cni_runtime::config;
 use cni_spec::CniError;
-use cni_state::documents::{BpfMap, BpfNode, EarlierFilter, LeftToNftables, UdpGroForwarding};
+use cni_state::documents::{BpfMap, BpfNode, EarlierFilter, KernelLimit, LeftToNftables, UdpGroForwarding};
 
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
 
+use super::limits::{self, Room};
 use super::names;
 use cni_plugins::node_defaults::NodeDefaults;
 
-/// Load, show or remove the BPF programs of the eBPF backend
+/// Prepare the node: limits of the kernel, and the BPF programs of the eBPF backend
 ///
-/// All three print the status. The first container with the eBPF backend loads the programs, too. After `teardown`
-/// nftables serves everything. With the key udpGroForwarding in /etc/cni/slipway.json, `setup` switches UDP GRO forwarding
-/// at the uplinks.
+/// All tasks print the status. `limits` raises the kernel's limits to what the networks in /etc/cni/net.d have room for:
+/// those of the neighbour tables and of the backlog, which belong to the whole machine and are never lowered. `setup` does
+/// that, too, loads the BPF programs, and with the key udpGroForwarding in /etc/cni/slipway.json switches UDP GRO forwarding
+/// at the uplinks. The first container with the eBPF backend loads the programs as well. After `teardown` nftables serves
+/// everything; the limits stay.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  slipway node limits
   slipway node setup
   slipway node status --output json")]
 pub(super) struct Args {
-    /// Load and attach the programs, remove them, or only print the status
+    /// Raise the limits, also load and attach the programs, remove the programs, or only print the status
     #[arg(value_enum)]
     task: Task,
+    /// The directory of the networks
+    #[arg(long, value_name = "DIRECTORY", default_value = config::DIRECTORY, value_hint = clap::ValueHint::DirPath)]
+    conf_dir: PathBuf,
+    /// The directory of the kernel's settings, for a call in a container
+    #[arg(long, value_name = "DIRECTORY", default_value = sysctl::DIRECTORY, value_hint = clap::ValueHint::DirPath)]
+    sysctl_dir: PathBuf,
     #[command(flatten)]
     output: Output,
 }
@@ -37,6 +51,7 @@ pub(super) struct Args {
 /// The work of a call, before the status is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Task {
+    Limits,
     Setup,
     Teardown,
     Status,
@@ -49,11 +64,22 @@ struct State {
     merging: Vec<Merging>,
     /// True if the settings ask for it.
     is_asked: bool,
+    room: Room,
+    limits: Vec<KernelLimit>,
 }
 
 /// Sets the node up or removes what that made if asked to, and prints the status.
 pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let state = state_after(args.task).map_err(Failure::failed)?;
+    let room = Room::of(&args.conf_dir);
+    let limits = match args.task {
+        Task::Limits => limits::raise(&args.sysctl_dir, &room).map_err(Failure::failed)?,
+        // Programs do not depend on them.
+        Task::Setup => limits::raise(&args.sysctl_dir, &room).or_else(|error| {
+            writeln!(err, "slipway node: {error}").map(|()| limits::read(&args.sysctl_dir, &room))
+        })?,
+        Task::Teardown | Task::Status => limits::read(&args.sysctl_dir, &room),
+    };
+    let state = state_after(args.task, room, limits).map_err(Failure::failed)?;
     if args.task == Task::Setup {
         for uplink in &state.status.uplinks_without {
             writeln!(err, "slipway node: uplink {} is left to nftables: {}", uplink.name, uplink.why)?;
@@ -75,7 +101,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Resu
     Ok(0)
 }
 
-fn state_after(task: Task) -> Result<State, CniError> {
+fn state_after(task: Task, room: Room, limits: Vec<KernelLimit>) -> Result<State, CniError> {
     let read = NodeDefaults::read();
     // A mistake in the settings does not keep the programs on the node.
     let NodeDefaults { ebpf: settings, udp_gro_forwarding: wanted, .. } =
@@ -92,19 +118,20 @@ fn state_after(task: Task) -> Result<State, CniError> {
             ebpf::teardown_node()?;
             ebpf::status(&settings)?
         }
-        Task::Status => ebpf::status(&settings)?,
+        Task::Limits | Task::Status => ebpf::status(&settings)?,
     };
-    Ok(State { status, merging, is_asked: wanted == Some(Switch::On) })
+    Ok(State { status, merging, is_asked: wanted == Some(Switch::On), room, limits })
 }
 
-fn print_text(State { status, merging, is_asked }: &State, out: &mut dyn Write) -> io::Result<()> {
-    let state = match (status.is_set_up, status.is_current) {
+fn print_text(state: &State, out: &mut dyn Write) -> io::Result<()> {
+    let State { status, merging, is_asked, room, limits } = state;
+    let programs = match (status.is_set_up, status.is_current) {
         _ if ebpf::object().is_none() => "absent: this binary was built without them",
         (true, true) => "loaded",
         (true, false) => "loaded, of another version: `slipway node setup` replaces them",
         (false, _) => "not loaded: nftables serves everything",
     };
-    writeln!(out, "programs    {state}")?;
+    writeln!(out, "programs    {programs}")?;
     if status.is_set_up {
         writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
         for left in &status.uplinks_without {
@@ -132,11 +159,21 @@ fn print_text(State { status, merging, is_asked }: &State, out: &mut dyn Write) 
             false => writeln!(out, "counter     {name}: {count}")?,
         }
     }
+    if !room.networks.is_empty() {
+        writeln!(out, "room        {} containers: {}", room.containers, room.words())?;
+    }
+    for KernelLimit { setting, value, wanted, .. } in limits {
+        let remedy = match value < wanted {
+            true => format!(": `slipway node limits` raises it to {wanted}"),
+            false => String::new(),
+        };
+        writeln!(out, "limit       {setting}: {value}{remedy}")?;
+    }
     Ok(())
 }
 
 /// The document of `slipway node`.
-fn document(State { status, merging, .. }: &State) -> BpfNode {
+fn document(State { status, merging, room, limits, .. }: &State) -> BpfNode {
     let counts = |are_drops: bool| -> BTreeMap<String, u64> {
         let all = status.counters.iter().filter(|(counter, _)| counter.is_drop() == are_drops);
         all.map(|(counter, count)| (names::of_counter(*counter).to_owned(), *count)).collect()
@@ -177,6 +214,8 @@ fn document(State { status, merging, .. }: &State) -> BpfNode {
         dropped: counts(true),
         maps: status.maps.iter().map(map).collect(),
         udp_gro_forwarding: merging.iter().map(forwarding).collect(),
+        networks: room.networks.clone(),
+        limits: limits.clone(),
     }
 }
 
@@ -184,6 +223,7 @@ fn document(State { status, merging, .. }: &State) -> BpfNode {
 mod tests {
     use cni_dataplane::ebpf::{Counter, ForeignFilter};
     use cni_kernel::ethtool::FeatureError;
+    use cni_state::documents::NetworkRoom;
 
     use super::*;
 
@@ -221,7 +261,28 @@ mod tests {
         let unknown = || FeatureError::Unknown("gro".to_owned());
         let merging = [("eth0", Ok(Switch::On)), ("eth1", Ok(Switch::Off)), ("eth2", Err(unknown()))]
             .map(|(link, state)| Merging { link: link.to_owned(), state });
-        let state = State { status, merging: merging.into(), is_asked: true };
+        let limit = |setting: &str, value, wanted, enough_for| KernelLimit {
+            setting: setting.to_owned(),
+            value,
+            wanted,
+            enough_for,
+        };
+        let network = |name: &str, addresses, bridge: Option<&str>| NetworkRoom {
+            name: name.to_owned(),
+            addresses,
+            bridge: bridge.map(str::to_owned),
+        };
+        let state = State {
+            status,
+            merging: merging.into(),
+            is_asked: true,
+            room: Room {
+                networks: vec![network("a", Some(253), Some("cni0")), network("b", None, None)],
+                containers: 253,
+                on_one_bridge: 253,
+            },
+            limits: vec![limit("net.a", 512, 1024, Some(256)), limit("net.b", 4096, 4096, None)],
+        };
         let mut text = Vec::new();
         print_text(&state, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
@@ -234,7 +295,10 @@ mod tests {
                  udp gro     eth0: on\nudp gro     eth1: off: `slipway node setup` switches it on\n\
                  udp gro     eth2: the kernel has no feature gro\n\
                  counter     carried_packets: 7\n\
-                 dropped     write_failed: 1 (the kernel refused to change the packet)\n"
+                 dropped     write_failed: 1 (the kernel refused to change the packet)\n\
+                 room        253 containers: a: 253, b: unknown\n\
+                 limit       net.a: 512: `slipway node limits` raises it to 1024\n\
+                 limit       net.b: 4096\n"
             ),
             "{text}"
         );

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `slipway node`: the BPF programs of the eBPF backend, and UDP GRO forwarding.
+/// `slipway node`: the BPF programs of the eBPF backend, UDP GRO forwarding, and the kernel's limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BpfNode {
     /// True if the binary contains the programs.
@@ -23,6 +23,34 @@ pub struct BpfNode {
     pub dropped: BTreeMap<String, u64>,
     pub maps: Vec<BpfMap>,
     pub udp_gro_forwarding: Vec<UdpGroForwarding>,
+    /// The networks in `/etc/cni/net.d`.
+    #[serde(default)]
+    pub networks: Vec<NetworkRoom>,
+    /// Limits of the kernel that depend on the number of containers.
+    #[serde(default)]
+    pub limits: Vec<KernelLimit>,
+}
+
+/// What bounds the number of a network's containers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkRoom {
+    pub name: String,
+    /// The number of containers for which it has addresses; null if the configuration does not tell.
+    pub addresses: Option<u64>,
+    /// The bridge that the containers join, which has 1023 ports for all its networks together; null if there is none.
+    pub bridge: Option<String>,
+}
+
+/// A limit of the kernel, which belongs to the whole machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelLimit {
+    /// The setting's name, with dots.
+    pub setting: String,
+    pub value: u64,
+    /// The value that is enough for all containers of the networks; the present one if that is enough.
+    pub wanted: u64,
+    /// The number of containers for which the value is enough; null if no packet is lost beyond it.
+    pub enough_for: Option<u64>,
 }
 
 /// A link that should have a program and has none.

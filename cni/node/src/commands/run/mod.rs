@@ -78,6 +78,10 @@ pub(crate) struct Options {
     /// Accept the pods' packets where iptables' chain FORWARD drops by default (auto); never: delete such rules
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     forward_rules: ForwardRules,
+    /// Raise the kernel's limits for the containers that the node's networks have room for, as `slipway node limits` does
+    /// (auto); never: leave them
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    limits: Limits,
     /// The program that repairs rules and BPF programs, and counts ports and flows
     #[arg(long, value_name = "FILE", default_value = SLIPWAY, value_hint = clap::ValueHint::FilePath)]
     slipway: PathBuf,
@@ -103,6 +107,12 @@ pub(crate) struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ForwardRules {
+    Auto,
+    Never,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Limits {
     Auto,
     Never,
 }
@@ -159,6 +169,7 @@ impl Options {
         let options = self.deployed.options;
         let mut without_masquerade = Prefixes::all(&options.paths.service_cidr);
         without_masquerade.extend(Prefixes::all(&options.paths.node_cidr));
+        let limits = (self.limits == Limits::Auto).then(|| self.sysctl_dir.clone());
         let settings = Settings {
             node: self.node_name,
             paths,
@@ -176,6 +187,7 @@ impl Options {
             path: self.slipway,
             in_host_mounts: self.host_mounts,
             loads_programs: self.node_setup,
+            limits,
             cache: None,
         };
         Ok(Start {

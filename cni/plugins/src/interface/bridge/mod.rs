@@ -15,7 +15,7 @@ mod plan;
 use cni_dataplane::macspoof;
 use cni_dataplane::owner::MADE;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind};
-use cni_spec::{AddResult, CniError, Interface};
+use cni_spec::{AddResult, CniError, Interface, NetConf};
 
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
@@ -34,6 +34,11 @@ const NOTIFY_V6: Setting = ("ndisc_notify", "1");
 /// The `bridge` plugin.
 #[derive(Debug)]
 pub struct Bridge;
+
+/// The name of a configuration's bridge.
+pub(crate) fn name(config: &NetConf) -> Result<String, CniError> {
+    Ok(Settings::new(config, "")?.bridge)
+}
 
 impl Plugin for Bridge {
     fn name(&self) -> &'static str {

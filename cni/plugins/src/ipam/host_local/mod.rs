@@ -21,12 +21,13 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
 use cni_kernel::lock::LockError;
 use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
-use cni_state::host_local::Range;
+use cni_state::host_local::{Range, number};
 use cni_state::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -319,6 +320,20 @@ fn release(store: &Store, attachment: &Attachment) -> Result<(), StoreError> {
     let released = ledger.release(attachment, &addresses);
     drop(ledger);
     released.and(store.sync())
+}
+
+/// The number of containers that get addresses by a configuration: each takes one of every range set.
+pub(crate) fn addresses(config: &NetConf) -> Result<u64, CniError> {
+    let resolved = with_subnets(resolve(config, &Env::default())?, config.version)?;
+    let gateways = gateways(&resolved);
+    let of_range = |range: &Range| {
+        let reserved =
+            gateways.iter().collect::<BTreeSet<_>>().into_iter().filter(|gateway| range.contains(**gateway));
+        (number(range.last) - number(range.first)).saturating_add(1).saturating_sub(reserved.count() as u128)
+    };
+    let of_set = |set: &RangeSet| set.ranges().iter().map(of_range).fold(0, u128::saturating_add);
+    let least = resolved.sets.iter().map(of_set).min().unwrap_or_default();
+    Ok(u64::try_from(least).unwrap_or(u64::MAX))
 }
 
 /// Every gateway of the configuration. None is allocated, even if another range includes it.

@@ -152,6 +152,15 @@ fn current(config: &NetConf) -> Result<Map<String, Value>, CniError> {
     Ok(keys.delegate(config, subnet_env(&keys).ok().as_ref())?)
 }
 
+/// The delegate's configuration by flanneld's file, as an ADD writes it.
+///
+/// # Errors
+/// [`CniError`] if the file is missing, or a key does not fit.
+pub(crate) fn delegate(config: &NetConf) -> Result<Vec<u8>, CniError> {
+    let keys: Keys = config.decode()?;
+    Ok(bytes(keys.delegate(config, Some(&subnet_env(&keys)?))?))
+}
+
 /// True if the container has a link of the interface's name. False if its namespace cannot be opened: the
 /// delegate reports the cause.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {

@@ -13,11 +13,13 @@ use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, FlowtableState};
 use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::sysctl;
+use cni_runtime::config;
 use cni_spec::Attachment;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
 use super::{Finding, State, forward, owners};
+use crate::operator::limits::{self, Room};
 use crate::operator::restore::{self, Difference, Differences};
 use cni_plugins::node_defaults::NodeDefaults;
 
@@ -54,6 +56,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(foreign_tables());
     found.extend(settings());
     found.extend(flows());
+    found.extend(room(&Room::of(Path::new(config::DIRECTORY)), Path::new(sysctl::DIRECTORY)));
     found.extend(neighbours(Path::new("/proc/net/stat")));
     found.extend(flow_writer(Path::new("/proc")));
     found.push(state_dir(Path::new(STATE_DIR)));
@@ -367,6 +370,40 @@ fn flows() -> Option<Finding> {
             .reason("when the table is full, new connections are dropped")
             .fix("raise net.netfilter.nf_conntrack_max"),
     )
+}
+
+/// The containers that the networks have room for, and the limit of the kernel that is met first.
+fn room(room: &Room, settings: &Path) -> Option<Finding> {
+    const WHAT: &str = "room for containers";
+    if room.networks.is_empty() {
+        return None;
+    }
+    let words = format!("{} ({})", room.containers, room.words());
+    let limits = limits::read(settings, room);
+    let first = limits
+        .iter()
+        .filter_map(|limit| Some((limit.enough_for?, limit)))
+        .filter(|(enough_for, limit)| *enough_for < room.containers && limit.value < limit.wanted)
+        .min_by_key(|(enough_for, _)| *enough_for);
+    let per_container = |name: &str| {
+        Some(sysctl::get_below(settings, name).ok()?.parse::<u64>().ok()? / room.containers.max(1))
+    };
+    let flows = per_container("net/netfilter/nf_conntrack_max")
+        .map(|flows| format!("conntrack has room for {flows} flows of each"))
+        .unwrap_or_default();
+    Some(match first {
+        None => Finding::ok(WHAT, words).reason(flows),
+        Some((enough_for, limit)) => Finding::new(
+            WHAT,
+            State::Warning,
+            format!("{words}; {} = {} is enough for {enough_for}", limit.setting, limit.value),
+        )
+        .reason(limits::consequence(limit))
+        .fix(format!(
+            "`slipway node limits`; to keep it after a reboot, {} = {} in a file below /etc/sysctl.d",
+            limit.setting, limit.wanted
+        )),
+    })
 }
 
 /// The tables of neighbours, if one is almost full or was: a namespace other than the machine's first has no such files.
