@@ -47,7 +47,7 @@ enum Task {
     /// Measure against other plugin sets (builds the benchmarks first)
     #[command(disable_help_flag = true)]
     Bench(delegate::Args),
-    /// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data
+    /// Write the tables of figures in the README and in docs from the data in docs/data
     #[command(disable_help_flag = true)]
     Figures(delegate::Args),
     /// Build the binary that is shipped and check its properties

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The connections that a Kubernetes cluster promises, between two nodes: docs/network-matrix.md.
+//! The connections that a Kubernetes cluster promises, between two nodes: docs/reports/network-matrix.md.
 //!
 //! kube-proxy itself translates Services; it watches an API server. Each test tries its rows with one backend of the
 //! plugins, for TCP and UDP, IPv4 and IPv6, and reports all cases that differ.
@@ -30,7 +30,7 @@ use rows::{From, ROWS, ROWS_OF_IPVS, Row, Seen, To};
 use world::World;
 
 /// The page with the same table.
-const PAGE: &str = include_str!("../../../docs/network-matrix.md");
+const PAGE: &str = include_str!("../../../docs/reports/network-matrix.md");
 
 /// The backend of published ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,6 +208,6 @@ fn table(rows: &[Row]) -> String {
 #[test]
 fn the_page_has_the_same_tables() {
     for table in [ROWS, ROWS_OF_IPVS].map(table) {
-        assert!(PAGE.contains(&table), "docs/network-matrix.md lacks this table:\n{table}");
+        assert!(PAGE.contains(&table), "docs/reports/network-matrix.md lacks this table:\n{table}");
     }
 }

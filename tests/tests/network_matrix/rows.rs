@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rows of the matrix, as data: docs/network-matrix.md has the same table.
+//! The rows of the matrix, as data: docs/reports/network-matrix.md has the same table.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -36,7 +36,7 @@ enum Task {
     /// Measure plugin sets side by side
     #[command(subcommand)]
     Bench(Bench),
-    /// Write the tables of the README and of docs/benchmarks.md from the figures in docs/data
+    /// Write the tables of figures in the README and in docs from the data in docs/data
     Figures(figures::Args),
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The record of a kernel's runs: a row of docs/kernels.md, and its data.
+//! The record of a kernel's runs: a row of docs/reports/kernels.md, and its data.
 //!
 //! A row is one state of what is tested. Runs of one commit add up, of other test programs or of the same
 //! again; a run of another commit begins a new row, and a run of a changed tree is not kept.

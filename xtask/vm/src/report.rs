@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The results for people: on the terminal and in docs/kernels.md.
+//! The results for people: on the terminal and in docs/reports/kernels.md.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -67,7 +68,7 @@ pub(crate) fn failure(outcome: &Outcome) -> String {
     text
 }
 
-/// Writes the page docs/kernels.md, its data and the README's table from what is known.
+/// Writes the page docs/reports/kernels.md, its data and the README's table from what is known.
 pub(crate) fn write(list: &Kernels) -> Result<()> {
     let mut rows = Vec::new();
     for kernel in &list.kernel {
@@ -78,7 +79,7 @@ pub(crate) fn write(list: &Kernels) -> Result<()> {
         rows.push((kernel.name.as_str(), known.map(|record| (record.stale(), record))));
     }
     let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
-    write(&workspace::root().join("docs/kernels.md"), page(list, &rows))?;
+    write(&workspace::root().join("docs/reports/kernels.md"), page(list, &rows))?;
     let path = workspace::root().join("README.md");
     let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
     match readme(&text, &rows) {
@@ -103,26 +104,19 @@ pub(crate) fn print_stale() -> Result<()> {
 /// A kernel's name; if it was run, why its row is stale, and the row.
 type Known<'a> = (&'a str, Option<(Option<&'static str>, Record)>);
 
-/// The page docs/kernels.md.
+/// The page docs/reports/kernels.md.
 fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
     let mut text = String::from(
         "# Kernels\n\n\
          <!-- Made by `cargo xtask vm-test --write-docs`. Do not edit. -->\n\n\
-         The test suites run inside virtual machines with the kernels below: with real packets, as root, each test \
-         in network namespaces of its own. The plugins are the static binary that is shipped. A skipped test counts \
-         as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned about \
-         itself. [vm-tests](../vm-tests/README.md) explains how the VMs are made, and what they try less \
-         often.\n\n\
-         ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
-         cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
-         cargo xtask vm-test --write-docs --arch arm64   # those of ARM64\n\
-         cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
-         A row is one commit. It is stale if `cni` or `ebpf` has changed since; the marks are those of the day on \
-         which this page was made. Times are of VMs with one processor, emulated where there is no KVM. Each \
-         kernel's [data](data/kernels) name the tests that were skipped or failed.\n\n\
-         On ARM64 a row has only the test programs that `kernels.toml` lists for it: the processor is emulated, and most \
-         tests do not depend on it. Big-endian processors are out of scope: the BPF programs are built for little-endian \
-         ones.\n\n\
+         For those who want to know whether Slipway works with their kernel: the results of the test suites on each of \
+         these kernels, and the tests that were skipped there.\n\n\
+         The suites run as root in virtual machines, with real packets and the static binary that is shipped. A skipped \
+         test counts as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned \
+         about itself. [vm-tests](../../vm-tests/README.md) explains the virtual machines and how to repeat this. A row is \
+         one commit; it is stale if `cni` or `ebpf` has changed since. Times are of one emulated processor. The \
+         [data](../data/kernels) name each test that was skipped or failed. On ARM64 only the test programs that depend on \
+         the processor are run.\n\n\
          | kernel | release | commit | date | passed | skipped | failed | boot | tests | |\n\
          |---|---|---|---|---:|---:|---:|---:|---:|---|\n",
     );
@@ -165,7 +159,7 @@ fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
     let from = text.find(MARK)? + MARK.len();
     let to = from + text[from..].find("\n## ")?;
     let mut own = String::from(
-        "The tests are run on these kernels of Debian, on ARM64 a part of them; [docs/kernels.md](docs/kernels.md) has more of each.\n\
+        "The tests are run on these kernels of Debian, on ARM64 a part of them; [the report](docs/reports/kernels.md) has more of each.\n\
          `cargo xtask vm-test` does that again, and with `--write-docs` makes that page and this table.\n\n\
          | Linux | commit | tests passed | skipped | failed | |\n|---|---|---:|---:|---:|---|\n",
     );
@@ -209,23 +203,30 @@ fn programs(text: &mut String, rows: &[Known<'_>]) {
         rows.iter().filter_map(|(_, row)| row.as_ref().map(|(_, record)| record)).collect();
     let names: BTreeSet<&str> =
         run.iter().flat_map(|row| row.suites.iter().map(|suite| suite.name.as_str())).collect();
-    text.push_str("\n## Test programs\n\nTests that passed; in brackets, how many were skipped.\n\n| |");
-    for row in &run {
-        let _ = write!(text, " {} |", row.kernel);
-    }
-    let _ = writeln!(text, "\n|---|{}", "---:|".repeat(run.len()));
+    text.push_str(
+        "\n## Test programs\n\nTests that passed, in brackets how many were skipped, and the number of kernels that ran the \
+         program.\n\n| program | passed | kernels | differences |\n|---|---:|---:|---|\n",
+    );
     for name in names {
-        let _ = write!(text, "| {name} |");
+        // Almost every program has the same result everywhere, so one cell for all kernels is readable on any screen.
+        let mut results: Vec<(String, Vec<&str>)> = Vec::new();
         for row in &run {
-            let cell = match row.suites.iter().find(|suite| suite.name == name) {
-                None => "-".to_owned(),
-                Some(suite) if !suite.ok => "**failed**".to_owned(),
-                Some(suite) if suite.skipped.is_empty() => suite.passed.to_string(),
-                Some(suite) => format!("{} ({})", suite.passed, suite.skipped.len()),
+            let Some(suite) = row.suites.iter().find(|suite| suite.name == name) else { continue };
+            let result = match suite {
+                suite if !suite.ok => "**failed**".to_owned(),
+                suite if suite.skipped.is_empty() => suite.passed.to_string(),
+                suite => format!("{} ({})", suite.passed, suite.skipped.len()),
             };
-            let _ = write!(text, " {cell} |");
+            match results.iter_mut().find(|(known, _)| *known == result) {
+                Some((_, kernels)) => kernels.push(&row.kernel),
+                None => results.push((result, vec![&row.kernel])),
+            }
         }
-        text.push('\n');
+        results.sort_by_key(|(_, kernels)| Reverse(kernels.len()));
+        let count: usize = results.iter().map(|(_, kernels)| kernels.len()).sum();
+        let Some(((usual, _), others)) = results.split_first() else { continue };
+        let others = others.iter().map(|(result, kernels)| format!("{}: {result}", kernels.join(", ")));
+        let _ = writeln!(text, "| {name} | {usual} | {count} | {} |", others.collect::<Vec<_>>().join("; "));
     }
 }
 
@@ -271,13 +272,27 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_with_another_result_is_named() {
+        let rows = ["5.10", "6.1", "6.12", "arm64"].map(|name| (name, Some((None, record(name)))));
+        let mut rows = Vec::from(rows);
+        if let Some((_, Some((_, one)))) = rows.get_mut(2) {
+            one.suites[0].passed = 9;
+        }
+        if let Some((_, Some((_, one)))) = rows.get_mut(3) {
+            one.suites.clear();
+        }
+        let page = page(&Kernels::load().unwrap(), &rows);
+        assert!(page.ends_with("\n| links | 1 (1) | 3 | 6.12: 9 (1) |\n"), "{page}");
+    }
+
+    #[test]
     fn the_page_has_every_program_of_every_kernel() {
         let mut other = record("6.12");
         other.suites[0].name = "bridge".to_owned();
         other.commit = None;
         let rows = [("6.1", Some((None, record("6.1")))), ("6.12", Some((Some("old"), other)))];
         let page = page(&Kernels::load().unwrap(), &rows);
-        let table = "| | 6.1 | 6.12 |\n|---|---:|---:|\n| bridge | - | 1 (1) |\n| links | 1 (1) | - |\n";
+        let table = "|---|---:|---:|---|\n| bridge | 1 (1) | 1 |  |\n| links | 1 (1) | 1 |  |\n";
         assert!(page.ends_with(table), "{page}");
         assert!(page.contains("| abc | 2026-11-22 | 1 | 1 | 0 | 4.1 s | 0.0 s | ok |\n"), "{page}");
         assert!(page.contains("| several | 2026-11-22 |") && page.contains("| stale: old |\n"), "{page}");

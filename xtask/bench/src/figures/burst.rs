@@ -21,7 +21,7 @@ const CONTENDERS: [(&str, &str); 5] = [
     ("peer-iptables", "reference, iptables"),
 ];
 
-/// The part of `docs/benchmarks.md` about bursts.
+/// The part of `docs/reports/bursts.md` about bursts.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     let mut text = String::new();
     for file in FILES {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the tables of figures in the README, in `docs/benchmarks.md` and `docs/cluster.md`, written from
-//! the data in `docs/data`, and measured.
+//! `cargo xtask figures`: the tables of figures in the README, in `docs/reports` and in `docs/cluster.md`, written from the
+//! data in `docs/data`, and measured.
 
 mod burst;
 mod cluster;
@@ -10,11 +10,12 @@ mod runs;
 mod runtime;
 mod traffic;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::goal::Goal;
 use crate::output::{self, Report};
-use crate::table::row;
+use crate::table::{grouped, head, row};
 use runs::Runs;
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
@@ -35,13 +36,13 @@ struct Part {
 const PARTS: [Part; 10] = [
     Part { page: "README.md", name: "pods", text: control::readme },
     Part { page: "README.md", name: "packets", text: traffic::readme },
-    Part { page: "docs/benchmarks.md", name: "pods", text: control::pods },
-    Part { page: "docs/benchmarks.md", name: "second DELs", text: control::second_dels },
-    Part { page: "docs/benchmarks.md", name: "iptables", text: control::iptables },
-    Part { page: "docs/benchmarks.md", name: "bursts", text: burst::tables },
-    Part { page: "docs/benchmarks.md", name: "callers", text: runtime::tables },
-    Part { page: "docs/benchmarks.md", name: "packets", text: traffic::packets },
-    Part { page: "docs/benchmarks.md", name: "other packets", text: traffic::others },
+    Part { page: "docs/reports/add-and-del.md", name: "pods", text: control::pods },
+    Part { page: "docs/reports/add-and-del.md", name: "second DELs", text: control::second_dels },
+    Part { page: "docs/reports/add-and-del.md", name: "iptables", text: control::iptables },
+    Part { page: "docs/reports/bursts.md", name: "bursts", text: burst::tables },
+    Part { page: "docs/reports/callers.md", name: "callers", text: runtime::tables },
+    Part { page: "docs/reports/packets.md", name: "packets", text: traffic::packets },
+    Part { page: "docs/reports/packets.md", name: "other packets", text: traffic::others },
     Part { page: "docs/cluster.md", name: "nodes", text: cluster::tables },
 ];
 
@@ -70,7 +71,14 @@ struct Data<'a> {
 
 impl<'a> Data<'a> {
     fn new(root: &'a Path, runs: &'a Runs, page: &str) -> Self {
-        Self { root, runs, link: if page.starts_with("docs/") { "data" } else { "docs/data" } }
+        let link = if page.starts_with("docs/reports/") {
+            "../data"
+        } else if page.starts_with("docs/") {
+            "data"
+        } else {
+            FOLDER
+        };
+        Self { root, runs, link }
     }
 
     /// Reads what a benchmark saved.
@@ -86,7 +94,7 @@ impl<'a> Data<'a> {
 
 const FOLDER: &str = "docs/data";
 
-/// Write the tables of the README, docs/benchmarks.md and docs/cluster.md from the figures in docs/data.
+/// Write the tables of the README, docs/reports and docs/cluster.md from the figures in docs/data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print the tables instead
@@ -145,18 +153,45 @@ fn check(root: &Path) -> Result<()> {
     runs.check(root)
 }
 
-/// The table of goals, each a row.
+/// The table of goals. Goals that differ only in a number (of pods, of ports) share a row and have a column for each
+/// number, because most readers compare a goal across these numbers. A missed goal is bold.
 fn goals(goals: &[Goal]) -> String {
-    let cells = |one: &Goal| {
-        let met = if one.met { "met" } else { "missed" };
-        [format!("{:.2}", one.value), one.limit(), met.to_owned()]
-    };
-    let rows = goals.iter().map(|one| row(&one.what, &cells(one)));
-    GOALS.to_owned() + &rows.collect::<String>()
+    let named: Vec<_> = goals.iter().map(|goal| (numbered(&goal.what), goal)).collect();
+    let numbers: BTreeSet<Option<u32>> = named.iter().map(|((_, number), _)| *number).collect();
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    for ((name, _), goal) in &named {
+        if !rows.iter().any(|(known, limit)| known == name && *limit == goal.limit()) {
+            rows.push((name, goal.limit()));
+        }
+    }
+    let titles = numbers.iter().map(|number| number.map_or_else(String::new, grouped));
+    let titles: Vec<String> = std::iter::once("goal".to_owned()).chain(titles).collect();
+    let mut text = head("ratio, by N", &titles);
+    for (name, limit) in rows {
+        let cell = |number: &Option<u32>| {
+            let of_cell =
+                named.iter().find(|((one, of), goal)| one == name && of == number && goal.limit() == limit);
+            of_cell.map_or_else(String::new, |(_, goal)| value(goal))
+        };
+        let cells: Vec<String> = std::iter::once(limit.clone()).chain(numbers.iter().map(cell)).collect();
+        text += &row(name, &cells);
+    }
+    text
 }
 
-/// The first two lines of a table of goals.
-const GOALS: &str = "| ratio | | goal | |\n|---|---:|---:|---|\n";
+/// A goal's name with N in place of its first number, and this number.
+fn numbered(what: &str) -> (String, Option<u32>) {
+    let words: Vec<&str> = what.split(' ').collect();
+    let Some(at) = words.iter().position(|word| word.parse::<u32>().is_ok()) else {
+        return (what.to_owned(), None);
+    };
+    let number = words[at].parse().ok();
+    ([&words[..at], &["N"], &words[at + 1..]].concat().join(" "), number)
+}
+
+fn value(goal: &Goal) -> String {
+    if goal.met { format!("{:.2}", goal.value) } else { format!("**{:.2}**", goal.value) }
+}
 
 #[cfg(test)]
 mod tests {
@@ -190,11 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn each_goal_is_a_row() {
-        let goal = |value: f64| Goal::at_most("ADD".to_owned(), value, 0.1);
-        let least = Goal::bounded("ADDs".to_owned(), 13.77, Bound::AtLeast(20.0));
-        let rows = "| ADD | 0.06 | ≤ 0.1 | met |\n| ADD | 0.20 | ≤ 0.1 | missed |\n| ADDs | 13.77 | ≥ 20 | missed |\n";
-        assert_eq!(goals(&[goal(0.057), goal(0.2), least]), format!("{GOALS}{rows}"));
+    fn goals_that_differ_in_a_number_share_a_row() {
+        let goal = |what: &str, value: f64| Goal::at_most(what.to_owned(), value, 0.1);
+        let least = Goal::bounded("ADDs, 0 pods".to_owned(), 13.77, Bound::AtLeast(20.0));
+        let all = [goal("p50 of 0 pods", 0.057), goal("MB", 0.05), goal("p50 of 1000 pods", 0.2), least];
+        let table = "| ratio, by N | goal |  | 0 | 1,000 |\n|---|---:|---:|---:|---:|\n\
+                     | p50 of N pods | ≤ 0.1 |  | 0.06 | **0.20** |\n| MB | ≤ 0.1 | 0.05 |  |  |\n\
+                     | ADDs, N pods | ≥ 20 |  | **13.77** |  |\n";
+        assert_eq!(goals(&all), table);
     }
 
     #[test]

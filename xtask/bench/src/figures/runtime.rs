@@ -13,7 +13,7 @@ use xtask_base::error::Result;
 /// The run that the page shows.
 const FILE: &str = "runtime.json";
 
-/// The part of `docs/benchmarks.md` between the marks.
+/// The part of `docs/reports/callers.md` between the marks.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }

@@ -170,7 +170,7 @@ pub(super) fn others(data: &Data<'_>) -> Result<String> {
         (data.read(ONE_PORT)?, data.read(WAYS)?, data.read(UNPINNED)?);
     Ok(format!(
         "Connections to the only published port, {} rounds:\n\n{}{}\n\
-         Other ways, with {} published ports. For the node's own connections, `routed` is a node without rules that connects \
+         Other paths, with {} published ports. For the node's own connections, `routed` is a node without rules that connects \
          to the\npod's address; {} rounds:\n\n{}\n{}\n\
          Both ends on any processor, where the wake-up is most of an RR; {} rounds:\n\n{}{}",
         one.rounds(),

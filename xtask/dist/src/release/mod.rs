@@ -117,7 +117,7 @@ fn find_obstacles(version: &str) -> Result<Vec<String>> {
     }
     let stale = stale_kernels()?;
     if !stale.is_empty() {
-        found.push(format!("docs/kernels.md has stale rows: {}", stale.join(", ")));
+        found.push(format!("docs/reports/kernels.md has stale rows: {}", stale.join(", ")));
     }
     Ok(found)
 }

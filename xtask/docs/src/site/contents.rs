@@ -78,11 +78,21 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/dataplane/flowtable.md",
             "docs/dataplane/udp-gro.md",
             "docs/dataplane/services.md",
+            "docs/dataplane/costs.md",
         ],
     ),
     (
         "Reports",
-        &["docs/benchmarks.md", "docs/dataplane/costs.md", "docs/kernels.md", "docs/network-matrix.md"],
+        &[
+            "docs/reports/benchmarks.md",
+            "docs/reports/add-and-del.md",
+            "docs/reports/bursts.md",
+            "docs/reports/callers.md",
+            "docs/reports/packets.md",
+            "docs/reports/rejected.md",
+            "docs/reports/kernels.md",
+            "docs/reports/network-matrix.md",
+        ],
     ),
     (
         "Contributing",
