@@ -3,6 +3,7 @@
 //! The documentation: checks of its links and its statements, and the pages as a site.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod generated;
 mod links;
 mod site;
 mod spelling;

@@ -16,7 +16,7 @@ pub struct Activity {
 /// A call of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// The time of its end, by RFC 3339.
+    /// When the call or repair ended, by RFC 3339.
     pub time: String,
     /// `ADD` or `DEL`.
     pub verb: String,
@@ -25,14 +25,14 @@ pub struct Call {
     /// Empty if the configuration could not be read.
     pub network: String,
     pub microseconds: u64,
-    /// The error's code; none after a success.
+    /// The [error's code](protocol.md#errors); null after a success.
     pub code: Option<u32>,
 }
 
 /// A repair of the dataplane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairRecord {
-    /// The time of its end, by RFC 3339.
+    /// When the call or repair ended, by RFC 3339.
     pub time: String,
     /// The damages that were reported before it.
     pub damages: Vec<String>,

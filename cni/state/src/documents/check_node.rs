@@ -12,9 +12,14 @@ pub struct CheckNode {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// What was checked.
     pub subject: String,
+    /// `ok`, `note`, `warning` or `missing`.
     pub state: String,
+    /// What was found.
     pub found: String,
+    /// What the subject is needed for, or what its state leads to; may be empty.
     pub reason: String,
+    /// The remedy; empty if there is nothing to do.
     pub fix: String,
 }

@@ -9,7 +9,7 @@ pub struct Detach {
     pub container: String,
     pub interface: String,
     pub state: DetachState,
-    /// The reason to keep the attachment.
+    /// Why the attachment was kept.
     pub reason: Option<String>,
 }
 

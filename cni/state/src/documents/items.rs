@@ -15,11 +15,14 @@ pub struct Restore {
 /// A thing that was checked. Without an owner, all containers share it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreItem {
+    /// The owner's network; null for what all containers share.
     pub network: Option<String>,
     pub container: Option<String>,
     pub interface: Option<String>,
+    /// The object, for people.
     pub item: String,
     pub state: RestoreState,
+    /// Why the object has this state; may be empty.
     pub reason: String,
 }
 
@@ -63,13 +66,18 @@ pub struct Migrate {
 /// A thing that was found. The owner's fields are missing if it is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrateItem {
+    /// The owner's network; null if the owner is unknown.
     pub network: Option<String>,
     pub container: Option<String>,
     pub interface: Option<String>,
+    /// The object, for people.
     pub item: String,
-    /// The backend that had it; none for records of the firewall plugin, which are not moved.
+    /// The backend that had the object; null for records of the firewall plugin.
     pub from: Option<String>,
+    /// The backend that the object moves to.
     pub to: Option<String>,
+    /// `moved`, `to_move`, `removed`, `skipped`, `failed`, `recorded` or `to_record`.
     pub state: String,
+    /// Why the object has this state; may be empty.
     pub reason: String,
 }

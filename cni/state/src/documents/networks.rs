@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// `slipwayd networks`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Networks {
-    /// The network of pods that name none; none if no network is valid.
+    /// The network of pods that name none; null if no network is valid.
     pub default_network: Option<String>,
-    /// In the order of their names.
+    /// The configuration files, in the order of their names.
     pub files: Vec<NetworkFile>,
 }
 
@@ -15,6 +15,8 @@ pub struct Networks {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkFile {
     pub path: String,
+    /// Null if the file is skipped.
     pub network: Option<String>,
+    /// Why the file is skipped.
     pub skipped: Option<String>,
 }

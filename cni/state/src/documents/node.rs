@@ -7,21 +7,30 @@ use serde::{Deserialize, Serialize};
 /// `slipway node`: the BPF programs of the eBPF backend, UDP GRO forwarding, and the kernel's limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BpfNode {
-    /// True if the binary contains the programs.
+    /// True if this binary contains the BPF programs.
     pub built_in: bool,
+    /// True if programs are loaded.
     pub loaded: bool,
-    /// True if the loaded programs are those of the binary.
+    /// True if the loaded programs are those of this binary.
     pub current: bool,
+    /// The interfaces with traffic from outside.
     pub uplinks: Vec<String>,
+    /// Uplinks that should have a program and have none.
     pub uplinks_left_to_nftables: Vec<LeftToNftables>,
+    /// Filters of other programs that see packets before the BPF programs.
     pub earlier_filters: Vec<EarlierFilter>,
-    /// Containers whose links have programs.
+    /// The containers whose links have programs.
     pub containers: u64,
+    /// Containers' links that `slipway node setup` could not give the programs of this binary; empty with other
+    /// commands.
     pub containers_left_to_nftables: Vec<LeftToNftables>,
-    /// The counters that are not zero; `dropped` has those of dropped packets.
+    /// The [counters](#counters) that are not zero.
     pub counters: BTreeMap<String, u64>,
+    /// Dropped packets by [counter](#counters-of-dropped-packets), where not zero.
     pub dropped: BTreeMap<String, u64>,
+    /// The BPF maps of flows.
     pub maps: Vec<BpfMap>,
+    /// [UDP GRO forwarding](dataplane/udp-gro.md) at the uplinks' devices.
     pub udp_gro_forwarding: Vec<UdpGroForwarding>,
     /// The networks in `/etc/cni/net.d`.
     #[serde(default)]
@@ -64,22 +73,30 @@ pub struct LeftToNftables {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlierFilter {
     pub interface: String,
+    /// `ingress` or `egress`.
     pub hook: String,
+    /// The kind as tc(8) prints it; `tcx` for a BPF program that comes before all filters.
     pub kind: String,
+    /// Null with `tcx`.
     pub preference: Option<u16>,
 }
 
 /// A BPF map of flows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BpfMap {
+    /// The map's name, as in [objects](dataplane/ebpf.md#objects).
     pub name: String,
+    /// Two for each flow.
     pub elements: u64,
+    /// The most that the map holds; a full map evicts the oldest elements.
     pub max_elements: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpGroForwarding {
     pub interface: String,
+    /// `on`, `off` or `unknown`.
     pub state: String,
+    /// Why the state is unknown; else empty.
     pub reason: String,
 }

@@ -7,14 +7,17 @@ use serde::{Deserialize, Serialize};
 /// `slipway plugins`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plugins {
+    /// The plugins of this binary.
     pub plugins: Vec<PluginVersions>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginVersions {
+    /// The plugin's `type`.
     pub name: String,
-    /// The versions of the specification that it speaks.
+    /// The versions of the CNI specification that the plugin supports.
     pub versions: Vec<String>,
+    /// One line about the plugin.
     pub summary: String,
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedPod {
     pub pod: Pod,
-    /// In the order of the set-up.
+    /// The pod's networks, in the order of the set-up.
     pub attachments: Vec<PodAttachment>,
 }
 
@@ -17,61 +17,74 @@ pub struct AttachedPod {
 pub struct Pod {
     #[serde(flatten)]
     pub sandbox: PodSandbox,
+    /// The UID in Kubernetes, if it was given.
     pub uid: Option<String>,
-    /// None if the network namespace is gone.
+    /// The path of the network namespace; null if the namespace is gone.
     pub netns: Option<String>,
 }
 
 /// A pod's names in Kubernetes, and the ID of its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodSandbox {
+    /// The namespace in Kubernetes.
     pub namespace: String,
+    /// The name in Kubernetes.
     pub name: String,
+    /// The ID of the pod's sandbox.
     pub sandbox: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAttachment {
+    /// The network's name.
     pub network: String,
+    /// The interface in the pod.
     pub interface: String,
-    /// The result of the ADD, in the form of the network's version of the specification.
+    /// The result of the ADD, in the network's version of the CNI specification.
     pub result: Map<String, Value>,
 }
 
-/// The same of a pod that a network plugin of kubelet has set up: such a plugin reports addresses and nothing else.
+/// The same of a pod that a network plugin of kubelet has set up.
+///
+/// With [`--network-plugin`](kubenet.md): such plugins report addresses and nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddresses {
     pub pod: PodSandbox,
-    /// The primary address is the first.
+    /// The primary address comes first.
     pub addresses: Vec<IpAddr>,
 }
 
 /// `slipwayd pod status` without a pod: the node can take one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReady {
-    /// The default network; none with a network plugin of kubelet.
+    /// The default network; null with [`--network-plugin`](kubenet.md).
     pub network: Option<String>,
+    /// The network plugin of kubelet.
     pub network_plugin: Option<String>,
-    /// Always true: otherwise there is an error and no document.
+    /// Always true: if the node cannot take a pod, there is an error and no document.
     pub ready: bool,
 }
 
 /// `slipwayd pod list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachments {
+    /// The attachments in the cache, then the pending ones.
     pub attachments: Vec<ListedAttachment>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedAttachment {
-    /// `NAMESPACE/NAME`; none for a container of another runtime.
+    /// `NAMESPACE/NAME`; null for a container of another runtime.
     pub pod: Option<String>,
     /// The container ID.
     pub sandbox: String,
+    /// The network's name.
     pub network: String,
+    /// The interface in the container.
     pub interface: String,
-    /// With the lengths of their prefixes.
+    /// As `10.22.0.2/24`.
     pub addresses: Vec<String>,
+    /// The path of the network namespace, if it is known.
     pub netns: Option<String>,
     pub state: AttachmentState,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// `slipway ports`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
+    /// The owners of the ports, each once.
     pub attachments: Vec<PortOwner>,
     pub ports: Vec<Port>,
 }
@@ -24,20 +25,27 @@ pub struct PortOwner {
 /// A published port, or a range of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// The place of its owner among the attachments; none without an owner in its element's comment.
+    /// The owner's place in `attachments`, from 0; null for an element without an owner in its comment.
     pub attachment: Option<usize>,
+    /// `tcp`, `udp` or `sctp`.
     pub protocol: String,
-    /// The unspecified address for all of a family.
+    /// The address of the node; `0.0.0.0` or `::` for all of a family.
     pub host_ip: IpAddr,
+    /// The port, or the first of a range.
     pub host_port: u16,
+    /// The last port of the range; `host_port` for a single port.
     pub host_port_end: u16,
+    /// The container's address.
     pub container_ip: IpAddr,
+    /// The container's port, or the first of a range as long.
     pub container_port: u16,
+    /// `nftables`, `iptables` or `ebpf`.
     pub backend: String,
-    /// None if conntrack cannot be read.
+    /// Flows that exist now; null if they cannot be counted.
     pub connections: Option<u64>,
-    /// None if nothing counts packets and bytes.
+    /// Packets of these flows in both directions; null if nothing counts them.
     pub packets: Option<u64>,
+    /// Bytes of these flows; null if nothing counts them.
     pub bytes: Option<u64>,
 }
 

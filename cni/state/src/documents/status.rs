@@ -6,26 +6,33 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// `slipwayd status`.
+///
+/// The state of the agent that runs on the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentStatus {
     /// The node's name in Kubernetes.
     pub node: String,
     /// The version of the running agent.
     pub version: String,
-    /// The agent's start, by RFC 3339.
+    /// The agent's start, as `2026-11-23T11:50:15Z`.
     pub since: String,
+    /// True if a list of Nodes was complete.
     pub node_list_complete: bool,
+    /// True if the list is complete, and routes, tunnel and configuration are in place.
     pub ready: bool,
-    /// The reason why the node is not ready.
+    /// Why the node is not ready; null if it is.
     pub reason: Option<String>,
+    /// The Nodes of the cluster, this one included.
     pub nodes: usize,
     #[serde(flatten)]
     pub network: NodeNetwork,
+    /// The subnets with the reservations of host-local.
     pub addresses: Vec<AddressRange>,
-    /// The first of `former_address_count`.
+    /// Addresses of pods outside the subnets, from a former pod CIDR; the first 100.
     pub former_addresses: Vec<FormerAddress>,
+    /// The number of all, of which the list has the first 100.
     pub former_address_count: usize,
-    /// None before the first sweep.
+    /// What container runtimes have left; null before the first look, and with `--cri-socket none`.
     pub garbage: Option<Garbage>,
 }
 
@@ -33,17 +40,23 @@ pub struct AgentStatus {
 /// it is empty but for the trouble.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeNetwork {
+    /// The subnets of the node's pods.
     pub subnets: Vec<IpNet>,
-    /// None without an uplink.
+    /// The MTU of pods; null without an uplink.
     pub mtu: Option<u32>,
+    /// The desired routes to other nodes' pods.
     pub routes: usize,
-    /// The prefixes to which packets are refused.
+    /// The prefixes to which packets are refused: with encryption, those without an encrypted path.
     pub refused: Vec<IpNet>,
+    /// The VXLAN device; null if this node needs none.
     pub tunnel: Option<VxlanDevice>,
+    /// The WireGuard device; null without encryption.
     pub wireguard: Option<WireGuardDevice>,
-    /// The number of all troubles, of which `troubles` has the first ones.
+    /// The number of all, of which the list has the first 100.
     pub trouble_count: usize,
+    /// Unusable parts of Nodes, routes of other programs and failed changes; the first 100.
     pub troubles: Vec<String>,
+    /// The last comparison with the desired state; null before the first, or if it failed.
     pub last_comparison: Option<Comparison>,
 }
 
@@ -52,18 +65,22 @@ pub struct VxlanDevice {
     pub device: String,
     /// The VXLAN network identifier.
     pub vni: u32,
+    /// The UDP port on which this node receives.
     pub port: u16,
-    /// The source of its packets.
+    /// The source address of its packets.
     pub local: IpAddr,
+    /// The number of nodes at the other ends.
     pub peers: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireGuardDevice {
     pub device: String,
+    /// The UDP port on which this node receives.
     pub port: u16,
-    /// In base64; none if the device does not exist.
+    /// This node's public key in base64; null if the device does not exist.
     pub public_key: Option<String>,
+    /// The number of nodes at the other ends.
     pub peers: usize,
 }
 
@@ -73,7 +90,7 @@ pub struct AddressRange {
     pub range: IpNet,
     /// Reserved addresses.
     pub used: u64,
-    /// Other addresses that a pod can have, [`u64::MAX`] at most.
+    /// Other addresses that a pod can have, 2^64 - 1 at most.
     pub free: u64,
 }
 
@@ -81,28 +98,32 @@ pub struct AddressRange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerAddress {
     pub address: IpAddr,
-    /// None if the reservation has no owner.
+    /// The owner's container ID; null if the reservation names none.
     pub container: Option<String>,
+    /// The interface in the container.
     pub interface: Option<String>,
 }
 
 /// Attachments that a container runtime has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Garbage {
-    /// Missing in the last list of the runtime.
+    /// Attachments that were missing in the last list of the runtime.
     pub suspected: usize,
-    /// Since the agent's start, as those that failed.
+    /// Attachments that were deleted since the agent's start.
     pub deleted: u64,
+    /// Deletions that failed, counted each time they were tried.
     pub failed: u64,
+    /// The reasons why garbage is not looked for or was not deleted; the first 100.
     pub troubles: Vec<String>,
 }
 
 /// A comparison of the node with its desired state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Its end, by RFC 3339.
+    /// When the comparison ended, by RFC 3339.
     pub time: String,
-    /// The time that it took, with its changes.
+    /// How long the comparison took, with its changes.
     pub seconds: f64,
+    /// The number of changes that the comparison made.
     pub changes: usize,
 }

@@ -6,27 +6,34 @@ use serde::{Deserialize, Serialize};
 
 use super::{Call, Port, PortOwner, RepairRecord};
 
-/// `slipwayd top`: one sample. Rates are none without a sample before it.
+/// `slipwayd top`: one sample.
+///
+/// Rates are since the sample before; they are null with `--once` alone, and for more than 65,536 flows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Top {
-    /// By RFC 3339.
+    /// The time of the sample, by RFC 3339.
     pub time: String,
-    /// The owners of the ports.
+    /// The owners of the ports, as in [slipway ports](#slipway-ports).
     pub attachments: Vec<PortOwner>,
     pub ports: Vec<PortTraffic>,
-    /// The first flows; `more_flows` is the number of others.
+    /// Flows to published ports, as conntrack has them.
     pub flows: Vec<FlowTraffic>,
+    /// Flows beyond the first 65,536.
     pub more_flows: usize,
+    /// Dropped packets by reason.
     pub drops: Vec<DroppedPackets>,
-    /// None without conntrack.
+    /// Null without conntrack.
     pub conntrack: Option<Conntrack>,
+    /// The addresses of networks with host-local.
     pub pools: Vec<Pool>,
-    /// None if no agent runs, as `repairs`.
+    /// The last 200 ADD and DEL that plugins [reported](metrics.md#reports-of-plugins), the newest last; null if no
+    /// agent runs.
     pub calls: Option<Vec<Call>>,
+    /// The last 20 repairs that had a reason or found something; null if no agent runs.
     pub repairs: Option<Vec<RepairRecord>>,
-    /// The reason why the agent does not reply.
+    /// Why `calls` and `repairs` are missing.
     pub agent_error: Option<String>,
-    /// The reasons why something else is missing.
+    /// Why something else is missing.
     pub troubles: Vec<String>,
 }
 
@@ -44,15 +51,19 @@ pub struct PortTraffic {
 /// A flow to a published port.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlowTraffic {
+    /// `tcp`, `udp` or `sctp`.
     pub protocol: String,
+    /// The client's address and port.
     pub client: SocketAddr,
-    /// The end that the client sends to.
+    /// The address and port of the node that the client sends to.
     pub host: SocketAddr,
+    /// The container ID.
     pub container: Option<String>,
+    /// The container's address.
     pub container_ip: IpAddr,
     /// True if the BPF programs carry packets of it.
     pub carried: bool,
-    /// None if nothing counts packets and bytes.
+    /// In both directions; null if nothing counts them.
     pub packets: Option<u64>,
     pub bytes: Option<u64>,
     #[serde(flatten)]
@@ -62,6 +73,7 @@ pub struct FlowTraffic {
 /// In both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PacketRates {
+    /// In both directions.
     pub packets_per_second: Option<f64>,
     pub bytes_per_second: Option<f64>,
 }
@@ -69,9 +81,12 @@ pub struct PacketRates {
 /// The packets that were dropped for a reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DroppedPackets {
-    /// `bpf` or `conntrack`.
+    /// `bpf`, or `conntrack`.
     pub by: String,
+    /// A [counter](#counters-of-dropped-packets) of the BPF programs, or conntrack's `drop`, `early_drop` (flows that
+    /// were evicted) or `insert_failed`.
     pub reason: String,
+    /// Since the programs were loaded, or the namespace was made.
     pub packets: u64,
     pub packets_per_second: Option<f64>,
 }
@@ -79,7 +94,9 @@ pub struct DroppedPackets {
 /// The flows in conntrack's table, and the most that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conntrack {
+    /// The flows in conntrack's table, of all protocols.
     pub count: u64,
+    /// The most that conntrack's table holds.
     pub max: u64,
 }
 
@@ -87,10 +104,11 @@ pub struct Conntrack {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     pub network: String,
-    /// None for reserved addresses outside the configuration.
+    /// The subnet, or `FIRST-LAST of SUBNET`; null for addresses outside the configuration, as of a network that is
+    /// gone.
     pub range: Option<String>,
     /// Reserved addresses.
     pub used: u64,
-    /// Other addresses that a container can have, [`u64::MAX`] at most; none without a range.
+    /// Other addresses that a container can have, 2^64 - 1 at most; null without a range.
     pub free: Option<u64>,
 }

@@ -20,14 +20,17 @@ const PROGRAM: &str = "usr/lib/chromium/chromium-headless-shell";
 const LIMIT: &str = "60";
 
 /// The pages that pictures are taken of, and the widths of a desk and of a telephone.
-const PAGES: [&str; 3] = ["index", "docs/plugins/bridge", "docs/operating"];
+const PAGES: [&str; 4] = ["index", "docs/plugins/bridge", "docs/errors", "docs/reports/packets"];
 const WIDTHS: [u32; 2] = [1280, 420];
 
 /// The bytes of a picture: an empty page has less than half as many, a page of text more than twice.
 const EMPTY: usize = 20_000;
 
-/// A word, and a page that a search for it must find.
-const SEARCH: (&str, &str) = ("masquerade", "docs/dataplane.html");
+/// Words, and a page that a search for them must find: that of a subject, and that of a message.
+const SEARCHES: [(&str, &str); 2] = [
+    ("masquerade", "docs/dataplane.html"),
+    ("the ruleset changed at each of attempts within", "docs/errors.html"),
+];
 
 /// Takes pictures into `into`, and searches. Returns the number of pictures.
 pub(super) fn check(site: &Path, into: &Path) -> Result<usize> {
@@ -35,14 +38,13 @@ pub(super) fn check(site: &Path, into: &Path) -> Result<usize> {
     let copy = root.join("site");
     workspace::remove(&copy)?;
     super::copy(site, &copy)?;
-    let (word, page) = SEARCH;
-    let found = run::capture(
-        browser(&root)
-            .args(["--virtual-time-budget=8000", "--dump-dom"])
-            .arg(format!("file:///site/index.html?search={word}")),
-    )?;
-    if !found.contains(&format!("<a href=\"{page}?highlight={word}")) {
-        return Err(Error::Failed(format!("a search for {word} does not find {page}")));
+    for (words, page) in SEARCHES {
+        let address = format!("file:///site/index.html?search={}", words.replace(' ', "%20"));
+        let found =
+            run::capture(browser(&root).args(["--virtual-time-budget=8000", "--dump-dom"]).arg(address))?;
+        if !found.contains(&format!("<a href=\"{page}?highlight=")) {
+            return Err(Error::Failed(format!("a search for {words:?} does not find {page}")));
+        }
     }
     for page in PAGES {
         for width in WIDTHS {

@@ -61,6 +61,8 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/plugins/tuning.md",
             "docs/plugins/vlan.md",
             "docs/plugins/vrf.md",
+            "docs/commands.md",
+            "docs/errors.md",
             "docs/protocol.md",
             "docs/json.md",
             "docs/metrics.md",

@@ -10,6 +10,7 @@ mod verify;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::generated;
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
 use xtask_base::progress::Log;
@@ -46,6 +47,10 @@ pub(crate) struct Args {
     /// Open it in Debian's headless Chromium, fetched below target: search a word, and take pictures of some pages
     #[arg(long)]
     browser: bool,
+    /// Write docs/json.md and docs/errors.md from the sources, docs/commands.md from the programs in target/debug if both
+    /// were built, and nothing else
+    #[arg(long, conflicts_with_all = ["to", "check", "browser", "fetch"])]
+    write: bool,
     /// Only fetch and build what these options need
     #[arg(long)]
     fetch: bool,
@@ -53,10 +58,26 @@ pub(crate) struct Args {
 
 /// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.write {
+        return write();
+    }
     if args.fetch {
         return fetch(args);
     }
     println!("{}", make(args)?);
+    Ok(())
+}
+
+/// Writes the pages that are made from the sources and from the programs.
+fn write() -> Result<()> {
+    let root = workspace::root();
+    let mut pages = generated::write(root)?;
+    let [slipway, slipwayd] =
+        ["slipway", "slipwayd"].map(|name| workspace::target().join("debug").join(name));
+    if slipway.is_file() && slipwayd.is_file() {
+        pages.push(generated::write_commands(root, &slipway, &slipwayd)?);
+    }
+    println!("written: {}", pages.join(", "));
     Ok(())
 }
 

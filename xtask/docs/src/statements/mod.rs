@@ -7,14 +7,14 @@ mod mentions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::{links, spelling};
+use crate::{generated, links, spelling};
 use mentions::{Helps, Program, mentions, xtask_knows};
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
 use xtask_base::workspace;
 
 /// Pages about the past, or written by a program.
-const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/reports/kernels.md"];
+const LEFT_OUT: [&str; 4] = ["CHANGELOG.md", "docs/reports/kernels.md", "docs/errors.md", "docs/commands.md"];
 
 /// The file with the numbers of the error codes.
 const ERROR_CODES: &str = "cni/spec/src/error.rs";
@@ -53,6 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn check(root: &Path, slipway: &Path, slipwayd: &Path) -> Result<String> {
     let pages = pages(root)?;
     let mut wrong = tree(root, &pages)?;
+    wrong.extend(generated::stale_commands(root, slipway, slipwayd)?);
     let mut commands = 0;
     let mut helps = Helps::new(slipway, slipwayd);
     for (page, text) in &pages {
@@ -79,7 +80,8 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
                 .map(|object| format!("{name}: {source} has no {object}")),
         );
     }
-    let all = error_codes(root)?;
+    wrong.extend(generated::stale(root)?);
+    let all = error_codes(&files::read(root.join(ERROR_CODES))?);
     let known: BTreeSet<u32> = all.values().copied().collect();
     wrong.extend(codes_of_plugins(root, &all, section(page(pages, "docs/protocol.md")?, "Errors"))?);
     for (name, text) in pages {
@@ -237,12 +239,9 @@ fn objects<'a>(text: &'a str, heading: &str, source: &'a str) -> impl Iterator<I
 }
 
 /// The codes of the specification and of the reference by the names that `cni-spec` gives them.
-fn error_codes(root: &Path) -> Result<BTreeMap<String, u32>> {
-    let text = files::read(root.join(ERROR_CODES))?;
-    let arms = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
-    Ok(arms
-        .filter_map(|(name, code)| Some((name.to_owned(), code.strip_suffix(',')?.parse().ok()?)))
-        .collect())
+pub(crate) fn error_codes(source: &str) -> BTreeMap<String, u32> {
+    let arms = source.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
+    arms.filter_map(|(name, code)| Some((name.to_owned(), code.strip_suffix(',')?.parse().ok()?))).collect()
 }
 
 /// Compares a table of codes with the codes that source files name.
