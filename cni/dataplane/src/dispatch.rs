@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! All backends together: new elements are made in the chosen one, existing ones are found in any.
+//! All backends together: an ADD uses the chosen backend, and every other call finds an attachment in any of them.
 
 use cni_spec::Attachment;
 
@@ -304,7 +304,7 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        // A process that may not read the maps lists them as nftables'.
+        // A process that may not read the maps lists the ports as those of nftables.
         if let Err(error) = ebpf::name_served(&mut all) {
             log::warn!("read which ports the BPF programs serve: {error}");
         }

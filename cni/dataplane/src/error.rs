@@ -20,7 +20,7 @@ pub enum Error {
     /// Another live attachment has the port or address.
     #[error("{what} is taken by {owner}")]
     Conflict { what: String, owner: Box<Owner> },
-    /// An element without an owner's comment has the port or address.
+    /// The port or address is taken by an element without an owner's comment.
     #[error("{what} is taken by an element of {place} without an owner: remove it by hand")]
     ConflictUnowned { what: String, place: String },
     /// A chain of iptables, which names no attachment, has the port.

@@ -177,7 +177,7 @@ impl ForeignNat {
         (!all.bases.is_empty()).then_some(all)
     }
 
-    /// As [`Self::open`] for the hook of received packets, by the names of the node's tables and with few questions.
+    /// As [`Self::open`] for the hook of received packets, by the names of the node's tables and with few requests to the kernel.
     fn by_tables(tables: &[TableInfo]) -> Result<Option<Self>, NftError> {
         let candidates: Vec<&TableInfo> = tables.iter().filter(|table| may_translate(&table.id)).collect();
         if candidates.is_empty() {

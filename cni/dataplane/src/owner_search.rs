@@ -17,7 +17,7 @@ use crate::owner::{AttachmentHash, Life};
 use crate::teardown::{OwnTable, TableContent};
 use crate::{ContainerNetns, Error, Owner};
 
-/// What the records of an owner show about its namespace.
+/// The state of an owner's namespace, by the owner's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// The path leads to the namespace in question.

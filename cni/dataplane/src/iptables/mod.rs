@@ -439,7 +439,7 @@ impl Backend for Iptables {
     }
 }
 
-/// The recorded owner, else the one in the comment, which names no interface.
+/// The recorded owner counts; without a record the comment's, which names no interface.
 fn owner_of(named: &CommentOwner, recorded: &[OwnerRecord]) -> Owner {
     let found = recorded.iter().find(|recorded| named.may_be(&recorded.owner));
     found.map(|recorded| recorded.owner.clone()).unwrap_or_else(|| Owner {

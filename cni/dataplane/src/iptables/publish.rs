@@ -18,7 +18,7 @@ use super::tools::{PATIENCE, Tools};
 use crate::lock::{self, Mode};
 use crate::{AddressFamily, Error};
 
-/// Held while the rules that all containers share are made.
+/// The lock that is held while the rules that all containers share are made.
 const SHARED_RULES_LOCK: &str = "iptables.lock";
 /// Shared by processes that write a container's rules, exclusive to one that empties old places of a
 /// migration.

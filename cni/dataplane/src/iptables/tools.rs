@@ -23,7 +23,7 @@ use crate::{AddressFamily, Cause, Error};
 /// Time that an operation waits for the lock of the legacy tools, both families together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Time that a program may run beyond that. The legacy tools read or write 200,000 rules in a second.
+/// Time that a program may run beyond the wait for the lock. The legacy tools read or write 200,000 rules in a second.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Folders searched after those in `PATH`, as runtimes start plugins with a short `PATH`.

@@ -55,7 +55,7 @@ enum FlowKnowledge {
     /// There are none.
     NoFlows,
     Flows,
-    /// There may be flows, and the set has ports of many that have ended.
+    /// There may be flows, and the set still has the ports of many flows that have ended.
     Old,
     /// There may be flows, as the set is not complete.
     Incomplete,

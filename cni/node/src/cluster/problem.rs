@@ -147,7 +147,7 @@ pub enum ProblemKind {
     },
     /// This node's own Node is missing.
     OwnNodeMissing,
-    /// Tunnels are needed, and no InternalIP of this node is on an uplink.
+    /// This node needs a tunnel, and none of its InternalIPs is on an uplink.
     NoUnderlay,
     /// The MTU that is left for pods is less than IPv6 needs (RFC 8200, section 5).
     SmallMtu {

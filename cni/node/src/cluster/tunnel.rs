@@ -27,7 +27,7 @@ pub enum TunnelError {
     /// A call of the kernel failed.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// A link that Slipway did not make has the name.
+    /// Another program's link has the name.
     #[error("a link {DEVICE:?} exists that Slipway did not make")]
     Foreign,
 }

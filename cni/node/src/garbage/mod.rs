@@ -115,7 +115,7 @@ impl Collector {
         if let Some(view) = self.view(&mut sweep).await {
             let due = self.tracker.observe(Instant::now(), &view.known, &view.listed);
             for attachment in due.iter().take(MOST) {
-                // A deletion takes a while, and pods come and go: the view must be the latest for each.
+                // A deletion takes a while, and pods come and go, so each deletion needs a fresh view.
                 let Some(view) = self.view(&mut sweep).await else { break };
                 let due = self.tracker.observe(Instant::now(), &view.known, &view.listed);
                 if due.contains(attachment) {

@@ -21,7 +21,7 @@ const ROOT: &str = "/proc/1/root";
 /// The capabilities SYS_ADMIN, SYS_CHROOT or SYS_PTRACE are missing, or `/proc` is not the node's.
 pub fn enter() -> io::Result<()> {
     let namespace = File::open(NAMESPACE)?;
-    // setns(2) takes the namespace's root directory, which is not that of process 1 after a chroot.
+    // setns(2) changes to the root directory of the namespace, which differs from that of process 1 after a chroot.
     let root = File::open(ROOT)?;
     let entered = unshare(CloneFlags::CLONE_FS)
         .and_then(|()| setns(namespace, CloneFlags::CLONE_NEWNS))

@@ -48,7 +48,7 @@ pub use dataplane::SLIPWAY;
 const STUCK: Duration = Duration::from_secs(90);
 /// The wait after the socket of reports failed.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The time after which addresses are counted again: plugins need not report.
+/// The time after which addresses are counted again, because plugins may not report.
 const RESYNC: Duration = Duration::from_secs(30);
 /// The time between a plugin's report and the count: one call often comes with others.
 const DEBOUNCE: Duration = Duration::from_secs(1);

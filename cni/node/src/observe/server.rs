@@ -177,7 +177,7 @@ mod tests {
         let mut stream = UnixStream::connect(path).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut reply = Vec::new();
-        // A server that closes with unread bytes resets the connection.
+        // Closing a socket with unread bytes would reset the connection.
         let _reset = stream.read_to_end(&mut reply).await;
         String::from_utf8(reply).unwrap()
     }

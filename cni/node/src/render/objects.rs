@@ -46,7 +46,7 @@ impl Deployment {
     }
 
     fn service_account(&self) -> ServiceAccount {
-        // The pods ask for their token themselves: no other pod gets it by default.
+        // The agent's pods ask for their token themselves, so that no other pod gets it by default.
         ServiceAccount {
             metadata: self.namespaced(),
             automount_service_account_token: Some(false),
@@ -103,7 +103,7 @@ impl Deployment {
             metadata: self.namespaced(),
             spec: Some(DaemonSetSpec {
                 selector: LabelSelector { match_labels: Some(labels()), ..LabelSelector::default() },
-                // Without its agent a node keeps its network, but follows no change.
+                // A node without its agent keeps its network, but does not follow changes.
                 update_strategy: Some(DaemonSetUpdateStrategy {
                     type_: Some("RollingUpdate".to_owned()),
                     rolling_update: Some(RollingUpdateDaemonSet {

@@ -396,7 +396,7 @@ impl Observer {
     }
 }
 
-/// The damages of a commit. `has_chains` is asked if a table of iptables has chains of the compatibility mode.
+/// The damages of a commit. `has_chains` tells whether a table of iptables has chains of the iptables backend.
 fn of_commit(generation: &Generation, has_chains: impl Fn(&TableId) -> bool) -> Vec<Damage> {
     let by = generation.process.as_ref().map(|process| process.name.as_str());
     if by.is_some_and(|name| OUR_PROCESSES.contains(&name)) {

@@ -80,7 +80,7 @@ pub struct Restoration {
     pub failed: Vec<String>,
 }
 
-/// The condition of `slipway detach --only-if`: the attachment is that of a pod's sandbox, and its namespace is so.
+/// The condition of `slipway detach --only-if`: the attachment belongs to a pod's sandbox, and its namespace is in this state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DetachCondition {
     /// The namespace is gone.

@@ -26,7 +26,7 @@ use journal::Journal;
 use line::{Context, escaped, line};
 pub(crate) use settings::{LogError, LogKeys, LogSettings};
 
-/// The running call. Calls nest: a plugin may call another one in process.
+/// The running call. Calls nest, because a plugin may call another one in its own process.
 static CONTEXT: Mutex<Context> = Mutex::new(Context::EMPTY);
 
 /// Names the running call in all lines until it is dropped.

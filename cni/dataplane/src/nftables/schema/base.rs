@@ -10,7 +10,7 @@ use crate::owned_table::Definition;
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
-/// The schema that this version makes. The number only grows: a node may run a build of an earlier day.
+/// The schema that this version makes. The number only grows, because a node may still have the table of an earlier build.
 pub(crate) const SCHEMA: u32 = 2;
 /// The table.
 pub(crate) const DEFINITION: Definition =

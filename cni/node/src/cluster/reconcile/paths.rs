@@ -24,7 +24,7 @@ impl Devices {
 }
 
 impl Reconciliation<'_> {
-    /// The tunnel's device, with its peers. None if there is none, or it could not be made.
+    /// The tunnel's device, with its peers. None without a tunnel, or if the device could not be made.
     pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
         let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
             if desired.tunnel.is_none() && self.may_delete {

@@ -252,7 +252,7 @@ fn assert_foreign_routes_stay(desired: &Desired, shown: &[Route], keep_others: b
     Ok(())
 }
 
-/// The Nodes that a mutated one must not harm, and their routes in each mode.
+/// The Nodes that a mutated Node must not harm, with their routes in each mode.
 struct Others {
     nodes: Nodes,
     routes: [Vec<String>; 4],

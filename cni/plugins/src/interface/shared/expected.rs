@@ -25,7 +25,7 @@ pub(crate) fn settings(link: &str, addresses: &[IpNet], previous: &AddResult) ->
     let mut all: Objects = Vec::new();
     for family in families(addresses) {
         all.push(Box::new(Forwarding(family)));
-        // A container of an internal network reaches its neighbours only, and nobody forwards for it.
+        // A container of an internal network only reaches its neighbours, so the node need not forward its packets.
         let leaves = previous.routes.iter().any(|route| AddressFamily::of(route.dst.addr()) == family);
         if leaves {
             all.push(Box::new(LinkForwarding { link: link.to_owned(), family }));

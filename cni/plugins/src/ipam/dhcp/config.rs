@@ -100,7 +100,7 @@ impl RawConfig {
         u32::try_from(given).map_err(|_| ConfigError::Priority(given))
     }
 
-    /// The options to send and to request. `args` is `CNI_ARGS`, which `fromArg` names keys of.
+    /// The options to send and to request. `fromArg` names keys of `args` (`CNI_ARGS`).
     pub(super) fn options(&self, args: &str) -> Result<Options, ConfigError> {
         let Some(ipam) = &self.ipam else {
             return Ok(Options { request: DEFAULT_REQUEST.into(), ..Options::default() });

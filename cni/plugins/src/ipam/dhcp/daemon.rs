@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         return Err(StartError::RelativePidFile(path.clone()));
     }
     let store = open_state(&on_host(&options.state))?;
-    // Two daemons would keep the same leases. Held until the process ends.
+    // The lock is held until the process ends, because two daemons would keep the same leases.
     let _lock = FileLock::acquire(&store, LOCK, 0o600, LOCK_LIMIT).map_err(StartError::Lock)?;
     let listener = match inherited {
         Some(listener) => listener,

@@ -28,7 +28,7 @@ const BROADCAST: Mac = Mac([0xff; 6]);
 const SLICE: Duration = Duration::from_millis(200);
 /// The time limit for a packet to be sent.
 const SEND_LIMIT: Duration = Duration::from_secs(1);
-/// The largest packet that is read, in bytes: of a link with jumbo frames.
+/// The largest packet that is read, in bytes: enough for jumbo frames.
 const LARGEST: usize = 9216;
 
 /// Why there is no lease.

@@ -69,7 +69,7 @@ enum Slot {
     Requesting(Arc<AtomicBool>),
     /// A keeper holds a lease.
     Kept(Kept),
-    /// A call releases the lease; the flag identifies the call.
+    /// A call is releasing the lease; the flag identifies the call.
     Releasing(Arc<AtomicBool>),
 }
 
@@ -223,7 +223,7 @@ impl Leases {
     pub(super) fn renew(&self, owner: &Owner) -> Result<AddResult, CniError> {
         match self.table().get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => {
-                // If the keeper has just ended, the next call fails.
+                // If the keeper has just ended, the following call fails.
                 let _sent = kept.orders.send(Order::Renew);
                 Ok(kept.lease().result())
             }

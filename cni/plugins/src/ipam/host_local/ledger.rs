@@ -307,7 +307,7 @@ impl<'a> Ledger<'a> {
         for address in dead {
             failed = failed.and(self.store.unlink(address));
         }
-        // Simpler than entry by entry, and the directory was read anyway.
+        // A rebuild is simpler than removing entry by entry, and the directory was read anyway.
         self.rebuild()?;
         failed
     }

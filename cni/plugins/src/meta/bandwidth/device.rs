@@ -151,7 +151,7 @@ fn is_dead(link: &Link, network: &str, valid: &[Attachment]) -> bool {
             owner.network_hash == NetworkHash::of(network)
                 && !valid.iter().any(|one| AttachmentHash::of(one) == owner.attachment_hash)
         }
-        // Without an alias: the network's, and of no valid attachment.
+        // The MAC address shows the network of a device without an alias, which goes unless a valid attachment has its name.
         None => {
             link.alias.is_empty()
                 && link.mac == Some(mac(network))

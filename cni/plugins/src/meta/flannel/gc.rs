@@ -52,7 +52,7 @@ pub(super) fn collect(request: &NodeRequest<'_>, mut config: Map<String, Value>)
     delegate::other(&kind(&config), request.env, "GC", &bytes(config)).map(drop)
 }
 
-/// Calls the delegate's DEL, without the namespace, which is unknown.
+/// Calls the delegate's DEL without a namespace, whose path is unknown.
 fn delete_one(request: &NodeRequest<'_>, saved: &Saved, attachment: &Attachment) -> Result<(), CniError> {
     let Some(config) = saved.own(attachment).map_err(|e| io(&e))? else { return Ok(()) };
     let env = Env {

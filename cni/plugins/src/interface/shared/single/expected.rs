@@ -24,7 +24,7 @@ pub(crate) fn of(request: &Request<'_>, below: &Below) -> Result<Objects, CniErr
     }
     let container = Container::open(request.netns.as_deref())?;
     let link = present(&container.route, request.attachment.ifname())?;
-    // The kernel knows it best: the default route may lead elsewhere since.
+    // The kernel knows the present master: the default route may have changed since the ADD.
     let index = link.peer.ok_or_else(|| wrong(format!("link {} has no master", link.name)))?;
     let master = RouteSocket::open().and_then(|host| host.link_by_index(index)).map_err(failed)?;
     Ok(vec![Box::new(Master { name: master.name, index })])
