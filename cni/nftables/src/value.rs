@@ -202,7 +202,7 @@ impl Value {
     /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
     pub const CT_NEW: u32 = 8;
     /// `IPS_SRC_NAT` (`linux/netfilter/nf_conntrack_common.h`).
-    pub(crate) const CT_SNAT: u32 = 16;
+    pub const CT_SNAT: u32 = 16;
     /// `IPS_DST_NAT`.
     pub const CT_DNAT: u32 = 32;
     /// `IPS_ASSURED`: the flow is kept when the table is full (TCP: the handshake is complete).

@@ -122,7 +122,7 @@ fn add_and_del_work_after_a_flush() {
 #[test]
 fn add_repairs_deleted_chains() {
     peer_fails("it has no such table", || {
-        for chain in ["prerouting", "output", "postrouting", "guard"] {
+        for chain in ["prerouting", "output", "postrouting", "guard", "guard-input"] {
             let world = World::new(BridgeNetfilter::Off);
             let network = world.network(1);
             let _old = Web::published(&world, &network, "old");

@@ -4,7 +4,8 @@
 //! route_localnet, which lets the node's own 127.0.0.1 reach a pod, also lets neighbours reach the node's
 //! loopback services (CVE-2020-8558).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
 
 use slipway_tests::{BridgeNetfilter, Proto, Space, peer_fails};
 
@@ -74,6 +75,85 @@ fn a_pod_cannot_reach_the_nodes_loopback() {
             }
             node_reaches_loopback(world);
         });
+    });
+}
+
+/// Packets that conntrack does not track pass no chain of type nat.
+#[test]
+fn untracked_packets_cannot_reach_the_nodes_loopback() {
+    peer_fails("nothing guards the loopback", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let _services = services(&world);
+        let network = world.network(1);
+        let web = Web::published(&world, &network, "web");
+        world.node.nft(
+            "add table ip untracked; \
+             add chain ip untracked raw { type filter hook prerouting priority raw; }; \
+             add rule ip untracked raw iifname != lo ip daddr 127.0.0.0/8 notrack",
+        );
+        attack(&web, "eth0", gateways(1));
+        cannot_reach_loopback(&web);
+        node_reaches_loopback(&world);
+    });
+}
+
+/// A neighbour that knows addresses and ports of a flow on the node's loopback sends packets as if they were of it.
+#[test]
+fn packets_cannot_join_a_flow_of_the_nodes_loopback() {
+    peer_fails("nothing guards the loopback", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network(1);
+        let web = Web::published(&world, &network, "web");
+        let other = Web::new(&world, &network, "other", |a| a);
+        let bound = |space: &Space, address: &str| {
+            space.run(|| {
+                let socket = UdpSocket::bind(address)?;
+                socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+                std::io::Result::Ok(socket)
+            })
+        };
+        let server = bound(&world.node, &format!("127.0.0.1:{SERVICE}")).unwrap();
+        let received = || {
+            let mut buffer = [0; 64];
+            server
+                .recv(&mut buffer)
+                .ok()
+                .map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
+        };
+        attack(&other, "eth0", gateways(1));
+        for source in ["127.0.0.1:5555", "127.0.0.2:5555"] {
+            let own = bound(&world.node, source).unwrap();
+            own.send_to(b"own", ("127.0.0.1", SERVICE)).unwrap();
+            assert_eq!(received().as_deref(), Some("own"));
+            // The reply makes the flow an established one.
+            server.send_to(b"reply", source).unwrap();
+            let address = source.split(':').next().unwrap();
+            other.cmd(&format!("ip address add {address}/32 dev eth0"));
+            let forged = bound(&other, source).unwrap();
+            forged.send_to(b"forged", ("127.0.0.1", SERVICE)).unwrap();
+            assert_eq!(received(), None, "from {source}");
+            // And the other way: as the server, to the client.
+            let forged = other.run(|| UdpSocket::bind(("127.0.0.1", SERVICE)));
+            if let Ok(forged) = forged {
+                forged.send_to(b"forged", source).unwrap();
+                let mut buffer = [0; 64];
+                let reply = own.recv(&mut buffer).unwrap();
+                assert_eq!(&buffer[..reply], b"reply");
+                assert!(own.recv(&mut buffer).is_err(), "a reply to {source}");
+            }
+        }
+        // The same with a flow to a published port, which the container would receive.
+        let own = bound(&world.node, "127.0.0.1:5556").unwrap();
+        let before = web.counter("Udp", "InDatagrams");
+        own.send_to(b"own", ("127.0.0.1", PORT)).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let with_own = web.counter("Udp", "InDatagrams");
+        assert_ne!(before, with_own, "control: the node's own packet arrives");
+        let forged = bound(&other, "127.0.0.1:5556").unwrap();
+        forged.send_to(b"forged", ("127.0.0.1", PORT)).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let with_forged = web.counter("Udp", "InDatagrams");
+        assert_eq!(with_own, with_forged);
     });
 }
 

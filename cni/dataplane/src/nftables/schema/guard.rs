@@ -11,18 +11,36 @@ fn from_outside() -> Stmt {
     Stmt::ne(Field::Iifname, Value::Ifname("lo".to_owned()))
 }
 
-/// Drops packets from or to 127/8 that come in by another interface than the loopback: `route_localnet`,
-/// which the node's own access to published ports needs, would let them in. The hook's priority is before any
-/// translation, so that replies pass whose destination becomes 127.0.0.1 later. The kernel itself drops ::1
-/// from outside (`ip6_rcv_core`). Every packet passes here, so the address is compared first: that is cheaper
-/// than the interface's name.
+/// The packets that nobody but the node itself may send: from or to 127/8, on another link than the loopback.
+/// `route_localnet`, which the node's own access to published ports needs, would let them in. Packets with ::1 from
+/// outside are dropped by the kernel itself (`ip6_rcv_core`).
+fn private(field: Field) -> Vec<Stmt> {
+    vec![base::one_of(field, base::loopback(AddressFamily::V4)), from_outside()]
+}
+
+fn dropping(field: Field) -> Vec<Stmt> {
+    private(field).into_iter().chain([Stmt::Verdict(Verdict::Drop)]).collect()
+}
+
+/// Drops private packets that begin a flow. A chain of type nat sees the first packet of each flow and no other one,
+/// so that packets which are forwarded in a known flow cost nothing here. With the lowest priority that the kernel
+/// permits, this chain comes before those of all engines that could translate the packet.
+///
+/// Later packets cannot join a flow of the loopback from outside either: those that go to the node meet
+/// [`to_the_node`], and the kernel drops packets that come in with a source address of its own, such as 127.0.0.1
+/// (`fib_validate_source`), before it forwards them.
 pub(crate) fn arriving() -> Rules {
-    [Field::IpDaddr, Field::IpSaddr]
-        .map(|field| {
-            let stmt = base::one_of(field, base::loopback(AddressFamily::V4));
-            vec![stmt, from_outside(), Stmt::Verdict(Verdict::Drop)]
-        })
-        .to_vec()
+    [Field::IpDaddr, Field::IpSaddr].map(dropping).to_vec()
+}
+
+/// Drops private packets on their way to the node's own sockets: those of known flows, and those that conntrack does
+/// not know, which no chain of type nat sees. Replies pass whose destination has become 127.0.0.1 again: their flow's
+/// source was translated. Their own source is still the container's, as that is translated later at this hook.
+pub(crate) fn to_the_node() -> Rules {
+    let mut reply = private(Field::IpDaddr);
+    reply.push(Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_SNAT) });
+    reply.push(Stmt::Verdict(Verdict::Accept));
+    vec![dropping(Field::IpSaddr), reply, dropping(Field::IpDaddr)]
 }
 
 /// Drops the first packet of a connection that a map of ours has translated to the node's loopback or to a

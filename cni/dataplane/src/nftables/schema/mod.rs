@@ -223,7 +223,7 @@ pub(crate) const OPTIONAL_CHAINS: [&str; 3] =
     [addresses::name(AddressFamily::V4), addresses::name(AddressFamily::V6), flowtable::CHAIN];
 
 /// The chains of all layouts together.
-pub(crate) const CHAINS: [&str; 12] = {
+pub(crate) const CHAINS: [&str; 13] = {
     let [addresses4, addresses6, flowtable] = OPTIONAL_CHAINS;
     [
         translate_chain(AddressFamily::V4),
@@ -234,6 +234,7 @@ pub(crate) const CHAINS: [&str; 12] = {
         OUTPUT,
         POSTROUTING,
         GUARD,
+        GUARD_INPUT,
         GUARD_TRANSLATED,
         addresses4,
         addresses6,
@@ -245,6 +246,7 @@ const PREROUTING: &str = "prerouting";
 const OUTPUT: &str = "output";
 const POSTROUTING: &str = "postrouting";
 const GUARD: &str = "guard";
+const GUARD_INPUT: &str = "guard-input";
 const GUARD_TRANSLATED: &str = "guard-translated";
 
 /// The priority of the chains that translate destinations.
@@ -254,6 +256,9 @@ const GUARD_TRANSLATED: &str = "guard-translated";
 /// are at -100, takes precedence in any order of registration. It does with the reference's rules, too,
 /// which are behind kube-proxy's in the same chain.
 pub(crate) const BEHIND_DSTNAT: i32 = -99;
+
+/// The lowest priority of a chain of type nat: one more than `NF_IP_PRI_CONNTRACK` (`nft_chain_parse_hook`).
+const FIRST_NAT: i32 = -199;
 
 /// The chains of a layout. A chain comes before those that lead to it.
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
@@ -276,8 +281,9 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).0], Map::Masquerade(f).name())]);
     let postrouting = sources.into_iter().chain(outside).collect();
     chains.push(Fixed::base(POSTROUTING, nat(Hook::Postrouting, BEFORE_SRCNAT), postrouting));
-    let raw = BaseChain { kind: ChainKind::Filter, ..nat(Hook::Prerouting, RAW) };
-    chains.push(Fixed::base(GUARD, raw, guard::arriving()));
+    chains.push(Fixed::base(GUARD, nat(Hook::Prerouting, FIRST_NAT), guard::arriving()));
+    let input = BaseChain { kind: ChainKind::Filter, ..nat(Hook::Input, RAW) };
+    chains.push(Fixed::base(GUARD_INPUT, input, guard::to_the_node()));
     chains.push(Fixed::base(GUARD_TRANSLATED, nat(Hook::Input, BEHIND_DSTNAT), guard::translated()));
     chains.extend(layout.offloading.map(flowtable::chain));
     chains

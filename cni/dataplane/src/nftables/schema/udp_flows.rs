@@ -25,6 +25,7 @@ use cni_nftables::{
     Transaction, Value, Verdict,
 };
 
+use super::FIRST_NAT;
 use super::base::{one_of, table};
 
 pub(crate) const SET: &str = "udp-seen";
@@ -36,8 +37,6 @@ const RULES_OF_CHAIN: usize = 3;
 pub(crate) const TLV_KIND: u8 = 0x5d;
 /// All ports, and the mark.
 const SIZE: u32 = 1 << 16;
-/// The lowest priority of a nat chain: one more than `NF_IP_PRI_CONNTRACK` (`nft_chain_parse_hook`).
-const FIRST: i32 = -199;
 const UDP: u8 = 17;
 
 /// The element of a port; that of port 0 has the mark.
@@ -67,7 +66,7 @@ pub(crate) fn begin(bytes: Vec<u8>) -> Transaction {
     batch.add_set(Set::new(&id, SET, &[DataType::InetService]).updated().size(SIZE));
     batch.flush_set(&id, SET);
     for (name, hook) in CHAINS.into_iter().zip([Hook::Prerouting, Hook::Output]) {
-        let base = BaseChain { kind: ChainKind::Nat, hook, priority: FIRST, policy: Policy::Accept };
+        let base = BaseChain { kind: ChainKind::Nat, hook, priority: FIRST_NAT, policy: Policy::Accept };
         batch.add_chain(Chain::new(&id, name).base(base)).flush_chain(&id, name);
         super::add_rules(&mut batch, name, rules().to_vec());
     }

@@ -149,10 +149,11 @@ impl Description {
     fn own(&mut self, run: &Run, protocol: Protocol, facts: &dyn Facts) {
         let (to, from) = (run.seen.to, run.seen.from);
         match (run.place.chain.as_str(), &run.end) {
-            ("guard", End::Dropped(_)) => self.step(
+            (chain @ ("guard" | "guard-input"), End::Dropped(_)) => self.step(
                 "guard",
-                "chain guard of table inet slipway drops packets to or from 127.0.0.0/8 on all links but lo",
+                format!("chain {chain} of table inet slipway drops packets to or from 127.0.0.0/8 on all links but lo"),
             ),
+            ("guard-input", _) => {}
             ("guard", _) if to.is_ipv4() && run.seen.link_in.is_some() => {
                 self.step("guard", "neither to nor from 127.0.0.0/8: passes");
             }
@@ -248,7 +249,7 @@ fn outcome(journey: &Journey, facts: &dyn Facts) -> String {
     let last = journey.runs.last();
     match &journey.exit {
         Exit::Dropped => match last {
-            Some(run) if run.place.is_own() && run.place.chain == "guard" => {
+            Some(run) if run.place.is_own() && run.place.chain.starts_with("guard") => {
                 "It is dropped: the node's loopback is not reachable from outside.".to_owned()
             }
             Some(run) => {
