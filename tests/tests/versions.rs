@@ -234,7 +234,7 @@ fn bpf_programs_of_another_version_serve_until_they_are_replaced() {
     assert_eq!(stage.node.programs()["current"], false);
     stage.under_requests(&old, || {
         let next = stage.add("next", 8081);
-        assert_eq!(stage.node.list(PINS), [version.clone()]);
+        assert_eq!(stage.node.list(PINS), std::slice::from_ref(&version));
         stage.check(&next);
     });
     move_pins(&version, "0123456789abcdef");
