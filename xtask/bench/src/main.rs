@@ -5,6 +5,7 @@
 
 mod burst;
 mod cluster;
+mod compare;
 mod contender;
 mod control;
 mod figures;
@@ -50,6 +51,8 @@ enum Bench {
     Runtime(runtime::RuntimeArgs),
     /// slipwayd with many Nodes: first synchronization, memory, CPU at rest and with heartbeats, time to a changed route
     Cluster(cluster::ClusterArgs),
+    /// Compare two saved runs of `control`, with a verdict where their spread allows one
+    Compare(compare::CompareArgs),
     /// Draw the figures that a run saved
     Plot(plot::PlotArgs),
 }
@@ -122,6 +125,7 @@ fn run(bench: &Bench) -> Result<()> {
         Bench::Traffic(args) => traffic::run(args),
         Bench::Runtime(args) => runtime::run(args),
         Bench::Cluster(args) => cluster::run(args),
+        Bench::Compare(args) => compare::run(args),
         Bench::Plot(args) => plot::run(args),
     }
 }
