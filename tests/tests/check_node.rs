@@ -347,6 +347,25 @@ fn advice_on_the_page_works_when_pasted() {
     }
 }
 
+/// The unit that keeps these commands: its start opens the way, and its stop closes it again.
+#[test]
+fn the_unit_beside_docker_opens_and_closes_the_way() {
+    let page = include_str!("../../docs/neighbours.md");
+    let commands = |key: &str| -> String {
+        let values = page.lines().filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
+        values.filter(|line| line.contains("DOCKER-USER")).map(|line| format!("{line}\n")).collect()
+    };
+    let world = Published::new("nftables");
+    assert!(docker(&world.node, "nft"));
+    for _ in 0..2 {
+        world.is_closed(&[0, 1]);
+        world.node.cmd_input("sh -e", &commands("ExecStart"));
+        world.is_open();
+        world.node.cmd_input("sh -e", &commands("ExecStop"));
+    }
+    world.is_closed(&[0, 1]);
+}
+
 /// A misspelt key has no effect, as with the reference, so nothing else tells of it.
 #[test]
 fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {

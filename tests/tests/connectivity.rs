@@ -234,7 +234,7 @@ fn a_forward_policy_that_drops_is_named() {
     let causes = broken(|node| {
         node.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }");
     });
-    let page = include_str!("../../docs/operating.md");
+    let page = include_str!("../../docs/inspecting.md");
     let cause = "It is dropped by chain FORWARD of table ip filter.";
     assert!(causes.contains(cause) && page.contains(&format!("  cause: {cause}\n")), "{causes}");
     // The node's own packets are not forwarded.

@@ -11,6 +11,7 @@ mod outputs;
 mod plugins;
 mod questions;
 mod reader;
+mod tutorials;
 mod world;
 
 use std::path::Path;
@@ -36,11 +37,16 @@ macro_rules! scenes {
 
 scenes! {
     back_to_the_reference_plugins: "docs/questions/back-to-the-reference-plugins.md" in node::back_to_the_reference_plugins;
-    cluster: "docs/cluster.md" in node::cluster;
+    cluster_install: "docs/cluster/install.md" in node::cluster_install;
     cnitool: "docs/cnitool.md" in node::cnitool;
     installing: "docs/installing.md" in node::installing;
     migrating: "docs/migrating.md" in node::migrating;
-    operating: "docs/operating.md" in node::operating;
+    inspecting: "docs/inspecting.md" in node::inspecting;
+    logs: "docs/logs.md" in node::logs;
+    moving_to_ebpf: "docs/moving-to-ebpf.md" in node::moving_to_ebpf;
+    removing: "docs/removing.md" in node::removing;
+    second_network: "docs/second-network.md" in node::second_network;
+    thousand_pods: "docs/thousand-pods.md" in node::thousand_pods;
     pods: "docs/pods.md" in node::pods;
     readme: "README.md" in node::readme;
     runtimes: "docs/runtimes.md" in node::runtimes;
@@ -64,6 +70,10 @@ scenes! {
     no_address_left: "docs/questions/no-address-left.md" in questions::no_address_left;
     port_does_not_answer: "docs/questions/port-does-not-answer.md" in questions::port_does_not_answer;
     ruleset_was_flushed: "docs/questions/ruleset-was-flushed.md" in questions::ruleset_was_flushed;
+    tutorial_cluster: "docs/tutorials/cluster.md" in tutorials::cluster;
+    tutorial_containerd: "docs/tutorials/containerd.md" in tutorials::containerd;
+    tutorial_from_the_reference: "docs/tutorials/from-the-reference.md" in tutorials::from_the_reference;
+    tutorial_kubernetes: "docs/tutorials/kubernetes.md" in tutorials::kubernetes;
     what_slipway_changes: "docs/questions/what-slipway-changes.md" in questions::what_slipway_changes;
 }
 

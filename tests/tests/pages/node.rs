@@ -44,36 +44,70 @@ pub(crate) fn installing(page: &mut Reader) {
     assert_eq!(world.node.list(PLUGINS), plugin_names(), "the former plugins are back");
 }
 
-pub(crate) fn operating(page: &mut Reader) {
-    let world = World::bare();
+pub(crate) fn logs(page: &mut Reader) {
+    let world = World::new();
+    world.node.write(SETTINGS, pages::file("docs/logs.md", SETTINGS));
+    let _web = world.web("web1");
+    page.types(&world.node, "grep");
+    page.types_without_numbers(&world.node, "/root", "slipway support-bundle");
+}
+
+pub(crate) fn inspecting(page: &mut Reader) {
+    let world = World::new();
     let node = &world.node;
-    node.cmd("/opt/sbin/slipway install");
-    let blocks = pages::blocks("docs/operating.md");
-    let log =
-        blocks.iter().find(|block| block.value("file") == Some(SETTINGS) && block.text().contains("log"));
-    node.write(SETTINGS, log.expect("settings of the log").text());
-    let web = world.web("web1");
-    let gone = world.attached("web0", |attach| attach);
-    node.wait_up("veth0fa651da");
-    page.types(node, "ip link show type veth");
-    gone.pod.remove();
+    let _web = world.web("web1");
     world.drops_forwarded();
     page.types(node, "slipway explain");
     world.while_tried(&world.client, (world.client.node_v4, 8080), || page.types(node, "slipway trace"));
-    node.nft("delete table ip filter");
-    page.types(node, "nft flush ruleset");
-    page.types(node, "slipway restore");
-    page.types(node, "grep");
-    page.types_without_numbers(node, "/root", "slipway support-bundle");
-    let list = world.network();
-    list.del(&gone.attach).expect("DEL");
+}
+
+pub(crate) fn removing(page: &mut Reader) {
+    let world = World::bare();
+    let node = &world.node;
+    node.cmd("/opt/sbin/slipway install");
+    let web = world.web("web1");
     page.types(node, "slipway uninstall");
+    page.plays("crictl rmp");
     world.delete(&web);
     page.types(node, "slipway uninstall");
 }
 
+pub(crate) fn moving_to_ebpf(page: &mut Reader) {
+    let world = World::new();
+    if !slipway_tests::has_programs() {
+        slipway_tests::record_skip("pages::moving_to_ebpf", slipway_tests::PROGRAMS);
+        return page.leaves();
+    }
+    let _web = world.web("web1");
+    page.types(&world.node, "slipway check-node");
+    page.types(&world.node, "slipway node setup");
+    world.node.write(SETTINGS, pages::file("docs/moving-to-ebpf.md", SETTINGS));
+    page.types(&world.node, "slipway migrate --to ebpf");
+    world.client.expect(Proto::Tcp, (world.client.node_v4, 8080), "web1");
+    page.types(&world.node, "slipway migrate --to nftables");
+    page.types(&world.node, "slipway node teardown");
+    world.client.expect(Proto::Tcp, (world.client.node_v4, 8080), "web1");
+}
+
+pub(crate) fn second_network(page: &mut Reader) {
+    let world = World::new();
+    let blocks = pages::blocks("docs/second-network.md");
+    let list = blocks.iter().find(|block| block.language == "json").expect("a configuration");
+    world.node.write("/etc/cni/net.d/20-storage.conflist", list.text());
+    for begin in ["slipwayd pod up", "slipway ports", "slipwayd pod down"] {
+        page.types(&world.node, begin);
+    }
+}
+
+pub(crate) fn thousand_pods(page: &mut Reader) {
+    let world = World::new();
+    let _web = world.web("web1");
+    page.types(&world.node, "slipway node limits");
+    page.types(&world.node, "slipwayd top");
+}
+
 /// A node with the reference plugins; none if the machine has none.
-fn with_reference(test: &str) -> Option<World> {
+pub(crate) fn with_reference(test: &str) -> Option<World> {
     let Some(reference) = Reference::any() else {
         slipway_tests::record_skip(test, REFERENCE);
         return None;
@@ -103,7 +137,13 @@ pub(crate) fn migrating(page: &mut Reader) {
 }
 
 /// A call of the reference plugins in the directory of plugins.
-fn called(world: &World, network: &Network<'_>, verb: &str, attach: &Attach, mut result: Value) -> Value {
+pub(crate) fn called(
+    world: &World,
+    network: &Network<'_>,
+    verb: &str,
+    attach: &Attach,
+    mut result: Value,
+) -> Value {
     let mut configs = network.configs(Some(attach));
     if verb == "DEL" {
         configs.reverse();
@@ -177,7 +217,7 @@ pub(crate) fn pods(page: &mut Reader) {
     assert!(!world.node.slipway("ports").contains("8080"));
 }
 
-pub(crate) fn cluster(page: &mut Reader) {
+pub(crate) fn cluster_install(page: &mut Reader) {
     let world = World::new();
     page.types_in(&world.node, "/root", "slipwayd render");
     world.node.cmd("mkdir -p /etc/systemd/system");

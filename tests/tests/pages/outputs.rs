@@ -15,7 +15,7 @@ use crate::world::World;
 
 /// Pages with such a document, one each.
 pub(crate) const PAGES: &[&str] =
-    &["docs/kubenet.md", "docs/metrics.md", "docs/operating.md", "docs/questions/add-fails-with-code-11.md"];
+    &["docs/kubenet.md", "docs/logs.md", "docs/metrics.md", "docs/questions/add-fails-with-code-11.md"];
 
 /// The text that a page shows as output.
 fn text(page: &str) -> String {
@@ -75,7 +75,7 @@ fn a_line_of_the_agents_log() {
         let log = world.node.read("/run/agent.log").unwrap_or_default();
         if let Some((line, _)) = log.split_once('\n') {
             drop(agent);
-            return compare(serde_json::from_str(line).expect("JSON"), "docs/operating.md", &["time", "pid"]);
+            return compare(serde_json::from_str(line).expect("JSON"), "docs/logs.md", &["time", "pid"]);
         }
         assert!(std::time::Instant::now() < end && agent.runs(), "no line: {log}");
         std::thread::sleep(Duration::from_millis(20));

@@ -2,16 +2,15 @@
 
 //! The pages of `docs/questions`.
 
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::thread;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::json;
 use slipway_tests::{Attach, BridgeNetfilter, Proto};
 
 use crate::outputs::shown;
 use crate::reader::Reader;
-use crate::world::{NETWORKS, Web, World};
+use crate::tutorials::serve_http;
+use crate::world::{NETWORKS, World};
 
 pub(crate) fn add_fails_with_code_11(page: &mut Reader) {
     let world = World::new();
@@ -64,17 +63,6 @@ pub(crate) fn ipv6_loopback_does_not_answer(page: &mut Reader) {
     }
     world.node.cmd("ip -6 route delete local ::1 dev cni0 table local");
     page.types(&world.node, "slipway explain");
-}
-
-/// Serves empty documents until the test's process ends.
-fn serve_http(web: &Web) {
-    let listener = web.pod.bind(|| TcpListener::bind("[::]:80")).expect("a listener");
-    thread::spawn(move || {
-        for mut client in listener.incoming().flatten() {
-            let _ = client.read(&mut [0; 1024]);
-            let _ = client.write_all(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
 }
 
 pub(crate) fn no_address_left(page: &mut Reader) {

@@ -29,7 +29,7 @@ pub(crate) struct Web {
     pub(crate) pod: Pod,
     pub(crate) attach: Attach,
     /// Runs as long as the container.
-    server: Option<Server>,
+    pub(crate) server: Option<Server>,
 }
 
 /// The README's configuration.
@@ -80,6 +80,22 @@ impl World {
         let mut web = self.attached(name, |attach| attach.port(Proto::Tcp, 8080, 80));
         web.server = Some(web.pod.serve(Proto::Tcp, "[::]:80", name));
         web
+    }
+
+    /// A pod's sandbox with a published port, as containerd calls the plugins for it; without a server.
+    pub(crate) fn pod(&self, sandbox: &str) -> Web {
+        let pod = self.node.pod("web");
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID={sandbox}"
+        );
+        let attach = Attach {
+            container: sandbox.to_owned(),
+            ..Attach::new(&pod).args(&args).port(Proto::Tcp, 8080, 80)
+        };
+        let network = self.network();
+        network.add(&attach).unwrap_or_else(|e| panic!("ADD: {e}"));
+        network.write_cache(&attach);
+        Web { pod, attach, server: None }
     }
 
     /// The same without a server, and with these ports.

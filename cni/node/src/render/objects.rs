@@ -148,8 +148,8 @@ mod tests {
     use super::*;
     use crate::render::sample;
 
-    /// The page about the deployment.
-    const PAGE: &str = include_str!("../../../../docs/cluster.md");
+    /// The page about the rights of the agent.
+    const PAGE: &str = include_str!("../../../../docs/cluster/rights.md");
 
     /// The cells of a table's rows, found by its heading.
     fn table(heading: &str) -> Vec<Vec<String>> {

@@ -12,7 +12,7 @@ use xtask_base::error::Result;
 /// The run that the page shows.
 const FILE: &str = "cluster.json";
 
-/// The part of `docs/cluster.md` between the marks.
+/// The part of `docs/reports/cluster.md` between the marks.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     Ok(format!("{}\n{}", text(&data.read(FILE)?), data.source(FILE)?))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the tables of figures in the README, in `docs/reports` and in `docs/cluster.md`, written from the
+//! `cargo xtask figures`: the tables of figures in the README, in `docs/reports` and in `docs/reports/cluster.md`, written from the
 //! data in `docs/data`, and measured.
 
 mod burst;
@@ -43,7 +43,7 @@ const PARTS: [Part; 10] = [
     Part { page: "docs/reports/callers.md", name: "callers", text: runtime::tables },
     Part { page: "docs/reports/packets.md", name: "packets", text: traffic::packets },
     Part { page: "docs/reports/packets.md", name: "other packets", text: traffic::others },
-    Part { page: "docs/cluster.md", name: "nodes", text: cluster::tables },
+    Part { page: "docs/reports/cluster.md", name: "nodes", text: cluster::tables },
 ];
 
 impl Part {
@@ -94,7 +94,7 @@ impl<'a> Data<'a> {
 
 const FOLDER: &str = "docs/data";
 
-/// Write the tables of the README, docs/reports and docs/cluster.md from the figures in docs/data.
+/// Write the tables of the README, docs/reports and docs/reports/cluster.md from the figures in docs/data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print the tables instead

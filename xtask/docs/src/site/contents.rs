@@ -11,21 +11,34 @@ use xtask_base::files;
 /// Parts of the site with their pages: the four kinds of pages for users, reports of measurements and tests, and what
 /// is for contributors. A page of `docs/x/` that follows `docs/x.md` is below it. A part without pages is left out.
 const PARTS: [(&str, &[&str]); 6] = [
-    ("Tutorials", &[]),
+    (
+        "Tutorials",
+        &[
+            "docs/tutorials/containerd.md",
+            "docs/tutorials/podman.md",
+            "docs/tutorials/kubernetes.md",
+            "docs/tutorials/cluster.md",
+            "docs/tutorials/from-the-reference.md",
+        ],
+    ),
     (
         "Tasks",
         &[
+            "docs/operating.md",
             "docs/installing.md",
             "docs/packages.md",
             "docs/runtimes.md",
             "docs/podman.md",
+            "docs/choosing-a-backend.md",
+            "docs/moving-to-ebpf.md",
             "docs/migrating.md",
             "docs/compatibility.md",
-            "docs/operating.md",
+            "docs/second-network.md",
+            "docs/thousand-pods.md",
             "docs/neighbours.md",
-            "docs/cluster.md",
-            "docs/pods.md",
-            "docs/kubenet.md",
+            "docs/inspecting.md",
+            "docs/logs.md",
+            "docs/removing.md",
             "docs/questions/port-does-not-answer.md",
             "docs/questions/ipv6-loopback-does-not-answer.md",
             "docs/questions/add-fails-with-code-11.md",
@@ -34,7 +47,9 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/questions/ruleset-was-flushed.md",
             "docs/questions/after-a-reboot.md",
             "docs/questions/back-to-the-reference-plugins.md",
-            "docs/questions/what-slipway-changes.md",
+            "docs/cluster/install.md",
+            "docs/cluster/encryption.md",
+            "docs/cluster/repairs.md",
         ],
     ),
     (
@@ -66,14 +81,21 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/protocol.md",
             "docs/json.md",
             "docs/metrics.md",
+            "docs/settings.md",
+            "docs/questions/what-slipway-changes.md",
+            "docs/cluster/rights.md",
+            "docs/pods.md",
+            "docs/kubenet.md",
             "docs/cnitool.md",
             "docs/glossary.md",
+            "docs/licences.md",
         ],
     ),
     (
         "Explanation",
         &[
             "docs/dataplane.md",
+            "docs/dataplane/packet.md",
             "docs/dataplane/table.md",
             "docs/dataplane/ebpf.md",
             "docs/dataplane/iptables.md",
@@ -81,6 +103,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/dataplane/udp-gro.md",
             "docs/dataplane/services.md",
             "docs/dataplane/costs.md",
+            "docs/cluster.md",
         ],
     ),
     (
@@ -94,6 +117,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/reports/rejected.md",
             "docs/reports/kernels.md",
             "docs/reports/network-matrix.md",
+            "docs/reports/cluster.md",
         ],
     ),
     (
