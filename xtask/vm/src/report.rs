@@ -6,7 +6,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,7 +67,7 @@ pub(crate) fn failure(outcome: &Outcome) -> String {
     text
 }
 
-/// Writes the page docs/reports/kernels.md, its data and the README's table from what is known.
+/// Writes the page docs/reports/kernels.md and its data from what is known.
 pub(crate) fn write(list: &Kernels) -> Result<()> {
     let mut rows = Vec::new();
     for kernel in &list.kernel {
@@ -78,14 +77,8 @@ pub(crate) fn write(list: &Kernels) -> Result<()> {
         }
         rows.push((kernel.name.as_str(), known.map(|record| (record.stale(), record))));
     }
-    let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
-    write(&workspace::root().join("docs/reports/kernels.md"), page(list, &rows))?;
-    let path = workspace::root().join("README.md");
-    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
-    match readme(&text, &rows) {
-        Some(text) => write(&path, text),
-        None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
-    }
+    let path = workspace::root().join("docs/reports/kernels.md");
+    fs::write(&path, page(list, &rows)).map_err(|e| Error::file("write", &path, e))
 }
 
 /// Prints the kernels whose rows do not describe today's product, with the reasons.
@@ -151,30 +144,6 @@ fn verdict(one: &Record, stale: Option<&str>) -> String {
     let stale = stale.map(|why| format!("stale: {why}"));
     let parts: Vec<String> = failed.into_iter().chain(part).chain(stale).collect();
     if parts.is_empty() { "ok".to_owned() } else { parts.join("; ") }
-}
-
-/// The README with the kernels in their place: from the mark to the next heading. None without a mark.
-fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
-    const MARK: &str = "<!-- kernels -->\n";
-    let from = text.find(MARK)? + MARK.len();
-    let to = from + text[from..].find("\n## ")?;
-    let mut own = String::from(
-        "The tests are run on these kernels of Debian, on ARM64 a part of them; [the report](docs/reports/kernels.md) has more of each.\n\
-         `cargo xtask vm-test` does that again, and with `--write-docs` makes that page and this table.\n\n\
-         | Linux | commit | tests passed | skipped | failed | |\n|---|---|---:|---:|---:|---|\n",
-    );
-    for (kernel, row) in rows {
-        let _ = match row {
-            Some((stale, one)) => {
-                let [passed, skipped, failed] = one.counts();
-                let commit = one.commit.as_deref().unwrap_or("several");
-                let verdict = verdict(one, *stale);
-                writeln!(own, "| {} | {commit} | {passed} | {skipped} | {failed} | {verdict} |", one.release)
-            }
-            None => writeln!(own, "| {kernel} | | | | | not run |"),
-        };
-    }
-    Some(format!("{}{own}{}", &text[..from], &text[to..]))
 }
 
 /// The features for which tests may be skipped.
@@ -248,18 +217,6 @@ mod tests {
             complete: true,
             suites: vec![suite],
         }
-    }
-
-    #[test]
-    fn the_readmes_place_is_filled_and_nothing_else_changed() {
-        let rows = [("6.1", Some((None, record("6.1")))), ("6.12", None)];
-        let text = "before\n\n<!-- kernels -->\nold\n\n## Next\n";
-        let once = readme(text, &rows).unwrap();
-        let expected =
-            "| 6.1.0-56-cloud-amd64 | abc | 1 | 1 | 0 | ok |\n| 6.12 | | | | | not run |\n\n## Next\n";
-        assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(expected), "{once}");
-        assert_eq!(readme(&once, &rows).unwrap(), once);
-        assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
     }
 
     #[test]

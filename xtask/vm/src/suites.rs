@@ -90,7 +90,7 @@ pub(crate) struct Args {
     /// Run the measurements among the tests, and nothing else, and print their figures
     #[arg(long, requires = "suite")]
     measure: bool,
-    /// Write docs/reports/kernels.md and the README's table afterwards; refused if the sources differ from the commit
+    /// Write docs/reports/kernels.md afterwards; refused if the sources differ from the commit
     #[arg(long, conflicts_with_all = ["filter", "peer", "measure"])]
     write_docs: bool,
     /// Only write them, from earlier runs: marks the rows that have become stale
