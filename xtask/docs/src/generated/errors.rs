@@ -26,7 +26,7 @@ pub(super) fn text(root: &Path) -> Result<String> {
         .map_err(|error| Error::Failed(format!("decode {EXPLANATIONS}: {error}")))?;
     let codes = crate::statements::error_codes(&files::read(root.join(CODES))?);
     let mut messages = Vec::new();
-    let mut paths = files::below(&root.join(SOURCES), files::has_sources)?;
+    let mut paths = files::below(root.join(SOURCES), files::has_sources)?;
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "rs"));
     paths.sort();
     for path in paths {
