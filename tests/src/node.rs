@@ -52,6 +52,9 @@ pub struct Pod {
     path: PathBuf,
 }
 
+/// The variants of iptables, as the names of their programs have them.
+const VARIANTS: [&str; 2] = ["nft", "legacy"];
+
 impl Node {
     pub fn new() -> Self {
         let bin = bin_dir();
@@ -218,6 +221,38 @@ impl Node {
     pub fn reserved(&self, network: &str) -> Vec<String> {
         let names = self.list(&format!("/var/lib/cni/networks/{network}"));
         names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+    }
+
+    /// Hides the programs of iptables: those of these variants, whose other names are links to them.
+    pub fn hide_programs(&self, variants: &[&str]) {
+        // A device is no program.
+        variants.iter().for_each(|variant| self.replace_program(variant, "/dev/null"));
+    }
+
+    /// Hides all programs of iptables.
+    pub fn hide_iptables(&self) {
+        self.hide_programs(&VARIANTS);
+    }
+
+    /// Shows what [`Self::hide_iptables`] has hidden.
+    pub fn show_iptables(&self) {
+        for program in VARIANTS.iter().filter_map(|variant| self.program_of(variant)) {
+            self.cmd(&format!("umount {program}"));
+        }
+    }
+
+    /// Puts another program in the place of those of a variant of iptables, if it is installed.
+    pub fn replace_program(&self, variant: &str, by: &str) {
+        if let Some(program) = self.program_of(variant) {
+            self.cmd(&format!("mount --bind {by} {program}"));
+        }
+    }
+
+    /// The file behind all names of a variant's programs.
+    fn program_of(&self, variant: &str) -> Option<String> {
+        let name = format!("/usr/sbin/iptables-{variant}-restore");
+        let found = self.try_run(&["readlink", "-e", &name])?.stdout.trim().to_owned();
+        (!found.is_empty()).then_some(found)
     }
 
     /// Gives the node an empty folder of its own in place of the machine's.

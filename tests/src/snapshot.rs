@@ -27,7 +27,13 @@ pub struct Snapshot {
 
 /// Files that any call may leave on a node until it boots again: the lock of commits, and the socket of the process that closes
 /// sockets, with their directory.
-const PASSING: [&str; 3] = ["/run/slipway", "/run/slipway/closing.sock", "/run/slipway/commits.lock"];
+const PASSING: [&str; 5] = [
+    "/run/slipway",
+    "/run/slipway/closing.sock",
+    "/run/slipway/commits.lock",
+    "/run/slipway/iptables-filter",
+    "/run/slipway/iptables-nat",
+];
 
 impl Snapshot {
     /// The state of the node and of `spaces` (its pods, for instance) now.

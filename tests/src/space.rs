@@ -164,13 +164,13 @@ impl Space {
         self.exec(command, input.as_bytes())
     }
 
-    /// Runs a command, word by word; none when there is no such program.
+    /// Runs a command, word by word; none when there is no such program, or [`crate::Node::hide_programs`] hides it.
     pub fn try_run(&self, words: &[&str]) -> Option<CommandOutput> {
         let (program, args) = words.split_first().expect("a command");
         let mut command = Command::new(program);
         command.args(args);
         match self.spawn(command, b"") {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => None,
             started => Some(started.unwrap_or_else(|error| panic!("start {words:?}: {error}")).wait()),
         }
     }

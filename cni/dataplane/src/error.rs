@@ -48,6 +48,17 @@ pub enum Error {
     /// A tool of iptables is not installed.
     #[error("program {program} not found: install iptables, or use backend \"nftables\"")]
     NoIptables { program: String },
+    /// A tool of iptables is installed and does not work, because the kernel lacks its tables.
+    #[error(
+        "try {program} with table {table}: {complaint}: use backend \"nftables\", or install the variant of iptables \
+         whose tables this kernel has"
+    )]
+    IptablesFails {
+        program: String,
+        table: &'static str,
+        /// The text that the tool wrote to standard error.
+        complaint: String,
+    },
     /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy { operation: String, attempts: u32, millis: u128 },
@@ -246,6 +257,7 @@ impl Error {
             | Self::NoNfTables(_)
             | Self::NoEbpf(_)
             | Self::NoIptables { .. }
+            | Self::IptablesFails { .. }
             | Self::Kernel { .. } => ErrorCode::Internal,
         }
     }

@@ -10,6 +10,10 @@ pub enum IngressPolicy {
     SameBridge,
     /// Neither those from other containers on the same bridge.
     Isolated,
+    /// As [`Self::SameBridge`], and not those to or from a bridge that is [`Self::Listed`].
+    Strict,
+    /// All but those to or from a bridge that is [`Self::Strict`].
+    Listed,
 }
 
 impl IngressPolicy {
@@ -20,7 +24,15 @@ impl IngressPolicy {
             "" | "open" => Some(Self::Open),
             "same-bridge" => Some(Self::SameBridge),
             "isolated" => Some(Self::Isolated),
+            "strict" => Some(Self::Strict),
+            "listed" => Some(Self::Listed),
             _ => None,
         }
+    }
+
+    /// True if only [`crate::firewall::Isolator::Nftables`] knows the policy: the reference, whose chains of iptables have
+    /// their own form, has none like it.
+    pub(crate) const fn needs_sets(self) -> bool {
+        matches!(self, Self::Strict | Self::Listed)
     }
 }

@@ -45,6 +45,11 @@ pub(crate) fn only_nftables(reason: &str, body: impl FnOnce()) {
     }
 }
 
+/// True in a suite whose nodes have no program of iptables.
+pub(crate) fn without_iptables() -> bool {
+    env!("CARGO_CRATE_NAME").ends_with("_without_iptables")
+}
+
 /// A node and an outside host.
 pub(crate) struct World {
     pub(crate) node: Node,
@@ -57,6 +62,9 @@ impl World {
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
         let node = Node::new();
         node.bridge_netfilter(netfilter);
+        if without_iptables() {
+            node.hide_iptables();
+        }
         let client = node.host("client");
         if let Dataplane::Iptables(variant) = crate::DATAPLANE {
             // kube-proxy's chain decides between iptables-nft and iptables-legacy.

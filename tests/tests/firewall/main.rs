@@ -10,6 +10,7 @@ mod nftables;
 mod published;
 mod races;
 mod reference;
+mod without;
 
 use serde_json::{Value, json};
 use slipway_tests::{Network, Node, host_local, is_peer, with_keys};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cni_kernel::lock::{FileLock, LockError};
 
-use super::{FirewallRecord, FirewallRequest, IngressPolicy, Means, held};
+use super::{FirewallRecord, FirewallRequest, Means, held};
 use crate::Error;
 use crate::lock::{self, Mode};
 
@@ -68,7 +68,7 @@ impl FirewallRecord {
     /// True if rules outside our own table may change with it.
     #[must_use]
     pub fn needs_lock(&self) -> bool {
-        self.means != Means::Nftables || self.policy != IngressPolicy::Open
+        self.means != Means::Nftables || self.isolates_in_chains()
     }
 }
 

@@ -6,10 +6,12 @@
 //! makes, and zones of firewalld. The plugin itself calls firewalld over D-Bus; its zones are only recorded
 //! here.
 
+mod choice;
 mod lock;
 mod separation;
 pub(crate) mod table;
 
+pub use choice::{default_means, isolator_for};
 pub use lock::FirewallLock;
 pub use separation::{Separation, between, has_rules_of_an_administrator};
 
@@ -23,7 +25,7 @@ use crate::iptables::tools::Tools;
 use crate::owner::AttachmentHash;
 pub use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Error, NfTablesLack, Owner};
-use table::{FirewallTable, Isolator};
+use table::FirewallTable;
 
 /// The means by which packets are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,15 @@ pub enum Means {
     Iptables,
     /// A zone of firewalld, which the plugin changes.
     Firewalld,
+}
+
+/// The rules that isolate a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolator {
+    /// The sets of our own table.
+    Nftables,
+    /// The reference's chains, also for containers that firewalld lets through.
+    Iptables,
 }
 
 /// A request for the rules of a container.
@@ -50,6 +61,8 @@ pub struct FirewallRequest {
     pub bridge: String,
     /// The policy of the bridge.
     pub policy: IngressPolicy,
+    /// The rules that carry out the policy.
+    pub isolator: Isolator,
     /// With iptables: the chain for an administrator's rules.
     pub admin_chain: ChainName,
 }
@@ -62,12 +75,19 @@ pub struct FirewallRecord {
     /// The zone of firewalld with its addresses; empty with other means, or if it is unknown.
     pub zone: String,
     pub policy: IngressPolicy,
+    pub isolator: Isolator,
     /// The container's bridge; may be empty.
     pub bridge: String,
     pub addresses: Vec<IpAddr>,
 }
 
 impl FirewallRecord {
+    /// True if the chains of iptables isolate the bridge because of it.
+    #[must_use]
+    pub fn isolates_in_chains(&self) -> bool {
+        self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
+    }
+
     /// True if this is the record that the request leads to. The owner's name in the record may be cut.
     fn is_for(&self, request: &FirewallRequest) -> bool {
         *self == Self { owner: self.owner.clone(), ..request.held() }
@@ -86,9 +106,15 @@ impl FirewallRequest {
             means: self.means,
             zone: zone.cloned().unwrap_or_default(),
             policy: self.policy,
+            isolator: self.isolator,
             bridge: self.bridge.clone(),
             addresses: self.addresses.clone(),
         }
+    }
+
+    /// True if the chains of iptables isolate the bridge because of it.
+    fn isolates_in_chains(&self) -> bool {
+        self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
     }
 
     /// The rules of iptables for a family.
@@ -105,11 +131,12 @@ impl FirewallRequest {
         mut others: Vec<IngressPolicy>,
         work: impl Fn(&Tools, &FilterPlan) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if !needs_iptables(self.means, self.policy) {
+        let isolates = self.isolates_in_chains();
+        if self.means != Means::Iptables && !isolates {
             return Ok(());
         }
         others.push(self.policy);
-        let isolation = (self.policy != IngressPolicy::Open).then(|| Isolation::new(&self.bridge, &others));
+        let isolation = isolates.then(|| Isolation::new(&self.bridge, &others));
         let tools = filter::tools()?;
         let has = |family: &AddressFamily| filter::of_family(&self.addresses, *family).next().is_some();
         let mut families = AddressFamily::BOTH.into_iter().filter(has);
@@ -119,16 +146,12 @@ impl FirewallRequest {
     /// The policies that other containers on the bridge ask for, if the request has one.
     fn policies_of_others(&self, table: Option<&FirewallTable>) -> Result<Vec<IngressPolicy>, Error> {
         match table {
-            Some(table) if self.policy != IngressPolicy::Open => {
-                table.policies(&self.bridge, Isolator::Iptables, Some(AttachmentHash::of(&self.attachment)))
+            Some(table) if self.isolates_in_chains() => {
+                table.policies_in_chains(&self.bridge, Some(AttachmentHash::of(&self.attachment)))
             }
             _ => Ok(Vec::new()),
         }
     }
-}
-
-fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
-    means == Means::Iptables || (means == Means::Firewalld && policy != IngressPolicy::Open)
 }
 
 /// Accepts the container's packets, and isolates its bridge. A repeated ADD replaces the container's rules,
@@ -142,6 +165,9 @@ pub fn admit(request: &FirewallRequest, lock: &FirewallLock) -> Result<(), Error
     if table.is_none() {
         if request.means == Means::Nftables {
             return Err(NfTablesLack::UseIptables.into());
+        }
+        if request.policy != IngressPolicy::Open && request.isolator == Isolator::Nftables {
+            return Err(NfTablesLack::Kernel.into());
         }
         log::warn!("this kernel has no nf_tables: the owners of rules are not recorded");
     }
@@ -186,6 +212,7 @@ pub fn dismiss(
         means: Means::Iptables,
         zone: String::new(),
         policy: IngressPolicy::Open,
+        isolator: Isolator::Iptables,
         bridge: bridge.to_owned(),
         addresses: Vec::new(),
     });
@@ -229,6 +256,11 @@ pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
     Ok(filter::may_isolate(bridge)? && !is_needed(FirewallTable::open()?.as_ref(), bridge)?)
 }
 
+/// True if the kernel has nf_tables, and so can have our own table.
+pub fn has_nf_tables() -> Result<bool, Error> {
+    Ok(FirewallTable::open()?.is_some())
+}
+
 pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
     let Some(table) = FirewallTable::open()? else { return Ok(Vec::new()) };
     Ok(table.list(|_| true)?.into_iter().map(|entry| entry.owner.attachment_hash).collect())
@@ -244,10 +276,10 @@ fn withdraw(
 ) -> Result<(), Error> {
     let hash = held.owner.attachment_hash;
     let own = own_among(table, hash, &held.addresses)?;
-    let may_isolate = held.policy != IngressPolicy::Open || bridge_use == BridgeUse::Unused;
+    let may_isolate = held.isolates_in_chains() || bridge_use == BridgeUse::Unused;
     let may_isolate = may_isolate && !held.bridge.is_empty();
     let others = match table {
-        Some(table) if may_isolate => table.policies(&held.bridge, Isolator::Iptables, Some(hash))?,
+        Some(table) if may_isolate => table.policies_in_chains(&held.bridge, Some(hash))?,
         _ => Vec::new(),
     };
     let is_known = bridge_use == BridgeUse::Unused || !others.is_empty();
@@ -320,7 +352,7 @@ pub fn needlessly_separated() -> Result<Vec<String>, Error> {
 }
 
 fn is_needed(table: Option<&FirewallTable>, bridge: &str) -> Result<bool, Error> {
-    let policies = table.map_or(Ok(Vec::new()), |table| table.policies(bridge, Isolator::Iptables, None))?;
+    let policies = table.map_or(Ok(Vec::new()), |table| table.policies_in_chains(bridge, None))?;
     Ok(!policies.is_empty())
 }
 
@@ -333,14 +365,14 @@ pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
 }
 
 /// Checks that the next [`admit`] can succeed.
-pub fn status(means: Means, policy: IngressPolicy) -> Result<(), Error> {
+pub fn status(means: Means, policy: IngressPolicy, isolator: Isolator) -> Result<(), Error> {
+    let by_sets = policy != IngressPolicy::Open && isolator == Isolator::Nftables;
     match FirewallTable::open()? {
         // Rules are recorded whatever their means.
-        Some(table) => table.try_out(means)?,
-        None if means == Means::Nftables => {
-            return Err(NfTablesLack::Kernel.into());
-        }
+        Some(table) => table.try_out(means, policy, isolator)?,
+        None if means == Means::Nftables || by_sets => return Err(NfTablesLack::Kernel.into()),
         None => {}
     }
-    if needs_iptables(means, policy) { filter::status() } else { Ok(()) }
+    let in_chains = policy != IngressPolicy::Open && isolator == Isolator::Iptables;
+    if means == Means::Iptables || in_chains { filter::status() } else { Ok(()) }
 }

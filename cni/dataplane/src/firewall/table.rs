@@ -11,6 +11,8 @@
 //!     set isolating { ifname }           bridges that packets of other such bridges do not reach
 //!     set same { ifname . ifname }       each of them with itself
 //!     set isolated { ifname . ifname }   with itself, where not even its own ports reach each other
+//!     set strict { ifname }              bridges that packets to or from those of `listed` do not pass either
+//!     set listed { ifname }              bridges that only those of `strict` are kept apart from
 //!     chain admin { }                    an administrator's, never touched
 //!     chain forward { type filter hook forward … }   once an attachment has rules here
 //! }
@@ -27,7 +29,7 @@ use cni_nftables::{
 };
 use cni_spec::Attachment;
 
-use super::{FirewallRecord, IngressPolicy, Means};
+use super::{FirewallRecord, IngressPolicy, Isolator, Means};
 use crate::nftables::liveness::TLV_KIND;
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
@@ -45,6 +47,8 @@ const ATTACHMENTS: &str = "attachments";
 const ISOLATING: &str = "isolating";
 const SAME: &str = "same";
 const ISOLATED: &str = "isolated";
+const STRICT: &str = "strict";
+const LISTED: &str = "listed";
 
 /// The hook and priority of iptables' FORWARD chain.
 const BASE: BaseChain =
@@ -74,8 +78,8 @@ fn attachment_id(hash: AttachmentHash) -> ElementId {
     ElementId::new(&table(), ATTACHMENTS, vec![hash_value(hash)])
 }
 
-fn bridge_id(bridge: &str) -> ElementId {
-    ElementId::new(&table(), ISOLATING, vec![Value::Ifname(bridge.to_owned())])
+fn bridge_id(set: &str, bridge: &str) -> ElementId {
+    ElementId::new(&table(), set, vec![Value::Ifname(bridge.to_owned())])
 }
 
 fn pair_id(set: &str, bridge: &str) -> ElementId {
@@ -83,35 +87,80 @@ fn pair_id(set: &str, bridge: &str) -> ElementId {
     ElementId::new(&table(), set, vec![name(), name()])
 }
 
-/// Encodes means and policy as one number: the policy in the lowest byte.
-fn encode(means: Means, policy: IngressPolicy) -> u32 {
-    let means = match means {
-        Means::Nftables => 1,
-        Means::Iptables => 2,
-        Means::Firewalld => 3,
-    };
-    let policy = match policy {
-        IngressPolicy::Open => 0,
-        IngressPolicy::SameBridge => 1,
-        IngressPolicy::Isolated => 2,
-    };
-    means << 8 | policy
+/// The bit of an entry whose bridge is isolated by the sets of this table although its means has rules elsewhere. Versions
+/// that do not know it take the entry for one of a later version.
+const BY_SETS: u32 = 1 << 16;
+
+/// The choices of an attachment that are in its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Choice {
+    means: Means,
+    policy: IngressPolicy,
+    isolator: Isolator,
 }
 
-fn decode(number: u32) -> Option<(Means, IngressPolicy)> {
-    let means = match number >> 8 {
-        1 => Means::Nftables,
-        2 => Means::Iptables,
-        3 => Means::Firewalld,
-        _ => return None,
-    };
-    let policy = match number & 0xff {
-        0 => IngressPolicy::Open,
-        1 => IngressPolicy::SameBridge,
-        2 => IngressPolicy::Isolated,
-        _ => return None,
-    };
-    Some((means, policy))
+impl Choice {
+    fn of(record: &FirewallRecord) -> Self {
+        Self { means: record.means, policy: record.policy, isolator: record.isolator }
+    }
+
+    /// Encodes the choices as one number: the policy in the lowest byte.
+    fn encode(self) -> u32 {
+        let means = match self.means {
+            Means::Nftables => 1,
+            Means::Iptables => 2,
+            Means::Firewalld => 3,
+        };
+        let policy = match self.policy {
+            IngressPolicy::Open => 0,
+            IngressPolicy::SameBridge => 1,
+            IngressPolicy::Isolated => 2,
+            IngressPolicy::Strict => 3,
+            IngressPolicy::Listed => 4,
+        };
+        let by_sets = self.isolator == Isolator::Nftables && self.means != Means::Nftables;
+        let by_sets = if by_sets { BY_SETS } else { 0 };
+        by_sets | means << 8 | policy
+    }
+
+    fn decode(number: u32) -> Option<Self> {
+        let means = match (number & !BY_SETS) >> 8 {
+            1 => Means::Nftables,
+            2 => Means::Iptables,
+            3 => Means::Firewalld,
+            _ => return None,
+        };
+        let policy = match number & 0xff {
+            0 => IngressPolicy::Open,
+            1 => IngressPolicy::SameBridge,
+            2 => IngressPolicy::Isolated,
+            3 => IngressPolicy::Strict,
+            4 => IngressPolicy::Listed,
+            _ => return None,
+        };
+        let by_sets = means == Means::Nftables || number & BY_SETS != 0;
+        let isolator = if by_sets { Isolator::Nftables } else { Isolator::Iptables };
+        Some(Self { means, policy, isolator })
+    }
+
+    /// True if the rules of this table decide about the attachment's packets.
+    fn needs_rules(self) -> bool {
+        self.means == Means::Nftables
+            || (self.isolator == Isolator::Nftables && self.policy != IngressPolicy::Open)
+    }
+
+    /// The elements that a bridge needs because of it, also where chains of iptables isolate it: bridges that this table
+    /// isolates are kept apart from it, too.
+    fn isolation(self, bridge: &str) -> Vec<ElementId> {
+        let own = |set: &str| bridge_id(set, bridge);
+        match self.policy {
+            IngressPolicy::Open => Vec::new(),
+            IngressPolicy::SameBridge => vec![own(ISOLATING), pair_id(SAME, bridge)],
+            IngressPolicy::Isolated => vec![own(ISOLATING), pair_id(SAME, bridge), pair_id(ISOLATED, bridge)],
+            IngressPolicy::Strict => vec![own(ISOLATING), pair_id(SAME, bridge), own(STRICT)],
+            IngressPolicy::Listed => vec![own(LISTED)],
+        }
+    }
 }
 
 /// The entry of an attachment.
@@ -120,25 +169,7 @@ pub(super) struct Entry {
     pub(super) owner: Owner,
     bridge: String,
     /// None if a later version wrote the entry.
-    choice: Option<(Means, IngressPolicy)>,
-}
-
-/// The rules that isolate a bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Isolator {
-    /// The sets of this table.
-    Nftables,
-    /// The chains of iptables, also for containers that firewalld lets through.
-    Iptables,
-}
-
-impl Isolator {
-    fn of(means: Means) -> Self {
-        match means {
-            Means::Nftables => Self::Nftables,
-            Means::Iptables | Means::Firewalld => Self::Iptables,
-        }
-    }
+    choice: Option<Choice>,
 }
 
 /// The table without its rules.
@@ -159,6 +190,16 @@ fn bootstrap() -> Transaction {
         .add_set(Set::new(&t, SAME, &two))
         .add_set(Set::new(&t, ISOLATED, &two))
         .add_chain(Chain::new(&t, ADMIN));
+    batch.append(newer_sets());
+    batch
+}
+
+/// The sets that tables of earlier versions lack. Adding one that exists changes nothing.
+fn newer_sets() -> Transaction {
+    let mut batch = Transaction::new();
+    for set in [STRICT, LISTED] {
+        batch.add_set(Set::new(&table(), set, &[DataType::Ifname]));
+    }
     batch
 }
 
@@ -179,6 +220,10 @@ fn rules() -> Vec<Vec<Stmt>> {
         cmp: Cmp::Eq,
         value: Value::CtStatus(0),
     };
+    let between = |from: &str, to: &str| {
+        let (from, to) = (Stmt::in_set(&[Field::Iifname], from), Stmt::in_set(&[Field::Oifname], to));
+        vec![from, to, untranslated(), Stmt::Verdict(Verdict::Drop)]
+    };
     vec![
         vec![Stmt::in_set(&pair, ISOLATED), untranslated(), Stmt::Verdict(Verdict::Drop)],
         vec![
@@ -188,6 +233,8 @@ fn rules() -> Vec<Vec<Stmt>> {
             untranslated(),
             Stmt::Verdict(Verdict::Drop),
         ],
+        between(STRICT, LISTED),
+        between(LISTED, STRICT),
         vec![Stmt::Verdict(Verdict::Jump(ADMIN.to_owned()))],
         vec![translated(), Stmt::in_set(&[Field::IpDaddr], PODS[0]), accept()],
         vec![translated(), Stmt::in_set(&[Field::Ip6Daddr], PODS[1]), accept()],
@@ -223,8 +270,8 @@ impl FirewallTable {
         self.0.element(id)
     }
 
-    /// The parts of the table that this means needs and that are missing.
-    fn missing(&self, means: Means) -> Result<Transaction, Error> {
+    /// The parts of the table that an attachment with these choices needs and that are missing.
+    fn missing(&self, choice: Choice) -> Result<Transaction, Error> {
         let mut batch = Transaction::new();
         if self.0.schema()?.is_none() {
             batch.append(bootstrap());
@@ -232,19 +279,45 @@ impl FirewallTable {
         let uses = u32::try_from(rules().len()).unwrap_or_default();
         let is_hooked =
             || Ok::<_, Error>(self.0.chain(FORWARD)?.is_some_and(|c| c.base == Some(BASE) && c.uses == uses));
-        if means == Means::Nftables && (!batch.is_empty() || !is_hooked()?) {
+        let is_new = !batch.is_empty();
+        let hooks = choice.needs_rules() && (is_new || !is_hooked()?);
+        // Rules that are complete use all sets.
+        if hooks && !is_new {
+            batch.append(self.missing_sets()?);
+        }
+        if hooks {
             batch.append(hook());
         }
         Ok(batch)
     }
 
+    fn missing_sets(&self) -> Result<Transaction, Error> {
+        let read = self.0.socket.set(&table(), LISTED);
+        let found = read.map_err(|e| Error::kernel(format!("read set {LISTED} of table {TABLE}"), e))?;
+        Ok(if found.is_some() { Transaction::new() } else { newer_sets() })
+    }
+
     /// Tries to make the missing parts of the table, without committing them.
-    pub(super) fn try_out(&self, means: Means) -> Result<(), Error> {
-        let missing = self.missing(means)?;
+    pub(super) fn try_out(
+        &self,
+        means: Means,
+        policy: IngressPolicy,
+        isolator: Isolator,
+    ) -> Result<(), Error> {
+        let missing = self.missing(Choice { means, policy, isolator })?;
         if missing.is_empty() {
             return Ok(());
         }
         self.0.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
+    }
+
+    /// True if attachments have their rules in this table.
+    pub(super) fn holds_rules(&self) -> Result<bool, Error> {
+        if !self.is_in_force() {
+            return Ok(false);
+        }
+        let all = self.list(|_| true)?;
+        Ok(all.iter().any(|entry| entry.choice.is_some_and(|choice| choice.means == Means::Nftables)))
     }
 
     /// True if its rules are hooked.
@@ -261,14 +334,21 @@ impl FirewallTable {
         if from == to {
             return Ok(has(&pair_id(ISOLATED, from))?.then_some(ISOLATED));
         }
-        Ok((has(&bridge_id(from))? && has(&bridge_id(to))?).then_some(ISOLATING))
+        for (of_from, of_to) in [(ISOLATING, ISOLATING), (STRICT, LISTED), (LISTED, STRICT)] {
+            if has(&bridge_id(of_from, from))? && has(&bridge_id(of_to, to))? {
+                // The one that asks for it.
+                return Ok(Some(if of_from == LISTED { of_to } else { of_from }));
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<FirewallRecord>, Error> {
         let Some(found) = self.element(&attachment_id(hash))? else { return Ok(None) };
-        let Some(Entry { owner, bridge, choice: Some((means, policy)) }) = entry_of(&found) else {
+        let Some(Entry { owner, bridge, choice: Some(choice) }) = entry_of(&found) else {
             return Ok(None);
         };
+        let Choice { means, policy, isolator } = choice;
         let mut addresses = Vec::new();
         for (_, element) in self.address_elements(hash)? {
             addresses.extend(address_of(&element.data));
@@ -276,7 +356,7 @@ impl FirewallTable {
         // The zone is lost if the ruleset was loaded from a file of nft.
         let zone = found.tlv(TLV_KIND).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let zone = zone.unwrap_or_default().to_owned();
-        Ok(Some(FirewallRecord { owner, means, zone, policy, bridge, addresses }))
+        Ok(Some(FirewallRecord { owner, means, zone, policy, isolator, bridge, addresses }))
     }
 
     /// The elements with an attachment's addresses.
@@ -307,24 +387,27 @@ impl FirewallTable {
         }
     }
 
-    /// The policies that attachments ask for on a bridge, without those of one attachment.
-    pub(super) fn policies(
+    /// The choices of the attachments on a bridge, without those of one attachment.
+    fn choices(&self, bridge: &str, except: Option<AttachmentHash>) -> Result<Vec<Choice>, Error> {
+        let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
+        Ok(others.iter().filter(|entry| entry.bridge == bridge).filter_map(|entry| entry.choice).collect())
+    }
+
+    /// The policies that attachments ask for on a bridge in the chains of iptables, without those of one attachment.
+    pub(super) fn policies_in_chains(
         &self,
         bridge: &str,
-        isolator: Isolator,
         except: Option<AttachmentHash>,
     ) -> Result<Vec<IngressPolicy>, Error> {
-        let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
-        let of_bridge = others.iter().filter(|entry| entry.bridge == bridge);
-        let wanted = of_bridge.filter_map(|entry| entry.choice);
-        let wanted = wanted.filter(|(means, _)| Isolator::of(*means) == isolator);
-        Ok(wanted.map(|(_, policy)| policy).filter(|policy| *policy != IngressPolicy::Open).collect())
+        let choices = self.choices(bridge, except)?;
+        let in_chains = choices.iter().filter(|choice| choice.isolator == Isolator::Iptables);
+        Ok(in_chains.map(|choice| choice.policy).filter(|policy| *policy != IngressPolicy::Open).collect())
     }
 
     /// Replaces the record of an attachment. With nftables as means its rules are in force from then on.
     pub(super) fn put(&self, attachment: &Attachment, wanted: &FirewallRecord) -> Result<(), Error> {
         self.0.transact(&format!("write the firewall's entry of {attachment}"), |_| {
-            let mut batch = self.missing(wanted.means)?;
+            let mut batch = self.missing(Choice::of(wanted))?;
             let replaced = self.replaced(wanted)?;
             for id in &replaced {
                 batch.delete_element(id.clone());
@@ -350,18 +433,16 @@ impl FirewallTable {
             }
         }
         let bridge = wanted.bridge.clone();
-        let data = vec![Value::Ifname(bridge.clone()), Value::Mark(encode(wanted.means, wanted.policy))];
+        let data = vec![Value::Ifname(bridge.clone()), Value::Mark(Choice::of(wanted).encode())];
         let mut entry = Element::new(attachment_id(hash)).values(data).comment(&comment);
         if !wanted.zone.is_empty() {
             entry = entry.tlv(TLV_KIND, wanted.zone.clone().into_bytes());
         }
         batch.add_element(entry);
-        if wanted.means == Means::Nftables {
-            for id in isolation(&bridge, &[wanted.policy]) {
-                // Containers of one bridge share these elements.
-                if deleted.contains(&id) || self.element(&id)?.is_none() {
-                    batch.add_element(Element::new(id));
-                }
+        for id in Choice::of(wanted).isolation(&bridge) {
+            // Containers of one bridge share these elements.
+            if deleted.contains(&id) || !self.has_shared(&id)? {
+                batch.add_element(Element::new(id));
             }
         }
         Ok(())
@@ -390,15 +471,26 @@ impl FirewallTable {
                 present.push(pod_id(*address));
             }
         }
-        if held.means == Means::Nftables && held.policy != IngressPolicy::Open {
-            let kept = isolation(&held.bridge, &self.policies(&held.bridge, Isolator::Nftables, Some(hash))?);
-            for id in isolation(&held.bridge, &[held.policy]) {
-                if !kept.contains(&id) && self.element(&id)?.is_some() {
+        let shared = Choice::of(&held).isolation(&held.bridge);
+        if !shared.is_empty() {
+            let others = self.choices(&held.bridge, Some(hash))?;
+            let kept: Vec<_> = others.iter().flat_map(|choice| choice.isolation(&held.bridge)).collect();
+            for id in shared {
+                if !kept.contains(&id) && self.has_shared(&id)? {
                     present.push(id);
                 }
             }
         }
         Ok(present)
+    }
+
+    /// True if an element of a bridge exists. Tables of earlier versions lack the newer sets.
+    fn has_shared(&self, id: &ElementId) -> Result<bool, Error> {
+        let is_newer = [STRICT, LISTED].contains(&id.set.as_str());
+        if is_newer && !self.missing_sets()?.is_empty() {
+            return Ok(false);
+        }
+        Ok(self.element(id)?.is_some())
     }
 
     /// Removes the elements of an attachment.
@@ -424,7 +516,7 @@ impl FirewallTable {
 
     /// Compares the table with the record that should be there.
     pub(super) fn check(&self, wanted: &FirewallRecord) -> Result<(), Error> {
-        if !self.missing(wanted.means)?.is_empty() {
+        if !self.missing(Choice::of(wanted))?.is_empty() {
             return Err(Difference::IncompleteTable(TABLE).into());
         }
         let hash = wanted.owner.attachment_hash;
@@ -435,16 +527,16 @@ impl FirewallTable {
             }
         }
         let held = self.held(hash)?;
-        if held.is_none_or(|held| (held.means, held.policy) != (wanted.means, wanted.policy)) {
+        if held.is_none_or(|held| Choice::of(&held) != Choice::of(wanted)) {
             let owner = Box::new(wanted.owner.clone());
             return Err(Difference::NoRecord { owner, map: ATTACHMENTS, table: TABLE }.into());
         }
-        if wanted.means == Means::Nftables {
-            for id in isolation(&wanted.bridge, &[wanted.policy]) {
-                if self.element(&id)?.is_none() {
-                    let (bridge, set) = (wanted.bridge.clone(), id.set);
-                    return Err(Difference::NoBridge { bridge, set, table: TABLE }.into());
-                }
+        // Where chains isolate the bridge, earlier versions wrote no such elements.
+        let is_isolated_here = wanted.isolator == Isolator::Nftables;
+        for id in Choice::of(wanted).isolation(&wanted.bridge).into_iter().filter(|_| is_isolated_here) {
+            if !self.has_shared(&id)? {
+                let (bridge, set) = (wanted.bridge.clone(), id.set);
+                return Err(Difference::NoBridge { bridge, set, table: TABLE }.into());
             }
         }
         Ok(())
@@ -463,18 +555,6 @@ impl FirewallTable {
     }
 }
 
-/// The elements that a bridge needs for these policies.
-fn isolation(bridge: &str, policies: &[IngressPolicy]) -> Vec<ElementId> {
-    let mut ids = Vec::new();
-    if policies.iter().any(|policy| *policy != IngressPolicy::Open) {
-        ids.extend([bridge_id(bridge), pair_id(SAME, bridge)]);
-    }
-    if policies.contains(&IngressPolicy::Isolated) {
-        ids.push(pair_id(ISOLATED, bridge));
-    }
-    ids
-}
-
 fn owner_of(element: &ElementInfo) -> Option<Owner> {
     element.comment.as_deref().and_then(Owner::from_comment)
 }
@@ -482,7 +562,7 @@ fn owner_of(element: &ElementInfo) -> Option<Owner> {
 fn entry_of(element: &ElementInfo) -> Option<Entry> {
     let ElementData::Values(values) = &element.data else { return None };
     let [Value::Ifname(bridge), Value::Mark(number)] = values.as_slice() else { return None };
-    Some(Entry { owner: owner_of(element)?, bridge: bridge.clone(), choice: decode(*number) })
+    Some(Entry { owner: owner_of(element)?, bridge: bridge.clone(), choice: Choice::decode(*number) })
 }
 
 fn address_of(data: &ElementData) -> Option<IpAddr> {
@@ -520,10 +600,12 @@ mod tests {
         let mut batch = bootstrap();
         batch.append(hook());
         let text = batch.to_string();
-        assert_eq!(text.matches("add rule ").count(), 9, "{text}");
+        assert_eq!(text.matches("add rule ").count(), 11, "{text}");
         for line in [
             "add rule inet slipway-firewall forward iifname . oifname @isolated ct status & dnat == 0x0 drop",
             "add rule inet slipway-firewall forward iifname @isolating oifname @isolating iifname . oifname != @same ct status & dnat == 0x0 drop",
+            "add rule inet slipway-firewall forward iifname @strict oifname @listed ct status & dnat == 0x0 drop",
+            "add rule inet slipway-firewall forward iifname @listed oifname @strict ct status & dnat == 0x0 drop",
             "add rule inet slipway-firewall forward jump admin",
             "add set inet slipway-firewall pods4 { type ipv4_addr ; }",
             "add map inet slipway-firewall attachments { type ipv6_addr : ifname . mark ; }",
@@ -532,22 +614,46 @@ mod tests {
         }
     }
 
+    const POLICIES: [IngressPolicy; 5] = [
+        IngressPolicy::Open,
+        IngressPolicy::SameBridge,
+        IngressPolicy::Isolated,
+        IngressPolicy::Strict,
+        IngressPolicy::Listed,
+    ];
+
     #[test]
-    fn means_and_policy_read_back() {
-        for means in [Means::Nftables, Means::Iptables, Means::Firewalld] {
-            for policy in [IngressPolicy::Open, IngressPolicy::SameBridge, IngressPolicy::Isolated] {
-                assert_eq!(decode(encode(means, policy)), Some((means, policy)));
+    fn choices_read_back() {
+        for policy in POLICIES {
+            for (means, isolator) in [
+                (Means::Nftables, Isolator::Nftables),
+                (Means::Iptables, Isolator::Nftables),
+                (Means::Iptables, Isolator::Iptables),
+                (Means::Firewalld, Isolator::Nftables),
+                (Means::Firewalld, Isolator::Iptables),
+            ] {
+                let choice = Choice { means, policy, isolator };
+                assert_eq!(Choice::decode(choice.encode()), Some(choice));
             }
         }
-        assert_eq!(decode(0), None);
-        assert_eq!(decode(1 << 8 | 9), None);
+        // As versions before the sets of iptables' means wrote them.
+        let same = |means, isolator| Some(Choice { means, policy: IngressPolicy::SameBridge, isolator });
+        assert_eq!(Choice::decode(1 << 8 | 1), same(Means::Nftables, Isolator::Nftables));
+        assert_eq!(Choice::decode(3 << 8 | 1), same(Means::Firewalld, Isolator::Iptables));
+        assert_eq!(Choice::decode(0), None);
+        assert_eq!(Choice::decode(1 << 8 | 9), None);
+        assert_eq!(Choice::decode(1 << 17 | 1 << 8), None);
     }
 
     #[test]
-    fn a_bridge_is_isolated_as_its_strictest_pod_asks() {
-        use IngressPolicy::{Isolated, Open, SameBridge};
-        assert!(isolation("br0", &[Open]).is_empty() && isolation("br0", &[]).is_empty());
-        assert_eq!(isolation("br0", &[Open, SameBridge]).len(), 2);
-        assert_eq!(isolation("br0", &[SameBridge, Isolated]).len(), 3);
+    fn a_bridge_has_the_elements_of_its_policies() {
+        let sets = POLICIES.map(|policy| {
+            let choice = Choice { means: Means::Nftables, policy, isolator: Isolator::Nftables };
+            choice.isolation("br0").into_iter().map(|id| id.set).collect::<Vec<_>>().join(" ")
+        });
+        assert_eq!(
+            sets,
+            ["", "isolating same", "isolating same isolated", "isolating same strict", "listed"]
+        );
     }
 }

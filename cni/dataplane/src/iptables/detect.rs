@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds the tables with chains of containers, and the variant that the node uses. Runs no program but
-//! `iptables --version`, and is cheap enough for every DEL.
+//! Finds the tables with chains of containers, and the variant that the node uses. Finding chains runs no program, and is
+//! cheap enough for every DEL.
 
 use cni_nftables::Socket;
 use cni_spec::Attachment;
 
 use super::legacy;
 use super::names::{self, TableName, own_chains};
-use super::tools::{Place, Variant, default_variant, nat_table, table_id};
+use super::tools::{self, Place, Variant, default_variant, nat_table, table_id};
+use super::trial;
 use crate::{AddressFamily, Error, Kinds};
 
 /// Shared chains of the reference plugins and of Slipway.
@@ -176,20 +177,71 @@ pub(super) fn has_rule(
     found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
 }
 
-/// The variant that this node uses: the one with chains of the reference plugins or of Slipway, else the one
-/// with chains of Kubernetes or Docker, else that of the program `iptables`.
-pub fn chosen_variant() -> Result<Variant, Error> {
+/// True if a chain of the filter table has more uses, which are its rules and those that lead to it. In a legacy table,
+/// whose rules are not counted without reading all, true for each chain that exists.
+pub(super) fn has_more_than(place: Place, chain: &str, uses: u32) -> Result<bool, Error> {
+    if place.variant == Variant::Legacy {
+        return Ok(legacy::chains(place.family, TableName::Filter)?.iter().any(|name| name == chain));
+    }
+    let Some(socket) = socket()? else { return Ok(false) };
+    let table = table_id(place.family, TableName::Filter);
+    let found =
+        socket.chain(&table, chain).map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))?;
+    Ok(found.is_some_and(|chain| chain.uses > uses))
+}
+
+/// The variant that this node uses for a table: the one with chains of the reference plugins or of Slipway, else the one
+/// with chains of Kubernetes or Docker, else that of the program `iptables` if it works, else the other one.
+///
+/// Chains prove that the kernel has the variant's tables. Nothing else is tried where there are any.
+pub(super) fn variant_for(table: TableName) -> Result<Variant, Error> {
+    match shown_variant()? {
+        Some(variant) => Ok(variant),
+        None => trial::first_working(&candidates(), table),
+    }
+}
+
+/// The same for the nat table.
+pub(super) fn chosen_variant() -> Result<Variant, Error> {
+    variant_for(TableName::Nat)
+}
+
+/// The variant that [`variant_for`] chooses, once it has listed the table.
+pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
+    match shown_variant()? {
+        Some(variant) => trial::try_out(variant, table).map(|()| variant),
+        None => trial::first_tried(&candidates(), table),
+    }
+}
+
+/// The variant that this node uses for the nat table, once it has listed it.
+///
+/// # Errors
+/// [`Error::NoIptables`] or [`Error::IptablesFails`] if no variant works.
+pub fn working_variant() -> Result<Variant, Error> {
+    tried_variant(TableName::Nat)
+}
+
+/// The variants in the order in which they are tried: that of the program `iptables` first.
+fn candidates() -> Vec<Variant> {
+    let plain = default_variant();
+    let others = Variant::ALL.into_iter().filter(|variant| Some(*variant) != plain);
+    plain.into_iter().chain(others).collect()
+}
+
+/// The variant whose chains are on the node, if its programs are installed.
+fn shown_variant() -> Result<Option<Variant>, Error> {
     let detector = Detector::open()?;
     // Masquerade alone has no chain of a fixed name.
     if let Some(place) = detector.places(Detector::has_containers)?.first() {
-        return Ok(place.variant);
+        return Ok(Some(place.variant));
     }
     for chains in [&OWN_CHAINS[..], &HINTS[..]] {
         for variant in Variant::ALL {
-            if detector.shows(variant, chains)? {
-                return Ok(variant);
+            if detector.shows(variant, chains)? && tools::programs(variant).is_ok() {
+                return Ok(Some(variant));
             }
         }
     }
-    default_variant().ok_or_else(|| Error::NoIptables { program: "iptables".to_owned() })
+    Ok(None)
 }

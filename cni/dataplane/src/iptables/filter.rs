@@ -32,6 +32,7 @@ use super::listing::Listing;
 use super::names::{ChainName, TableName};
 use super::rule::Rule;
 use super::tools::{self, Place, Tools, table_id};
+use super::trial;
 use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Difference, Error};
 
@@ -49,6 +50,9 @@ const ADMIN_OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
 /// The comment of the rule that the reference lacks.
 const PUBLISHED: &str = "made by slipway: published ports";
+/// The uses of [`CONTAINERS`] without containers: the rule that leads to it, and the one for an administrator.
+const EMPTY_USES: u32 = 2;
+
 /// The comment that versions of the reference without the policy `isolated` write in place of [`EITHER`].
 const OLDER_EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge)";
 
@@ -183,9 +187,20 @@ fn has(listing: &Listing, chain: &str, rule: &Rule) -> bool {
 
 /// The tools of the variant that has such chains, else of the node's variant.
 pub(crate) fn tools() -> Result<Tools, Error> {
-    let held = places()?.first().map(|place| place.variant);
-    let variant = held.map_or_else(detect::chosen_variant, Ok)?;
+    let mut shown = places()?.into_iter().map(|place| place.variant);
+    let held = shown.find(|variant| tools::programs(*variant).is_ok());
+    let variant = held.map_or_else(|| detect::variant_for(TableName::Filter), Ok)?;
     Ok(Tools::new(Place { variant, family: AddressFamily::V4 }, TableName::Filter))
+}
+
+/// True if containers have rules in chains that the node's programs can change. Runs no program.
+pub(crate) fn holds_containers() -> Result<bool, Error> {
+    for place in places()? {
+        if tools::programs(place.variant).is_ok() && detect::has_more_than(place, CONTAINERS, EMPTY_USES)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The places with such chains, those of the nft variant first. Runs no program.
@@ -195,9 +210,12 @@ pub(super) fn places() -> Result<Vec<Place>, Error> {
     Ok(places)
 }
 
-/// Looks for the programs that these chains need.
+/// Tries the programs that these chains need.
 pub(crate) fn status() -> Result<(), Error> {
-    tools::programs(tools()?.variant).map(drop)
+    match places()?.first() {
+        Some(place) => trial::try_out(place.variant, TableName::Filter),
+        None => detect::tried_variant(TableName::Filter).map(drop),
+    }
 }
 
 /// Adds the rules of the plan.

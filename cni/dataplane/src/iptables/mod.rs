@@ -8,7 +8,7 @@
 //! have no place in the chains, and are in the table of the nftables backend.
 //!
 //! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
-//! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
+//! `tools`, `trial`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
 //! `networks`, `withdraw`, `filter`, `dropping`, `forward`, `shared_chains`, `chain_reader` (the operations).
 
 mod batch;
@@ -31,6 +31,7 @@ mod shared_chains;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tools;
+mod trial;
 mod withdraw;
 
 use std::net::IpAddr;
@@ -57,7 +58,8 @@ use tools::Tools;
 pub use crate::chain_name::ChainName;
 pub use conditions::check as check_conditions;
 pub(crate) use conditions::{Untranslatable, to_iptables};
-pub use detect::{chosen_variant, containers_places};
+use detect::chosen_variant;
+pub use detect::{containers_places, working_variant};
 pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use shared_chains::{Purpose, SharedChains};
 pub use tools::{Place, Variant};
@@ -76,11 +78,6 @@ impl Iptables {
     /// True if the attachment has a chain of these kinds. Runs no program.
     pub fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         Ok(!detect::places_of(attachment, kinds)?.is_empty())
-    }
-
-    /// Finds the programs that this variant needs.
-    pub fn programs(variant: Variant) -> Result<Vec<std::path::PathBuf>, Error> {
-        tools::programs(variant)
     }
 
     /// Refuses the request if a chain of a living container has one of its ports, whichever backend the
@@ -435,7 +432,7 @@ impl Backend for Iptables {
     }
 
     fn status(&self) -> Result<(), Error> {
-        Self::programs(chosen_variant()?).map(drop)
+        working_variant().map(drop)
     }
 }
 

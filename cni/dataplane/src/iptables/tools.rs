@@ -26,6 +26,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// Time that a program may run beyond the wait for the lock. The legacy tools read or write 200,000 rules in a second.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 
+/// The part of the legacy tools' message that says that another process holds their lock.
+const LOCKED: &str = "xtables lock";
+
 /// Folders searched after those in `PATH`, as runtimes start plugins with a short `PATH`.
 const USUAL_FOLDERS: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
 
@@ -165,13 +168,43 @@ impl Tools {
     }
 
     pub(super) fn print_table(&self) -> Result<String, Error> {
-        let program = self.program("save")?;
-        let run = run(&program, &["-t", self.table.as_str()], "")?;
+        let (program, run) = self.list()?;
         if !run.status.success() {
             let operation = format!("run {} -t {}", program.display(), self.table.as_str());
             return Err(Error::kernel(operation, Cause::Tool(complaint(&run))));
         }
         Ok(text(&run))
+    }
+
+    /// Finds out if the program can list the table.
+    pub(super) fn try_to_list(&self) -> Result<(), Error> {
+        let (program, run) = self.list()?;
+        self.works(&program, &run)
+    }
+
+    /// Finds out if the program can add rules, in the form of its input.
+    pub(super) fn try_rules(&self, rules: &str) -> Result<(), Error> {
+        let program = self.program("restore")?;
+        let run = run(&program, &["--noflush", "--wait", "1"], rules)?;
+        // Whoever has the lock uses the same tables.
+        if self.variant == Variant::Legacy && complaint(&run).contains(LOCKED) {
+            return Ok(());
+        }
+        self.works(&program, &run)
+    }
+
+    fn works(&self, program: &Path, run: &Output) -> Result<(), Error> {
+        if run.status.success() {
+            return Ok(());
+        }
+        let program = program.display().to_string();
+        Err(Error::IptablesFails { program, table: self.table.as_str(), complaint: complaint(run) })
+    }
+
+    fn list(&self) -> Result<(PathBuf, Output), Error> {
+        let program = self.program("save")?;
+        let run = run(&program, &["-t", self.table.as_str()], "")?;
+        Ok((program, run))
     }
 
     /// Makes the tool print only these chains, because the table may have a hundred thousand rules of a service
@@ -215,7 +248,7 @@ impl Tools {
             return Ok(());
         }
         let complaint = complaint(&run);
-        if self.variant == Variant::Legacy && complaint.contains("xtables lock") {
+        if self.variant == Variant::Legacy && complaint.contains(LOCKED) {
             return Err(Refusal::Failed(Error::XtablesLock {
                 program: program.display().to_string(),
                 seconds: wait,

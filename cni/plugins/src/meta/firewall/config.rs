@@ -24,7 +24,7 @@ struct Keys {
 /// The key `backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// firewalld if it runs, else the chains of iptables.
+    /// firewalld if it runs, else the chains of iptables if they can be made, else nftables.
     Auto,
     Iptables,
     Nftables,

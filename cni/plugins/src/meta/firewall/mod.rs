@@ -65,7 +65,7 @@ impl Plugin for Firewall {
             return Ok(());
         }
         let lock = match &held {
-            Some(held) if !held.needs_lock() && policy == IngressPolicy::Open => FirewallLock::not_needed(),
+            Some(held) if !held.needs_lock() => FirewallLock::not_needed(),
             _ => FirewallLock::for_del(),
         };
         // A container of the reference has no record.
@@ -79,11 +79,7 @@ impl Plugin for Firewall {
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config = Config::read(request.config)?;
-        let mut wanted = wanted(request, &config, previous(request)?)?;
-        if config.choice == Choice::Auto {
-            // The means that the ADD chose count, even if firewalld has started or stopped in the meantime.
-            wanted.means = firewall::held(&request.attachment)?.map_or(wanted.means, |held| held.means);
-        }
+        let wanted = as_recorded(wanted(request, &config, previous(request)?)?, &config)?;
         firewall::check(&wanted)?;
         compare_zone(&wanted)
     }
@@ -106,20 +102,22 @@ impl Plugin for Firewall {
 
     fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
         let config = Config::read(request.config)?;
-        let wanted = wanted(request, &config, previous(request)?)?;
+        let wanted = as_recorded(wanted(request, &config, previous(request)?)?, &config)?;
         Ok(vec![Box::new(Rules { wanted })])
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let config = Config::read(request.config)?;
         let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
-        let means = means(config.choice);
+        let unusable = |error: cni_dataplane::Error| unavailable(error.to_string());
+        let means = means(config.choice).map_err(unusable)?;
         if config.choice == Choice::Firewalld
             && !firewalld::is_running().map_err(|error| unavailable(error.msg))?
         {
             return Err(unavailable("firewalld does not run".to_owned()));
         }
-        firewall::status(means, config.policy).map_err(|error| unavailable(error.to_string()))
+        let isolator = firewall::isolator_for(means, config.policy).map_err(unusable)?;
+        firewall::status(means, config.policy, isolator).map_err(unusable)
     }
 }
 
@@ -148,15 +146,25 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
 }
 
-/// The means that a choice selects on this node.
-fn means(choice: Choice) -> Means {
+/// The means that a choice stands for now.
+fn means(choice: Choice) -> Result<Means, cni_dataplane::Error> {
     match choice {
-        Choice::Iptables => Means::Iptables,
-        Choice::Nftables => Means::Nftables,
-        Choice::Firewalld => Means::Firewalld,
-        Choice::Auto if firewalld::seems_to_run() => Means::Firewalld,
-        Choice::Auto => Means::Iptables,
+        Choice::Iptables => Ok(Means::Iptables),
+        Choice::Nftables => Ok(Means::Nftables),
+        Choice::Firewalld => Ok(Means::Firewalld),
+        Choice::Auto if firewalld::seems_to_run() => Ok(Means::Firewalld),
+        Choice::Auto => firewall::default_means(),
     }
+}
+
+/// The request with what the ADD chose and the configuration leaves open, also if programs of iptables were installed
+/// since, or firewalld has started or stopped.
+fn as_recorded(wanted: FirewallRequest, config: &Config) -> Result<FirewallRequest, CniError> {
+    let Some(held) = firewall::held(&wanted.attachment)? else { return Ok(wanted) };
+    let means = if config.choice == Choice::Auto { held.means } else { wanted.means };
+    let is_same = (means, wanted.policy) == (held.means, held.policy);
+    let isolator = if is_same { held.isolator } else { firewall::isolator_for(means, wanted.policy)? };
+    Ok(FirewallRequest { means, isolator, ..wanted })
 }
 
 fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Result<FirewallRequest, CniError> {
@@ -176,9 +184,11 @@ fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Resul
     }
     let fits = cni_spec::check_ifname(&bridge).is_ok();
     previous.check_addresses()?;
+    let means = means(config.choice)?;
     Ok(FirewallRequest {
         attachment: request.attachment.clone(),
-        means: means(config.choice),
+        means,
+        isolator: firewall::isolator_for(means, config.policy)?,
         zone: config.zone.clone(),
         addresses: addresses(previous),
         bridge: if fits { bridge } else { String::new() },
@@ -268,8 +278,8 @@ fn take_away(
         leave_zone(held, zone)?;
     }
     let bridge = held.as_ref().map_or_else(|| previous_bridge(request), |held| held.bridge.as_str());
-    let separated =
-        policy != IngressPolicy::Open || held.as_ref().is_some_and(|held| held.policy != IngressPolicy::Open);
+    // The sets of our own table name what each attachment needs; a container without a record may be the reference's.
+    let separated = held.as_ref().map_or(policy != IngressPolicy::Open, FirewallRecord::isolates_in_chains);
     let bridge_use =
         if separated { bridge::use_of(bridge, Leaving::of(request)?)? } else { BridgeUse::Unknown };
     Ok(firewall::dismiss(attachment, &previous_addresses(request), bridge, bridge_use, lock)?)
@@ -288,9 +298,10 @@ fn leave_zone(held: &FirewallRecord, configured: &str) -> Result<(), CniError> {
 fn forget(held: &FirewallRecord, zone: &str) -> Result<(), CniError> {
     let lock = if held.needs_lock() { FirewallLock::for_del() } else { FirewallLock::not_needed() };
     leave_zone(held, zone)?;
-    let bridge_use = match held.policy {
-        IngressPolicy::Open => BridgeUse::Unknown,
-        _ => bridge::use_of(&held.bridge, Leaving::recorded(held.owner.attachment_hash))?,
+    let bridge_use = if held.isolates_in_chains() {
+        bridge::use_of(&held.bridge, Leaving::recorded(held.owner.attachment_hash))?
+    } else {
+        BridgeUse::Unknown
     };
     Ok(firewall::forget(held, bridge_use, &lock)?)
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::Error as DataplaneError;
-use cni_dataplane::iptables::{self, Iptables, Variant};
+use cni_dataplane::iptables::{self, Variant};
 use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, FlowtableState};
@@ -175,22 +175,19 @@ fn not_masqueraded() -> Option<Finding> {
     })
 }
 
-/// The variant of iptables that the iptables backend uses here.
+/// The variant of iptables that the iptables backend uses here. It is tried, as STATUS does.
 fn iptables() -> Finding {
     let what = "backend iptables";
-    let why = "published ports and masquerade with \"backend\": \"iptables\"";
+    let why = "published ports, masquerade and firewall with \"backend\": \"iptables\"";
     let note = |error: DataplaneError| {
         Finding::new(what, State::Note, error.to_string())
             .reason(why)
-            .fix("nothing to do unless a network uses that backend")
+            .fix("nothing to do unless a network uses that backend; without a choice, nftables is used")
     };
-    let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_places()) {
+    let (variant, chains) = match (iptables::working_variant(), iptables::containers_places()) {
         (Ok(variant), Ok(chains)) => (variant, chains),
         (Err(error), _) | (_, Err(error)) => return note(error),
     };
-    if let Err(error) = Iptables::programs(variant) {
-        return note(error);
-    }
     let mut with: Vec<Variant> = chains.iter().map(|place| place.variant).collect();
     with.sort_unstable();
     with.dedup();

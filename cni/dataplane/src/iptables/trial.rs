@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Tries the programs of iptables. A program that is installed need not work: many kernels lack the tables of the
+//! legacy variant.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use cni_kernel::dir::DurableDir;
+use nix::sched::{CloneFlags, unshare};
+
+use super::names::TableName;
+use super::tools::{self, Place, Tools, Variant};
+use crate::run_dir::RUN_DIR;
+use crate::{AddressFamily, Error};
+
+/// The chain of the trial's rules, to which nothing leads.
+const CHAIN: &str = "CNI-TRIAL";
+/// The longest record that is read.
+const LONGEST: usize = 8192;
+
+/// Has the programs of a variant list a table and add rules with the matches and targets of ours, in each family that the
+/// kernel has. A kernel without x_tables lists the tables of iptables-nft, and takes none of its rules.
+///
+/// # Errors
+/// [`Error::NoIptables`] if a program is missing, [`Error::IptablesFails`] if one fails.
+pub(super) fn try_out(variant: Variant, table: TableName) -> Result<(), Error> {
+    tools::programs(variant)?;
+    // The legacy tools make the table that they list, with its hooks: in a namespace that ends with the trial.
+    let work = || {
+        let own = unshare(CloneFlags::CLONE_NEWNET);
+        if let Err(errno) = &own {
+            log::debug!("make a network namespace: {errno}: iptables only lists a table");
+        }
+        families().try_for_each(|family| {
+            let tools = Tools::new(Place { variant, family }, table);
+            tools.try_to_list()?;
+            own.map_or(Ok(()), |()| tools.try_rules(&rules(family, table)))
+        })
+    };
+    match std::thread::scope(|scope| scope.spawn(work).join()) {
+        Ok(tried) => tried,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The input of iptables-restore with a rule of each kind that containers get.
+fn rules(family: AddressFamily, table: TableName) -> String {
+    let target = match family {
+        AddressFamily::V4 => "192.0.2.1:80",
+        AddressFamily::V6 => "[2001:db8::1]:80",
+    };
+    let comment = "-m comment --comment trial";
+    let rules = match table {
+        TableName::Nat => [
+            format!("-p tcp {comment} -m multiport --dports 80 -j DNAT --to-destination {target}"),
+            format!("{comment} -j MASQUERADE"),
+        ],
+        TableName::Filter | TableName::Mangle => [
+            format!("{comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+            format!("{comment} -j RETURN"),
+        ],
+    };
+    let rules = rules.map(|rule| format!("-A {CHAIN} {rule}\n")).concat();
+    format!("*{}\n:{CHAIN} - [0:0]\n{rules}COMMIT\n", table.as_str())
+}
+
+/// The families that the kernel has: without IPv6 (`ipv6.disable=1`), no table of that family can be listed.
+fn families() -> impl Iterator<Item = AddressFamily> {
+    let has_ipv6 = Path::new("/proc/sys/net/ipv6").is_dir();
+    AddressFamily::BOTH.into_iter().filter(move |family| *family == AddressFamily::V4 || has_ipv6)
+}
+
+/// The first of the variants that works.
+///
+/// The answer is recorded, below /run, for as long as the programs are the same: an ADD does not try again what worked.
+/// A failure is not recorded, because a module that is loaded later ends it.
+///
+/// # Errors
+/// The error of the first variant that is installed; else that of the first one.
+pub(super) fn first_working(candidates: &[Variant], table: TableName) -> Result<Variant, Error> {
+    let record = record_text(candidates, table);
+    if let Some(variant) = recorded(&record, table) {
+        return Ok(variant);
+    }
+    first_tried(candidates, table)
+}
+
+/// As [`first_working`], but tries again what worked before.
+pub(super) fn first_tried(candidates: &[Variant], table: TableName) -> Result<Variant, Error> {
+    let mut reason: Option<Error> = None;
+    for variant in candidates.iter().copied() {
+        let error = match try_out(variant, table) {
+            Ok(()) => {
+                write_record(&record_text(candidates, table), table, variant);
+                return Ok(variant);
+            }
+            Err(error) => error,
+        };
+        log::debug!("iptables-{variant} does not work: {error}");
+        let is_better =
+            |old: &Error| matches!((old, &error), (Error::NoIptables { .. }, Error::IptablesFails { .. }));
+        if reason.as_ref().is_none_or(is_better) {
+            reason = Some(error);
+        }
+    }
+    remove_record(table);
+    Err(match reason {
+        Some(error @ Error::IptablesFails { .. }) => error,
+        _ => Error::NoIptables { program: "iptables".to_owned() },
+    })
+}
+
+/// The name of a table's record in the run directory.
+fn record_name(table: TableName) -> String {
+    format!("iptables-{}", table.as_str())
+}
+
+/// The candidates in their order, and the files of their programs: their change makes the record invalid.
+fn record_text(candidates: &[Variant], table: TableName) -> String {
+    let mut text = String::new();
+    for variant in candidates {
+        for family in AddressFamily::BOTH {
+            let program = Tools::new(Place { variant: *variant, family }, table).program("restore").ok();
+            let file = program.and_then(|program| Some((fs::metadata(&program).ok()?, program)));
+            let file = file.map(|(meta, program)| {
+                format!("{} {} {} {}", program.display(), meta.dev(), meta.ino(), meta.mtime())
+            });
+            text += &format!("{variant} {}\n", file.unwrap_or_default());
+        }
+    }
+    text
+}
+
+/// The variant of a record that is still valid.
+fn recorded(expected: &str, table: TableName) -> Option<Variant> {
+    let directory = DurableDir::open(Path::new(RUN_DIR)).ok()?;
+    let text = String::from_utf8(directory.read(record_name(table), LONGEST).ok()??).ok()?;
+    let variant = text.strip_prefix(expected)?.trim_end();
+    Variant::ALL.into_iter().find(|known| known.as_str() == variant)
+}
+
+/// Records the variant that works. A failure costs the next ADD another trial.
+fn write_record(text: &str, table: TableName, variant: Variant) {
+    let written = DurableDir::create(Path::new(RUN_DIR), 0o755).and_then(|directory| {
+        directory.replace(record_name(table), format!("{text}{variant}\n").as_bytes(), 0o600)
+    });
+    if let Err(error) = written {
+        log::debug!("{error}: iptables will be tried again");
+    }
+}
+
+fn remove_record(table: TableName) {
+    let removed =
+        DurableDir::open(Path::new(RUN_DIR)).and_then(|directory| directory.remove(record_name(table)));
+    if let Err(error) = removed {
+        log::debug!("{error}");
+    }
+}
