@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! The driver is killed right after each of its system calls that may have changed something: the next set-up or
-//! teardown removes what it left. By default some are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls.
+//! teardown removes what it left. And containers that vanish, of which podman knows nothing more. By default some are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls.
 
-use slipway_tests::{Node, Point, Proto, assert_killed, kill_points, killed, points_to_try, slipway_only};
+use std::time::{Duration, Instant};
+
+use slipway_tests::{
+    Node, Pod, Point, Proto, assert_killed, kill_points, killed, points_to_try, slipway_only, within,
+};
 
 use crate::{Call, Net, state};
 
@@ -74,4 +78,53 @@ fn a_second_teardown_finishes_a_killed_one() {
         assert!(changes.is_empty(), "teardown killed at {point:?} left:\n{}", changes.join("\n"));
     }
     assert_killed(kills, points.len());
+}
+
+/// `podman rm --force` of a container whose namespace is gone: netavark before 2.1 fails before it calls the driver, and podman
+/// forgets the container.
+#[test]
+fn restore_removes_what_containers_without_a_namespace_have() {
+    slipway_only!();
+    let (node, client) = Node::with_client();
+    let net = Net::new();
+    let first = node.pod("first");
+    let earlier = Call::new(&node, &net, &first, 4).publish("", "tcp", 9000, 80, 1);
+    earlier.setup();
+    earlier.teardown();
+    let before = state(&node, &[&first]);
+    let (gone, stays) = (node.pod("gone"), node.pod("stays"));
+    for (pod, number, port) in [(&gone, 5, 9000), (&stays, 6, 9001)] {
+        Call::new(&node, &net, pod, number).publish("", "tcp", port, 80, 1).setup();
+    }
+    let web = stays.serve(Proto::Tcp, "[::]:80", "stays");
+    node.slipway("restore");
+    assert_eq!(node.slipway("ports").matches("blue").count(), 4, "a restoration removes nothing that lives");
+    vanish(&node, gone);
+    let found = node.try_slipway("check-node").stdout;
+    assert!(found.contains("1 owner whose namespace is gone"), "{found}");
+    let dry = node.try_slipway("restore --dry-run").stdout;
+    assert!(!dry.contains("was removed"), "{dry}");
+    let restored = node.slipway("restore");
+    assert!(restored.contains("what it had was removed"), "{restored}");
+    let ports = node.slipway("ports");
+    assert!(!ports.contains("9000") && ports.contains("9001"), "{ports}");
+    client.expect(Proto::Tcp, (client.node_v4, 9001), "stays");
+    drop(web);
+    vanish(&node, stays);
+    node.slipway("restore");
+    before.assert_same(&state(&node, &[&first]));
+    assert!(!node.has_link("sw0"));
+    assert_eq!(node.list("/run/slipway/netavark/results"), Vec::<String>::new());
+}
+
+/// Takes the namespace away, and waits until the kernel has deleted the links in it.
+fn vanish(node: &Node, pod: Pod) {
+    let links = || node.cmd("ip -oneline link show type veth").lines().count();
+    let before = links();
+    pod.remove();
+    let begun = Instant::now();
+    while links() == before {
+        assert!(begun.elapsed() < within(Duration::from_secs(10)), "the namespace still exists");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

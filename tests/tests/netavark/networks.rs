@@ -2,53 +2,122 @@
 
 //! The options of networks, by the fate of packets.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::json;
 use slipway_tests::{Node, PROGRAMS, Proto, at, has_programs, needs, slipway_only};
 
 use crate::{Call, Net, state};
 
-/// As with podman's own driver: containers of isolated networks do not reach each other; others do.
+fn numbered(name: &str, number: u8) -> Net {
+    let (v4, v6) = (format!("10.8{number}.0"), format!("fd00:8{number}:"));
+    Net::with_subnets(name, &format!("sw{number}"), &v4, &v6)
+}
+
+/// As with podman's own driver: two isolated networks do not reach each other, and strict ones reach none. What is published
+/// is open to all.
 #[test]
-fn isolated_networks() {
+fn networks_are_kept_apart_as_their_options_say() {
     slipway_only!();
     let (node, client) = Node::with_client();
-    let net = |name: &str, number: u8| {
-        Net::with_subnets(
-            name,
-            &format!("sw{number}"),
-            &format!("10.8{number}.0"),
-            &format!("fd00:8{number}:"),
-        )
-    };
-    let (red, blue, open) =
-        (net("red", 1).option("isolate", "true"), net("blue", 2).option("isolate", "1"), net("open", 3));
-    let pods = ["red", "blue", "open", "near"].map(|name| node.pod(name));
-    let calls: Vec<Call<'_>> = [&red, &blue, &open, &red]
-        .iter()
-        .zip(&pods)
-        .enumerate()
-        .map(|(at, (net, pod))| {
-            let number = u8::try_from(5 + at).expect("a small number");
+    let kinds: [(&str, fn(Net) -> Net); 8] = [
+        ("strict", |net| net.option("isolate", "strict")),
+        // netavark 2 isolates a network without the option, netavark 1 does not.
+        ("newer", |net| net),
+        ("isolated", |net| net.option("isolate", "true")),
+        ("number", |net| net.option("isolate", "1").of_netavark_1()),
+        ("open", |net| net.option("isolate", "false")),
+        ("older", Net::of_netavark_1),
+        ("firewalled", |net| net.option("isolate", "false").option("firewall", "iptables")),
+        ("chains", |net| net.option("isolate", "true").option("firewall", "iptables")),
+    ];
+    let nets: Vec<Net> =
+        (1..).zip(&kinds).map(|(number, (name, with))| with(numbered(name, number))).collect();
+    let pods: Vec<_> = kinds.iter().map(|(name, _)| node.pod(name)).collect();
+    let near = node.pod("near");
+    let calls: Vec<Call<'_>> = (5..)
+        .zip(nets.iter().zip(&pods))
+        .map(|(number, (net, pod))| {
             Call::new(&node, net, pod, number).publish("", "tcp", 8000 + u16::from(number), 80, 1)
         })
         .collect();
-    calls.iter().for_each(|call| drop(call.setup()));
+    let beside = Call::new(&node, &nets[0], &near, 100);
+    calls.iter().chain([&beside]).for_each(|call| drop(call.setup()));
     let _servers: Vec<_> = pods.iter().map(|pod| pod.serve(Proto::Tcp, "[::]:80", pod.name())).collect();
-    let address = |to: usize, family: usize| at(calls[to].address(family), 80);
-    for family in [0, 1] {
-        for (from, to) in [(0, 1), (1, 0), (3, 1)] {
-            pods[from].expect_none(Proto::Tcp, address(to, family));
+    // Strict, isolated or open.
+    let kind = |at: usize| match kinds[at].0 {
+        "strict" | "newer" => 2,
+        "isolated" | "number" | "chains" => 1,
+        _ => 0,
+    };
+    for (from, to) in
+        (0..pods.len()).flat_map(|from| (0..pods.len()).map(move |to| (from, to))).filter(|(a, b)| a != b)
+    {
+        let apart = kind(from) == 2 || kind(to) == 2 || (kind(from) == 1 && kind(to) == 1);
+        for family in [0, 1] {
+            let address = at(calls[to].address(family), 80);
+            if apart {
+                pods[from].expect_none(Proto::Tcp, address);
+            } else {
+                pods[from].expect(Proto::Tcp, address, pods[to].name());
+            }
         }
-        for (from, to) in [(0, 3), (0, 2), (2, 0), (2, 1)] {
-            pods[from].expect(Proto::Tcp, address(to, family), pods[to].name());
+        // By the published port, through the gateway of the own network and through the node's other address.
+        let port = 8000 + 5 + u16::try_from(to).expect("a small number");
+        for address in [
+            IpAddr::from(client.node_v4),
+            client.node_v6.into(),
+            gateway(&nets[from], 0),
+            gateway(&nets[from], 1),
+        ] {
+            pods[from].expect(Proto::Tcp, (address, port), pods[to].name());
         }
     }
-    client.expect(Proto::Tcp, (client.node_v4, 8005), "red");
-    client.expect(Proto::Tcp, (client.node_v6, 8006), "blue");
+    for family in [0, 1] {
+        near.expect(Proto::Tcp, at(calls[0].address(family), 80), "strict");
+        node.expect(Proto::Tcp, at(calls[0].address(family), 80), "strict");
+    }
+    for to in 0..pods.len() {
+        let port = 8000 + 5 + u16::try_from(to).expect("a small number");
+        client.expect(Proto::Tcp, (client.node_v4, port), pods[to].name());
+        client.expect(Proto::Tcp, (client.node_v6, port), pods[to].name());
+    }
+    let _outside = client.serve(Proto::Tcp, "[::]:7", "outside");
+    pods[0].expect(Proto::Tcp, (client.v4, 7), "outside");
+    calls.iter().chain([&beside]).for_each(Call::teardown);
+    for set in ["isolating", "same", "strict", "listed", "attachments"] {
+        let listed = node
+            .cmd(&format!(
+                "nft list {} inet slipway-firewall {set}",
+                if set == "attachments" { "map" } else { "set" }
+            ))
+            .replace("elements", "");
+        assert!(!listed.contains("sw"), "{set}: {listed}");
+    }
+}
+
+fn gateway(net: &Net, at: usize) -> IpAddr {
+    net.0["subnets"][at]["gateway"].as_str().and_then(|ip| ip.parse().ok()).expect("a gateway")
+}
+
+/// A network that an earlier version created has the bridge that `create` names and no option: it stays open.
+#[test]
+fn a_network_of_an_earlier_version_stays_open() {
+    slipway_only!();
+    let node = Node::without_bridge_netfilter();
+    let pods = ["earlier", "open", "changed"].map(|name| node.pod(name));
+    let earlier = numbered("earlier", 1).key("network_interface", json!("sw2f259bab"));
+    let nets = [earlier, numbered("open", 2).option("isolate", "false"), numbered("changed", 3)];
+    let calls: Vec<_> = (5..)
+        .zip(nets.iter().zip(&pods))
+        .map(|(number, (net, pod))| Call::new(&node, net, pod, number))
+        .collect();
+    calls.iter().for_each(|call| drop(call.setup()));
+    let _servers: Vec<_> = pods.iter().map(|pod| pod.serve(Proto::Tcp, "[::]:80", pod.name())).collect();
+    pods[1].expect(Proto::Tcp, at(calls[0].address(0), 80), "earlier");
+    pods[0].expect(Proto::Tcp, at(calls[1].address(1), 80), "open");
+    pods[1].expect_none(Proto::Tcp, at(calls[2].address(0), 80));
     calls.iter().for_each(Call::teardown);
-    assert!(!node.ruleset().contains("sw1"), "{}", node.ruleset());
 }
 
 #[test]
@@ -164,6 +233,9 @@ fn a_network_without_ipam_is_only_a_link() {
     let mut call = call;
     call.exec["network"]["subnets"] = json!(null);
     call.exec["network"]["ipam_options"] = json!({"driver": "none"});
+    // The table of the firewall stays.
+    call.setup();
+    call.teardown();
     let before = state(&node, &[&pod]);
     let status = call.setup();
     assert_eq!(status["interfaces"]["eth0"]["subnets"], json!([]));

@@ -2,28 +2,27 @@
 
 //! `create`: checks a new network and completes it. podman stores it, and chooses addresses from then on.
 
-use cni_spec::text::hex;
 use cni_spec::{check_ifname, check_network};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::error::{CreateError, DriverError};
+use super::isolate;
 use super::options::{Mode, Options};
 use super::subnets::{Used, first, unique_v6};
 use super::types::{Network, Subnet};
 
-/// The beginning of the bridges' names.
-const PREFIX: &str = "sw";
-/// The number of hexadecimal digits behind it: a link `<bridge>.<vlan>` must have 15 characters at most.
-const DIGITS: usize = 8;
-
 /// Completes a network. Keys that the driver does not read are returned unchanged.
 pub(super) fn create(input: Map<String, Value>) -> Result<Map<String, Value>, DriverError> {
-    complete(input, &Used::read().map_err(DriverError::Node)?)
+    complete(input, &Used::read().map_err(DriverError::Node)?, isolate::of_new_network())
 }
 
-fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Value>, DriverError> {
+/// `isolate` is the value of a network that has none.
+fn complete(
+    mut input: Map<String, Value>,
+    used: &Used,
+    isolate: Option<&str>,
+) -> Result<Map<String, Value>, DriverError> {
     let network: Network = serde_json::from_value(Value::Object(input.clone())).map_err(DriverError::Json)?;
     check_network(&network.name)?;
     let options = Options::of(network.options.as_ref())?;
@@ -60,6 +59,14 @@ fn complete(mut input: Map<String, Value>, used: &Used) -> Result<Map<String, Va
         *ipam = json!({});
     }
     ipam["driver"] = network.ipam_driver().into();
+    let isolate = isolate.filter(|_| options.isolate.is_none() && options.mode == Mode::Managed);
+    if let Some(value) = isolate {
+        let words = input.entry("options").or_insert_with(|| json!({}));
+        if words.is_null() {
+            *words = json!({});
+        }
+        words[isolate::KEY] = value.into();
+    }
     Ok(input)
 }
 
@@ -73,14 +80,8 @@ fn bridge(network: &Network, options: &Options, used: &Used) -> Result<String, C
         }
         Some(name) => Ok(name.to_owned()),
         None if options.mode == Mode::Unmanaged => Err(CreateError::NoBridge),
-        None => Ok(name_of(network)),
+        None => Ok(network.default_bridge()),
     }
-}
-
-fn name_of(network: &Network) -> String {
-    let is_hex = network.id.len() >= DIGITS && network.id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let digits = if is_hex { network.id.clone() } else { hex(&Sha256::digest(&network.name)) };
-    format!("{PREFIX}{}", digits.get(..DIGITS).unwrap_or_default())
 }
 
 /// The subnets that the network lacks: of IPv4 if it has none at all, and with `--ipv6` one of each family.
@@ -100,6 +101,9 @@ fn chosen(network: &Network, used: &Used) -> Result<Vec<Subnet>, CreateError> {
 
 #[cfg(test)]
 mod tests {
+    use cni_spec::text::hex;
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
 
     const ID: &str = "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9";
@@ -113,13 +117,17 @@ mod tests {
     }
 
     fn with(keys: &Value) -> Result<Value, String> {
+        with_isolate(keys, None)
+    }
+
+    fn with_isolate(keys: &Value, isolate: Option<&str>) -> Result<Value, String> {
         let mut input = json!({
             "name": "web", "id": ID, "driver": "slipway", "created": "2026-01-02T03:04:05Z", "dns_enabled": true,
             "internal": false, "ipv6_enabled": false, "ipam_options": {}, "labels": {"a": "b"},
         });
         input.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         let Value::Object(input) = input else { unreachable!("an object") };
-        complete(input, &used()).map(Value::Object).map_err(|error| error.to_string())
+        complete(input, &used(), isolate).map(Value::Object).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -172,6 +180,21 @@ mod tests {
     }
 
     #[test]
+    fn a_network_records_that_it_is_strict_unless_it_says_otherwise() {
+        let isolate = |keys: &Value| {
+            let made = with_isolate(keys, Some("strict")).unwrap();
+            made["options"].get("isolate").and_then(Value::as_str).map(str::to_owned)
+        };
+        for keys in [json!({}), json!({"options": null}), json!({"options": {"mtu": "1400"}})] {
+            assert_eq!(isolate(&keys).as_deref(), Some("strict"), "{keys}");
+        }
+        assert_eq!(isolate(&json!({"options": {"isolate": "false"}})).as_deref(), Some("false"));
+        let unmanaged = json!({"network_interface": "br0", "options": {"mode": "unmanaged"}});
+        assert_eq!(isolate(&unmanaged), None);
+        assert!(with(&json!({})).unwrap().get("options").is_none());
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         for (keys, text) in [
             (json!({"ipam_options": {"driver": "dhcp"}}), "IPAM driver \"dhcp\" is not supported"),
@@ -180,7 +203,7 @@ mod tests {
                 json!({"subnets": [{"subnet": "10.89.0.128/25"}]}),
                 "subnet 10.89.0.128/25 is in use: 10.89.0.0/24",
             ),
-            (json!({"options": {"isolate": "strict"}}), "option isolate=\"strict\" is not true or false"),
+            (json!({"options": {"isolate": "yes"}}), "option isolate=\"yes\" is not true, false or strict"),
             (
                 json!({"options": {"mode": "unmanaged"}}),
                 "mode=unmanaged needs a bridge: name it with --interface-name",
@@ -197,10 +220,7 @@ mod tests {
     #[test]
     fn a_network_without_an_id_has_a_bridge_of_its_name() {
         let network: Network = serde_json::from_value(json!({"name": "web"})).unwrap();
-        let name = name_of(&network);
-        assert_eq!(
-            (name.len(), name),
-            (PREFIX.len() + DIGITS, format!("sw{}", &hex(&Sha256::digest("web"))[..8]))
-        );
+        let name = network.default_bridge();
+        assert_eq!((name.len(), name), (10, format!("sw{}", &hex(&Sha256::digest("web"))[..8])));
     }
 }

@@ -5,19 +5,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cni_dataplane::firewall;
+use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::AddressFamily;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
 use cni_runtime::exec::{CallFuture, CallOptions, Exec as Plugins};
 use cni_runtime::verbs::PluginCall;
-use cni_runtime::{Cached, CallError, NetworkError, Runtime};
+use cni_runtime::{Cached, CallError, Network, NetworkError, Runtime};
 use cni_spec::{Attachment, AttachmentError, CniError};
 
 use super::bridge;
 use super::error::DriverError;
 use super::options::{Mode, Options};
 use super::store::{self, CACHE, Store};
-use super::translate::{self, METRIC};
+use super::translate::{self, Circumstances, METRIC, NfTables};
 use super::types::{Exec, Status};
 use cni_plugins::plugin::{Env, Request};
 use cni_plugins::registry;
@@ -58,7 +60,10 @@ fn runtime() -> Runtime {
 
 /// Sets up a container's interface in a network: completely, or not at all.
 pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
-    let mut wanted = translate::of(exec, netns, METRIC)?;
+    let nf_tables =
+        if firewall::has_nf_tables().unwrap_or(true) { NfTables::Present } else { NfTables::Missing };
+    let on = Circumstances { netns, metric: METRIC, nf_tables };
+    let mut wanted = translate::of(exec, on)?;
     let namespace = Netns::open(Path::new(netns))?;
     let attachment = attachment(exec)?;
     let store = Store::open()?;
@@ -73,7 +78,7 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
     let inside = RouteSocket::open_in(&namespace).map_err(DriverError::Node)?;
     match next_metric(&inside).map_err(DriverError::Node)? {
         METRIC => {}
-        metric => wanted = translate::of(exec, netns, metric)?,
+        metric => wanted = translate::of(exec, Circumstances { metric, ..on })?,
     }
     let result = match runtime().add(&wanted.network, &wanted.container) {
         Ok(result) => result,
@@ -122,6 +127,45 @@ pub(super) fn teardown(netns: &str, exec: &Exec) -> Result<(), DriverError> {
     }
 }
 
+/// Removes what a container has whose namespace is gone, and its bridge if no other container is on it. netavark before
+/// version 2.1 tears nothing down then, and podman forgets the container. Returns false for a container whose namespace may
+/// exist: the path alone proves nothing in another mount namespace, but the node's end of the container's link goes with it.
+pub(crate) fn remove_gone(cached: &Cached) -> Result<bool, DriverError> {
+    let is_gone = |path: &Path| Netns::open(path).is_err_and(|error| error.is_gone());
+    if !cached.netns.as_deref().is_some_and(is_gone) {
+        return Ok(false);
+    }
+    let store = Store::open()?;
+    let network = cached.network();
+    let bridge = bridge_of(&network);
+    let _lock = bridge.map(|bridge| store.lock(bridge)).transpose()?;
+    // A set-up that held the lock may have given the attachment another namespace.
+    let is_same = store::cached(&cached.attachment).is_some_and(|now| now.netns == cached.netns);
+    if !is_same || has_link(&cached.attachment).map_err(DriverError::Node)? {
+        return Ok(false);
+    }
+    let mut container = cached.container();
+    container.netns.clear();
+    runtime().del(&network, &container)?;
+    store.end(&cached.attachment)?;
+    bridge.map_or(Ok(()), bridge::remove_unused).map_err(DriverError::Bridge)?;
+    Ok(true)
+}
+
+/// True if a link of the node is the attachment's, by the owner in its alias.
+fn has_link(attachment: &Attachment) -> Result<bool, RouteError> {
+    let hash = AttachmentHash::of(attachment);
+    let is_its = |alias: &str| Owner::from_comment(alias).is_some_and(|owner| owner.attachment_hash == hash);
+    Ok(RouteSocket::open()?.links()?.iter().any(|link| is_its(&link.alias)))
+}
+
+/// The bridge of a network that [`translate`] has made.
+fn bridge_of(network: &Network) -> Option<&str> {
+    let plugin =
+        network.list().plugins.iter().find(|plugin| plugin.get("type").is_some_and(|name| name == "bridge"));
+    plugin?.get("bridge")?.as_str()
+}
+
 /// Deletes a bridge without containers, unless another program manages it.
 fn remove_bridge(name: &str, mode: Mode) -> Result<(), DriverError> {
     match mode {
@@ -137,7 +181,8 @@ fn attachment(exec: &Exec) -> Result<Attachment, AttachmentError> {
 /// A DEL with the network of the set-up, which podman may have changed since, else with that of the request.
 fn delete(netns: &str, exec: &Exec, attachment: &Attachment) -> Result<(), DriverError> {
     let netns = if Netns::open(Path::new(netns)).is_err_and(|error| error.is_gone()) { "" } else { netns };
-    let (network, container) = match (store::cached(attachment), translate::of(exec, netns, METRIC)) {
+    let on = Circumstances { netns, metric: METRIC, nf_tables: NfTables::Present };
+    let (network, container) = match (store::cached(attachment), translate::of(exec, on)) {
         (Some(cached), _) => {
             let mut container = cached.container();
             netns.clone_into(&mut container.netns);

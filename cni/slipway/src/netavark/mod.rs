@@ -7,7 +7,7 @@
 //! operator's command, a driver of the same name and a link of another name are one file.
 //!
 //! A set-up is an ADD: `translate` makes a CNI network of podman's one (`bridge` with the addresses that podman has
-//! chosen, `firewall` if it is asked for, `portmap`), and `driver` calls its plugins in this process with the
+//! chosen, `firewall`, `portmap`), and `driver` calls its plugins in this process with the
 //! library for runtimes. What CNI has, so has podman: undo of a failed set-up, owners, and the cache of attachments,
 //! by which a teardown knows what was set up, and `slipway restore`, `ports`, `explain` and `detach` know the
 //! container.
@@ -16,6 +16,7 @@ mod bridge;
 mod create;
 mod driver;
 mod error;
+mod isolate;
 mod options;
 mod store;
 mod subnets;
@@ -31,9 +32,11 @@ use serde_json::json;
 
 use cni_plugins::skel::{LARGEST_CONFIG, panic, socket_closer};
 
-pub(crate) use driver::in_process;
+pub(crate) use driver::{in_process, remove_gone};
 pub(crate) use error::DriverError;
+pub(crate) use isolate::open_since_an_earlier_version;
 pub(crate) use store::CACHE;
+pub(crate) use subnets::CONFIGURATIONS;
 
 /// The driver's commands. No command of the operator has such a name.
 pub(crate) const COMMANDS: [&str; 4] = ["create", "setup", "teardown", "info"];

@@ -24,21 +24,53 @@ pub(super) enum Mode {
     Unmanaged,
 }
 
+/// The values of the option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Isolate {
+    /// Only strict networks do not reach the network.
+    Open,
+    /// Networks with this value or a strict one, and this network, do not reach each other.
+    Isolated,
+    /// No other network reaches this one, and it reaches none.
+    Strict,
+}
+
+impl Isolate {
+    /// The value of that name; netavark knows the words, the numbers are those of Slipway's other options.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "false" | "0" => Some(Self::Open),
+            "true" | "1" => Some(Self::Isolated),
+            "strict" => Some(Self::Strict),
+            _ => None,
+        }
+    }
+
+    /// The policy of the plugin firewall.
+    pub(super) const fn policy(self) -> &'static str {
+        match self {
+            Self::Open => "listed",
+            Self::Isolated => "same-bridge",
+            Self::Strict => "strict",
+        }
+    }
+}
+
 /// The options, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) mtu: Option<u32>,
     pub(super) vlan: Option<u16>,
     pub(super) mode: Mode,
-    /// True to separate the network from others that are isolated.
-    pub(super) isolate: bool,
+    /// The networks that this one is kept apart from; without the option it depends on the caller.
+    pub(super) isolate: Option<Isolate>,
     /// The metric of default routes; without it the lowest free one.
     pub(super) metric: Option<u32>,
     pub(super) no_default_route: bool,
     pub(super) masquerade: bool,
     /// The backend of ports and masquerade; without it the node's.
     pub(super) backend: Option<String>,
-    /// The backend of the plugin firewall; without it, and without `isolate`, the plugin is not called.
+    /// The backend of the plugin firewall.
     pub(super) firewall: Option<String>,
 }
 
@@ -48,7 +80,7 @@ impl Default for Options {
             mtu: None,
             vlan: None,
             mode: Mode::Managed,
-            isolate: false,
+            isolate: None,
             metric: None,
             no_default_route: false,
             masquerade: true,
@@ -115,7 +147,10 @@ impl Options {
             "backend" => self.backend = Some(one_of(&BACKENDS)?),
             "firewall" => self.firewall = Some(one_of(&FIREWALLS)?),
             "ipMasq" => self.masquerade = switch()?,
-            "isolate" => self.isolate = switch()?,
+            "isolate" => {
+                let expected = || refused("true, false or strict".to_owned());
+                self.isolate = Some(Isolate::from_name(value).ok_or_else(expected)?);
+            }
             "metric" => self.metric = Some(number(0, u32::MAX)?),
             "mode" => {
                 self.mode = match value {
@@ -159,7 +194,7 @@ mod tests {
             mtu: Some(1400),
             vlan: Some(5),
             mode: Mode::Managed,
-            isolate: true,
+            isolate: Some(Isolate::Isolated),
             metric: Some(7),
             no_default_route: true,
             masquerade: false,
@@ -190,7 +225,7 @@ mod tests {
     #[test]
     fn other_values_are_refused_by_name() {
         for (key, value, text) in [
-            ("isolate", "strict", "option isolate=\"strict\" is not true or false"),
+            ("isolate", "yes", "option isolate=\"yes\" is not true, false or strict"),
             ("vlan", "4095", "option vlan=\"4095\" is not a number from 1 to 4094"),
             ("mtu", "x", "option mtu=\"x\" is not a number from 0 to 65535"),
             ("backend", "pf", "option backend=\"pf\" is not nftables, iptables, ebpf"),

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::types::Subnet;
 
 /// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
-const CONFIGURATIONS: &str = "/etc/containers/networks";
+pub(crate) const CONFIGURATIONS: &str = "/etc/containers/networks";
 /// The file, the subnet and the bridge of podman's default network. Without such a file it exists nevertheless, with these.
 const DEFAULT_FILE: &str = "podman.json";
 const DEFAULT_SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 88, 0, 0), 16);

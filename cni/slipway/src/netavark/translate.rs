@@ -11,7 +11,8 @@ use cni_spec::AddResult;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::options::{Mode, OptionError, Options};
+use super::isolate;
+use super::options::{Isolate, Mode, OptionError, Options};
 use super::types::{Address, Exec, Interface, PortMapping, Route, Status, Subnet};
 
 /// The metric of routes without one, as netavark's own drivers set it.
@@ -59,20 +60,44 @@ pub(super) struct Translated {
     pub(super) no_forwarding: Option<String>,
 }
 
-/// Translates the input of a set-up. `netns` is the container's namespace, `metric` that of default routes without
-/// one of their own.
-pub(super) fn of(exec: &Exec, netns: &str, metric: u32) -> Result<Translated, TranslateError> {
+/// The circumstances of a call that are not in its input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Circumstances<'a> {
+    /// The container's namespace.
+    pub(super) netns: &'a str,
+    /// The metric of default routes without one of their own.
+    pub(super) metric: u32,
+    pub(super) nf_tables: NfTables,
+}
+
+/// Whether the kernel can list the bridges that strict networks are kept apart from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NfTables {
+    Present,
+    Missing,
+}
+
+/// Translates the input of a set-up.
+pub(super) fn of(exec: &Exec, on: Circumstances<'_>) -> Result<Translated, TranslateError> {
+    let Circumstances { netns, metric, nf_tables } = on;
     let options = Options::of(exec.network.options.as_ref())?;
     if let Some(key) = exec.network_options.options.iter().flatten().map(|(key, _)| key).next() {
         return Err(OptionError::OfContainer(key.clone()).into());
     }
     let bridge = exec.network.network_interface.clone().filter(|name| !name.is_empty());
     let bridge = bridge.ok_or_else(|| TranslateError::Bridge(exec.network.name.clone()))?;
-    let plan = Plan { exec, options: &options, bridge: &bridge, metric: options.metric.unwrap_or(metric) };
+    let isolate = options.isolate.unwrap_or_else(|| isolate::of_network(&exec.network));
+    let metric = options.metric.unwrap_or(metric);
+    let plan = Plan { exec, options: &options, bridge: &bridge, metric };
     let ports = if plan.translates() { ports(exec)? } else { Vec::new() };
     let mut network = Network::builder(&exec.network.name).plugin(plan.bridge()?);
-    if options.isolate || options.firewall.is_some() {
-        network = network.plugin(plan.firewall());
+    // A kernel without nf_tables can have no strict networks to be kept apart from.
+    let policy = match (isolate, nf_tables) {
+        (Isolate::Open, NfTables::Missing) => "open",
+        _ => isolate.policy(),
+    };
+    if options.mode == Mode::Managed && (policy != "open" || options.firewall.is_some()) {
+        network = network.plugin(plan.firewall(policy));
     }
     if !ports.is_empty() {
         network = network.plugin(plan.portmap());
@@ -177,9 +202,8 @@ impl Plan<'_> {
         Ok(routes)
     }
 
-    fn firewall(&self) -> Value {
+    fn firewall(&self, policy: &str) -> Value {
         let backend = self.options.firewall.as_deref().unwrap_or("nftables");
-        let policy = if self.options.isolate { "same-bridge" } else { "open" };
         json!({ "type": "firewall", "backend": backend, "ingressPolicy": policy })
     }
 
@@ -265,7 +289,7 @@ mod tests {
             "container_id": "c1", "container_name": "web", "port_mappings": ports,
             "network": {
                 "name": "blue", "id": "2f259bab", "driver": "slipway", "internal": false, "ipv6_enabled": false,
-                "dns_enabled": false, "network_interface": "sw0", "options": null,
+                "dns_enabled": false, "network_interface": "sw0", "options": null, "network_dns_servers": null,
                 "ipam_options": {"driver": "host-local"},
                 "subnets": [{"subnet": "10.89.0.0/24", "gateway": "10.89.0.1", "lease_range": null}],
             },
@@ -277,8 +301,12 @@ mod tests {
         serde_json::from_value(all).unwrap()
     }
 
+    fn on(netns: &str, metric: u32) -> Circumstances<'_> {
+        Circumstances { netns, metric, nf_tables: NfTables::Missing }
+    }
+
     fn plugins(exec: &Exec) -> Result<Vec<Value>, String> {
-        let made = of(exec, "/run/netns/c1", METRIC).map_err(|error| error.to_string())?;
+        let made = of(exec, on("/run/netns/c1", METRIC)).map_err(|error| error.to_string())?;
         Ok(made.network.list().plugins.iter().cloned().map(Value::Object).collect())
     }
 
@@ -294,7 +322,7 @@ mod tests {
             },
         });
         assert_eq!(plugins(&exec), Ok(vec![expected]));
-        let made = of(&exec, "/run/netns/c1", 7).unwrap();
+        let made = of(&exec, on("/run/netns/c1", 7)).unwrap();
         assert_eq!((made.network.name(), made.bridge.as_str(), made.no_forwarding), ("blue", "sw0", None));
         assert_eq!(made.container, Container::new("c1", "eth0").netns("/run/netns/c1"));
         assert_eq!(made.network.list().plugins[0]["ipam"]["routes"][0]["priority"], 7);
@@ -344,8 +372,37 @@ mod tests {
             *portmap,
             json!({"type": "portmap", "capabilities": {"portMappings": true}, "backend": "iptables"})
         );
-        let container = of(&exec, "", METRIC).unwrap().container;
+        let container = of(&exec, on("", METRIC)).unwrap().container;
         assert_eq!(container.capabilities["mac"], "02:00:00:00:00:01");
+    }
+
+    #[test]
+    fn the_plugin_firewall_keeps_networks_apart() {
+        let firewall = |network: &Value, nf_tables| {
+            let made =
+                of(&exec(network, &json!({}), &json!(null)), Circumstances { nf_tables, ..on("", METRIC) });
+            let plugins = made.unwrap().network.list().plugins.clone();
+            let found = plugins.iter().find(|plugin| plugin["type"] == "firewall");
+            found.map(|plugin| (plugin["backend"].clone(), plugin["ingressPolicy"].clone()))
+        };
+        let second = json!({"created": "2026-01-02T03:04:05Z"});
+        let with = |key: &str, value: &str| json!({"options": {key: value}});
+        for (network, expected) in [
+            (json!({}), Some(("nftables", "listed"))),
+            (second, Some(("nftables", "strict"))),
+            (with("isolate", "false"), Some(("nftables", "listed"))),
+            (with("isolate", "true"), Some(("nftables", "same-bridge"))),
+            (with("isolate", "strict"), Some(("nftables", "strict"))),
+            (with("firewall", "iptables"), Some(("iptables", "listed"))),
+            (with("mode", "unmanaged"), None),
+        ] {
+            let expected = expected.map(|(backend, policy)| (json!(backend), json!(policy)));
+            assert_eq!(firewall(&network, NfTables::Present), expected, "{network}");
+        }
+        let without = |network: &Value| firewall(network, NfTables::Missing);
+        assert_eq!(without(&json!({})), None, "there are no strict networks");
+        assert_eq!(without(&with("firewall", "iptables")), Some((json!("iptables"), json!("open"))));
+        assert_eq!(without(&with("isolate", "true")), Some((json!("nftables"), json!("same-bridge"))));
     }
 
     #[test]
@@ -359,7 +416,7 @@ mod tests {
         // A gateway that was named gets its address, and forwards nothing.
         let named = exec(&json!({"internal": true}), &json!({}), &port);
         assert_eq!(plugins(&named).unwrap()[0]["isGateway"], true);
-        assert_eq!(of(&named, "", METRIC).unwrap().no_forwarding.as_deref(), Some("sw0"));
+        assert_eq!(of(&named, on("", METRIC)).unwrap().no_forwarding.as_deref(), Some("sw0"));
     }
 
     #[test]

@@ -5,8 +5,16 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use cni_spec::text::hex;
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// The beginning of the bridges' names.
+const PREFIX: &str = "sw";
+/// The number of hexadecimal digits behind it: a link `<bridge>.<vlan>` must have 15 characters at most.
+const DIGITS: usize = 8;
 
 /// Options of a network or of a container in it.
 pub(super) type Words = BTreeMap<String, String>;
@@ -32,6 +40,10 @@ pub(super) struct Network {
     pub(super) options: Option<Words>,
     #[serde(default)]
     pub(super) ipam_options: Option<Words>,
+    #[serde(default)]
+    pub(super) created: Presence,
+    #[serde(default)]
+    pub(super) network_dns_servers: Presence,
 }
 
 impl Network {
@@ -40,10 +52,33 @@ impl Network {
         self.subnets.as_deref().unwrap_or_default()
     }
 
+    /// The name of a bridge that was not named, after the network's ID.
+    pub(super) fn default_bridge(&self) -> String {
+        let is_hex = self.id.len() >= DIGITS && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let digits = if is_hex { self.id.clone() } else { hex(&Sha256::digest(&self.name)) };
+        format!("{PREFIX}{}", digits.get(..DIGITS).unwrap_or_default())
+    }
+
     /// podman's IPAM driver: `host-local`, also if it is unset, `none` or `dhcp`.
     pub(super) fn ipam_driver(&self) -> &str {
         let driver = self.ipam_options.as_ref().and_then(|options| options.get("driver"));
         driver.map(String::as_str).filter(|driver| !driver.is_empty()).unwrap_or("host-local")
+    }
+}
+
+/// The presence of a key that netavark 1 always writes: as `null` if it has no value.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Presence {
+    #[default]
+    Absent,
+    Null,
+    Given,
+}
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value: Option<IgnoredAny> = Option::deserialize(deserializer)?;
+        Ok(if value.is_some() { Self::Given } else { Self::Null })
     }
 }
 

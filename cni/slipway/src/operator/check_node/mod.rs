@@ -8,6 +8,7 @@ mod engines;
 mod forward;
 mod host;
 mod kernel;
+mod networks;
 mod owners;
 mod routers;
 mod translations;
@@ -101,6 +102,7 @@ impl Finding {
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut findings = kernel::findings();
     findings.extend(configuration::findings());
+    findings.extend(networks::findings());
     findings.extend(host::findings());
     findings.extend(routers::findings());
     findings.extend(engines::findings());

@@ -23,6 +23,7 @@ use cni_spec::{Attachment, CniError, NetConf};
 
 use super::directories::{self, CacheDirs};
 use super::migration_lock::{self, MigrationLockError};
+use crate::netavark;
 use cni_plugins::expected::{Expected, Whose};
 use cni_plugins::plugin::{Env, Request};
 use cni_plugins::registry;
@@ -333,7 +334,10 @@ impl Restoration {
         let row = |state, reason| Row::new(Some(owner), "container", state, reason);
         let objects = match self.node.liveness(cached) {
             Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
-            Ok(Liveness::Gone(reason)) => return self.rows.push(row(State::Skipped, reason)),
+            Ok(Liveness::Gone(reason)) => {
+                let (state, reason) = self.gone(number, reason);
+                return self.rows.push(row(state, reason));
+            }
             Ok(Liveness::Attached) => match expected_of(cached) {
                 Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
                 Ok(objects) => objects,
@@ -346,6 +350,22 @@ impl Restoration {
                 self.restored.push(Restored { row: self.rows.len(), container: number, object });
             }
             self.rows.push(row);
+        }
+    }
+
+    /// Removes what a container of podman's has whose namespace is gone: its runtime has forgotten it, and calls no DEL. A
+    /// CNI runtime keeps its containers in mind, and calls it.
+    fn gone(&self, number: usize, reason: String) -> (State, String) {
+        let Some((cache, cached)) = self.containers.get(number) else { return (State::Skipped, reason) };
+        let is_podmans =
+            self.caches.get(*cache).is_some_and(|cache| cache.path().starts_with(netavark::CACHE));
+        if !is_podmans || self.mode == Mode::DryRun {
+            return (State::Skipped, reason);
+        }
+        match netavark::remove_gone(cached) {
+            Ok(true) => (State::Skipped, format!("{reason}; what it had was removed")),
+            Ok(false) => (State::Skipped, reason),
+            Err(error) => (State::Failed, format!("{reason}; what it has cannot be removed: {error}")),
         }
     }
 

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The option `isolate`: the networks that a network is kept apart from.
+//!
+//! A network without the option is what the netavark that calls makes of it: open with netavark 1, strict from netavark 2
+//! on. Where that cannot be told, it is strict.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::getppid;
+use serde::Deserialize;
+
+use super::options::{Isolate, Mode, Options};
+use super::types::{Network, Presence};
+
+/// The key in a network's options.
+pub(super) const KEY: &str = "isolate";
+
+/// The value of a network without the option.
+pub(super) fn of_network(network: &Network) -> Isolate {
+    match caller(network) {
+        Caller::Netavark1 => Isolate::Open,
+        Caller::Netavark2 if is_of_earlier_version(network) => Isolate::Open,
+        Caller::Netavark2 => Isolate::Strict,
+    }
+}
+
+/// True for a network that an earlier version of Slipway created, which wrote no option: `create` writes one today where
+/// netavark isolates by default. Such a network has the bridge that `create` names. Networks whose driver was changed by hand
+/// have podman's.
+fn is_of_earlier_version(network: &Network) -> bool {
+    network.network_interface.as_deref() == Some(network.default_bridge().as_str())
+}
+
+/// A stored network, as far as it is needed.
+#[derive(Debug, Deserialize)]
+struct Stored {
+    driver: String,
+    #[serde(flatten)]
+    network: Network,
+}
+
+/// The files of podman's networks that an earlier version of Slipway created, and that are open for lack of the option.
+pub(crate) fn open_since_an_earlier_version(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|name| name == "json") && is_open(path)).collect();
+    found.sort();
+    found
+}
+
+fn is_open(path: &Path) -> bool {
+    let Some(Stored { driver, network }) =
+        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok())
+    else {
+        return false;
+    };
+    let options = Options::of(network.options.as_ref());
+    let has_none = options.is_ok_and(|options| options.isolate.is_none() && options.mode == Mode::Managed);
+    driver == env!("CARGO_PKG_NAME") && has_none && is_of_earlier_version(&network)
+}
+
+/// The version of netavark behind a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Netavark1,
+    /// Or one that cannot be told from it.
+    Netavark2,
+}
+
+/// netavark 1 does not know the time of creation and passes all other keys; netavark 2 knows it and passes no `null`
+/// (their `types.rs`).
+fn caller(network: &Network) -> Caller {
+    match (network.created, network.network_dns_servers) {
+        (Presence::Absent, Presence::Null) => Caller::Netavark1,
+        _ => Caller::Netavark2,
+    }
+}
+
+/// The value that `create` writes into a new network without the option; none if podman itself has called, which then has
+/// netavark 1.
+pub(super) fn of_new_network() -> Option<&'static str> {
+    let name = fs::read_to_string(format!("/proc/{}/comm", getppid())).unwrap_or_default();
+    is_strict_creator(name.trim_end()).then_some("strict")
+}
+
+/// netavark 2 calls `create` in podman's place.
+fn is_strict_creator(program: &str) -> bool {
+    program != "podman"
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn with(keys: &Value) -> Isolate {
+        let mut network = json!({
+            "name": "web", "id": "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9",
+            "driver": "slipway", "network_interface": "podman1", "internal": false,
+        });
+        network.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        of_network(&serde_json::from_value(network).unwrap())
+    }
+
+    #[test]
+    fn the_default_is_the_callers() {
+        let (first, second) =
+            (json!({"network_dns_servers": null}), json!({"created": "2026-01-02T03:04:05Z"}));
+        assert_eq!((with(&first), with(&second)), (Isolate::Open, Isolate::Strict));
+        for unknown in [
+            json!({}),
+            json!({"network_dns_servers": ["192.0.2.53"]}),
+            json!({"created": "2026-01-02T03:04:05Z", "network_dns_servers": null}),
+        ] {
+            assert_eq!(with(&unknown), Isolate::Strict, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_network_of_an_earlier_version_stays_open() {
+        let named =
+            |bridge: &str| with(&json!({"created": "2026-01-02T03:04:05Z", "network_interface": bridge}));
+        assert_eq!((named("sw2f259bab"), named("sw0")), (Isolate::Open, Isolate::Strict));
+    }
+
+    #[test]
+    fn stored_networks_without_the_option_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, keys: Value| {
+            let mut network = json!({
+                "name": name, "id": "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9",
+                "driver": "slipway", "network_interface": "sw2f259bab", "created": "2026-01-02T03:04:05Z",
+            });
+            network.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            fs::write(folder.path().join(name), network.to_string()).unwrap();
+        };
+        write("earlier.json", json!({}));
+        write("strict.json", json!({"options": {"isolate": "strict"}}));
+        write("podmans.json", json!({"driver": "bridge"}));
+        write("named.json", json!({"network_interface": "br0"}));
+        write("other.text", json!({}));
+        fs::write(folder.path().join("broken.json"), "{").unwrap();
+        assert_eq!(open_since_an_earlier_version(folder.path()), [folder.path().join("earlier.json")]);
+        assert!(open_since_an_earlier_version(&folder.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn only_a_network_that_podman_creates_itself_has_no_value() {
+        assert!(is_strict_creator("netavark") && is_strict_creator("") && !is_strict_creator("podman"));
+    }
+}
