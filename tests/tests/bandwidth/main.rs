@@ -573,4 +573,13 @@ fn links_without_a_veth_peer_are_refused() {
     if !is_peer() {
         assert_eq!(add(&other, &previous), "veth peer with index 4712 is not in host ns");
     }
+    // prevResult names no end on the node, or another link.
+    let third = node.pod("third");
+    node.cmd("ip link add outer type veth peer name eth0 netns third");
+    let interface = |name: &str| json!({"name": name});
+    for more in [None, Some(interface("br0"))] {
+        let mut previous = previous.clone();
+        previous["interfaces"].as_array_mut().expect("a list").extend(more);
+        assert_eq!(add(&third, &previous), "no veth peer of container interface found in host ns");
+    }
 }

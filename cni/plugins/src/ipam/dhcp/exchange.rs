@@ -58,8 +58,9 @@ pub(super) enum ExchangeError {
     Lease(#[from] LeaseError),
     #[error("stopped")]
     Stopped,
-    #[error("no more tries: {0}")]
-    NoMoreTries(Box<ExchangeError>),
+    /// The reference's words; the log has the reason of each try.
+    #[error("no more tries")]
+    NoMoreTries,
 }
 
 impl ExchangeError {

@@ -94,11 +94,11 @@ pub(super) fn acquire(
             Err(error) if error.is_permanent() => return Err(error),
             Err(error) => error,
         };
+        log::warn!("{}: {error}", owner.client_id());
         let pause = pauses.next();
         if Instant::now() + pause >= end {
-            return Err(ExchangeError::NoMoreTries(Box::new(error)));
+            return Err(ExchangeError::NoMoreTries);
         }
-        log::warn!("{}: {error}", owner.client_id());
         sleep(pause, stop)?;
     }
 }

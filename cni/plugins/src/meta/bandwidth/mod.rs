@@ -13,7 +13,7 @@ mod expected;
 use cni_dataplane::ebpf;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket, Verdict};
-use cni_spec::{AddResult, Attachment, CniError, Version};
+use cni_spec::{AddResult, Attachment, CniError, Interface, Version};
 use nix::errno::Errno;
 
 use crate::expected::Expected;
@@ -57,6 +57,7 @@ impl Plugin for Bandwidth {
             Sides::find_if_there(request)?
         } else {
             let sides = Sides::find(request, previous)?;
+            sides.must_be_named(previous)?;
             // The BPF programs bypass the queues.
             ebpf::limit_link(sides.veth.index);
             Some(sides)
@@ -135,6 +136,9 @@ struct Devices {
     removed: Vec<Link>,
 }
 
+/// The reference's words for a container whose link has no other end on the node.
+const NO_PEER: &str = "no veth peer of container interface found in host ns";
+
 /// The node's end of the container's pair of links.
 struct Sides {
     host: RouteSocket,
@@ -161,9 +165,18 @@ impl Sides {
             found => found.map_err(failed)?,
         };
         if !is_other_end(&veth, &inner) {
-            return Err(CniError::internal("no veth peer of container interface found in host ns"));
+            return Err(CniError::internal(NO_PEER));
         }
         Ok(Self { host, veth })
+    }
+
+    /// Refuses an ADD whose previous plugin has made another link of the node, as the reference does.
+    fn must_be_named(&self, previous: &AddResult) -> Result<(), CniError> {
+        let is_named = |one: &Interface| one.sandbox.is_empty() && one.name == self.veth.name;
+        if previous.interfaces.iter().any(is_named) {
+            return Ok(());
+        }
+        Err(CniError::internal(NO_PEER))
     }
 
     /// As [`Sides::find`]; none if there is no such pair.
