@@ -263,32 +263,38 @@ pub(crate) fn write(
 }
 
 /// The files of a kernel's modules that match the patterns, of those that they need, and depmod's
-/// lists; all below [`Ready::modules`].
-pub(crate) fn modules(kernel: &Ready, patterns: &[String]) -> Result<BTreeSet<PathBuf>> {
+/// lists; all below [`Ready::modules`]. Without those that match the patterns of `without`: what needs one cannot be loaded.
+pub(crate) fn modules(kernel: &Ready, patterns: &[String], without: &[String]) -> Result<BTreeSet<PathBuf>> {
     let read = |name: &str| {
         let path = kernel.modules.join(name);
         fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))
     };
     let mut files = closure(&read("modules.dep")?, &read("modules.softdep").unwrap_or_default(), patterns);
+    files.retain(|path| {
+        let module = module_name(&path.to_string_lossy());
+        !without.iter().any(|pattern| matches(&pattern.replace('-', "_"), &module))
+    });
     let entries = fs::read_dir(&kernel.modules).map_err(|e| Error::file("list", &kernel.modules, e))?;
     let lists = entries.filter_map(std::result::Result::ok).map(|entry| PathBuf::from(entry.file_name()));
     files.extend(lists.filter(|name| name.to_string_lossy().starts_with("modules.")));
     Ok(files)
 }
 
+/// The name of a module by its file.
+fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split('.').next().unwrap_or(file).replace('-', "_")
+}
+
 /// `modules.dep` has lines `path: path path`; `modules.softdep` has `softdep name pre: name … post: …`.
 fn closure(dep: &str, softdep: &str, patterns: &[String]) -> BTreeSet<PathBuf> {
-    let name = |path: &str| {
-        let file = path.rsplit('/').next().unwrap_or(path);
-        file.split('.').next().unwrap_or(file).replace('-', "_")
-    };
     let lines: Vec<(&str, Vec<&str>)> = dep
         .lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(path, needs)| (path, needs.split_whitespace().collect()))
         .collect();
     let by_name: BTreeMap<String, usize> =
-        lines.iter().enumerate().map(|(i, (path, _))| (name(path), i)).collect();
+        lines.iter().enumerate().map(|(i, (path, _))| (module_name(path), i)).collect();
     let mut soft: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for line in softdep.lines().filter_map(|line| line.strip_prefix("softdep ")) {
         let mut words = line.split_whitespace();
@@ -301,8 +307,8 @@ fn closure(dep: &str, softdep: &str, patterns: &[String]) -> BTreeSet<PathBuf> {
     while let Some(index) = open.pop() {
         let (path, needs) = &lines[index];
         if files.insert(PathBuf::from(path)) {
-            let soft = soft.get(name(path).as_str()).into_iter().flatten();
-            let needs = needs.iter().map(|path| name(path)).chain(soft.cloned());
+            let soft = soft.get(module_name(path).as_str()).into_iter().flatten();
+            let needs = needs.iter().map(|path| module_name(path)).chain(soft.cloned());
             open.extend(needs.filter_map(|module| by_name.get(&module)));
         }
     }

@@ -60,6 +60,8 @@ pub(crate) struct Vm<'a> {
     /// The files of the two serial ports.
     pub(crate) dir: &'a Path,
     pub(crate) nonce: &'a str,
+    /// More arguments of the kernel.
+    pub(crate) boot: &'a [String],
     /// For the whole run.
     pub(crate) limit: Duration,
     /// For each test program, by which time the VM itself has ended it, unless it hangs.
@@ -184,7 +186,8 @@ impl Qemu {
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
         // The watchdog for a processor that gets nowhere would measure how busy the system around is.
         let line = "panic=-1 oops=panic mitigations=off nosoftlockup rdinit=/init net.ifnames=0";
-        command.arg("-append").arg(format!("console={} {line}", machine.console));
+        let words = [&["console=".to_owned() + machine.console, line.to_owned()], vm.boot].concat();
+        command.arg("-append").arg(words.join(" "));
     }
 }
 

@@ -78,6 +78,12 @@ pub(crate) struct Args {
     /// Minutes for one VM (120 with KVM, 360 without, when not given)
     #[arg(long, value_name = "MINUTES")]
     limit: Option<u64>,
+    /// Leave these modules out, as on a node whose kernel lacks them; names as in vm-tests/kernels.toml
+    #[arg(long, value_name = "MODULE", num_args = 1.., conflicts_with = "write_docs")]
+    without: Vec<String>,
+    /// More arguments of the kernels, for instance ipv6.disable=1
+    #[arg(long, value_name = "ARGUMENT", num_args = 1.., conflicts_with = "write_docs")]
+    boot: Vec<String>,
     /// Fetch the kernels again
     #[arg(long)]
     refresh: bool,
@@ -393,7 +399,7 @@ impl Bench<'_> {
         let initramfs = dir.join("initramfs.cpio");
         let mut patterns = self.list.modules.clone();
         patterns.extend(disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
-        let modules = image::modules(ready, &patterns)?;
+        let modules = image::modules(ready, &patterns, &self.args.without)?;
         let unchanged = Lock::share(&build_lock()?)?;
         image::write(&initramfs, &self.userland, &self.programs, part, ready, &modules, &plan)?;
         drop(unchanged);
@@ -403,6 +409,7 @@ impl Bench<'_> {
             disk,
             dir: &dir,
             nonce: &plan.nonce,
+            boot: &self.args.boot,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
             suite_limit: SUITE_LIMIT,
         };
@@ -434,7 +441,8 @@ impl Bench<'_> {
         }
         // Only whole runs of a test program are kept, and none of the smoke test.
         let whole = self.args.filter.is_none() && !self.args.measure && !self.args.smoke;
-        if whole && self.args.peer.is_none() {
+        let is_usual = self.args.without.is_empty() && self.args.boot.is_empty();
+        if whole && is_usual && self.args.peer.is_none() {
             self.keep(&outcome)?;
         }
         if self.args.keep_console {
