@@ -20,6 +20,9 @@ use crate::workspace::{self, Lock};
 /// the same address with `-security`.
 const MIRROR: &str = "SLIPWAY_DEBIAN_MIRROR";
 
+/// The suite whose packages apt takes only if it is told to.
+const EXPERIMENTAL: &str = "experimental";
+
 /// The file with the sources of the downloaded lists; its time is their age.
 const UPDATED: &str = "updated";
 
@@ -45,6 +48,11 @@ impl AptRoot {
     /// Like [`AptRoot::open`] for several suites and one architecture, which need not be this machine's.
     pub fn open_of(suites: &[&str], architecture: &'static str) -> Result<Self> {
         Self::prepare(suites, Some(architecture).filter(|other| *other != debian_architecture()))
+    }
+
+    /// Like [`AptRoot::open`] for `experimental`, whose packages depend on those of unstable.
+    pub fn open_experimental() -> Result<Self> {
+        Self::prepare(&["unstable", EXPERIMENTAL], None)
     }
 
     fn prepare(suites: &[&str], foreign: Option<&'static str>) -> Result<Self> {
@@ -204,6 +212,12 @@ impl AptRoot {
         let architectures = self.foreign.map_or_else(String::new, |only| {
             format!("APT::Architecture \"{only}\";\nAPT::Architectures {{ \"{only}\"; }};\n")
         });
+        let is_experimental = self.suites.iter().any(|suite| suite == EXPERIMENTAL);
+        let release = if is_experimental {
+            format!("APT::Default-Release \"{EXPERIMENTAL}\";\n")
+        } else {
+            String::new()
+        };
         format!(
             "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
              Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\
@@ -211,7 +225,7 @@ impl AptRoot {
              Dir::Etc::PreferencesParts \"/dev/null\";\nAcquire::Languages \"none\";\n\
              Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
              APT::Sandbox::User \"root\";\nAPT::Update::Post-Invoke {{}};\nAPT::Update::Post-Invoke-Success {{}};\n\
-             {architectures}"
+             {architectures}{release}"
         )
     }
 

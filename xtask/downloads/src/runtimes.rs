@@ -88,7 +88,7 @@ const NEWER_ENGINES: [&str; 11] = [
 ];
 
 /// podman had CNI up to version 4, which Debian 12 has. The tests know the folders by these names.
-const WANTED: [Wanted; 5] = [
+const WANTED: [Wanted; 6] = [
     Wanted {
         suite: "bookworm",
         folder: "bookworm",
@@ -124,7 +124,18 @@ const WANTED: [Wanted; 5] = [
         netavark: true,
         cnitool: true,
     },
+    // podman 6 with netavark 2.
+    Wanted { suite: EXPERIMENTAL, folder: EXPERIMENTAL, runtimes: &["runc"], netavark: true, cnitool: false },
 ];
+
+/// The suite whose packages depend on those of unstable.
+const EXPERIMENTAL: &str = "experimental";
+
+/// The crate of netavark, and its newest version when this was written.
+const NETAVARK: &str = "netavark";
+const NETAVARK_VERSION: &str = "2.1.0";
+/// The suite whose compiler of protocol buffers builds it.
+const PROTOC_SUITE: &str = "bookworm";
 
 /// The variable with the root file system of a cluster's nodes, for the tests.
 pub const NODE_VARIABLE: &str = "SLIPWAY_NODE_PACKAGES";
@@ -172,7 +183,16 @@ impl Runtimes {
                 Err(e) => all.missing.push((format!("of Debian {}", wanted.suite), e)),
             }
         }
-        for (made, what) in [(image(&dir, log), DEBOOTSTRAP), (prometheus(&dir), PROMETHEUS)] {
+        let netavark = netavark(&dir, log);
+        if netavark.is_ok() {
+            all.versions.push(format!("netavark {NETAVARK_VERSION} (crates.io)"));
+        }
+        let made = [
+            (image(&dir, log), DEBOOTSTRAP),
+            (prometheus(&dir), PROMETHEUS),
+            (netavark, "netavark of crates.io"),
+        ];
+        for (made, what) in made {
             all.missing.extend(made.err().map(|e| (what.to_owned(), e)));
         }
         if all.versions.is_empty() {
@@ -229,7 +249,9 @@ impl Wanted {
     fn fetch(&self, root: &Path, log: &Log) -> Result<(String, Option<Error>)> {
         let stamp = root.with_extension("from");
         let there = fs::read_to_string(&stamp).ok();
-        let planned = AptRoot::open(self.suite).and_then(|apt| Ok((apt.plan(&self.packages())?, apt)));
+        let apt =
+            if self.suite == EXPERIMENTAL { AptRoot::open_experimental() } else { AptRoot::open(self.suite) };
+        let planned = apt.and_then(|apt| Ok((apt.plan(&self.packages())?, apt)));
         let (plan, apt) = match (planned, there) {
             (Ok((plan, apt)), there) => {
                 let text = text_of(&plan);
@@ -311,6 +333,37 @@ fn prometheus(dir: &Path) -> Result<()> {
         .into_iter()
         .try_for_each(|package| link(&dir.join(package), &apt.fetch(package)?))
 }
+
+/// Builds the newest netavark from its crate, as `netavark-VERSION/bin/netavark`, with Debian's compiler of protocol buffers.
+fn netavark(dir: &Path, log: &Log) -> Result<()> {
+    let root = dir.join(NETAVARK_FOLDER);
+    let stamp = root.with_extension("from");
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == NETAVARK_VERSION) {
+        return Ok(());
+    }
+    let fresh = root.with_extension("new");
+    let protoc = dir.join("protoc");
+    for old in [&fresh, &protoc] {
+        workspace::remove(old)?;
+    }
+    AptRoot::open(PROTOC_SUITE)?
+        .fetch_only(&["protobuf-compiler", "libprotoc32", "libprotobuf32"], &protoc)?;
+    let mut cargo = tool("cargo", &["install", "--locked", "--quiet", "--no-track", NETAVARK]);
+    cargo.args(["--bin", NETAVARK, "--version", NETAVARK_VERSION, "--root"]).arg(&fresh);
+    // As on the builder's own system: without the workspace's settings.
+    cargo.current_dir(dir).env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo.env("CARGO_TARGET_DIR", dir.join("netavark-target")).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+    let libraries = protoc.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
+    // The protocol buffers' own includes are not fetched: netavark uses none, and with any its own is not found.
+    cargo.env("PROTOC", protoc.join("usr/bin/protoc")).env("LD_LIBRARY_PATH", libraries);
+    run::log(&mut cargo, &log.file)?;
+    workspace::remove(&root)?;
+    files::rename(&fresh, &root)?;
+    files::write(&stamp, NETAVARK_VERSION)
+}
+
+/// The folder of that netavark.
+const NETAVARK_FOLDER: &str = "netavark";
 
 fn link(path: &Path, to: &Path) -> Result<()> {
     workspace::remove(path)?;
