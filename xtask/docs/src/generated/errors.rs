@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::Deserialize;
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, ExprCall, Item, Lit, LitStr, Token};
+use syn::{Attribute, Expr, ExprCall, ImplItem, Item, Lit, LitStr, Pat, Token, Type};
 
 use super::source;
 use xtask_base::error::{Error, Result};
@@ -101,6 +101,7 @@ type Messages<'a> = BTreeMap<&'a str, Option<u32>>;
 
 fn page(explained: &Explained, messages: &[Message]) -> Result<String> {
     let mut wrong = unknown(explained, messages);
+    wrong.extend(repeated(explained, messages));
     let mut sections: BTreeMap<usize, Messages<'_>> = BTreeMap::new();
     for message in messages.iter().filter(|one| !explained.hidden.contains(&one.text)) {
         match place(&explained.section, &message.file) {
@@ -122,6 +123,14 @@ fn unknown(explained: &Explained, messages: &[Message]) -> Vec<String> {
     let texts: BTreeSet<&str> = messages.iter().map(|one| &*one.text).collect();
     let named = explained.error.iter().map(Explanation::shown).chain(explained.hidden.iter().cloned());
     named.filter(|text| !texts.contains(&**text)).map(|text| format!("no source has {text:?}")).collect()
+}
+
+/// Explanations with a code of a message whose code is in the sources.
+fn repeated(explained: &Explained, messages: &[Message]) -> Vec<String> {
+    let coded: BTreeSet<&str> =
+        messages.iter().filter(|one| one.code.is_some()).map(|one| &*one.text).collect();
+    let wrong = explained.error.iter().filter(|one| one.code.is_some() && coded.contains(&*one.shown()));
+    wrong.map(|one| format!("the sources have the code of {:?}: delete it", one.text)).collect()
 }
 
 fn place(sections: &[Section], file: &str) -> Option<usize> {
@@ -161,12 +170,15 @@ fn section(explained: &Explained, at: usize, messages: &Messages<'_>) -> String 
 struct Reader<'a> {
     file: &'a str,
     codes: &'a BTreeMap<String, u32>,
+    /// The codes that a method `code` gives to the variants of an enum, by the names of both.
+    of_variants: BTreeMap<(String, String), u32>,
     found: Vec<Message>,
 }
 
 impl<'a> Reader<'a> {
     fn read(source: &syn::File, file: &'a str, codes: &'a BTreeMap<String, u32>) -> Vec<Message> {
-        let mut reader = Self { file, codes, found: Vec::new() };
+        let of_variants = codes_of_variants(source, codes);
+        let mut reader = Self { file, codes, of_variants, found: Vec::new() };
         reader.visit_file(source);
         reader.found
     }
@@ -180,7 +192,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The texts in `#[error("…")]`.
-    fn attributes(&mut self, attributes: &[Attribute]) {
+    fn attributes(&mut self, attributes: &[Attribute], code: Option<u32>) {
         for attribute in attributes.iter().filter(|one| one.path().is_ident("error")) {
             let format = attribute.parse_args_with(|input: syn::parse::ParseStream<'_>| {
                 let format: LitStr = input.parse()?;
@@ -189,8 +201,51 @@ impl<'a> Reader<'a> {
                 Ok(format.value())
             });
             if let Ok(format) = format {
-                self.add(&format, None);
+                self.add(&format, code);
             }
+        }
+    }
+}
+
+/// The arms of `fn code(&self) -> ErrorCode` in each implementation.
+fn codes_of_variants(source: &syn::File, codes: &BTreeMap<String, u32>) -> BTreeMap<(String, String), u32> {
+    let mut found = BTreeMap::new();
+    for item in &source.items {
+        let Item::Impl(one) = item else { continue };
+        let Type::Path(of) = &*one.self_ty else { continue };
+        let Some(name) = of.path.segments.last().map(|one| one.ident.to_string()) else { continue };
+        for member in &one.items {
+            let ImplItem::Fn(method) = member else { continue };
+            if method.sig.ident == "code" {
+                let mut arms = Arms::default();
+                arms.visit_block(&method.block);
+                let coded =
+                    arms.0.into_iter().filter_map(|(variant, code)| Some((variant, *codes.get(&code)?)));
+                found.extend(coded.map(|(variant, code)| ((name.clone(), variant), code)));
+            }
+        }
+    }
+    found
+}
+
+/// The variants that arms of a `match` name, with the last name of their results.
+#[derive(Default)]
+struct Arms(Vec<(String, String)>);
+
+impl<'ast> Visit<'ast> for Arms {
+    fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        if let Some(code) = last_name(&arm.body) {
+            let cases = match &arm.pat {
+                Pat::Or(several) => several.cases.iter().collect(),
+                one => vec![one],
+            };
+            let named = cases.into_iter().filter_map(|case| match case {
+                Pat::Struct(one) => one.path.segments.last(),
+                Pat::TupleStruct(one) => one.path.segments.last(),
+                Pat::Path(one) => one.path.segments.last(),
+                _ => None,
+            });
+            self.0.extend(named.map(|one| (one.ident.to_string(), code.clone())));
         }
     }
 }
@@ -200,7 +255,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         let is_test = match item {
             Item::Mod(one) => one.attrs.iter().any(|attribute| attribute.path().is_ident("cfg")),
             Item::Struct(one) => {
-                self.attributes(&one.attrs);
+                self.attributes(&one.attrs, None);
                 false
             }
             _ => false,
@@ -210,8 +265,12 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
     }
 
-    fn visit_variant(&mut self, variant: &'ast syn::Variant) {
-        self.attributes(&variant.attrs);
+    fn visit_item_enum(&mut self, one: &'ast syn::ItemEnum) {
+        for variant in &one.variants {
+            let names = (one.ident.to_string(), variant.ident.to_string());
+            let code = self.of_variants.get(&names).copied();
+            self.attributes(&variant.attrs, code);
+        }
     }
 
     /// `CniError::config("…")`, `CniError::new(ErrorCode::Io, format!("…"))` and the like.
@@ -291,11 +350,12 @@ mod tests {
     fn texts_are_found_in_attributes_and_calls_but_not_in_tests() {
         let found = messages(
             "enum E { #[error(\"set {link:?} to {{{0}}}: {}\", self.0)] A, #[error(transparent)] B, #[error(\"{0}\")] C }\n\
+             impl E { fn code(&self) -> ErrorCode { match self { Self::A { .. } | Self::B(_) => ErrorCode::Io, _ => x() } } }\n\
              fn f() { CniError::config(\"no name\"); g(|| CniError::new(ErrorCode::Io, format!(\"read {path}\"))); }\n\
              #[cfg(test)] mod tests { fn f() { CniError::config(\"of a test\"); } }",
         );
         let found: Vec<_> = found.iter().map(|one| (&*one.text, one.code)).collect();
-        assert_eq!(found, [("set LINK to {…}: …", None), ("no name", Some(7)), ("read PATH", Some(5))]);
+        assert_eq!(found, [("set LINK to {…}: …", Some(5)), ("no name", Some(7)), ("read PATH", Some(5))]);
     }
 
     #[test]
