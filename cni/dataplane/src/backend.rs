@@ -282,6 +282,26 @@ impl Traffic {
     }
 }
 
+/// What an attachment had of a kind before a call made it. An ADD that fails in a later step undoes only what it has made
+/// itself: an earlier ADD's ports serve a container that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    Nothing,
+    Something,
+}
+
+impl Before {
+    /// [`Self::Something`] if `has`.
+    pub(crate) fn of(has: bool) -> Self {
+        if has { Self::Something } else { Self::Nothing }
+    }
+
+    /// Combines what the attachment had in two places.
+    pub(crate) fn or(self, other: Self) -> Self {
+        if self == Self::Nothing { other } else { self }
+    }
+}
+
 /// Publishes ports and masquerades addresses.
 ///
 /// All calls block, act on the network namespace of the calling thread, and are safe against any number of
@@ -290,10 +310,10 @@ pub trait Backend {
     /// Publishes the ports: all or none. A repetition is not an error, and removes what the request no longer
     /// names. A port that another attachment of the same container (same ID and namespace) publishes stays
     /// with that attachment.
-    fn publish(&self, request: &PortRequest) -> Result<(), Error>;
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error>;
 
     /// Masquerades the addresses: all or none. A repetition is not an error.
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error>;
 
     /// Removes what the attachment owns. An attachment that owns nothing is not an error, and causes no write.
     ///

@@ -16,8 +16,8 @@ use crate::other_backends::OtherBackends as Elsewhere;
 use crate::owned_table::unless_no_nf_tables;
 use crate::reference::Reference;
 use crate::{
-    Backend, BackendName, ContainerNetworks, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest,
-    Traffic, Withdrawal, ebpf, iptables, nftables,
+    Backend, BackendName, Before, ContainerNetworks, Error, Flows, Kinds, Listed, MasqueradeRequest,
+    PortRequest, Traffic, Withdrawal, ebpf, iptables, nftables,
 };
 
 #[derive(Debug)]
@@ -134,33 +134,41 @@ impl Dataplane {
         Ok(unused)
     }
 
-    /// As [`Self::withdraw_from_others`]. A failure undoes what was made: an ADD makes all or nothing.
-    fn clear_others(&self, made: BackendName, attachment: &Attachment, kinds: Kinds) -> Result<(), Error> {
+    /// As [`Self::withdraw_from_others`]. A failure undoes what was made if the attachment had nothing `before`: an ADD makes
+    /// all or nothing.
+    fn clear_others(
+        &self,
+        (made, before): (BackendName, Before),
+        attachment: &Attachment,
+        kinds: Kinds,
+    ) -> Result<Before, Error> {
         let cleared = self.withdraw_from_others(made, attachment, kinds);
         if cleared.is_err()
+            && before == Before::Nothing
             && let Err(left) = self.backend(made).withdraw(&Withdrawal::of(attachment, kinds))
         {
             log::warn!("undo what was made for {attachment}: {left}");
         }
-        cleared
+        Ok(before.or(cleared?))
     }
 
     /// Removes what an earlier ADD of the same attachment, with another configuration, made in other
-    /// backends.
+    /// backends. Returns whether there was something.
     fn withdraw_from_others(
         &self,
         made: BackendName,
         attachment: &Attachment,
         kinds: Kinds,
-    ) -> Result<(), Error> {
+    ) -> Result<Before, Error> {
         let (withdrawal, elsewhere) = (Withdrawal::of(attachment, kinds), Elsewhere::look()?);
-        match made {
-            BackendName::Iptables => self.withdraw_from_table(&withdrawal).map(drop)?,
+        let before = match made {
+            BackendName::Iptables => Before::of(self.withdraw_from_table(&withdrawal)?.is_none()),
             BackendName::Nftables | BackendName::Ebpf => {
-                self.withdraw_from_iptables(&withdrawal, &elsewhere)?;
+                self.withdraw_from_iptables(&withdrawal, &elsewhere)?
             }
-        }
-        Self::withdraw_from_reference(&withdrawal, &elsewhere)
+        };
+        Self::withdraw_from_reference(&withdrawal, &elsewhere)?;
+        Ok(before)
     }
 
     /// Runs no tool where the attachment has nothing.
@@ -168,11 +176,14 @@ impl Dataplane {
         &self,
         withdrawal: &Withdrawal<'_>,
         elsewhere: &Elsewhere,
-    ) -> Result<(), Error> {
+    ) -> Result<Before, Error> {
         let kinds = decisive(withdrawal.kinds);
         let there = elsewhere.is_recorded(withdrawal.attachment, kinds)?
             || (elsewhere.iptables && self.iptables.holds(withdrawal.attachment, kinds)?);
-        if there { self.iptables.withdraw(withdrawal) } else { Ok(()) }
+        if there {
+            self.iptables.withdraw(withdrawal)?;
+        }
+        Ok(Before::of(there))
     }
 
     fn withdraw_from_reference(withdrawal: &Withdrawal<'_>, elsewhere: &Elsewhere) -> Result<(), Error> {
@@ -215,25 +226,25 @@ fn decisive(kinds: Kinds) -> Kinds {
 }
 
 impl Backend for Dataplane {
-    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
         // The socket is closed at once: nothing may be open while a batch is committed.
         let Elsewhere { iptables, tables, .. } = Elsewhere::look()?;
         // The iptables backend checks this itself.
         if self.choice != Some(BackendName::Iptables) && iptables {
             self.iptables.refuse_taken(request)?;
         }
-        let (made, ()) = self.make(|backend| backend.publish(request))?;
-        self.clear_others(made, &request.attachment, Kinds::Ports)?;
+        let (made, before) = self.make(|backend| backend.publish(request))?;
+        let before = self.clear_others((made, before), &request.attachment, Kinds::Ports)?;
         foreign_nat::warn(&request.ports, || match made {
             // The call may have made tables.
             BackendName::Iptables => Elsewhere::look().map_or(tables, |found| found.tables),
             BackendName::Nftables | BackendName::Ebpf => tables,
         });
-        Ok(())
+        Ok(before)
     }
 
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        let (made, ()) = self.make(|backend| backend.masquerade(request))?;
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error> {
+        let made = self.make(|backend| backend.masquerade(request))?;
         self.clear_others(made, &request.attachment, Kinds::Masquerade)
     }
 
@@ -249,7 +260,7 @@ impl Backend for Dataplane {
         };
         let results = [
             withdrawn,
-            self.withdraw_from_iptables(withdrawal, &elsewhere),
+            self.withdraw_from_iptables(withdrawal, &elsewhere).map(drop),
             Self::withdraw_from_reference(withdrawal, &elsewhere),
         ];
         if elsewhere.iptables || elsewhere.reference {

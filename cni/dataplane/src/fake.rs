@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cni_spec::Attachment;
 
 use crate::{
-    Backend, BackendName, Cause, Difference, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest,
-    Withdrawal,
+    Backend, BackendName, Before, Cause, Difference, Error, Kinds, Listed, MasqueradeRequest, Owner,
+    PortRequest, Withdrawal,
 };
 
 /// A backend in memory.
@@ -70,7 +70,7 @@ impl Fake {
 }
 
 impl Backend for Fake {
-    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
         let mut state = self.enter("publish", &request.attachment)?;
         let same_container = |other: &PortRequest| {
             other.attachment.container_id() == request.attachment.container_id()
@@ -85,11 +85,11 @@ impl Backend for Fake {
                 }
             }
         }
-        state.ports.insert(request.attachment.clone(), request.clone());
-        Ok(())
+        let earlier = state.ports.insert(request.attachment.clone(), request.clone());
+        Ok(Before::of(earlier.is_some()))
     }
 
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error> {
         let mut state = self.enter("masquerade", &request.attachment)?;
         for other in state.masquerades.values().filter(|o| o.attachment != request.attachment) {
             for wanted in &request.addresses {
@@ -99,8 +99,8 @@ impl Backend for Fake {
                 }
             }
         }
-        state.masquerades.insert(request.attachment.clone(), request.clone());
-        Ok(())
+        let earlier = state.masquerades.insert(request.attachment.clone(), request.clone());
+        Ok(Before::of(earlier.is_some()))
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {

@@ -50,8 +50,8 @@ pub mod trace;
 pub mod whereabouts;
 
 pub use backend::{
-    Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Request, Snat, Traffic,
-    Withdrawal,
+    Backend, BackendName, Before, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Request, Snat,
+    Traffic, Withdrawal,
 };
 pub use chain_name::ChainName;
 pub use cni_nftables::deferred_close;

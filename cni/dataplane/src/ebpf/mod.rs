@@ -29,7 +29,9 @@ mod uplinks;
 use cni_spec::Attachment;
 
 use crate::nftables::Nftables;
-use crate::{Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+use crate::{
+    Backend, Before, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal,
+};
 pub use fill::Fill;
 pub use foreign_filter::{ForeignFilter, programs_before_filters};
 pub use links::PREFERENCE;
@@ -90,16 +92,16 @@ impl Ebpf {
 }
 
 impl Backend for Ebpf {
-    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        self.nftables.publish(request)?;
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
+        let before = self.nftables.publish(request)?;
         self.carry(&request.attachment, &request.netns);
-        Ok(())
+        Ok(before)
     }
 
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        self.nftables.masquerade(request)?;
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error> {
+        let before = self.nftables.masquerade(request)?;
         self.carry(&request.attachment, &request.netns);
-        Ok(())
+        Ok(before)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {

@@ -46,8 +46,8 @@ use crate::nftables::owner_entry::{
 use crate::nftables::session::Session;
 use crate::owner::{AttachmentHash, Life, NetworkHash};
 use crate::{
-    AddressFamily, Backend, BackendName, ContainerNetns, Error, HostAddress, HostPorts, Kinds, Listed,
-    MasqueradeRequest, Owner, PortRequest, PublishedPort, Withdrawal,
+    AddressFamily, Backend, BackendName, Before, ContainerNetns, Error, HostAddress, HostPorts, Kinds,
+    Listed, MasqueradeRequest, Owner, PortRequest, PublishedPort, Withdrawal,
 };
 use listing::Listing;
 use names::CommentOwner;
@@ -311,7 +311,7 @@ fn in_each_place(
 }
 
 impl Backend for Iptables {
-    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
         check_request(request)?;
         let variant = chosen_variant()?;
         let publisher = Publisher { request, owners: Owners::open()? };
@@ -335,15 +335,17 @@ impl Backend for Iptables {
         }
         published?;
         flush(&request.ports, Selection::NotTo);
-        Ok(())
+        Ok(Before::of(is_repeated))
     }
 
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error> {
         let variant = chosen_variant()?;
+        let before = Before::of(self.holds(&request.attachment, Kinds::Masquerade)?);
         let owners = Owners::open()?;
         let _lock = publish::lock_for_writing();
         owners.put(KIND_IPTABLES_MASQUERADE, &request.attachment, &request.netns)?;
-        masquerade(request, variant, owners.chain_use(KIND_IPTABLES_MASQUERADE, &request.attachment)?)
+        masquerade(request, variant, owners.chain_use(KIND_IPTABLES_MASQUERADE, &request.attachment)?)?;
+        Ok(before)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {

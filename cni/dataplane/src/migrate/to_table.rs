@@ -106,7 +106,7 @@ impl Mover<'_> {
             Request::Ports(request) => ports_job(request)?,
             Request::Masquerade(request) => masquerade_job(request),
         };
-        end_flows_of_the_dead(&job.in_transit(Transit::Made).run(&self.session)?);
+        end_flows_of_the_dead(&job.in_transit(Transit::Made).run(&self.session)?.gone);
         Ok(None)
     }
 }

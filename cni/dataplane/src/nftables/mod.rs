@@ -33,12 +33,12 @@ use ipnet::IpNet;
 
 use crate::owned_table::unless_no_nf_tables;
 use crate::{
-    Backend, BackendName, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, Protocol,
+    Backend, BackendName, Before, Error, Flows, Kinds, Listed, MasqueradeRequest, PortRequest, Protocol,
     PublishedFlow, PublishedPort, Withdrawal,
 };
 use conntrack::{Selection, Target};
 use offload::Offload;
-use publish::Job;
+use publish::{Job, Made};
 use schema::{Layout, Map, Protocols};
 use session::{OwnedElement, Session, State};
 pub use udp_flows::FlowSearch;
@@ -203,9 +203,9 @@ fn or_warn<T>(flushed: Result<T, Error>) {
 }
 
 impl Backend for Nftables {
-    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+    fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
         let session = Session::open()?;
-        let gone = ports_job(request)?.run(&session)?;
+        let Made { before, gone } = ports_job(request)?.run(&session)?;
         end_flows_of_the_dead(&gone);
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
@@ -213,16 +213,16 @@ impl Backend for Nftables {
         let ports: Vec<_> = ports.iter().map(|port| (port.host, Selection::NotTo(port.container))).collect();
         or_warn(udp_flows::flush(&session, self.search, &ports));
         or_warn(conntrack::flush(conntrack::of(Protocol::Sctp, &ports)));
-        Ok(())
+        Ok(before)
     }
 
-    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error> {
         let session = Session::open()?;
-        let gone = masquerade_job(request).run(&session)?;
+        let Made { before, gone } = masquerade_job(request).run(&session)?;
         end_flows_of_the_dead(&gone);
         addresses::settle_or_warn(&session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
-        Ok(())
+        Ok(before)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use super::session::{OwnedElement, Session, State, describe, element_id};
 use super::{addresses, exempt};
 use crate::difference::{Difference, ExemptDifference};
 use crate::owner::AttachmentHash;
-use crate::{AddressFamily, ContainerNetns, Error, Owner};
+use crate::{AddressFamily, Before, ContainerNetns, Error, Owner};
 
 /// Longest run of ports that is looked up port by port, 12 µs each. The kernel's dump of a map costs the
 /// square of its elements: a second for 50,000.
@@ -50,6 +50,15 @@ struct OtherOwners {
     dead: BTreeSet<AttachmentHash>,
     /// Elements of other attachments of the same container, which serve this attachment, too.
     shared: Vec<OwnedElement>,
+}
+
+/// The outcome of a job.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// What the attachment had of the kind.
+    pub(crate) before: Before,
+    /// The elements of dead owners that were removed.
+    pub(crate) gone: Vec<OwnedElement>,
 }
 
 /// The outcome of the usual case.
@@ -86,10 +95,10 @@ impl Job {
         self
     }
 
-    /// Makes the elements. Returns those of dead owners that it removed.
-    pub(crate) fn run(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
+    /// Makes the elements.
+    pub(crate) fn run(&self, session: &Session) -> Result<Made, Error> {
         match self.fast(session)? {
-            FastPath::Done => Ok(Vec::new()),
+            FastPath::Done => Ok(Made { before: Before::Nothing, gone: Vec::new() }),
             FastPath::NotUsual => self.careful(session),
         }
     }
@@ -213,13 +222,13 @@ impl Job {
     }
 
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
-    /// generation. Returns the elements of dead owners that it removed.
-    fn careful(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
+    /// generation.
+    fn careful(&self, session: &Session) -> Result<Made, Error> {
         session.transact(&self.operation, |_| Ok((self.base(session)?, ())))?;
         session.transact(&self.operation, |_| self.difference(session))
     }
 
-    fn difference(&self, session: &Session) -> Result<(Transaction, Vec<OwnedElement>), Error> {
+    fn difference(&self, session: &Session) -> Result<(Transaction, Made), Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -254,7 +263,7 @@ impl Job {
             }
             batch.add_element(self.entry(items.len()));
         }
-        Ok((batch, gone))
+        Ok((batch, Made { before: Before::of(entry.is_some()), gone }))
     }
 
     /// Replaces the rules of the attachment's own chains, as rules cannot be compared, and deletes the chains

@@ -44,7 +44,8 @@ pub(crate) fn start<'a>(
         Dataplane::default().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
     });
     let request = request(common, &defaults, attachment, (container, addresses));
-    Ok(dataplane(common, &defaults).masquerade(&request)?)
+    dataplane(common, &defaults).masquerade(&request)?;
+    Ok(())
 }
 
 /// The masquerade of a container; none without `ipMasq`.
@@ -88,7 +89,8 @@ impl Expected for Masqueraded {
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        Ok(self.dataplane.masquerade(&self.request)?)
+        self.dataplane.masquerade(&self.request)?;
+        Ok(())
     }
 
     fn take_away(&self) -> Result<(), CniError> {

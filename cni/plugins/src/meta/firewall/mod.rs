@@ -47,9 +47,14 @@ impl Plugin for Firewall {
         let previous = previous(request)?;
         let wanted = wanted(request, &config, previous)?;
         let lock = FirewallLock::for_add(&wanted)?;
-        if let Err(error) = make(&wanted, &lock) {
+        let earlier = firewall::held(&request.attachment)?;
+        let is_repeated = earlier.is_some();
+        if let Err(error) = make(&wanted, earlier, &lock) {
             drop(lock);
-            if let Err(left) = take_away(request, &config.zone, config.policy, &FirewallLock::for_del()) {
+            // Rules of an earlier ADD serve a container that runs.
+            if !is_repeated
+                && let Err(left) = take_away(request, &config.zone, config.policy, &FirewallLock::for_del())
+            {
                 log::warn!("undo the ADD of {}: {left}", request.attachment);
             }
             return Err(error);
@@ -209,10 +214,14 @@ fn previous_addresses(request: &Request<'_>) -> Vec<IpAddr> {
     request.config.prev_result.as_ref().map(addresses).unwrap_or_default()
 }
 
-/// Makes the rules of an attachment. First removes addresses from zones that an earlier ADD has added them to
-/// and this one does not: the new record no longer names them.
-fn make(wanted: &FirewallRequest, lock: &FirewallLock) -> Result<(), CniError> {
-    if let Some(held) = firewall::held(&wanted.attachment)? {
+/// Makes the rules of an attachment, which has the record `earlier`. First removes addresses from zones that an earlier ADD
+/// has added them to and this one does not: the new record no longer names them.
+fn make(
+    wanted: &FirewallRequest,
+    earlier: Option<FirewallRecord>,
+    lock: &FirewallLock,
+) -> Result<(), CniError> {
+    if let Some(held) = earlier {
         let stays = |address: &IpAddr| {
             let known = held.zone.is_empty() || held.zone == wanted.zone;
             wanted.means == Means::Firewalld && known && wanted.addresses.contains(address)
@@ -326,7 +335,8 @@ impl Expected for Rules {
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        make(&self.wanted, &FirewallLock::for_add(&self.wanted)?)
+        let lock = FirewallLock::for_add(&self.wanted)?;
+        make(&self.wanted, firewall::held(&self.wanted.attachment)?, &lock)
     }
 
     fn take_away(&self) -> Result<(), CniError> {

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni_dataplane::{
-    AddressFamily, Backend, BackendName, Conditions, ContainerNetns, Dataplane, EntryPort, IptablesOptions,
-    Kinds, Loopback, NftablesOptions, PortRequest, Snat, Withdrawal,
+    AddressFamily, Backend, BackendName, Before, Conditions, ContainerNetns, Dataplane, EntryPort,
+    IptablesOptions, Kinds, Loopback, NftablesOptions, PortRequest, Snat, Withdrawal,
 };
 use cni_kernel::netns::Netns;
 use cni_spec::address::check_container;
@@ -96,10 +96,13 @@ fn add(
     let previous = request.config.prev_result.as_ref();
     let previous = previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
     let Some(wanted) = wanted(request, config, previous)? else { return Ok(previous.clone()) };
-    backend.publish(&wanted)?;
+    let before = backend.publish(&wanted)?;
     // Only now is the guard of the loopback in place.
     if let Err(error) = route_localnet::open_for(&wanted, open) {
-        if let Err(left) = backend.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports)) {
+        // Ports of an earlier ADD serve a container that runs.
+        if before == Before::Nothing
+            && let Err(left) = backend.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports))
+        {
             return Err(error.with_details(format!("its ports are still published: {left}")));
         }
         return Err(error);
@@ -268,6 +271,16 @@ mod tests {
         fake.fail("withdraw");
         let error = with(&conf(""), |request| add(&fake, read(request), request, &open)).unwrap_err();
         assert!(error.details.contains("still published"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_repetition_leaves_the_ports_of_the_first_add() {
+        let fake = Fake::new();
+        with(&conf(""), |request| add(&fake, read(request), request, &|_| Ok(()))).unwrap();
+        let open = |_| Err(CniError::internal("route_localnet: EROFS"));
+        let error = with(&conf(""), |request| add(&fake, read(request), request, &open)).unwrap_err();
+        assert_eq!(error.msg, "route_localnet: EROFS");
+        assert_eq!(fake.list().unwrap().len(), 1);
     }
 
     #[test]

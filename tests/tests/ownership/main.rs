@@ -2,6 +2,8 @@
 
 //! Whose an object is, and when its owner is gone: a network that was renamed, an ADD that comes twice, a runtime that has lost its cache.
 
+mod undo;
+
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, has_programs, host_local, limited,
