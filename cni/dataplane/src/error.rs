@@ -23,12 +23,14 @@ pub enum Error {
     /// The port or address is taken by an element without an owner's comment.
     #[error("{what} is taken by an element of {place} without an owner: remove it by hand")]
     ConflictUnowned { what: String, place: String },
-    /// A chain of iptables, which names no attachment, has the port.
+    /// A chain of iptables, for which no attachment is recorded, has the port.
     #[error("{what} is taken by {by}")]
     Taken {
         what: String,
         /// The chain's owner, as far as its comments name it.
         by: String,
+        /// The command that frees the port; empty if the chain's name cannot stand in one.
+        command: String,
     },
     /// Another program holds the lock of the legacy tools of iptables.
     #[error("{program}: the lock of xtables is held by {holder}, after waiting for {seconds} s")]
@@ -267,6 +269,9 @@ impl From<Error> for CniError {
     fn from(error: Error) -> Self {
         let way_out = match &error {
             Error::Conflict { owner, .. } => owner.way_out(),
+            Error::Taken { command, .. } if !command.is_empty() => {
+                format!("if that container is gone, `{command}` frees the port")
+            }
             _ => String::new(),
         };
         Self::new(error.code(), error.to_string()).with_details(way_out)

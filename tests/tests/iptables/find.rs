@@ -290,6 +290,14 @@ fn a_port_of_the_references_is_not_taken() {
                 "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1 (chain \
                  CNI-DN-328e3d85e6c0f709cddd7 of iptables)"
             );
+            // The command of the message frees the port.
+            let command = error.details.split('`').nth(1).expect("a command").to_owned();
+            assert!(command.ends_with(" -t nat -F CNI-DN-328e3d85e6c0f709cddd7"), "{command}");
+            command.split(" && ").for_each(|one| drop(stage.node.cmd(one)));
+            other.ok();
+            other.verb("DEL").ok();
+            theirs.clone().verb("DEL").by(&reference).ok();
+            theirs.ok();
         }
     }
 }

@@ -263,7 +263,7 @@ impl Publisher<'_> {
         let what = format!("host port {host}");
         let Some(owner) = owner else {
             let by = format!("chain {chain} of iptables, which names no owner");
-            return Err(Error::Taken { what, by });
+            return Err(Error::Taken { what, by, command: emptying(tools, &chain) });
         };
         let records = self.owners.list(|recorded| owner.may_be(recorded))?;
         if let Some(living) = records.iter().find(|record| record.life != Life::Dead) {
@@ -272,7 +272,7 @@ impl Publisher<'_> {
         if records.is_empty() {
             let CommentOwner { network, container_id, .. } = owner;
             let by = format!("network {network}, container {container_id} (chain {chain} of iptables)");
-            return Err(Error::Taken { what, by });
+            return Err(Error::Taken { what, by, command: emptying(tools, &chain) });
         }
         let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
         for family in AddressFamily::BOTH {
@@ -281,6 +281,14 @@ impl Publisher<'_> {
         let kinds = record_kinds(Kinds::All);
         records.iter().try_for_each(|record| self.owners.remove(record.owner.attachment_hash, &kinds))
     }
+}
+
+/// The command that empties a chain in each family that has it, for people.
+fn emptying(tools: &Tools, chain: &str) -> String {
+    let all = AddressFamily::BOTH.map(|family| tools.with_family(family));
+    let present = all.iter().filter(|tools| tools.read(&[chain]).is_ok_and(|listing| listing.has(chain)));
+    let commands = present.map(|tools| tools.emptying(chain)).filter(|command| !command.is_empty());
+    commands.collect::<Vec<_>>().join(" && ")
 }
 
 fn masquerade(request: &MasqueradeRequest, variant: Variant, chain_use: ChainUse) -> Result<(), Error> {

@@ -5,6 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::IpNet;
+
 use super::batch::Batch;
 use super::detect;
 use super::listing::Listing;
@@ -20,6 +22,11 @@ use crate::nftables::schema::other_networks;
 pub(crate) fn set(container: &ContainerNetworks) -> Result<(), Error> {
     let operation = format!("set the networks of container {}", container.container_id);
     for place in detect::places_with_ports()? {
+        // Most further interfaces are of containers without ports, and a tool takes milliseconds.
+        if !detect::has_rule(place, TableName::Nat, names::HOSTPORT_DNAT, &[begin(&container.container_id)])?
+        {
+            continue;
+        }
         let tools = Tools::nat(place);
         let chains = chains_of(&tools.read(&[names::HOSTPORT_DNAT])?, container);
         if chains.is_empty() {
@@ -35,6 +42,11 @@ pub(crate) fn set(container: &ContainerNetworks) -> Result<(), Error> {
         })?;
     }
     Ok(())
+}
+
+/// The part of a container's ID that the comments of its rules have, however long the network's name is.
+fn begin(id: &str) -> Vec<u8> {
+    id.bytes().take(8).collect()
 }
 
 /// The chains of the container's ports, on whichever network.
@@ -64,7 +76,10 @@ pub(super) fn with_networks(rules: &[Rule], container: &ContainerNetworks) -> Ve
             continue;
         };
         let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let is_own = |rule: &&Rule| rule.source().is_some_and(|source| source.contains(&network.addr()));
+        // Another network may contain the container's own, and none is inside that: the narrowest one is the container's own.
+        let containing = |rule: &Rule| rule.source().filter(|source| source.contains(&network.addr()));
+        let narrowest = marking.iter().filter_map(containing).max_by_key(IpNet::prefix_len);
+        let is_own = |rule: &&Rule| narrowest.is_some() && rule.source() == narrowest;
         let is_kept =
             |rule: &&Rule| is_own(rule) || rule.source().is_none_or(|source| source.addr() == localhost);
         all.extend(marking.iter().filter(is_kept).cloned());

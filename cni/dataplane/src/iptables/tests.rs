@@ -313,9 +313,17 @@ fn the_oldest_layout_is_removed_with_its_chains() {
 
 #[test]
 fn other_networks_of_the_container_are_marked_before_each_translation() {
+    marked_before_each_translation(["10.23.0.2/24", "fd00:23::2/64"]);
+}
+
+#[test]
+fn a_network_that_contains_the_containers_own_is_another_one() {
+    marked_before_each_translation(["10.0.0.7/8", "fd00::7/16"]);
+}
+
+fn marked_before_each_translation(elsewhere: [&str; 2]) {
     let alone = request("web", FAMILIES);
-    let elsewhere: Vec<ipnet::IpNet> =
-        vec!["10.23.0.2/24".parse().unwrap(), "fd00:23::2/64".parse().unwrap()];
+    let elsewhere: Vec<ipnet::IpNet> = elsewhere.iter().map(|one| one.parse().unwrap()).collect();
     let both = PortRequest { elsewhere: elsewhere.clone(), ..alone.clone() };
     let addresses = |more: &[ipnet::IpNet]| {
         let own = alone.networks.iter().map(|net| (2, *net));
@@ -335,6 +343,7 @@ fn other_networks_of_the_container_are_marked_before_each_translation() {
         assert_eq!(sources(&after.rules, other), sources(&before.rules, own));
         // A network that is joined later, or left again, gives the same chain as an ADD in the other order.
         assert_eq!(networks::with_networks(&before.rules, &container(&elsewhere)), after.rules);
+        assert_eq!(networks::with_networks(&after.rules, &container(&elsewhere)), after.rules);
         assert_eq!(networks::with_networks(&after.rules, &container(&[])), before.rules);
     }
 }

@@ -18,6 +18,7 @@ use super::batch::Batch;
 use super::legacy;
 use super::listing::Listing;
 use super::names::TableName;
+use crate::chain_name::ChainName;
 use crate::{AddressFamily, Cause, Error};
 
 /// Time that an operation waits for the lock of the legacy tools, both families together.
@@ -155,6 +156,21 @@ impl Tools {
         let plain =
             || find(&format!("{family}-{suffix}")).filter(|_| default_variant() == Some(self.variant));
         find(&name).or_else(plain).ok_or(Error::NoIptables { program: name })
+    }
+
+    /// The command that empties a chain, for people; empty if the chain's name cannot stand in one.
+    pub(crate) fn emptying(&self, chain: &str) -> String {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if ChainName::new(chain).is_err() || !chain.bytes().all(is_plain) {
+            return String::new();
+        }
+        let family = match self.family {
+            AddressFamily::V4 => "iptables",
+            AddressFamily::V6 => "ip6tables",
+        };
+        let name = format!("{family}-{}", self.variant);
+        let program = if find(&name).is_some() { name.as_str() } else { family };
+        format!("{program} -t {} -F {chain}", self.table.as_str())
     }
 
     /// Reads the given chains, as far as they exist.
