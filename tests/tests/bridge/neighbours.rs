@@ -2,7 +2,8 @@
 
 //! How the node and other containers find a container: without a frame to all, and also after another one had its address.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, Pod, Proto, QUICK, address_of, at, is_peer, peer_fails, within};
@@ -122,4 +123,87 @@ fn an_address_of_a_former_container_is_reached_at_once() {
             assert!(again(name, mac, v4, v6), "{name}");
         }
     });
+}
+
+/// The MAC address is made of the first address. A container that had the second one before may have had another first one.
+#[test]
+fn an_address_of_a_second_range_is_announced() {
+    let node = Node::new();
+    let add = |name: &str, places: [u8; 2]| {
+        let [first, second] = places;
+        let addresses =
+            json!([{"address": format!("10.1.2.{first}/24")}, {"address": format!("10.1.3.{second}/24")}]);
+        let ipam = json!({"type": "static", "addresses": addresses});
+        let pod = node.pod(name);
+        network(&node, &json!({"ipam": ipam})).add(&Attach::new(&pod)).expect("ADD");
+        pod
+    };
+    let near = add("near", [8, 8]);
+    for (name, first) in [("former", 5), ("next", 7)] {
+        let pod = add(name, [first, 7]);
+        let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", name);
+        let to = at(Ipv4Addr::new(10, 1, 3, 7), 80);
+        let answer = near.request_from(Proto::Tcp, None, to, within(QUICK));
+        assert!(answer.is_ok_and(|answer| answer.who == name), "{name}");
+        network(&node, &json!({})).del(&Attach::new(&pod)).expect("DEL");
+        pod.remove();
+        // The node has forgotten the former one by itself.
+        node.cmd("ip neighbour flush dev br0");
+    }
+}
+
+#[test]
+fn a_permanent_neighbour_of_an_administrator_stays() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let network = network(&node, &json!({"isGateway": true}));
+    let known = |address: &str| node.cmd(&format!("ip neighbour show {address} dev br0"));
+    let first = node.pod("first");
+    add(&network, &first);
+    let set = "ip neighbour replace 10.1.2.3 lladdr 02:00:00:00:00:99 dev br0 nud permanent";
+    node.cmd(set);
+    // A neighbour that the node has learnt is replaced: the control.
+    node.cmd("ip neighbour replace 10.1.2.4 lladdr 02:00:00:00:00:99 dev br0 nud stale");
+    let (second, third) = (node.pod("second"), node.pod("third"));
+    assert_eq!(address_of(&add(&network, &second), 0).to_string(), "10.1.2.3");
+    assert_eq!(address_of(&add(&network, &third), 0).to_string(), "10.1.2.4");
+    let permanent = known("10.1.2.3");
+    assert!(permanent.contains("02:00:00:00:00:99") && permanent.contains("PERMANENT"), "{permanent}");
+    assert!(known("10.1.2.4").contains(&third.mac("eth0")), "{}", known("10.1.2.4"));
+}
+
+/// Rules of the node name the bridge. What a running container sends by a new interface must not come in by its port alone.
+#[test]
+fn a_running_container_sends_nothing_past_the_bridge() {
+    let (node, pod) = Node::with_pod();
+    let network = network(&node, &json!({"isGateway": true}));
+    pod.cmd("ip link add other up type veth peer name far");
+    node.cmd("nft add table inet watch");
+    node.cmd("nft add chain inet watch in { type filter hook prerouting priority raw ; }");
+    node.cmd("nft add counter inet watch past");
+    node.cmd("nft add counter inet watch through");
+    node.cmd("nft add rule inet watch in iifname veth* ip saddr 10.1.2.0/24 counter name past");
+    node.cmd("nft add rule inet watch in iifname br0 ip saddr 10.1.2.0/24 counter name through");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pod.run(|| {
+                let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+                while !is_over.load(Ordering::Relaxed) {
+                    // Fails as long as there is no route.
+                    let _sent = socket.send_to(b"early", "10.1.2.1:9");
+                }
+            });
+        });
+        for _ in 0..10 {
+            network.add(&Attach::new(&pod)).expect("ADD");
+            network.del(&Attach::new(&pod)).expect("DEL");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let count = |name: &str| node.cmd(&format!("nft list counter inet watch {name}"));
+    assert!(count("past").contains("packets 0 "), "{}", count("past"));
+    assert!(!count("through").contains("packets 0 "), "the control: {}", count("through"));
 }

@@ -38,7 +38,7 @@ pub use error::{ReplyError, RouteError};
 pub use filter::{Filter, Hook, IngressFilter, Verdict};
 pub use kinds::{IpvlanMode, LinkKind, MacvlanMode, Vxlan};
 pub use link::{Link, LinkChange, OperState};
-pub use neighbour::{Counts, FdbEntry, Neighbour};
+pub use neighbour::{Counts, FdbEntry, KnownNeighbour, Neighbour};
 pub use notify::{Notification, NotificationGroup, Notifications};
 pub use path::{Existing, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 pub use port::{PortSettings, Switch, VlanFiltering};

@@ -32,6 +32,15 @@ impl fmt::Display for Neighbour {
     }
 }
 
+/// A neighbour in whatever state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownNeighbour {
+    /// Its Ethernet address; none while the kernel looks for it.
+    pub mac: Option<Mac>,
+    /// True if somebody has set it for good (`NUD_PERMANENT`).
+    pub is_permanent: bool,
+}
+
 /// Whether a neighbour counts for the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which all network
 /// namespaces share. One that does not is never collected: it leaves with its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,7 +154,7 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError`] if the kernel refuses the request, as before Linux 5.0.
-    pub fn neighbour(&self, link: &Link, address: IpAddr) -> Result<Option<Neighbour>, RouteError> {
+    pub fn neighbour(&self, link: &Link, address: IpAddr) -> Result<Option<KnownNeighbour>, RouteError> {
         let header = Header { state: 0, ..neighbour(link, address) };
         let message = message(RTM_GETNEIGH, &header, &[(NDA_DST, &wire::octets(address))]);
         let action = format_args!("find neighbour {address} of {}", link.name);
@@ -156,11 +165,19 @@ impl RouteSocket {
     }
 
     /// Tells the kernel of a neighbour, as if it had heard of it: the first packet needs no request, and the kernel verifies
-    /// the entry as it does with any other when it is used. It replaces what the link has for the IP address.
+    /// the entry as it does with any other when it is used. `known` is what [`Self::neighbour`] has returned for the IP
+    /// address, which is replaced; without it nothing is.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] if the link is gone.
-    pub fn introduce_neighbour(&self, link: &Link, new: Neighbour, counts: Counts) -> Result<(), RouteError> {
+    /// [`RouteError::already_exists`] if the link has an entry that is not `known`; [`RouteError::is_not_found`] if the link
+    /// is gone.
+    pub fn introduce_neighbour(
+        &self,
+        link: &Link,
+        new: Neighbour,
+        known: Option<KnownNeighbour>,
+        counts: Counts,
+    ) -> Result<(), RouteError> {
         let flags = match counts {
             Counts::Yes => 0,
             Counts::No => NTF_EXT_LEARNED,
@@ -168,11 +185,8 @@ impl RouteSocket {
         let header = Header { state: NUD_STALE, flags, ..neighbour(link, new.address) };
         let attributes = [(NDA_DST, &wire::octets(new.address)[..]), (NDA_LLADDR, &new.mac.0)];
         let action = format_args!("introduce neighbour {new} on {}", link.name);
-        self.transport.run(
-            Verb::CreateWith(flag::REPLACE),
-            message(RTM_NEWNEIGH, &header, &attributes),
-            action,
-        )
+        let verb = if known.is_some() { Verb::CreateWith(flag::REPLACE) } else { Verb::Create };
+        self.transport.run(verb, message(RTM_NEWNEIGH, &header, &attributes), action)
     }
 
     /// Tells a bridge that an Ethernet address is behind one of its ports, as if it had sent a frame. The entry expires
@@ -258,12 +272,14 @@ fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
     Ok(permanent(payload, link)?.and_then(|(family, attributes)| entry(family, attributes)))
 }
 
-fn decode_any(payload: &[u8]) -> Result<Option<Neighbour>, ReplyError> {
+fn decode_any(payload: &[u8]) -> Result<Option<KnownNeighbour>, ReplyError> {
     let (header, attributes) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
-    Ok(entry(header[0], attributes))
+    let is_permanent = message::u16_of(&header[8..]) & NUD_PERMANENT != 0;
+    let address = message::attributes(attributes).find(|(kind, _)| *kind == NDA_LLADDR);
+    Ok(Some(KnownNeighbour { mac: address.and_then(|(_, value)| wire::mac(value)), is_permanent }))
 }
 
-/// An entry with both addresses; none while the kernel still looks for the Ethernet address.
+/// An entry with both addresses; none without an Ethernet address.
 fn entry(family: u8, attributes: &[u8]) -> Option<Neighbour> {
     let (mut address, mut mac) = (None, None);
     for (kind, value) in message::attributes(attributes) {
@@ -315,7 +331,12 @@ mod tests {
             let mut learned = message.payload().to_vec();
             learned[8..10].copy_from_slice(&2_u16.to_ne_bytes());
             assert_eq!(decode(&learned, 5), Ok(None), "reachable, but not permanent");
-            assert_eq!(decode_any(&learned), Ok(Some(Neighbour { address, mac: MAC })));
+            assert_eq!(
+                decode_any(&learned),
+                Ok(Some(KnownNeighbour { mac: Some(MAC), is_permanent: false }))
+            );
+            let set = Ok(Some(KnownNeighbour { mac: Some(MAC), is_permanent: true }));
+            assert_eq!(decode_any(message.payload()), set);
             for length in 0..message.payload().len() {
                 let _ = decode(&message.payload()[..length], 5);
             }

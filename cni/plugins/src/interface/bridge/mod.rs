@@ -158,6 +158,9 @@ fn set_up<'a>(
     if joins_last {
         host.set_up_alone(&port, attachment)?;
     } else {
+    // A process of a running container could send by its new interface before the port is one of the bridge, past the rules
+    // that name the bridge.
+    let joins_last = joins_last && networks::is_first(container, &inner)?;
         host.attach(&port, &bridge, attachment, settings)?;
     }
     settings.common.advertisements.apply(container, &inner)?;

@@ -43,13 +43,16 @@ fn source(addresses: &[IpNet]) -> Option<&IpNet> {
 }
 
 /// True if any container that had `net` before had the MAC address that is made of `source`, too: it is that very
-/// address, or has the same place in its subnet, as IPAM gives out the addresses of several subnets side by side.
-fn is_implied(source: &IpNet, net: &IpNet) -> bool {
+/// address, or the first one of the other family at the same place in its subnet, as IPAM gives out the addresses of two
+/// families side by side. A second range of a family may have another fill, and be another container's first.
+fn is_implied(source: &IpNet, net: &IpNet, all: &[IpNet]) -> bool {
     let place = |net: &IpNet| match net {
         IpNet::V4(net) => u128::from(net.addr().to_bits() & net.hostmask().to_bits()),
         IpNet::V6(net) => net.addr().to_bits() & net.hostmask().to_bits(),
     };
-    source == net || place(source) == place(net)
+    let is_v4 = |net: &IpNet| net.addr().is_ipv4();
+    let is_first = all.iter().find(|one| is_v4(one) == is_v4(net)) == Some(net);
+    source == net || is_v4(source) != is_v4(net) && is_first && place(source) == place(net)
 }
 
 impl AddContext<'_> {
@@ -87,15 +90,26 @@ impl AddContext<'_> {
         for net in &plan.layer3.addresses {
             let address = net.addr();
             let former = host.route.neighbour(bridge, address);
-            let is_known =
-                matches!(&former, Ok(None)) || matches!(&former, Ok(Some(former)) if former.mac == mac);
+            let is_known = former
+                .as_ref()
+                .is_ok_and(|former| former.and_then(|former| former.mac).is_none_or(|former| former == mac));
             let is_elsewhere = is_known_to_bridge || self.settings.mac.is_some() || !is_ours || !is_known;
-            if is_elsewhere || !is_implied(source, net) {
+            if is_elsewhere || !is_implied(source, net, &plan.layer3.addresses) {
                 if address.is_ipv4() { v4 = true } else { v6 = true }
+            }
+            let former = former.unwrap_or_default();
+            if former.is_some_and(|former| former.is_permanent) {
+                if !is_known {
+                    log::warn!(
+                        "{} has another permanent neighbour {address}, which is left as it is",
+                        bridge.name
+                    );
+                }
+                continue;
             }
             // All of this saves requests, and nothing else: a kernel that refuses it makes them.
             let new = Neighbour { address, mac };
-            unneeded(host.route.introduce_neighbour(bridge, new, Counts::Yes));
+            unneeded(host.route.introduce_neighbour(bridge, new, former, Counts::Yes));
         }
         // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays, for a
         // container that sets another one.
@@ -113,7 +127,7 @@ impl AddContext<'_> {
         if let Some(mac) = bridge.mac.filter(|_| is_ours) {
             for gateway in &plan.gateways {
                 let new = Neighbour { address: gateway.addr(), mac };
-                unneeded(container.route.introduce_neighbour(inner, new, Counts::No));
+                unneeded(container.route.introduce_neighbour(inner, new, None, Counts::No));
             }
         }
         Ok(())
@@ -154,17 +168,24 @@ mod tests {
     }
 
     #[test]
-    fn addresses_at_the_same_place_of_their_subnets_have_the_same_mac_address() {
-        for (source, net, implied) in [
-            ("10.9.1.7/20", "10.9.1.7/20", true),
-            ("10.9.1.7/20", "fd00::107/64", true),
-            ("10.9.1.7/20", "fd00::1:107/64", false),
-            ("10.9.1.7/24", "fd00::7/64", true),
-            ("10.9.1.7/24", "fd00::8/64", false),
-            ("10.9.1.7/32", "fd00::8/128", true),
+    fn the_first_addresses_of_both_families_at_the_same_place_have_the_same_mac_address() {
+        for (all, implied) in [
+            (vec!["10.9.1.7/20"], vec![true]),
+            (vec!["10.9.1.7/20", "fd00::107/64"], vec![true, true]),
+            (vec!["10.9.1.7/20", "fd00::1:107/64"], vec![true, false]),
+            (vec!["10.9.1.7/24", "fd00::7/64"], vec![true, true]),
+            (vec!["10.9.1.7/24", "fd00::8/64"], vec![true, false]),
+            (vec!["10.9.1.7/32", "fd00::8/128"], vec![true, true]),
+            // Further ranges of a family.
+            (vec!["10.9.1.7/24", "10.8.1.7/24"], vec![true, false]),
+            (vec!["fd00::7/64", "fd01::7/64"], vec![true, false]),
+            (vec!["10.9.1.7/24", "fd00::7/64", "fd01::7/64"], vec![true, true, false]),
+            (vec!["fd00::7/64", "fd01::7/64", "10.9.1.7/24"], vec![true, false, true]),
         ] {
-            let (source, net) = (source.parse().unwrap(), net.parse().unwrap());
-            assert_eq!(is_implied(&source, &net), implied, "{source} {net}");
+            let all = nets(&all);
+            let found: Vec<bool> =
+                all.iter().map(|net| is_implied(source(&all).unwrap(), net, &all)).collect();
+            assert_eq!(found, implied, "{all:?}");
         }
     }
 }

@@ -16,6 +16,18 @@ use super::failed;
 /// The index of the first link that is added to a new namespace, behind the loopback's.
 const FIRST_INDEX: u32 = 2;
 
+/// True if a container that gets a link has had none before, and so does not run yet. Links that the kernel makes in each
+/// namespace, such as `tunl0`, are down.
+pub(crate) fn is_first(container: &Container, link: &Link) -> Result<bool, CniError> {
+    const LOOPBACK_INDEX: u32 = 1;
+    if link.index <= FIRST_INDEX {
+        return Ok(true);
+    }
+    let mut others = container.route.links().map_err(failed)?;
+    others.retain(|other| other.index != link.index && other.index != LOOPBACK_INDEX);
+    Ok(!others.is_empty() && others.iter().all(|other| !other.up))
+}
+
 /// Tells the container's published ports of the networks of a link that an ADD has set up. Costs nothing for the first link
 /// of a namespace.
 pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link) -> Result<(), CniError> {
@@ -65,7 +77,7 @@ fn find_elsewhere(
     path: &Path,
     interfaces: &[Interface],
 ) -> Result<Vec<IpNet>, CniError> {
-    if is_first(interfaces)? {
+    if is_peer_first(interfaces)? {
         return Ok(Vec::new());
     }
     let netns = Netns::open(path).map_err(failed)?;
@@ -75,7 +87,7 @@ fn find_elsewhere(
 }
 
 /// True if the peer of the host's end is the first link of its namespace.
-fn is_first(interfaces: &[Interface]) -> Result<bool, CniError> {
+fn is_peer_first(interfaces: &[Interface]) -> Result<bool, CniError> {
     let on_host: Vec<_> = interfaces.iter().filter(|interface| interface.sandbox.is_empty()).collect();
     if on_host.is_empty() {
         return Ok(false);
