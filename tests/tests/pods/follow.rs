@@ -127,3 +127,17 @@ fn the_directory_is_created() {
         manager.shut_down().await;
     });
 }
+
+/// `slipwayd networks --watch` shows what is there, and changes nothing.
+#[test]
+fn a_manager_that_only_watches_makes_no_directory() {
+    slipway_only!();
+    let stage = Stage::new();
+    stage.block_on(async || {
+        let manager = stage.manager().config_dir("/var/lib/a/b").watch().await.expect("a manager");
+        assert!(stage.node.list("/var/lib/a").is_empty());
+        stage.node.write("/var/lib/a/b/10.conflist", pods_list("pods").to_string());
+        until(&manager, "a file in a new directory", |all| default_of(all) == Some("pods")).await;
+        manager.shut_down().await;
+    });
+}

@@ -41,7 +41,7 @@ pub(super) async fn execute(options: &Options) -> Result<(), PodFailure> {
         return print_networks(&*builder.open().resync().await?, is_json).map_err(PodFailure::Output);
     }
     let mut signals = Signals::new().map_err(PodFailure::Signals)?;
-    let manager = builder.start().await?;
+    let manager = builder.watch().await?;
     let mut changes = manager.subscribe();
     loop {
         let networks = changes.borrow_and_update().clone();

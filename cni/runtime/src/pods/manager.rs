@@ -135,13 +135,25 @@ impl Builder {
     /// [`PodError::Start`] if the directory or the thread cannot be created. A directory that cannot be read is
     /// logged, and read again later.
     pub async fn start(self) -> Result<Manager, PodError> {
+        let path = self.directory.clone();
+        on_thread(move || {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
+            made.map_err(|error| PodError::Start { action: format!("create {}", path.display()), error })
+        })
+        .await??;
+        self.watch().await
+    }
+
+    /// Starts the manager as [`Self::start`] does, but makes no directory: for a program that only reads. A missing directory
+    /// is read when there is one.
+    ///
+    /// # Errors
+    /// [`PodError::Start`] if the thread cannot be created.
+    pub async fn watch(self) -> Result<Manager, PodError> {
         let manager = self.open();
         let directory = Arc::clone(&manager.inner.directory);
         let failed = |action: String| move |error| PodError::Start { action, error };
         let watcher = on_thread(move || {
-            let path = directory.path().to_owned();
-            let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
-            made.map_err(failed(format!("create {}", path.display())))?;
             // The first reading ends before the first operation.
             if let Err(error) = directory.sync() {
                 log::warn!("{error}");
