@@ -16,6 +16,12 @@ pub fn encode(netns: &Path) -> Option<Vec<u8>> {
     Record::new(&ContainerNetns::without_cookie(netns).ok()?)?.encode()
 }
 
+/// The namespace of a record that was made in this mount namespace: elsewhere its path may lead to another one.
+#[must_use]
+pub fn decode(record: &[u8]) -> Option<ContainerNetns> {
+    Record::decode(record)?.here()
+}
+
 /// True if the namespace of a record is provably gone: its path is missing or leads to another one, in the mount namespace in
 /// which it was recorded.
 #[must_use]

@@ -20,6 +20,7 @@ pub mod lock;
 pub mod mac;
 pub mod named_netns;
 pub mod netns;
+pub mod netns_search;
 pub mod packet;
 pub mod process;
 pub mod route;

@@ -29,7 +29,7 @@ pub struct Netns {
 
 /// Identifies a namespace: the device and inode number of its file in nsfs (namespaces(7)). The kernel reuses
 /// inode numbers of deleted namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsId {
     /// Device of the nsfs file system.
     pub dev: u64,

@@ -2,22 +2,35 @@
 
 //! Reservations whose owner is provably gone. They are freed when a range is exhausted.
 //!
+//! A runtime may lose or unmount the path of a namespace in which processes go on. So a missing path proves the end only
+//! together with these:
+//!
+//! ```text
+//! the node's end of the pair      is missing: it goes with the namespace
+//! the namespace's inode number    is that of no namespace which a process is in or has open, or which is mounted;
+//!                                 or of one without the address, as the kernel uses the number again
+//! ```
+//!
 //! A reservation without a [mark](super::mark) (of the reference, or on a file system without such attributes) has an owner
 //! that may live. So has one of an earlier boot, because a path proves something only in the mount namespace that it was
 //! recorded in: the directory may be another node's, too.
 
-use std::io::Read as _;
+use std::collections::BTreeSet;
+use std::io::{self, Read as _};
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::SystemTime;
 
 use cni_dataplane::firewall::{self, BridgeUse, FirewallLock};
+use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_dataplane::{Backend as _, Dataplane, Kinds, Withdrawal, macspoof, namespace_record};
 use cni_kernel::dir::Access;
-use cni_kernel::xattr;
+use cni_kernel::netns::{Netns, NetnsId};
+use cni_kernel::netns_search;
+use cni_kernel::route::{RouteError, RouteSocket};
 use cni_spec::{Attachment, CniError};
-use nix::errno::Errno;
 
-use super::mark::{ATTRIBUTE, BOOT_ID, LARGEST};
+use super::mark;
 use super::owner::{self, Content};
 use super::store::{Store, StoreError};
 
@@ -28,6 +41,7 @@ pub(super) struct Abandoned {
     since: SystemTime,
     pub(super) address: IpAddr,
     owner: Attachment,
+    namespace: NetnsId,
 }
 
 /// The reservations in these ranges whose owners are provably gone, oldest first. Reads the whole directory.
@@ -40,21 +54,53 @@ pub(super) fn find(
     let addresses = names.iter().filter_map(|name| owner::address(name.to_str()?));
     let mut found: Vec<Abandoned> =
         addresses.filter(|address| is_wanted(*address)).filter_map(|one| read(store, network, one)).collect();
+    if !found.is_empty() {
+        found = without_living(found).unwrap_or_else(|error| {
+            log::warn!("no address is freed, as its container may live: {error}");
+            Vec::new()
+        });
+    }
     found.sort();
     Ok(found)
+}
+
+/// Why nothing proves that containers are gone.
+#[derive(Debug, thiserror::Error)]
+enum Unproven {
+    #[error(transparent)]
+    Links(#[from] RouteError),
+    #[error("look for their namespaces in /proc: {0}")]
+    Processes(#[from] io::Error),
+}
+
+/// Leaves out those whose namespace may exist without its path.
+fn without_living(all: Vec<Abandoned>) -> Result<Vec<Abandoned>, Unproven> {
+    let links = RouteSocket::open()?.links()?;
+    let owners: BTreeSet<AttachmentHash> = links
+        .iter()
+        .filter_map(|link| Owner::from_comment(&link.alias))
+        .map(|owner| owner.attachment_hash)
+        .collect();
+    let present = netns_search::find(&all.iter().map(|one| one.namespace).collect())?;
+    let is_gone = |one: &Abandoned| {
+        !owners.contains(&AttachmentHash::of(&one.owner))
+            && present.get(&one.namespace).is_none_or(|path| lacks(path, one.address))
+    };
+    Ok(all.into_iter().filter(is_gone).collect())
+}
+
+/// True if the namespace at a path has no link with the address.
+fn lacks(path: &Path, address: IpAddr) -> bool {
+    let Ok(netns) = Netns::open(path) else { return false };
+    let addresses = RouteSocket::open_in(&netns).and_then(|socket| socket.all_addresses());
+    addresses.is_ok_and(|all| all.iter().all(|one| one.net.addr() != address))
 }
 
 /// None if the owner may live, or the file cannot be read.
 fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
     let mut file = store.dir.open_file(address.to_string(), Access::Read).ok()?;
-    let record = xattr::get::<LARGEST>(&file, ATTRIBUTE).unwrap_or_else(|errno| {
-        if errno != Errno::EOPNOTSUPP {
-            log::debug!("read the namespace of {address}'s owner: {errno}");
-        }
-        None
-    })?;
-    let (boot, namespace) = record.split_at_checked(BOOT_ID)?;
-    if boot != store.boot || !namespace_record::is_gone(namespace) {
+    let namespace = mark::read(&file, &store.boot)?;
+    if !namespace_record::is_gone(&namespace) {
         return None;
     }
     let mut bytes = Vec::new();
@@ -63,7 +109,9 @@ fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
     let text = String::from_utf8(text).ok()?;
     let (id, ifname) = owner::names(&text);
     let owner = Attachment::new(network, id, ifname?).ok()?;
-    Some(Abandoned { since: file.metadata().ok()?.modified().ok()?, address, owner })
+    let recorded = namespace_record::decode(&namespace)?;
+    let namespace = NetnsId { dev: recorded.dev, ino: recorded.ino };
+    Some(Abandoned { since: file.metadata().ok()?.modified().ok()?, address, owner, namespace })
 }
 
 impl Abandoned {
@@ -94,7 +142,9 @@ mod tests {
     use std::fs::{self, File};
     use std::time::Duration;
 
-    use super::super::mark::record;
+    use cni_kernel::xattr;
+
+    use super::super::mark::{ATTRIBUTE, BOOT_ID, record};
     use super::*;
 
     #[test]

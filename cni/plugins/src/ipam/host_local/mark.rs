@@ -11,6 +11,7 @@ use std::path::Path;
 
 use cni_dataplane::namespace_record;
 use cni_kernel::xattr;
+use nix::errno::Errno;
 
 /// The kernel hides trusted attributes from unprivileged programs.
 pub(super) const ATTRIBUTE: &CStr = c"trusted.slipway.netns";
@@ -22,6 +23,18 @@ pub(super) const BOOT_ID: usize = 16;
 pub(super) fn record(boot: &[u8; BOOT_ID], netns: Option<&Path>) -> Option<Vec<u8>> {
     let namespace = namespace_record::encode(netns?)?;
     (*boot != [0; BOOT_ID] && namespace.len() + BOOT_ID <= LARGEST).then(|| [&boot[..], &namespace].concat())
+}
+
+/// The record of the namespace in a reservation that was made since the last boot; none without one.
+pub(super) fn read(file: impl AsFd, boot: &[u8; BOOT_ID]) -> Option<Vec<u8>> {
+    let record = xattr::get::<LARGEST>(file, ATTRIBUTE).unwrap_or_else(|errno| {
+        if errno != Errno::EOPNOTSUPP {
+            log::debug!("read the namespace of a reservation's owner: {errno}");
+        }
+        None
+    })?;
+    let (recorded, namespace) = record.split_at_checked(BOOT_ID)?;
+    (recorded == boot).then(|| namespace.to_vec())
 }
 
 /// Adds the record to a reservation. Without it the reservation holds as well.
