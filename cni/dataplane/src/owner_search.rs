@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use cni_spec::Attachment;
 
 use crate::nftables::liveness::Record;
+use crate::nftables::owner_entry;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Session;
 use crate::owned_table::unless_no_nf_tables;
@@ -28,24 +29,47 @@ pub enum Standing {
     Elsewhere,
 }
 
-/// Lists the owners in the table that may be of the same container and interface as `attachment` on another network.
-/// `netns` is the namespace in question.
+/// What the table records of the namespaces of these attachments; those that own nothing there are left out. Asks for each by
+/// its key, however many owners the table has. `netns` is the namespace in question.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
-pub fn of_other_networks(
-    attachment: &Attachment,
+pub fn standings(
+    attachments: &[Attachment],
     netns: Option<&ContainerNetns>,
-) -> Result<Vec<(Owner, Standing)>, Error> {
-    let own = Owner::of(attachment);
-    let may_be_its = |owner: &Owner| {
-        owner.attachment_hash != own.attachment_hash
-            && owner.ifname == own.ifname
-            && owner.may_be_of_one_container(&own)
-    };
-    let here =
-        |record: &Record| netns.is_some_and(|netns| record.here().is_some_and(|one| one.is_same(netns)));
-    recorded(may_be_its, here)
+) -> Result<Vec<(Attachment, Standing)>, Error> {
+    if attachments.is_empty() {
+        return Ok(Vec::new());
+    }
+    unless_no_nf_tables(with_table(|session| {
+        let mut found = Vec::new();
+        for attachment in attachments {
+            let records = owner_entry::records(session, attachment)?;
+            let standings = records.iter().map(|record| standing(record.as_ref(), netns));
+            // Every entry must prove it.
+            let agreed = standings.reduce(|one, other| if one == other { one } else { Standing::Elsewhere });
+            found.extend(agreed.map(|standing| (attachment.clone(), standing)));
+        }
+        Ok(found)
+    }))
+}
+
+fn standing(record: Option<&Record>, netns: Option<&ContainerNetns>) -> Standing {
+    let Some(record) = record else { return Standing::Elsewhere };
+    if netns.is_some_and(|netns| record.here().is_some_and(|one| one.is_same(netns))) {
+        return Standing::Here;
+    }
+    if record.life() == Life::Dead { Standing::Gone } else { Standing::Elsewhere }
+}
+
+/// Works on the table, unless there is none, or one of another program or of a later version, which is left alone.
+fn with_table<T: Default>(work: impl FnOnce(&Session) -> Result<T, Error>) -> Result<T, Error> {
+    let session = Session::open()?;
+    match session.schema() {
+        Ok(Some(_)) => work(&session),
+        Ok(None) | Err(Error::ForeignTable { .. } | Error::NewerSchema { .. }) => Ok(T::default()),
+        Err(error) => Err(error),
+    }
 }
 
 /// True if the attachment has something in one of the tables.
@@ -64,41 +88,17 @@ pub fn owns(attachment: &Attachment) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Lists the owners in the table whose namespace is gone.
+/// Lists the owners in the table whose namespace is gone, by all of their entries.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
 pub fn gone() -> Result<Vec<Owner>, Error> {
-    let all = recorded(|_| true, |_| false)?;
-    Ok(all.into_iter().filter(|(_, standing)| *standing == Standing::Gone).map(|(owner, _)| owner).collect())
-}
-
-fn recorded(
-    pass: impl Fn(&Owner) -> bool,
-    here: impl Fn(&Record) -> bool,
-) -> Result<Vec<(Owner, Standing)>, Error> {
-    let entries = unless_no_nf_tables(Session::open().and_then(|session| {
-        match session.schema() {
-            Ok(Some(_)) => {}
-            // No table, or one of another program or of a later version, which is left alone.
-            Ok(None) | Err(Error::ForeignTable { .. } | Error::NewerSchema { .. }) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        }
-        session.dump([Map::Owners], |held| held.owner.as_ref().is_some_and(&pass))
-    }))?;
-    let mut owners = BTreeMap::<AttachmentHash, (Owner, Standing)>::new();
+    let entries = unless_no_nf_tables(with_table(|session| session.dump([Map::Owners], |_| true)))?;
+    let mut owners = BTreeMap::<AttachmentHash, (Owner, bool)>::new();
     for entry in entries {
         let Some(owner) = entry.owner else { continue };
-        let standing = match &entry.record {
-            Some(record) if here(record) => Standing::Here,
-            Some(record) if record.life() == Life::Dead => Standing::Gone,
-            _ => Standing::Elsewhere,
-        };
-        let kept = owners.entry(owner.attachment_hash).or_insert((owner, standing));
-        // Every entry must prove it.
-        if kept.1 != standing {
-            kept.1 = Standing::Elsewhere;
-        }
+        let is_gone = standing(entry.record.as_ref(), None) == Standing::Gone;
+        owners.entry(owner.attachment_hash).or_insert((owner, true)).1 &= is_gone;
     }
-    Ok(owners.into_values().collect())
+    Ok(owners.into_values().filter(|(_, is_gone)| *is_gone).map(|(owner, _)| owner).collect())
 }

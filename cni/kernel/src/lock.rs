@@ -3,7 +3,7 @@
 //! Locks between processes.
 
 use std::fs::{File, TryLockError};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd as _, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -90,6 +90,32 @@ impl FileLock {
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LockError::Lock { path: path.to_owned(), source })?;
         Self::lock(again, path.to_owned(), patience, Mode::Exclusive)
+    }
+
+    /// Acquires the exclusive lock on an open directory, in which it makes no file. The lock is that of the descriptor: drop
+    /// it before `dir` is locked again.
+    ///
+    /// # Errors
+    /// [`LockError::TimedOut`] if other processes hold the lock for all of `patience`; [`LockError::Lock`] if the file system
+    /// has no locks for directories.
+    pub fn on_directory(dir: &DurableDir, patience: Duration) -> Result<Self, LockError> {
+        Self::directory(dir, patience, Mode::Exclusive)
+    }
+
+    /// Acquires the lock as [`FileLock::on_directory`] does, but shared.
+    ///
+    /// # Errors
+    /// As for [`FileLock::on_directory`].
+    pub fn share_directory(dir: &DurableDir, patience: Duration) -> Result<Self, LockError> {
+        Self::directory(dir, patience, Mode::Shared)
+    }
+
+    fn directory(dir: &DurableDir, patience: Duration, mode: Mode) -> Result<Self, LockError> {
+        let path = dir.path().to_owned();
+        match dir.as_fd().try_clone_to_owned() {
+            Ok(descriptor) => Self::lock(File::from(descriptor), path, patience, mode),
+            Err(source) => Err(LockError::Lock { path, source }),
+        }
     }
 
     fn lock(file: File, path: PathBuf, patience: Duration, mode: Mode) -> Result<Self, LockError> {
@@ -180,6 +206,22 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         drop(first);
         assert_eq!(waiter.join().unwrap().unwrap(), temp.path().join("lock"));
+    }
+
+    #[test]
+    fn a_directory_is_locked_without_a_file_in_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = || DurableDir::open(temp.path()).unwrap();
+        let (one, two) = (open(), open());
+        let shared = FileLock::share_directory(&one, Duration::ZERO).unwrap();
+        drop(FileLock::share_directory(&two, Duration::ZERO).unwrap());
+        assert!(FileLock::on_directory(&two, Duration::ZERO).unwrap_err().is_timeout());
+        drop(shared);
+        let exclusive = FileLock::on_directory(&two, Duration::ZERO).unwrap();
+        assert!(FileLock::share_directory(&one, Duration::ZERO).unwrap_err().is_timeout());
+        drop(exclusive);
+        drop(FileLock::on_directory(&one, Duration::ZERO).unwrap());
+        assert_eq!(one.list().unwrap().len(), 0);
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 //! Whose an object is, and when its owner is gone: a network that was renamed, an ADD that comes twice, a runtime that has lost its cache.
 
+mod addresses;
+mod former_name;
+mod inode;
 mod undo;
 
 use serde_json::{Value, json};
@@ -177,12 +180,38 @@ fn the_cache_of_the_runtime_shows_that_a_reservation_is_of_a_container_that_is_g
     let attach = attach(&pod);
     old.add(&attach).expect("ADD");
     pod.remove();
-    // Without a record nothing shows that the owner does not live.
+    // Without a record, as the reference has none, nothing shows that the owner does not live.
+    for address in node.reserved("old") {
+        let file = format!("/var/lib/cni/networks/old/{address}");
+        let text = node.read(&file).expect("the reservation");
+        node.cmd(&format!("rm {file}"));
+        node.write(&file, text);
+    }
     new.del(&attach).expect("DEL");
     assert_eq!(node.reserved("old").len(), 2);
     old.write_cache(&attach);
     new.del(&attach).expect("DEL");
     assert!(node.reserved("old").is_empty());
+}
+
+#[test]
+fn a_reservation_shows_whether_its_container_is_gone() {
+    slipway_only!();
+    let node = Node::new();
+    let of = |name: &str| node.network(json!({"name": name, "plugins": [{"type": "ptp", "ipam": ipam()}]}));
+    let (old, new) = (of("old"), of("new"));
+    let pod = node.pod("web");
+    let attach = attach(&pod);
+    old.add(&attach).expect("ADD");
+    new.del(&attach.clone().netns("")).expect("DEL without a namespace");
+    assert_eq!(node.reserved("old").len(), 2, "the container runs");
+    pod.remove();
+    let is_freed = || {
+        new.del(&attach).expect("DEL");
+        node.reserved("old").is_empty()
+    };
+    // The kernel ends the namespace, and the node's end of the pair, some time after its path.
+    assert!(slipway_tests::comes(is_freed), "{:?}", node.reserved("old"));
 }
 
 /// Two runtimes may use one container ID.
@@ -215,19 +244,21 @@ fn a_bridge_gives_no_container_the_address_of_a_living_one() {
     slipway_only!();
     let node = Node::new();
     let of = |name: &str, bridge: &str| {
-        let plugin = json!({"type": "bridge", "bridge": bridge, "isGateway": true, "ipam": ipam()});
+        let plugin = json!({"type": "bridge", "bridge": bridge, "isGateway": true, "ipam": ipam(),
+            "capabilities": {"ips": true}});
         node.network(json!({"name": name, "plugins": [plugin]}))
     };
     let (old, new, other) = (of("old", "br0"), of("new", "br0"), of("other", "br1"));
     let (one, two, three) = (node.pod("one"), node.pod("two"), node.pod("three"));
     let first = address_of(&old.add(&Attach::new(&one)).expect("ADD"), 0);
-    let refused = new.add(&Attach::new(&two)).expect_err("the address is taken").error;
+    let wish = Attach::new(&two).capability("ips", json!([format!("{first}/24")]));
+    let refused = new.add(&wish).expect_err("the address is taken").error;
     assert_eq!(refused.code, 11, "{refused:?}");
     let owner = "network old, container one, interface eth0";
     assert!(refused.msg.contains(&format!("{first} is taken by {owner}")), "{refused:?}");
     assert!(refused.details.contains("`slipway detach old one eth0`"), "{refused:?}");
-    // The runtime tries again.
-    let second = address_of(&new.add(&Attach::new(&two)).expect("the next ADD"), 0);
+    // Without a wish there is no conflict.
+    let second = address_of(&new.add(&Attach::new(&two)).expect("ADD"), 0);
     assert_ne!(first, second);
     // Another bridge is another network.
     assert_eq!(address_of(&other.add(&Attach::new(&three)).expect("ADD at another bridge"), 0), first);

@@ -132,21 +132,25 @@ pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Re
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }
 
+/// The records in the attachment's entries, of whatever kind; none for an entry without one.
+pub(crate) fn records(session: &Session, attachment: &Attachment) -> Result<Vec<Option<Record>>, Error> {
+    let hash = AttachmentHash::of(attachment);
+    let kinds = [schema::KIND_PORTS, schema::KIND_MASQUERADE, KIND_IPTABLES_PORTS, KIND_IPTABLES_MASQUERADE];
+    let mut all = Vec::new();
+    for kind in kinds {
+        all.extend(session.entry(hash, kind)?.map(|entry| entry.record));
+    }
+    Ok(all)
+}
+
 /// True if an entry of the attachment, of any kind, names this namespace.
 pub(crate) fn is_with(
     session: &Session,
     attachment: &Attachment,
     netns: &ContainerNetns,
 ) -> Result<bool, Error> {
-    let hash = AttachmentHash::of(attachment);
-    let kinds = [schema::KIND_PORTS, schema::KIND_MASQUERADE, KIND_IPTABLES_PORTS, KIND_IPTABLES_MASQUERADE];
-    for kind in kinds {
-        let record = session.entry(hash, kind)?.and_then(|entry| entry.record);
-        if record.is_some_and(|record| record.netns.is_same(netns)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let records = records(session, attachment)?;
+    Ok(records.iter().flatten().any(|record| record.netns.is_same(netns)))
 }
 
 /// Looks in our maps for a live owner of one of these ports that is another container.

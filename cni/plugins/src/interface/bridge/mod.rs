@@ -16,11 +16,13 @@ use cni_dataplane::macspoof;
 use cni_dataplane::owner::MADE;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind};
 use cni_spec::{AddResult, CniError, Interface, NetConf};
+use ipnet::IpNet;
 
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::{failed, interface, masquerade, networks, remove, renamed};
 use crate::expected::Expected;
+use crate::ipam::host_local::other_networks::Claim;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
@@ -119,6 +121,15 @@ impl<'a> AddContext<'a> {
         };
         plan::plan(self.settings, ipam)
     }
+
+    /// Claims the container's addresses on the bridge, until its port has joined.
+    fn claim(&self, bridge: &Link, plan: &Plan) -> Result<Claim, CniError> {
+        // VLANs of one bridge may have the same addresses.
+        let are_unique = self.settings.vlans.is_none();
+        let addresses = plan.layer3.addresses.iter().filter(|_| are_unique).map(IpNet::addr);
+        let addresses: Vec<_> = addresses.collect();
+        renamed::claim(self.request.config, &addresses, |holder| self.host.has_port_of(bridge, holder))
+    }
 }
 
 /// The links after the ADD.
@@ -143,9 +154,13 @@ fn set_up<'a>(
     let joins_last = plan.is_some() && settings.can_join_last();
     let made_of =
         if joins_last { plan.as_ref().and_then(|plan| mac_of(&plan.layer3.addresses)) } else { None };
+    let mut claim = plan.as_ref().map(|plan| context.claim(&bridge, plan)).transpose()?;
     let (inner, port) = host.create_pair(&container.route, attachment, settings.mac.or(made_of), mtu)?;
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
+    // A process of a running container could send by its new interface before the port is one of the bridge, past the rules
+    // that name the bridge.
+    let joins_last = joins_last && networks::is_first(container, &inner)?;
     if settings.spoof_check {
         let mac =
             inner.mac.ok_or_else(|| CniError::internal(format!("link {} has no MAC address", inner.name)))?;
@@ -158,21 +173,14 @@ fn set_up<'a>(
     if joins_last {
         host.set_up_alone(&port, attachment)?;
     } else {
-    // A process of a running container could send by its new interface before the port is one of the bridge, past the rules
-    // that name the bridge.
-    let joins_last = joins_last && networks::is_first(container, &inner)?;
         host.attach(&port, &bridge, attachment, settings)?;
+        claim.take();
     }
     settings.common.advertisements.apply(container, &inner)?;
     let plan = match plan {
         Some(plan) => plan,
         None => context.plan(undo)?,
     };
-    if settings.vlans.is_none() {
-        // Two VLANs of a bridge may use the same addresses.
-        let addresses = plan.layer3.addresses.iter().map(ipnet::IpNet::addr);
-        renamed::refuse_taken(request.config, addresses, |holder| host.has_port_of(&bridge, holder))?;
-    }
     let gateway = match plan.gateways.is_empty() {
         true => None,
         false => {
@@ -193,6 +201,7 @@ fn set_up<'a>(
         // bridge yet. A port that is up when it joins forwards at once.
         host.wait_for_port(&port)?;
         host.join(&port, &bridge)?;
+        claim.take();
         is_known_to_bridge = context.is_known_to_bridge(&port, &inner);
     } else {
         container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;

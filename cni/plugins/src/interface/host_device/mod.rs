@@ -20,7 +20,7 @@ use super::shared::container::Container;
 use super::shared::host::Host;
 use super::shared::layer3::adopt;
 use super::shared::networks;
-use super::shared::remove::with_ipam;
+use super::shared::remove::{Seen, del_under_all_names};
 use super::shared::single::check::{Expected, check};
 use super::shared::single::{Addresses, Recipe};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -91,8 +91,10 @@ impl Plugin for HostDevice {
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+        // A device has no owner that says under which name of the network it was attached.
+        del_under_all_names(request, &|request, failures| {
             failures.collect(move_back(request));
+            Seen::Nothing
         })
     }
 

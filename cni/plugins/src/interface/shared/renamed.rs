@@ -8,10 +8,11 @@
 //! ```text
 //! whose it is                             because
 //! the owner in the alias of the link      the link is in the namespace of CNI_NETNS
-//! an entry in the table's map of owners   it records this namespace, or one that is gone
-//! a reservation of host-local             the same, by its entry or by the cache of the runtime
+//! a reservation of host-local, or a file  the table's map of owners records this namespace for it, or one that is gone; without
+//! in the cache of the runtime             an entry there, the reservation or the cache does
 //! ```
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use cni_dataplane::owner::Life;
@@ -23,7 +24,8 @@ use cni_spec::{Attachment, CniError, Draft, ErrorCode, NetConf, Purpose};
 use super::container::Container;
 use super::failed;
 use super::failures::Failures;
-use crate::ipam::host_local::other_networks;
+use crate::ipam::host_local::other_networks::{self, Claim};
+use crate::ipam::host_local::reservation_life::ReservationLife;
 use crate::plugin::Request;
 
 /// The chained plugins that own something outside of the container's namespace, in the order of their DELs.
@@ -53,7 +55,7 @@ pub(crate) fn del(
 
 /// True if a runtime still has a network of that name: it was not renamed. A runtime calls DEL also after an ADD that was
 /// refused because the interface is another network's.
-fn is_configured(network: &str) -> bool {
+pub(crate) fn is_configured(network: &str) -> bool {
     let files = config::load_all(Path::new(config::DIRECTORY)).unwrap_or_default();
     files.iter().any(|file| file.network.as_ref().is_ok_and(|one| one.name() == network))
 }
@@ -87,42 +89,73 @@ fn renamed(config: &NetConf, name: &str) -> Result<NetConf, CniError> {
 /// The attachments of the container under other names of the network.
 fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachment>, CniError> {
     let own = &request.attachment;
-    let reserved = other_networks::with_reservations_of(request.config, own)?;
-    let attachment = |owner: &Owner| {
-        let found = owner.attachment(reserved.iter().map(Attachment::network), own.container_id());
+    let known = known_elsewhere(request)?;
+    if let Some(owner) = by_link {
+        // The link has one owner, and the reservations are that one's.
+        let found = owner.attachment(known.iter().map(Attachment::network), own.container_id());
         if found.is_none() {
             log::debug!("{owner} is of another container, or its network's name is too long to be known");
         }
-        found
-    };
-    if let Some(owner) = by_link {
-        // The link has a single owner, who also owns the reservations.
-        let of_link = attachment(owner).filter(|found| found.ifname() == own.ifname() && found != own);
-        return Ok(of_link.into_iter().collect());
+        return Ok(found
+            .into_iter()
+            .filter(|found| found.ifname() == own.ifname() && found != own)
+            .collect());
+    }
+    if known.is_empty() {
+        return Ok(Vec::new());
     }
     // If the container has a link of another kind, only an owner whose namespace is gone counts as ours.
     let netns = match has_link(request)? {
         true => None,
         false => request.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
     };
-    let mut proven = Vec::new();
-    let mut alive = Vec::new();
-    for (owner, standing) in owner_search::of_other_networks(own, netns.as_ref())? {
-        let found = attachment(&owner);
-        if standing == Standing::Elsewhere { alive.extend(found) } else { proven.extend(found) }
+    let standings = owner_search::standings(&known, netns.as_ref())?;
+    let is_proven = |one: &Attachment| match standings.iter().find(|(found, _)| found == one) {
+        Some((_, standing)) => *standing != Standing::Elsewhere,
+        None => {
+            is_its_reservation(request.config, one, netns.as_ref()) || is_gone_by_cache(one, netns.as_ref())
+        }
+    };
+    Ok(known.into_iter().filter(is_proven).collect())
+}
+
+/// The attachments of the container for the same interface that host-local's reservations name, or else the runtime's cache.
+/// A runtime repeats DEL, and mostly there are none: the search must not read what all containers of the node have.
+fn known_elsewhere(request: &Request<'_>) -> Result<Vec<Attachment>, CniError> {
+    let own = &request.attachment;
+    if request.config.ipam == other_networks::TYPE {
+        return other_networks::with_reservations_of(request.config, own);
     }
-    for other in reserved {
-        if !proven.contains(&other) && !alive.contains(&other) && is_gone_by_cache(&other, netns.as_ref()) {
-            proven.push(other);
+    let mut known = Vec::new();
+    for directory in cache::DIRECTORIES {
+        let cached = Cache::open(Path::new(directory))
+            .and_then(|cache| cache.map_or(Ok(Vec::new()), |cache| cache.of_container(own.container_id())));
+        match cached {
+            Ok(cached) => known.extend(cached.into_iter().map(|cached| cached.attachment)),
+            Err(error) => log::debug!("{error}"),
         }
     }
-    Ok(proven)
+    known.retain(|one| one.ifname() == own.ifname() && one != own);
+    Ok(known)
 }
 
 /// True if the container has a link of the interface's name.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
     let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(false) };
     Ok(container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some())
+}
+
+/// True if the reservation of an attachment records a namespace that is gone, or the namespace in question.
+fn is_its_reservation(config: &NetConf, attachment: &Attachment, netns: Option<&ContainerNetns>) -> bool {
+    match other_networks::life_of(config, attachment) {
+        Ok(ReservationLife::Gone) => true,
+        Ok(ReservationLife::Living(recorded)) => netns.is_some_and(|netns| recorded.is_same(netns)),
+        Ok(ReservationLife::Unreserved | ReservationLife::Unknown) => false,
+        Err(error) => {
+            log::debug!("reservations of {attachment}: {error}");
+            false
+        }
+    }
 }
 
 /// True if a runtime's cache has the attachment with a namespace that is gone, or with the namespace in question. The
@@ -141,24 +174,22 @@ fn is_gone_by_cache(attachment: &Attachment, netns: Option<&ContainerNetns>) -> 
     !recorded.path.exists() && recorded.life() == Life::Dead
 }
 
-/// Refuses an address that an attachment to another network of the node has on the same bridge. Under one name of the
-/// network host-local never gives an address twice; a renamed network begins with none.
+/// Claims addresses until the container's link is in place. Refuses those that an attachment to another network of the node
+/// has on the same bridge: under one name of the network host-local never gives an address twice, but a renamed network
+/// begins without reservations.
 ///
 /// # Errors
 /// Code 11 with the owner.
-pub(crate) fn refuse_taken(
+pub(crate) fn claim(
     config: &NetConf,
-    addresses: impl Iterator<Item = std::net::IpAddr>,
+    addresses: &[IpAddr],
     is_port: impl Fn(&Attachment) -> Result<bool, CniError>,
-) -> Result<(), CniError> {
-    for address in addresses {
-        for holder in other_networks::holders(config, address)? {
-            if is_port(&holder)? {
-                let text = format!("container address {address} is taken by {holder}");
-                let way_out = Owner::of(&holder).way_out();
-                return Err(CniError::new(ErrorCode::TryAgainLater, text).with_details(way_out));
-            }
+) -> Result<Claim, CniError> {
+    other_networks::claim(config, addresses, |address, holder| {
+        if !is_port(holder)? {
+            return Ok(());
         }
-    }
-    Ok(())
+        let text = format!("container address {address} is taken by {holder}");
+        Err(CniError::new(ErrorCode::TryAgainLater, text).with_details(Owner::of(holder).way_out()))
+    })
 }

@@ -80,6 +80,29 @@ pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
     look().unwrap_or(false)
 }
 
+/// The addresses of an attachment. Takes no lock and makes no file, as in the folder of another network: what a concurrent
+/// call changes may be seen or not.
+pub(super) fn addresses(store: &Store, attachment: &Attachment) -> Result<Vec<IpAddr>, StoreError> {
+    if index_shows_none(store, attachment) {
+        return Ok(Vec::new());
+    }
+    let keys = [owner::key(attachment), owner::key_without_interface(attachment)];
+    let is_its = |entry: &Entry| matches!(entry, Entry::Owned(text) if keys.contains(&OwnerKey::of(text)));
+    let index = || Index::open(store.present_index()?, &store.stamp().ok()?);
+    let mut found = Vec::new();
+    if let Some(index) = index() {
+        for address in keys.iter().filter_map(|key| index.owned(*key).ok().flatten()).flatten() {
+            if store.entry(address)?.as_ref().is_some_and(is_its) {
+                found.push(address);
+            }
+        }
+    }
+    if found.is_empty() {
+        store.scan(|address, entry| found.extend(is_its(&entry).then_some(address)))?;
+    }
+    Ok(found)
+}
+
 impl<'a> Ledger<'a> {
     /// Takes the lock and opens the index, or rebuilds it.
     pub(super) fn open(store: &'a Store) -> Result<Self, StoreError> {

@@ -7,6 +7,7 @@
 //! a DEL reads the reservations without reading the directory.
 
 mod abandoned;
+mod avoidance;
 mod config;
 mod index;
 mod ledger;
@@ -15,6 +16,7 @@ mod mark;
 pub(crate) mod other_networks;
 mod owner;
 mod range;
+pub mod reservation_life;
 mod resolv;
 mod search;
 mod store;
@@ -32,6 +34,7 @@ use cni_state::subnet_file::{SubnetFile, SubnetFileError};
 use ipnet::IpNet;
 use nix::errno::Errno;
 
+use self::avoidance::Avoidance;
 use self::config::{Config, RawConfig};
 use self::ledger::{Ledger, Reservation, ReserveError};
 use self::range::RangeSet;
@@ -204,21 +207,25 @@ fn allocate(store: &mut Store, config: &Config, request: &Request<'_>) -> Result
     let stage = || store.stage(&text, record.as_deref());
     let staged: Vec<Staged> = config.sets.iter().map(|_| stage()).collect::<Result<_, _>>()?;
     store.make_ours(&config.data_dir, attachment.network());
-    let choices = reserve(store, config, attachment, &staged)?;
+    let choices = reserve(store, config, request, &staged)?;
     Ok(choices.iter().map(Choice::to_ip_config).collect())
 }
 
-/// The part of [`allocate`] under the lock.
+/// The part of [`allocate`] under the locks.
 fn reserve<'a>(
     store: &Store,
     config: &'a Config,
-    attachment: &Attachment,
+    request: &Request<'_>,
     staged: &[Staged],
 ) -> Result<Vec<Choice<'a>>, CniError> {
+    let attachment = &request.attachment;
     let mut ledger = Ledger::open(store)?;
+    // Under two names of one network at once, the later choice sees the earlier one's reservation.
+    let _all_networks = other_networks::lock(&config.data_dir);
+    let mut avoidance = Avoidance::of(&config.data_dir, request.config);
     let mut tries = 0;
     loop {
-        let choices = choose(&mut ledger, store, config, attachment)?;
+        let choices = choose(&mut ledger, &mut avoidance, store, config, attachment)?;
         let reservations: Vec<Reservation<'_>> = (choices.iter().zip(staged).enumerate())
             .map(|(set, (choice, staged))| Reservation { set, address: choice.address, staged })
             .collect();
@@ -239,6 +246,7 @@ fn reserve<'a>(
 /// Chooses an address from each set. Reserves nothing, but frees addresses whose owners are gone where none is free.
 fn choose<'a>(
     ledger: &mut Ledger<'_>,
+    avoidance: &mut Avoidance,
     store: &Store,
     config: &'a Config,
     attachment: &Attachment,
@@ -274,12 +282,16 @@ fn choose<'a>(
             }
             None => {
                 let is_wanted = |address| set.range_of(address).is_some();
-                let mut free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                let last = store.last(at);
+                let mut free = avoidance.next_free(set, last, &gateways, |block| ledger.taken(block))?;
                 if free.is_none()
                     && !owned.iter().any(|address| is_wanted(*address))
                     && ledger.free_abandoned(attachment.network(), is_wanted)? > 0
                 {
-                    free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                    free = avoidance.next_free(set, last, &gateways, |block| ledger.taken(block))?;
+                }
+                if free.is_none() {
+                    free = next_free(set, last, &gateways, |block| ledger.taken(block))?;
                 }
                 free.map(|(address, range)| Choice { address, range })
             }

@@ -52,6 +52,18 @@ impl Bits {
     }
 }
 
+impl std::ops::BitOr for Bits {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        let mut both = self;
+        for (word, more) in both.0.iter_mut().zip(other.0) {
+            *word |= more;
+        }
+        both
+    }
+}
+
 /// Finds the next free address of a set, round robin: from the one after `last` if the set has it, else from
 /// the first; the ranges in their order; `last` itself at the end. Skips addresses in `never`.
 ///

@@ -176,12 +176,6 @@ impl Store {
         Ok(Staged::Unnamed(file.into()))
     }
 
-    /// True if a file has the name of an address.
-    pub(super) fn has_reservations(&self) -> Result<bool, StoreError> {
-        let names = self.dir.list()?;
-        Ok(names.iter().any(|name| name.to_str().is_some_and(|name| owner::address(name).is_some())))
-    }
-
     /// Links a staged reservation to its address.
     pub(super) fn link(&self, staged: &Staged, text: &str, address: IpAddr) -> Result<Linked, StoreError> {
         let name = address.to_string();
@@ -417,7 +411,7 @@ impl Store {
 }
 
 /// The kernel's boot ID; zeros if it cannot be read.
-fn boot_id() -> [u8; 16] {
+pub(super) fn boot_id() -> [u8; 16] {
     let mut id = [0; 16];
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d.to_le_bytes()[0]).collect();

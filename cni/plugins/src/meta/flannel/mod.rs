@@ -7,7 +7,7 @@ mod config;
 mod gc;
 mod saved;
 
-use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
+use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
 use cni_state::subnet_env::SubnetEnv;
 use serde_json::{Map, Value};
 
@@ -17,7 +17,7 @@ pub use self::saved::OURS;
 use self::saved::{Found, Saved, failed as io};
 use crate::expected::Expected;
 use crate::interface::shared::container::Container;
-use crate::interface::shared::failed as link_failed;
+use crate::interface::shared::{failed as link_failed, renamed};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 
@@ -91,7 +91,14 @@ impl Plugin for Flannel {
                 current(request.config)?
             }
         };
-        delegate::other(&kind(&config), request.env, "DEL", &bytes(config))?;
+        let former = former_name(&config, attachment);
+        let (kind, bytes) = (kind(&config), bytes(config));
+        let delegated = || delegate::other(&kind, request.env, "DEL", &bytes).map(drop);
+        match former {
+            // The DELs of the chained plugins, which the runtime calls under the new name, find nothing.
+            Some(old) => renamed::del_as(request, old, &|_| delegated())?,
+            None => delegated()?,
+        }
         saved.forget(attachment).map_err(|e| io(&e))
     }
 
@@ -144,6 +151,15 @@ impl Flannel {
         }
         Ok((kind(&config), bytes(config)))
     }
+}
+
+/// The attachment under the name that the network had at the ADD, if it was renamed.
+fn former_name(config: &Map<String, Value>, attachment: &Attachment) -> Option<Attachment> {
+    let name = config.get("name").and_then(Value::as_str)?;
+    if name == attachment.network() || renamed::is_configured(name) {
+        return None;
+    }
+    Attachment::new(name, attachment.container_id(), attachment.ifname()).ok()
 }
 
 /// The delegate's configuration by flannel's current one. flanneld's file may be missing.

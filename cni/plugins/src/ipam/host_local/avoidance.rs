@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Addresses that an ADD passes over, because a living container of another network of the node has them: a network that
+//! was renamed begins without reservations, while its containers live on under the former name.
+//!
+//! Two networks may also have the same range on purpose, each on a bridge of its own. So an address of another network is
+//! only passed over if its owner may be on the same bridge, and is given out if no other is left: then the bridge decides.
+//! After the first such address, all that the other network has reserved are passed over at once, as its index shows them.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni_dataplane::namespace_record;
+use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::route::{Link, RouteSocket};
+use cni_spec::{Attachment, NetConf};
+use cni_state::host_local::Range;
+use serde::Deserialize;
+
+use super::index::Index;
+use super::other_networks::{Holder, OtherNetworks};
+use super::owner;
+use super::range::RangeSet;
+use super::search::{Bits, Block, next_free};
+use super::store::StoreError;
+use crate::interface::shared::host::host_names;
+
+/// The number of free addresses that are looked at one by one.
+const LOOKS: usize = 1024;
+
+/// What the other networks have.
+pub(super) struct Avoidance {
+    others: Option<OtherNetworks>,
+    /// The name of the configuration's bridge; none if the network has another plugin.
+    bridge: Option<String>,
+    route: OnceCell<Option<RouteSocket>>,
+    /// The reservations of networks that have an address in the way.
+    networks: BTreeMap<usize, Taken>,
+    /// Single addresses that are in the way.
+    single: BTreeMap<Block, Bits>,
+}
+
+/// The taken addresses of a network.
+enum Taken {
+    Indexed(Index),
+    Listed(BTreeMap<Block, Bits>),
+}
+
+/// The keys of the interface plugin that name the segment of the network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Segment {
+    #[serde(rename = "type")]
+    plugin: String,
+    bridge: String,
+    vlan: i64,
+    vlan_trunk: Vec<serde_json::Value>,
+}
+
+impl Avoidance {
+    /// Lists the other networks in the directory of reservations. None counts for a VLAN: another VLAN of the same bridge may
+    /// have the same addresses.
+    pub(super) fn of(data_dir: &Path, config: &NetConf) -> Self {
+        let segment: Segment = config.decode().unwrap_or_default();
+        let is_divided = segment.vlan != 0 || !segment.vlan_trunk.is_empty();
+        let others = match is_divided {
+            true => None,
+            false => OtherNetworks::beside(data_dir, &config.name)
+                .inspect_err(|error| log::debug!("other networks: {error}"))
+                .ok(),
+        };
+        let named = if segment.bridge.is_empty() { "cni0".to_owned() } else { segment.bridge };
+        Self {
+            others: others.filter(|others| !others.names().is_empty()),
+            bridge: (segment.plugin == "bridge").then_some(named),
+            route: OnceCell::new(),
+            networks: BTreeMap::new(),
+            single: BTreeMap::new(),
+        }
+    }
+
+    /// Finds the next free address of a set as [`next_free`] does, and passes over those that are in the way.
+    pub(super) fn next_free<'a>(
+        &mut self,
+        set: &'a RangeSet,
+        last: Option<IpAddr>,
+        never: &[IpAddr],
+        mut taken: impl FnMut(Block) -> Result<Bits, StoreError>,
+    ) -> Result<Option<(IpAddr, &'a Range)>, StoreError> {
+        let mut are_listed_skipped = true;
+        for _ in 0..LOOKS {
+            let found = next_free(set, last, never, |block| {
+                let own = taken(block)?;
+                Ok::<Bits, StoreError>(own | self.bits(block, are_listed_skipped))
+            })?;
+            match found {
+                // Some reservations of the other networks may be of containers that are gone: look at them one by one.
+                None if are_listed_skipped && !self.networks.is_empty() => are_listed_skipped = false,
+                None => return Ok(None),
+                Some((address, _)) => match self.in_the_way(address) {
+                    None => return Ok(found),
+                    Some(network) => self.avoid(network, address),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    fn bits(&self, block: Block, are_listed_skipped: bool) -> Bits {
+        let single = self.single.get(&block).copied().unwrap_or_default();
+        let listed = self.networks.values().filter(|_| are_listed_skipped).map(|network| match network {
+            Taken::Indexed(index) => index.taken(block).unwrap_or_default(),
+            Taken::Listed(blocks) => blocks.get(&block).copied().unwrap_or_default(),
+        });
+        listed.fold(single, |all, bits| all | bits)
+    }
+
+    fn avoid(&mut self, network: usize, address: IpAddr) {
+        let (block, place) = Block::of(address);
+        self.single.entry(block).or_default().set(place);
+        if !self.networks.contains_key(&network)
+            && let Some(taken) = self.others.as_ref().and_then(|others| taken_of(others, network))
+        {
+            self.networks.insert(network, taken);
+        }
+    }
+
+    /// The number of the network in which a container that may live has the address.
+    fn in_the_way(&self, address: IpAddr) -> Option<usize> {
+        let mut holders = self.others.as_ref()?.numbered_holders(address);
+        holders.find(|(_, holder)| self.is_in_the_way(holder)).map(|(network, _)| network)
+    }
+
+    fn is_in_the_way(&self, holder: &Holder) -> bool {
+        let may_live = || holder.namespace.as_ref().is_some_and(|record| !namespace_record::is_gone(record));
+        let route = self.route.get_or_init(|| {
+            RouteSocket::open().inspect_err(|error| log::debug!("links of other networks: {error}")).ok()
+        });
+        let Some(route) = route else { return may_live() };
+        match (host_end(route, &holder.owner), &self.bridge) {
+            // The link exists as long as the namespace does, whatever has become of the path. Without a bridge yet, it may
+            // get any.
+            (Some(Link { master: Some(index), .. }), Some(bridge)) => {
+                route.link_by_index(index).is_ok_and(|master| master.name == *bridge)
+            }
+            (Some(_), _) => true,
+            (None, _) => may_live(),
+        }
+    }
+}
+
+/// The node's end of an attachment's pair, by the owner in its alias.
+fn host_end(route: &RouteSocket, attachment: &Attachment) -> Option<Link> {
+    let hash = AttachmentHash::of(attachment);
+    let is_its =
+        |link: &Link| Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == hash);
+    host_names(attachment).filter_map(|name| route.find_link(&name).ok().flatten()).find(is_its)
+}
+
+fn taken_of(others: &OtherNetworks, network: usize) -> Option<Taken> {
+    let store = others.store(network)?;
+    let indexed = || Index::open(store.present_index()?, &store.stamp().ok()?);
+    if let Some(index) = indexed() {
+        return Some(Taken::Indexed(index));
+    }
+    let mut blocks = BTreeMap::<Block, Bits>::new();
+    for name in store.dir.list().ok()? {
+        let Some(address) = name.to_str().and_then(owner::address) else { continue };
+        let (block, place) = Block::of(address);
+        blocks.entry(block).or_default().set(place);
+    }
+    Some(Taken::Listed(blocks))
+}
