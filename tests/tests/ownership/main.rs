@@ -3,6 +3,7 @@
 //! Whose an object is, and when its owner is gone: a network that was renamed, an ADD that comes twice, a runtime that has lost its cache.
 
 mod addresses;
+mod detach;
 mod former_name;
 mod inode;
 mod undo;

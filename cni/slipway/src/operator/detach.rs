@@ -8,13 +8,16 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::owner::{AttachmentHash, Owner};
-use cni_dataplane::owner_search;
+use cni_dataplane::owner_search::{self, Standing};
 use cni_kernel::dir::DirError;
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
-use cni_kernel::route::{RouteError, RouteSocket};
+use cni_kernel::route::{LinkKind, RouteError, RouteSocket};
+use cni_plugins::ipam::host_local::StoreError;
+use cni_plugins::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
+use cni_plugins::ipam::host_local::reservation_life::{self, ReservationLife};
 use cni_runtime::config::LoadError;
 use cni_runtime::{Cache, CacheError, Container, Network, NetworkError, Runtime, cache};
-use cni_spec::{Attachment, ListError};
+use cni_spec::{Attachment, AttachmentError, ListError};
 use cni_state::documents::{Detach, DetachState};
 use nix::errno::Errno;
 use serde_json::json;
@@ -27,8 +30,8 @@ use crate::netavark;
 /// Detach a container from a network, in place of its runtime
 ///
 /// Calls DEL of the network's plugins with what the runtime's cache has of the attachment, and deletes that. Without a cache
-/// and a configuration, removes what the node shows to be the attachment's. For a container that its runtime no longer
-/// knows: a running one loses its network.
+/// and a configuration, removes what the node shows to be the attachment's, but frees no address that a container may still
+/// use. For a container that its runtime no longer knows: a running one loses its network.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes:
@@ -39,7 +42,7 @@ Examples:
   slipway detach pods 3f29 eth0 --only-if unused --output json
   slipway detach pods 3f29 eth0 --cache-dir /var/lib/containers/cni --plugin-dir /usr/lib/cni")]
 pub(super) struct Args {
-    /// The network's name
+    /// The network's name; one that a message has cut (it ends in ~) is completed
     network: String,
     /// The container's ID; one that a message has cut (it ends in ~) is completed
     container: String,
@@ -78,10 +81,22 @@ enum DetachError {
         "no cache has the attachment, and nothing on the node is its: name the network's configuration with --conflist"
     )]
     Unknown,
-    #[error("no cache and no reservation completes the container ID {0}: name the whole ID")]
+    #[error("no cache and no reservation completes {0}: write the name in full")]
     Cut(String),
-    #[error("the container ID {id} may be that of {}", of.join(", "))]
-    Ambiguous { id: String, of: Vec<String> },
+    #[error("{cut} may be {}", of.join(", or "))]
+    Ambiguous { cut: String, of: Vec<String> },
+    #[error(transparent)]
+    Attachment(#[from] AttachmentError),
+    #[error("look at the attachment's reservations: {0}")]
+    Reservations(#[from] StoreError),
+    #[error(
+        "nothing shows that the container is gone, which may use its address: end it, or name the network's configuration with --conflist"
+    )]
+    MayLive,
+    #[error(
+        "the container's namespace {0} exists, and its interface {1} is of a kind that no plugin here makes: name the network's configuration with --conflist"
+    )]
+    OtherLink(String, String),
     #[error("build the network: {0}")]
     Build(#[from] ListError),
     #[error(transparent)]
@@ -146,13 +161,10 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         caches: args.caches.all(),
         plugins: args.plugins.all(),
     };
-    let id = match args.container.strip_suffix(CUT) {
-        Some(begin) => {
-            completed(&args.network, begin, &args.ifname, &options.caches).map_err(Failure::failed)?
-        }
-        None => args.container.clone(),
-    };
-    let attachment = Attachment::new(&args.network, &id, &args.ifname).map_err(Failure::usage)?;
+    let attachment = named(args, &options.caches).map_err(|error| match error {
+        DetachError::Attachment(error) => Failure::usage(error),
+        error => Failure::failed(error),
+    })?;
     let outcome = detach(&attachment, &options).map_err(Failure::failed)?;
     if args.output.json() {
         documents::print(document(&attachment, &outcome), out)?;
@@ -180,38 +192,88 @@ fn document(attachment: &Attachment, outcome: &Outcome) -> Detach {
     }
 }
 
-/// The container ID that begins like this, in the caches or in the reservations of host-local.
-fn completed(network: &str, begin: &str, ifname: &str, caches: &[PathBuf]) -> Result<String, DetachError> {
-    let known = hints::read(caches, &[])?.into_iter().map(|known| known.attachment);
-    let of_it = known.filter(|one| {
-        one.network() == network && one.ifname() == ifname && one.container_id().starts_with(begin)
+/// The attachment of the command line. A name that is cut is completed by the caches and the reservations of host-local.
+fn named(args: &Args, caches: &[PathBuf]) -> Result<Attachment, DetachError> {
+    let Args { network, container, ifname, .. } = args;
+    let cut: Vec<&str> =
+        [network, container].into_iter().map(String::as_str).filter(|name| name.ends_with(CUT)).collect();
+    if cut.is_empty() {
+        return Ok(Attachment::new(network, container, ifname)?);
+    }
+    let fits = |name: &str, given: &str| match given.strip_suffix(CUT) {
+        Some(begin) => name.starts_with(begin),
+        None => name == given,
+    };
+    let known = hints::read(caches, &[])?.into_iter().map(|known| known.attachment).filter(|one| {
+        one.ifname() == ifname && fits(one.network(), network) && fits(one.container_id(), container)
     });
-    let ids: BTreeSet<String> = of_it.map(|one| one.container_id().to_owned()).collect();
-    let mut ids: Vec<String> = ids.into_iter().collect();
-    match ids.len() {
-        0 => Err(DetachError::Cut(format!("{begin}{CUT}"))),
-        1 => Ok(ids.remove(0)),
-        _ => Err(DetachError::Ambiguous { id: format!("{begin}{CUT}"), of: ids }),
+    let mut all: Vec<Attachment> = known.collect::<BTreeSet<_>>().into_iter().collect();
+    match all.len() {
+        0 => Err(DetachError::Cut(cut.join(" and "))),
+        1 => Ok(all.remove(0)),
+        _ => {
+            let of = all.iter().map(|one| format!("{} {}", one.network(), one.container_id())).collect();
+            Err(DetachError::Ambiguous { cut: format!("{network} {container}"), of })
+        }
     }
 }
 
-/// The network of an attachment that no cache has: plugins that remove all that they find by the owner.
-fn network_by_owner(attachment: &Attachment) -> Result<Option<Network>, DetachError> {
-    let is_reserved = || Ok(hints::read(&[], &[])?.iter().any(|known| known.attachment == *attachment));
+/// The network of an attachment that no cache has, with plugins that remove all that they find by the owner, and the path of
+/// the container's namespace; empty if it is gone or not known.
+fn network_by_owner(attachment: &Attachment) -> Result<Option<(Network, String)>, DetachError> {
+    let has_link = link_of(attachment)?.is_some();
     let owns = owner_search::owns(attachment).unwrap_or_else(|error| {
         log::warn!("{error}");
         false
     });
-    let owns = owns || link_of(attachment)?.is_some();
-    if !owns && !is_reserved().map_err(DetachError::Cache)? {
-        return Ok(None);
+    let life = reservation_life::of(Path::new(DEFAULT_DATA_DIR), attachment)?;
+    let mut interface = ("bridge", String::new());
+    match life {
+        ReservationLife::Unreserved if !owns && !has_link => return Ok(None),
+        // The link that has the address goes first.
+        _ if has_link => {}
+        ReservationLife::Unreserved | ReservationLife::Gone => {}
+        ReservationLife::Living(netns) => {
+            interface = (plugin_of(&netns.path, attachment)?, display(&netns.path));
+        }
+        ReservationLife::Unknown => {
+            let standings = owner_search::standings(std::slice::from_ref(attachment), None);
+            let standings = standings.unwrap_or_else(|error| {
+                log::warn!("{error}");
+                Vec::new()
+            });
+            if !standings.iter().any(|(_, standing)| *standing == Standing::Gone) {
+                return Err(DetachError::MayLive);
+            }
+        }
     }
+    let (plugin, netns) = interface;
     let mut network = Network::builder(attachment.network());
-    network = network.plugin(json!({"type": "bridge", "ipam": {"type": "host-local"}}));
+    network = network.plugin(json!({"type": plugin, "ipam": {"type": "host-local"}}));
     for chained in ["tuning", "bandwidth", "firewall", "portmap"] {
         network = network.plugin(json!({"type": chained}));
     }
-    Ok(Some(network.build()?))
+    Ok(Some((network.build()?, netns)))
+}
+
+/// The plugin that removes the attachment's link from a namespace.
+fn plugin_of(netns: &Path, attachment: &Attachment) -> Result<&'static str, DetachError> {
+    let link = RouteSocket::open_in(&Netns::open(netns)?)?.find_link(attachment.ifname())?;
+    Ok(match link.map(|link| link.kind) {
+        Some(LinkKind::Veth) => "bridge",
+        Some(LinkKind::Macvlan(_)) => "macvlan",
+        Some(LinkKind::Ipvlan(_)) => "ipvlan",
+        Some(LinkKind::Vlan(_)) => "vlan",
+        Some(LinkKind::Dummy) => "dummy",
+        Some(LinkKind::Tun) => "tap",
+        Some(_) => return Err(DetachError::OtherLink(display(netns), attachment.ifname().to_owned())),
+        // The link may have another name by now.
+        None => return Err(DetachError::MayLive),
+    })
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
 }
 
 fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachError> {
@@ -265,17 +327,25 @@ impl Record {
                 });
             }
         }
-        let (network, by_owner) = match &options.conflist {
+        let (network, netns, by_owner) = match &options.conflist {
             Some(path) => {
                 let network = Network::from_file(path)?;
                 if network.name() != attachment.network() {
                     return Err(DetachError::OtherNetwork(path.clone(), network.name().to_owned()));
                 }
-                (network, false)
+                // Without it, plugins that make the link in the container would free the address of a running one.
+                let netns = match reservation_life::of(Path::new(DEFAULT_DATA_DIR), attachment)? {
+                    ReservationLife::Living(netns) => display(&netns.path),
+                    _ => String::new(),
+                };
+                (network, netns, false)
             }
-            None => (network_by_owner(attachment)?.ok_or(DetachError::Unknown)?, true),
+            None => {
+                let (network, netns) = network_by_owner(attachment)?.ok_or(DetachError::Unknown)?;
+                (network, netns, true)
+            }
         };
-        let container = Container::new(attachment.container_id(), attachment.ifname());
+        let container = Container::new(attachment.container_id(), attachment.ifname()).netns(&netns);
         let cache = options.caches.first().cloned().unwrap_or_else(|| cache::DIRECTORIES[0].into());
         Ok(Self { cache, network, container, is_cached: false, by_owner })
     }
@@ -283,8 +353,10 @@ impl Record {
     /// The reason why the condition does not hold; none if it does.
     fn reason_to_keep(&self, attachment: &Attachment, only: Only) -> Result<Option<KeepReason>, DetachError> {
         if !self.is_cached {
-            // The namespace is not known. With it, the kernel deletes the link.
-            return Ok(link_of(attachment)?.map(KeepReason::Link));
+            // With the namespace, the kernel deletes the link.
+            let path = &self.container.netns;
+            let living = (!path.is_empty()).then(|| KeepReason::Netns(path.clone()));
+            return Ok(link_of(attachment)?.map(KeepReason::Link).or(living));
         }
         let is_sandbox = |(key, value): &(String, String)| key == SANDBOX && value == &self.container.id;
         if !self.container.args.iter().any(is_sandbox) {
