@@ -8,6 +8,7 @@
 
 mod activity;
 mod addresses;
+mod connections;
 mod dataplane;
 pub mod metrics;
 mod request_values;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a Unix socket.
+//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a Unix
+//! socket. Probes have an address of their own, with `/healthz` and `/readyz` alone.
+//!
+//! Whoever reaches an address can open any number of connections. None of them keeps a probe waiting: [`connections`]
+//! closes some of those that wait for a request, and replies that take work have slots of their own.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,17 +23,22 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::Observer;
+use super::connections::{Client, Connections};
 
 /// The usual address.
 pub const ADDRESS: &str = "127.0.0.1:9254";
+/// The usual address for probes.
+pub const PROBE_ADDRESS: &str = "127.0.0.1:9255";
 
-/// The most connections at a time; others wait in the kernel's queue.
-const CONNECTIONS: usize = 16;
+/// The length of the kernel's queue of new connections. It takes `net.core.somaxconn` if that is less, 4096 as a rule.
+const QUEUE: u32 = 4096;
+/// The most replies at a time that read files or run commands.
+const WORKERS: usize = 4;
 /// The time for the header of a request.
 const HEADER: Duration = Duration::from_secs(5);
 /// The time of a connection: its header, the commands for metrics of the dataplane, and the reply.
@@ -51,23 +60,46 @@ enum Listener {
     Unix(UnixListener),
 }
 
+/// The requests that a listener replies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// `/healthz` and `/readyz`.
+    Probes,
+    /// These and `/metrics`.
+    Monitoring,
+    /// All of them.
+    Root,
+}
+
 trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
 impl Listener {
-    async fn accept(&self) -> io::Result<Pin<Box<dyn Stream>>> {
+    async fn accept(&self) -> io::Result<(Pin<Box<dyn Stream>>, Client)> {
         Ok(match self {
-            Self::Tcp(listener) => Box::pin(listener.accept().await?.0),
-            Self::Unix(listener) => Box::pin(listener.accept().await?.0),
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                (Box::pin(stream), Client::at(address.ip()))
+            }
+            Self::Unix(listener) => (Box::pin(listener.accept().await?.0), Client::Local),
         })
     }
 }
 
 /// Replies at an address, without end. If it cannot be bound, tries again.
 pub async fn serve_address(observer: Arc<Observer>, address: SocketAddr) {
+    listen(&observer, address, Scope::Monitoring).await;
+}
+
+/// Replies to probes at an address, without end. If it cannot be bound, tries again.
+pub async fn serve_probes(observer: Arc<Observer>, address: SocketAddr) {
+    listen(&observer, address, Scope::Probes).await;
+}
+
+async fn listen(observer: &Arc<Observer>, address: SocketAddr, scope: Scope) {
     loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => serve(&observer, &Listener::Tcp(listener)).await,
+        match bind_address(address) {
+            Ok(listener) => serve(observer, &Listener::Tcp(listener), scope).await,
             Err(error) => {
                 log::warn!("listen on {address}: {error}; again in {} s", AGAIN.as_secs());
                 sleep(AGAIN).await;
@@ -76,11 +108,20 @@ pub async fn serve_address(observer: Arc<Observer>, address: SocketAddr) {
     }
 }
 
+/// As [`TcpListener::bind`], with a longer queue: a client that connects faster than connections are accepted must not fill it,
+/// because the kernel repeats the first packet of others after a second only.
+fn bind_address(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE)
+}
+
 /// Replies at a Unix socket of root, without end. If it cannot be bound, tries again.
 pub async fn serve_socket(observer: Arc<Observer>, path: &Path) {
     loop {
         match bind(path, |path| UnixListener::bind(path)) {
-            Ok(listener) => serve(&observer, &Listener::Unix(listener)).await,
+            Ok(listener) => serve(&observer, &Listener::Unix(listener), Scope::Root).await,
             Err(error) => {
                 log::warn!("listen on {path:?}: {error}; again in {} s", AGAIN.as_secs());
                 sleep(AGAIN).await;
@@ -89,55 +130,70 @@ pub async fn serve_socket(observer: Arc<Observer>, path: &Path) {
     }
 }
 
-async fn serve(observer: &Arc<Observer>, listener: &Listener) {
-    let is_local = matches!(listener, Listener::Unix(_));
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
+async fn serve(observer: &Arc<Observer>, listener: &Listener, scope: Scope) {
+    let connections = Arc::<Connections>::default();
+    let workers = Arc::new(Semaphore::new(WORKERS));
     loop {
-        // The semaphore is never closed.
-        let Ok(permit) = Arc::clone(&free).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok(stream) => stream,
+        let (stream, client) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 log::debug!("accept a connection: {error}");
                 sleep(PAUSE).await;
                 continue;
             }
         };
-        let observer = Arc::clone(observer);
+        let (open, closed) = connections.add(client);
+        let (observer, workers) = (Arc::clone(observer), Arc::clone(&workers));
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| async {
+                open.replies();
                 let (head, _body) = request.into_parts();
-                Ok::<_, Infallible>(respond(&observer, &head.method, head.uri.path(), is_local).await)
+                Ok::<_, Infallible>(respond(&observer, &workers, &head.method, head.uri.path(), scope).await)
             });
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(LARGEST_HEADER);
             let connection = http.keep_alive(false).serve_connection(TokioIo::new(stream), service);
-            match timeout(CONNECTION, connection).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => log::debug!("reply to a request: {error}"),
-                Err(_) => log::debug!("reply to a request: not read within {} s", CONNECTION.as_secs()),
+            tokio::select! {
+                _ = closed => log::debug!("closed a connection of {client:?}, as there were too many"),
+                done = timeout(CONNECTION, connection) => match done {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => log::debug!("reply to a request: {error}"),
+                    Err(_) => log::debug!("reply to a request: not read within {} s", CONNECTION.as_secs()),
+                },
             }
-            drop(permit);
         });
+        // The new task reads its request now, before connections that come later may close it.
+        tokio::task::yield_now().await;
     }
 }
 
-/// The reply to a request. `is_local` allows what only root may read.
-async fn respond(observer: &Observer, method: &Method, path: &str, is_local: bool) -> Response<String> {
+/// The reply to a request. One that takes work waits for one of the `workers`.
+async fn respond(
+    observer: &Observer,
+    workers: &Semaphore,
+    method: &Method,
+    path: &str,
+    scope: Scope,
+) -> Response<String> {
     if ![Method::GET, Method::HEAD].contains(method) {
         let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n".to_owned());
         refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refused;
     }
     match path {
-        "/healthz" => checked(observer.healthy()),
-        "/readyz" => checked(observer.ready()),
-        "/metrics" => match observer.print_metrics().await {
+        "/healthz" => return checked(observer.healthy()),
+        "/readyz" => return checked(observer.ready()),
+        _ => {}
+    }
+    // The semaphore is never closed.
+    let _worker = workers.acquire().await;
+    match path {
+        "/metrics" if scope != Scope::Probes => match observer.print_metrics().await {
             Ok(text) => response(StatusCode::OK, OPENMETRICS, text),
             Err(fmt::Error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "no metrics\n".to_owned()),
         },
-        "/recent" if is_local => printed(observer.activity()),
-        "/status" if is_local => printed(observer.status().await),
+        "/recent" if scope == Scope::Root => printed(observer.activity()),
+        "/status" if scope == Scope::Root => printed(observer.status().await),
         _ => response(StatusCode::NOT_FOUND, TEXT, "not found\n".to_owned()),
     }
 }
@@ -167,8 +223,9 @@ fn response(status: StatusCode, kind: &'static str, body: String) -> Response<St
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::UnixStream;
+    use tokio::net::{TcpStream, UnixStream};
 
+    use super::super::connections::ALL;
     use super::super::tests::observer;
     use super::*;
 
@@ -189,9 +246,31 @@ mod tests {
         let listener = Listener::Unix(UnixListener::bind(&path).unwrap());
         let observer = Arc::new(observer());
         tokio::select! {
-            () = serve(&observer, &listener) => unreachable!("it has no end"),
+            () = serve(&observer, &listener, Scope::Root) => unreachable!("it has no end"),
             () = body(&path) => {}
         }
+    }
+
+    /// Runs `body` with a server at a loopback address.
+    async fn with_address(scope: Scope, body: impl AsyncFnOnce(SocketAddr)) {
+        let listener = bind_address("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (observer, listener) = (Arc::new(observer()), Listener::Tcp(listener));
+        tokio::select! {
+            () = serve(&observer, &listener, scope) => unreachable!("it has no end"),
+            () = body(address) => {}
+        }
+    }
+
+    /// The time of a probe, which must succeed.
+    async fn probe(address: SocketAddr) -> Duration {
+        let begin = tokio::time::Instant::now();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).await.unwrap();
+        assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
+        begin.elapsed()
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -217,9 +296,13 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn the_address_has_no_status() {
-        let reply = respond(&observer(), &Method::GET, "/status", false).await;
-        assert_eq!(reply.status(), StatusCode::NOT_FOUND);
+    async fn addresses_have_fewer_documents_than_the_socket() {
+        let (observer, workers) = (observer(), Semaphore::new(WORKERS));
+        let get = async |path, scope| respond(&observer, &workers, &Method::GET, path, scope).await.status();
+        assert_eq!(get("/status", Scope::Monitoring).await, StatusCode::NOT_FOUND);
+        assert_eq!(get("/metrics", Scope::Monitoring).await, StatusCode::OK);
+        assert_eq!(get("/metrics", Scope::Probes).await, StatusCode::NOT_FOUND);
+        assert_eq!(get("/healthz", Scope::Probes).await, StatusCode::OK);
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -233,19 +316,74 @@ mod tests {
         .await;
     }
 
-    /// Clients that send nothing hold connections for the time of a header, and no longer.
+    /// Clients that send nothing are disconnected after the time of a header, and keep no probe waiting until then.
     #[tokio::test(flavor = "current_thread", start_paused = true)]
-    async fn silent_clients_are_disconnected() {
+    async fn silent_clients_are_disconnected_and_hold_nothing() {
         with_server(async |path| {
             let mut silent = Vec::new();
-            for _ in 0..CONNECTIONS {
+            for _ in 0..2 * ALL {
                 silent.push(UnixStream::connect(path).await.unwrap());
+                tokio::task::yield_now().await;
             }
             let begin = tokio::time::Instant::now();
             let reply = exchange(path, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
             assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
-            let waited = begin.elapsed();
-            assert!((HEADER..CONNECTION).contains(&waited), "{waited:?}");
+            assert_eq!(begin.elapsed(), Duration::ZERO);
+            let mut end = [0];
+            assert_eq!(silent.last_mut().unwrap().read(&mut end).await.unwrap(), 0);
+            assert!((HEADER..CONNECTION).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        })
+        .await;
+    }
+
+    /// One byte of a header per second, and replies that are not read: a probe needs no second.
+    #[tokio::test(flavor = "current_thread")]
+    async fn slow_clients_keep_no_probe_waiting() {
+        with_address(Scope::Monitoring, async |address| {
+            let mut clients = Vec::new();
+            for number in 0..2 * ALL {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                let sent: &[u8] = match number % 3 {
+                    0 => b"G",
+                    1 => b"GET /healthz HTTP/1.1\r\n",
+                    _ => b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+                };
+                // It may have been closed by now.
+                let _closed = stream.write_all(sent).await;
+                clients.push(stream);
+                if number % 64 == 0 {
+                    assert!(probe(address).await < Duration::from_secs(1));
+                }
+            }
+            assert!(probe(address).await < Duration::from_secs(1));
+        })
+        .await;
+    }
+
+    /// A client that connects again and again as fast as it can.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_flood_of_connections_keeps_no_probe_waiting() {
+        with_address(Scope::Probes, async |address| {
+            let (ended, end) = std::sync::mpsc::channel::<()>();
+            let flood = std::thread::spawn(move || {
+                let mut held = std::collections::VecDeque::new();
+                while end.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                    held.extend(std::net::TcpStream::connect(address));
+                    if held.len() > 2 * ALL {
+                        held.pop_front();
+                    }
+                }
+            });
+            for _ in 0..20 {
+                sleep(Duration::from_millis(20)).await;
+                // A kubelet waits for so long. Each packet that is lost to a full queue costs a second.
+                assert!(probe(address).await < Duration::from_secs(5));
+            }
+            drop(ended);
+            // It may wait for one more connection, which this task accepts.
+            while !flood.is_finished() {
+                sleep(Duration::from_millis(1)).await;
+            }
         })
         .await;
     }

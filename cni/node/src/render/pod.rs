@@ -24,8 +24,8 @@ pub(crate) const INSTALL_CAPABILITY: &str = "DAC_OVERRIDE";
 /// The node's settings in the agent's container, which has `/proc/sys` read-only.
 pub(crate) const SYSCTL_DIR: &str = "/host/proc/sys";
 
-/// The address of the agent's HTTP server.
-const LISTEN: (&str, i32) = ("127.0.0.1", 9254);
+/// The address at which the agent replies to probes alone.
+const PROBES: (&str, i32) = ("127.0.0.1", 9255);
 /// The directory of the programs in the image.
 pub(super) const PROGRAMS: &str = "/usr/local/bin";
 
@@ -168,7 +168,7 @@ fn agent(deployment: &Deployment) -> Container {
 
 /// An HTTP request to the agent, which does not listen on the node's addresses.
 fn probe(path: &str) -> Probe {
-    let (host, port) = LISTEN;
+    let (host, port) = PROBES;
     Probe {
         http_get: Some(HTTPGetAction {
             host: Some(host.to_owned()),

@@ -84,7 +84,8 @@ pub(super) async fn run(
     run_dir: &RunDir,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let Start { settings, access, program, removes_conflist, startup_taints, listen, garbage } = start;
+    let Start { settings, access, program, removes_conflist, startup_taints, listen, probe_listen, garbage } =
+        start;
     let settings = Arc::new(settings);
     log::info!("node {}: watching the Nodes of the cluster", settings.node);
     withdraw_forward_rules(&settings);
@@ -105,7 +106,7 @@ pub(super) async fn run(
         () = async { tokio::join!(
             events::follow(access.clone(), node.clone(), noticed),
             announce::follow(access, node, announced, startup_taints),
-            serve(&observer, run_dir, listen),
+            serve(&observer, run_dir, listen, probe_listen),
         ); } => Ok(()),
     };
     // The last events before the end.
@@ -168,7 +169,12 @@ async fn collect(settings: Option<garbage::Settings>, program: Program, events: 
 }
 
 /// Receives reports of plugins and replies to requests, without end.
-async fn serve(observer: &Arc<Observer>, run_dir: &RunDir, listen: Option<SocketAddr>) {
+async fn serve(
+    observer: &Arc<Observer>,
+    run_dir: &RunDir,
+    listen: Option<SocketAddr>,
+    probe_listen: Option<SocketAddr>,
+) {
     let receive = async {
         match bind(Path::new(report::SOCKET), |path| UnixDatagram::bind(path)) {
             Ok(socket) => observer.receive(socket).await,
@@ -181,7 +187,12 @@ async fn serve(observer: &Arc<Observer>, run_dir: &RunDir, listen: Option<Socket
             server::serve_address(Arc::clone(observer), address).await;
         }
     };
-    tokio::join!(receive, address, server::serve_socket(Arc::clone(observer), &socket));
+    let probes = async {
+        if let Some(address) = probe_listen {
+            server::serve_probes(Arc::clone(observer), address).await;
+        }
+    };
+    tokio::join!(receive, address, probes, server::serve_socket(Arc::clone(observer), &socket));
 }
 
 impl Agent {

@@ -100,6 +100,9 @@ pub(crate) struct Options {
     /// Where /metrics, /healthz and /readyz are served
     #[arg(long, value_name = "ADDRESS:PORT|none", default_value = server::ADDRESS)]
     listen: Listen,
+    /// Where /healthz and /readyz are served as well, apart from all other requests
+    #[arg(long, value_name = "ADDRESS:PORT|none", default_value = server::PROBE_ADDRESS)]
+    probe_listen: Listen,
     /// Remove the configuration at the end
     #[arg(long)]
     remove_conflist: bool,
@@ -151,6 +154,7 @@ struct Start {
     removes_conflist: bool,
     startup_taints: Vec<StartupTaint>,
     listen: Option<SocketAddr>,
+    probe_listen: Option<SocketAddr>,
     /// None: the container runtime's garbage is left.
     garbage: Option<collector::Settings>,
 }
@@ -198,6 +202,7 @@ impl Options {
             removes_conflist: self.remove_conflist,
             startup_taints: self.remove_taint,
             listen: self.listen.0,
+            probe_listen: self.probe_listen.0,
         })
     }
 }
@@ -248,6 +253,9 @@ mod tests {
         let listen = |words: &str| start(words).map(|start| start.listen.map(|address| address.to_string()));
         assert_eq!(listen(""), Ok(Some("127.0.0.1:9254".to_owned())));
         assert_eq!(listen("--listen none"), Ok(None));
+        let probes = |words: &str| start(words).unwrap().probe_listen.map(|address| address.to_string());
+        assert_eq!(probes("--listen none"), Some("127.0.0.1:9255".to_owned()));
+        assert_eq!(probes("--probe-listen none"), None);
         assert_eq!(listen("--listen [::]:80"), Ok(Some("[::]:80".to_owned())));
         let error = listen("--listen localhost:80").unwrap_err();
         assert!(error.contains("ADDRESS:PORT or none"), "{error}");
