@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _};
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::access::{Access, WATCH};
 use super::nodes::{Node, Nodes};
@@ -36,8 +36,9 @@ use crate::excerpt::bounded;
 const PAGE: u32 = 500;
 /// The longest delay after an error, should the backoff have none.
 const DELAY: Duration = Duration::from_secs(30);
-/// The most events that are taken before a snapshot is published, while more are waiting.
-const BURST: usize = 500;
+/// The least time between two snapshots: each is a copy of the list, and Nodes that change all the time must not keep a
+/// processor busy with it. A change after a rest is published at once.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The most characters of an error in the log.
 const MESSAGE: usize = 500;
 
@@ -131,6 +132,7 @@ pub fn follow(
         store: Store::default(),
         backoff: DefaultBackoff::default(),
         page: access.reply,
+        published: Instant::now() - PAUSE,
     };
     let work = async move {
         let sender = follower.sender.clone();
@@ -149,6 +151,8 @@ struct Follower {
     backoff: DefaultBackoff,
     /// The time for a page of the list.
     page: Duration,
+    /// The time of the last snapshot.
+    published: Instant,
 }
 
 impl Follower {
@@ -169,32 +173,40 @@ impl Follower {
     async fn take(&mut self, stream: impl Stream<Item = watcher::Result<Event<NodeObject>>>) {
         let mut stream = pin!(stream);
         let mut listing = true;
-        // Events since the last snapshot, if they changed something.
-        let mut unpublished = None;
+        // The time at which a change is published that is not yet.
+        let mut due: Option<Instant> = None;
         loop {
-            // A burst of events becomes one snapshot.
-            let ready = match unpublished {
-                Some(events) if events < BURST => stream.next().now_or_never(),
-                Some(_) => None,
-                None if listing => match timeout(self.page, stream.next()).await {
-                    Ok(next) => Some(next),
-                    Err(_) => return self.wait("list Nodes: no reply").await,
-                },
-                None => Some(stream.next().await),
+            let next = async {
+                match listing {
+                    true => timeout(self.page, stream.next()).await.ok(),
+                    false => Some(stream.next().await),
+                }
             };
-            match ready {
+            let next = tokio::select! {
+                // What has arrived becomes part of the snapshot.
+                biased;
+                next = next => Some(next),
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
+            };
+            match next {
                 None => {
-                    unpublished = None;
+                    due = None;
                     self.publish();
                 }
-                Some(Some(Ok(event))) => {
+                Some(None) => return self.wait("list Nodes: no reply").await,
+                Some(Some(Some(Ok(event)))) => {
                     listing = matches!(event, Event::Init | Event::InitApply(_));
-                    if self.apply(event) || unpublished.is_some() {
-                        unpublished = Some(unpublished.unwrap_or(0) + 1);
+                    if self.apply(event) && due.is_none() {
+                        due = Some(Instant::now().max(self.published + PAUSE));
+                    }
+                    // Where events arrive without end, the stream is always ready.
+                    if due.is_some_and(|due| due + PAUSE <= Instant::now()) {
+                        due = None;
+                        self.publish();
                     }
                 }
-                Some(Some(Err(error))) => {
-                    if unpublished.take().is_some() {
+                Some(Some(Some(Err(error)))) => {
+                    if due.take().is_some() {
                         self.publish();
                     }
                     self.wait(&message(&error)).await;
@@ -203,7 +215,7 @@ impl Follower {
                     }
                 }
                 // The watcher does not end by itself.
-                Some(None) => return,
+                Some(Some(None)) => return,
             }
         }
     }
@@ -227,7 +239,8 @@ impl Follower {
         changed
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.published = Instant::now();
         self.sender.send_modify(|last| {
             let generation = last.generation + 1;
             *last = Arc::new(Snapshot { nodes: self.store.nodes.clone(), synced: true, generation });
@@ -432,22 +445,61 @@ mod tests {
         }
     }
 
-    /// A stream of events reaches the receivers as snapshots: one for a burst, none for a heartbeat.
-    #[test]
-    fn receivers_are_woken_for_changes_only() {
-        let (sender, mut receiver) = watch::channel(Arc::<Snapshot>::default());
-        let mut follower = Follower {
+    fn follower(sender: watch::Sender<Arc<Snapshot>>) -> Follower {
+        Follower {
             sender,
             counters: Arc::default(),
             store: Store::default(),
             backoff: DefaultBackoff::default(),
             page: Duration::from_secs(70),
+            published: Instant::now() - PAUSE,
+        }
+    }
+
+    /// Nodes that change all the time are published at intervals, not one by one, and the last change is.
+    #[test]
+    fn a_storm_of_changes_becomes_few_snapshots() {
+        let (sender, receiver) = watch::channel(Arc::<Snapshot>::default());
+        let mut follower = follower(sender);
+        let listed = [Event::Init, Event::InitDone].into_iter();
+        let changes = (0..20_000_u32)
+            .map(|number| Event::Apply(object("a", &format!("10.{}.{}.0/24", number / 256, number % 256))));
+        let stream = futures_util::stream::iter(listed.chain(changes).map(Ok));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let begin = Instant::now();
+        let taken = async {
+            timeout(Duration::from_secs(60), follower.take(stream.chain(futures_util::stream::pending())))
+                .await
         };
+        let seen = async {
+            loop {
+                let snapshot = Arc::clone(&receiver.borrow());
+                if known(snapshot.nodes()) == ["a 10.78.31.0/24"] {
+                    return snapshot.generation();
+                }
+                sleep(PAUSE / 10).await;
+            }
+        };
+        let snapshots = runtime.block_on(async {
+            tokio::select! {
+                _ = taken => panic!("the last change is not published"),
+                snapshots = seen => snapshots,
+            }
+        });
+        let most = begin.elapsed().as_millis() / PAUSE.as_millis() + 2;
+        assert!(u128::from(snapshots) <= most, "{snapshots} snapshots, {most} at most");
+    }
+
+    /// A stream of events reaches the receivers as snapshots: one for a burst, none for a heartbeat.
+    #[test]
+    fn receivers_are_woken_for_changes_only() {
+        let (sender, mut receiver) = watch::channel(Arc::<Snapshot>::default());
+        let mut follower = follower(sender);
         let mut take = |events: Vec<Event<NodeObject>>| {
             let stream =
                 futures_util::stream::iter(events.into_iter().map(Ok)).chain(futures_util::stream::pending());
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            let limit = Duration::from_millis(50);
+            let limit = 3 * PAUSE;
             assert!(runtime.block_on(async { timeout(limit, follower.take(stream)).await }).is_err());
         };
         assert!(!receiver.borrow_and_update().synced());

@@ -38,8 +38,11 @@ use tokio::sync::watch;
 use super::Start;
 
 /// The length of the queue of notices that are to be sent as Events. A notice that finds it full is dropped, because more
-/// are waiting than may be sent.
-const NOTICES: usize = 32;
+/// are waiting than may be sent; one Node alone does not fill it.
+const NOTICES: usize = 256;
+
+/// The changes of a comparison that are logged one by one: a start makes one for each Node.
+const LOGGED_CHANGES: usize = 100;
 
 /// The reason why the agent ended early.
 #[derive(Debug, thiserror::Error)]
@@ -244,7 +247,10 @@ impl Agent {
                 return;
             }
         };
-        report.changes.iter().for_each(|change| log::info!("{change}"));
+        report.changes.iter().take(LOGGED_CHANGES).for_each(|change| log::info!("{change}"));
+        if let Some(more @ 1..) = report.changes.len().checked_sub(LOGGED_CHANGES) {
+            log::info!("made {more} more changes in the same comparison");
+        }
         // An incomplete list does not justify a message.
         self.comparison_troubles.report(report.troubles().filter(|_| self.is_synced).collect());
         if self.is_synced {
