@@ -13,8 +13,11 @@ use serde_json::{Value, json};
 /// The largest file that is compared, in bytes.
 const LIMIT: usize = 64 << 10;
 
-/// The versions that containerd 1.6 and later, and CRI-O, know.
+/// The version that every runtime knows: containerd from 1.6 on, and CRI-O.
 const VERSION: &str = "1.0.0";
+/// The versions of which a runtime takes the newest that it knows (specification 1.1.0, "Version negotiation"). With 1.1.0
+/// containerd from 2.0.1 on calls STATUS, and CRI-O from 1.31 on STATUS and GC. An older runtime ignores this list.
+const VERSIONS: [&str; 2] = [VERSION, "1.1.0"];
 
 /// The values in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +64,7 @@ impl Network {
             .collect();
         json!({
             "cniVersion": VERSION,
+            "cniVersions": VERSIONS,
             "name": self.name,
             "plugins": [
                 {
@@ -182,6 +186,14 @@ mod tests {
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &path).unwrap();
         assert!(matches!(other.write(&path), Err(ConflistError::File(_))));
+    }
+
+    /// Our own library takes the newest version; one that does not know `cniVersions` takes 1.0.0.
+    #[test]
+    fn each_runtime_takes_the_newest_version_that_it_knows() {
+        let list = network().json();
+        let read = cni_spec::NetConfList::parse(list.to_string().as_bytes()).unwrap();
+        assert_eq!((read.version.to_string(), &list["cniVersion"]), ("1.1.0".to_owned(), &json!("1.0.0")));
     }
 
     #[test]
