@@ -82,7 +82,9 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
 pub(super) fn agent_objects(tunnel: &str) -> Vec<Value> {
     let (tunnel, services) = (format!("--tunnel={tunnel}"), format!("--service-cidr={SERVICE_CIDRS}"));
     let grace = format!("{}s", within(GRACE).as_secs());
+    let version = ["--kubernetes-version", "1.20"];
     let options = ["--image", AGENT, "--cluster-cidr", POD_CIDRS, &services, &tunnel, "--gc-grace", &grace];
+    let options = [&version[..], &options].concat();
     let mut objects: Vec<Value> = serde_saphyr::from_multiple(&render("manifests", &options)).expect("YAML");
     for object in objects.iter_mut().filter(|object| object["kind"] == "DaemonSet") {
         let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum, ValueHint};
 use slipway_cli::Failure;
 use slipwayd::cluster::taint::StartupTaint;
-use slipwayd::render::Deployment;
 use slipwayd::render::files::{FILES, File};
+use slipwayd::render::{Deployment, KubernetesVersion};
 
 use super::run::conflict::ConflictError;
 use super::run::paths::DeployedOptions;
@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// The namespace of the pods
     #[arg(long, value_name = "NAME", default_value = "kube-system", value_parser = namespace)]
     namespace: String,
+    /// The oldest version of the API server that is to take the objects, from 1.20 on
+    #[arg(long, value_name = "VERSION", default_value_t)]
+    kubernetes_version: KubernetesVersion,
     #[command(flatten)]
     deployed: WithWords<DeployedOptions>,
     /// A taint of new nodes that the agent removes when the network is in place; any number of times
@@ -111,6 +114,7 @@ impl Options {
             cluster_cidrs: Prefixes::all(&paths.cluster_cidr),
             service_cidrs: Prefixes::all(&paths.service_cidr),
             startup_taints: self.startup_taint.iter().map(ToString::to_string).collect(),
+            kubernetes: self.kubernetes_version,
         };
         Ok((deployment, file))
     }

@@ -3,6 +3,7 @@
 //! The files of a deployment: `slipwayd render`.
 //!
 //! [`objects`] has the objects of Kubernetes, [`pod`] the DaemonSet's pods with all rights that they have on a node.
+//! [`version`] is that of the API server, on which the objects' fields depend.
 //! [`files`] has everything but objects of the API server: container file, kustomize base, kind configuration, systemd unit.
 //!
 //! There is no ConfigMap. The agent's settings are arguments in the DaemonSet: a change of one replaces the pods node by
@@ -11,11 +12,15 @@
 pub mod files;
 pub mod objects;
 pub mod pod;
+#[cfg(test)]
+mod schema;
+pub mod version;
 
 use ipnet::IpNet;
 use serde::Serialize;
 
 pub use files::File;
+pub use version::KubernetesVersion;
 
 /// The name of all objects.
 pub const NAME: &str = "slipwayd";
@@ -35,6 +40,8 @@ pub struct Deployment {
     pub service_cidrs: Vec<IpNet>,
     /// The taints that the agent removes from its Node, as `--remove-taint` has them.
     pub startup_taints: Vec<String>,
+    /// The oldest API server that takes the objects.
+    pub kubernetes: KubernetesVersion,
 }
 
 impl Deployment {
@@ -71,5 +78,6 @@ pub(crate) fn sample() -> Deployment {
         cluster_cidrs: ["10.244.0.0/16", "fd44::/32"].map(|net| net.parse().unwrap()).into(),
         service_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
         startup_taints: vec!["node.example/starting:NoSchedule".to_owned()],
+        kubernetes: KubernetesVersion::default(),
     }
 }

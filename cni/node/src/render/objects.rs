@@ -114,7 +114,7 @@ impl Deployment {
                 template: PodTemplateSpec {
                     metadata: Some(ObjectMeta {
                         labels: Some(labels()),
-                        annotations: Some(pod::annotations()),
+                        annotations: pod::annotations(self),
                         ..ObjectMeta::default()
                     }),
                     spec: Some(pod::spec(self)),

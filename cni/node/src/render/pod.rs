@@ -77,9 +77,11 @@ impl Directory {
     }
 }
 
-/// The annotations of the pods: AppArmor for Kubernetes before 1.30, which has no field for it.
-pub(super) fn annotations() -> BTreeMap<String, String> {
-    [(format!("container.apparmor.security.beta.kubernetes.io/{NAME}"), "unconfined".to_owned())].into()
+/// The annotations of the pods: AppArmor for versions of Kubernetes that have no field for it.
+pub(super) fn annotations(deployment: &Deployment) -> Option<BTreeMap<String, String>> {
+    let name = || format!("container.apparmor.security.beta.kubernetes.io/{NAME}");
+    let has_field = deployment.kubernetes.has_app_armor_field();
+    (!has_field).then(|| [(name(), "unconfined".to_owned())].into())
 }
 
 pub(super) fn spec(deployment: &Deployment) -> PodSpec {
@@ -140,6 +142,7 @@ fn install(deployment: &Deployment) -> Container {
 }
 
 fn agent(deployment: &Deployment) -> Container {
+    let has_field = deployment.kubernetes.has_app_armor_field();
     let unconfined = AppArmorProfile { type_: "Unconfined".to_owned(), ..AppArmorProfile::default() };
     Container {
         name: NAME.to_owned(),
@@ -158,7 +161,7 @@ fn agent(deployment: &Deployment) -> Container {
             ..EnvVar::default()
         }]),
         resources: Some(requests()),
-        security_context: Some(security(&CAPABILITIES, Some(unconfined))),
+        security_context: Some(security(&CAPABILITIES, has_field.then_some(unconfined))),
         volume_mounts: Some(DIRECTORIES.iter().map(Directory::mount).collect()),
         liveness_probe: Some(probe("/healthz")),
         readiness_probe: Some(probe("/readyz")),
