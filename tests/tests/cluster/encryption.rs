@@ -34,7 +34,7 @@ fn pods(lab: &Lab) -> Pods {
 }
 
 /// The kernel's view of a node's WireGuard link.
-fn device(node: &ClusterNode) -> WireGuardDevice {
+pub(crate) fn device(node: &ClusterNode) -> WireGuardDevice {
     node.run(|| {
         let link = RouteSocket::open().and_then(|route| route.link(DEVICE));
         link.and_then(|link| WireGuardSocket::open()?.device(&link))

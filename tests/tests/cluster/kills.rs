@@ -10,7 +10,7 @@ use serde_json::json;
 use slipway_tests::{
     ApiServer, Proto, Random, Snapshot, Stop, api_server_programs, at, skip, stride, within,
 };
-use slipwayd::cluster::annotations::VXLAN_MAC;
+use slipwayd::cluster::annotations::{VXLAN_MAC, vxlan_mac_of};
 use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
@@ -64,10 +64,11 @@ fn changes(before: &[(Snapshot, String)], now: &[(Snapshot, String)]) -> Vec<Str
 fn disturb(server: &ApiServer<'_>, mut random: Random, stop: &AtomicBool) {
     let path = format!("{NODES}/{GUEST}");
     let addresses = ["192.168.50.98", "192.168.50.99"].map(|ip| ip.parse().expect("an address"));
+    let mac = vxlan_mac_of(&GUEST.parse().expect("a name")).to_string();
     let mut pause = || thread::sleep(random.time_below(within(Duration::from_millis(300))));
     while !stop.load(Ordering::Relaxed) {
         let mut node = of(GUEST, &[GUESTS_PODS], &addresses[..1]);
-        node["metadata"]["annotations"] = json!({ VXLAN_MAC: "02:00:00:00:00:99" });
+        node["metadata"]["annotations"] = json!({ VXLAN_MAC: mac });
         server.create(NODES, &node);
         pause();
         let other = json!([{ "type": "InternalIP", "address": addresses[1] }]);

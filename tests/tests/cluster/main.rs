@@ -82,6 +82,7 @@ impl Lab {
                 port: (self.port)(number).try_into().expect("not 0"),
                 pod_cidrs: Vec::new(),
                 cluster_cidrs,
+                service_cidrs: Vec::new(),
                 path_mtu: self.path_mtu,
                 encryption: self.encrypts.then_some(encryption),
             },
@@ -100,7 +101,7 @@ impl Lab {
     /// Compares a node with its desired state.
     fn compare(&self, number: u8, is_complete: bool) -> Report {
         let settings = self.settings(number);
-        let report = self.node(number).run(|| reconcile(&self.nodes, is_complete, &settings));
+        let report = self.node(number).run(|| reconcile(&self.nodes, is_complete, &settings, None));
         report.unwrap_or_else(|failure| panic!("node {number}: {failure}"))
     }
 

@@ -16,6 +16,7 @@ use cni_nftables::{Family, TableId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use super::desired::Claims;
 use super::reconcile::{Failure, Report, Settings, reconcile};
 use super::routes::PROTOCOL;
 use super::source::Snapshot;
@@ -29,12 +30,12 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 /// The least time between two comparisons that the kernel's changes cause: pods that come and go must not keep a
 /// processor busy.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The thread that waits for the kernel sees after this time that the agent has ended.
 /// A comparison that changed Nodes cause comes this many times its predecessor's duration after that one, so that Nodes that
 /// change all the time keep a fifth of a processor busy at most. One that comes after a rest is immediate.
 const SHARE: u32 = 4;
 /// The longest wait for such a comparison.
 const LONGEST_REST: Duration = Duration::from_secs(2);
+/// The thread that waits for the kernel sees after this time that the agent has ended.
 const ALIVE: Duration = Duration::from_millis(500);
 
 /// Why the agent ended early.
@@ -74,10 +75,10 @@ pub async fn run(
     // The next comparison, if one is due.
     let mut due: Option<Instant> = None;
     let mut last = Instant::now() - PAUSE;
-    tokio::pin!(stop);
     let mut rest = Duration::ZERO;
     // Of the last comparison with a complete list.
     let mut claims: Option<Arc<Claims>> = None;
+    tokio::pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => return Ok(()),
@@ -98,27 +99,32 @@ pub async fn run(
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 due = None;
-                let snapshot = Arc::clone(&snapshots.borrow_and_update());
                 let begun = Instant::now();
-                let report = compare(&settings, &snapshot).await?;
+                let snapshot = Arc::clone(&snapshots.borrow_and_update());
+                let report = compare(&settings, &snapshot, claims.clone()).await?;
                 if let Ok(report) = &report {
                     kept.lock().unwrap_or_else(PoisonError::into_inner).follow(&settings, report);
+                    // An API server that lost its Nodes gets them back in any order: those that held something keep it.
+                    if snapshot.synced() && report.desired.prune {
+                        claims = Some(Arc::new(report.desired.claims.clone()));
+                    }
                 }
                 done(&snapshot, report);
                 last = Instant::now();
+                rest = (SHARE * last.duration_since(begun)).min(LONGEST_REST);
             }
         }
     }
 }
 
-                rest = (SHARE * last.duration_since(begun)).min(LONGEST_REST);
 async fn compare(
     settings: &Arc<Settings>,
     snapshot: &Arc<Snapshot>,
+    claims: Option<Arc<Claims>>,
 ) -> Result<Result<Report, Failure>, AgentError> {
     let (settings, snapshot) = (Arc::clone(settings), Arc::clone(snapshot));
-    let compared =
-        tokio::task::spawn_blocking(move || reconcile(snapshot.nodes(), snapshot.synced(), &settings));
+    let work = move || reconcile(snapshot.nodes(), snapshot.synced(), &settings, claims.as_deref());
+    let compared = tokio::task::spawn_blocking(work);
     compared.await.map_err(AgentError::Thread)
 }
 

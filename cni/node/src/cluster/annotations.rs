@@ -8,6 +8,7 @@ use cni_kernel::mac::Mac;
 use cni_kernel::route::PublicKey;
 
 use super::key;
+use super::node_name::NodeName;
 
 /// The annotation with the MAC address of the node's VXLAN device.
 ///
@@ -20,6 +21,19 @@ pub const VXLAN_PORT: &str = "slipway.internal/vxlan-port";
 pub(crate) const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
 /// The annotation with the UDP port on which the node's WireGuard device receives.
 pub const WIREGUARD_PORT: &str = "slipway.internal/wireguard-port";
+
+/// The MAC address of a node's VXLAN device: the same after each start, so that other nodes need no new entry. A Node
+/// that announces another one is refused, because that may be another node's.
+///
+/// FNV-1a of the node's name; locally administered and unicast (IEEE 802, section 8.2).
+#[must_use]
+pub fn vxlan_mac_of(node: &NodeName) -> Mac {
+    let hash = node.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let [a, b, c, d, e, ..] = (hash ^ (hash >> 40)).to_le_bytes();
+    Mac([0x02, a, b, c, d, e])
+}
 
 /// A node's announcement of its tunnels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,5 +58,21 @@ impl Annotations {
             (WIREGUARD_KEY, self.wireguard_key.map(|key| key::text(&key))),
             (WIREGUARD_PORT, self.wireguard_port.map(|port| port.to_string())),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_node_has_a_mac_address_of_its_own_that_stays() {
+        let mac = |name: &str| vxlan_mac_of(&name.parse().unwrap());
+        assert_eq!(mac("node-1"), mac("node-1"));
+        let all: BTreeSet<Mac> = (0..5000).map(|number| mac(&format!("node-{number}"))).collect();
+        assert_eq!(all.len(), 5000);
+        assert!(all.iter().all(|mac| mac.0[0] == 2));
     }
 }

@@ -3,10 +3,9 @@
 //! The desired state: a function of all Nodes, this node's name, its uplinks and the settings.
 //!
 //! # Which Node gets a prefix
-//! Nodes claim their pod CIDRs and addresses in the order of their age ([`Node::seniority`]): creationTimestamp, which
-//! only the API server sets, then the name. A pod CIDR that overlaps one of an older Node is left out. So a new Node
-//! cannot take a running node's pods away, and all nodes decide alike, whatever they saw before. A Node without a pod
-//! CIDR that holds claims nothing. This node's own pod CIDRs and its uplinks' prefixes come before all others.
+//! Pod CIDRs are taken first, because no kubelet can change them; addresses and annotations, which each kubelet writes
+//! into its own Node, are left out where they collide. [`claims`] has the order among Nodes. This node's own pod CIDRs
+//! and its uplinks' prefixes come before all others.
 //!
 //! # Which path a prefix gets
 //! Direct, by the Node's first InternalIP of the prefix's family, if that address is on an uplink; else by VXLAN, if
@@ -25,6 +24,7 @@
 //! [`Settings::path_mtu`] if that is less. With a tunnel all pods get less, since a pod's MTU is the same for all its peers:
 //! with VXLAN 50 bytes over IPv4 and 70 over IPv6, with WireGuard 60 and 80.
 
+mod claims;
 mod mtu;
 mod wireguard;
 
@@ -38,9 +38,11 @@ use cni_kernel::mac::Mac;
 use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 
+use super::annotations::vxlan_mac_of;
 use super::node_name::NodeName;
 use super::nodes::{Node, Nodes};
 use super::problem::{Problem, ProblemKind};
+pub use claims::{Claims, InstalledPaths};
 use cni_spec::address::overlap;
 pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 
@@ -89,6 +91,8 @@ pub struct Settings {
     pub pod_cidrs: Vec<IpNet>,
     /// The prefixes of all pods. Without one of a family, those of that family may be anywhere.
     pub cluster_cidrs: Vec<IpNet>,
+    /// The prefixes of Services, in which no pod and no node has an address.
+    pub service_cidrs: Vec<IpNet>,
     /// The largest packet between nodes in bytes, where that is less than the uplinks' MTU.
     pub path_mtu: Option<u32>,
     /// WireGuard for all traffic between nodes' pods, in place of routes by the link and VXLAN; none: no encryption.
@@ -126,6 +130,8 @@ pub struct Desired {
     pub prune: bool,
     /// The parts of Nodes that were left out, sorted.
     pub problems: Vec<Problem>,
+    /// The Nodes that hold pod CIDRs and keys, for the next comparison.
+    pub claims: Claims,
 }
 
 /// This node's pod CIDRs, one of a family at most.
@@ -196,16 +202,25 @@ pub struct TunnelPeer {
     pub gateways: Vec<IpAddr>,
 }
 
-/// Computes the desired state. The order in which Nodes or uplinks are listed does not matter.
+/// Computes the desired state. The order in which Nodes or uplinks are listed does not matter. `before` are the claims of
+/// the last comparison.
 ///
 /// # Panics
 /// Never: a Node with any content is either used or reported.
 #[must_use]
-pub fn desired(nodes: &Nodes, own: &NodeName, here: &LocalView, settings: &Settings) -> Desired {
+pub fn desired(
+    nodes: &Nodes,
+    own: &NodeName,
+    here: &LocalView,
+    settings: &Settings,
+    before: &Claims,
+) -> Desired {
     let mut plan = Plan::new(nodes.get(own).map(Arc::as_ref), own, here, settings);
     let mut others: Vec<&Node> = nodes.values().map(Arc::as_ref).filter(|node| node.name != *own).collect();
     others.sort_by_key(|node| node.seniority());
-    let peers: Vec<Peer<'_>> = others.iter().filter_map(|node| plan.claim(node)).collect();
+    plan.claim_prefixes(&others, before);
+    let peers: Vec<Peer<'_>> = others.iter().filter_map(|node| plan.peer(node)).collect();
+    plan.claim_keys(&peers, before);
     let paths = match &settings.encryption {
         Some(encryption) => plan.encrypted(&peers, encryption),
         None => plan.paths(&peers),
@@ -253,10 +268,12 @@ struct Plan<'a> {
     settings: &'a Settings,
     /// Addresses of this node.
     local: BTreeSet<IpAddr>,
-    /// Pod CIDRs of older Nodes by network address. No two overlap.
+    /// Pod CIDRs that other Nodes hold, by network address. No two overlap.
     prefixes: BTreeMap<IpAddr, (IpNet, NodeName)>,
-    /// InternalIPs of older Nodes.
+    /// InternalIPs of other Nodes, with the oldest.
     addresses: BTreeMap<IpAddr, NodeName>,
+    /// WireGuard keys with the Nodes that hold them.
+    keys: BTreeMap<PublicKey, NodeName>,
     problems: Vec<Problem>,
 }
 
@@ -281,6 +298,7 @@ impl<'a> Plan<'a> {
             local: on_links.map(IpNet::addr).chain(announced).collect(),
             prefixes: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            keys: BTreeMap::new(),
             problems: Vec::new(),
         };
         plan.claim_own();
@@ -324,86 +342,11 @@ impl<'a> Plan<'a> {
         if let Some(net) = self.nets.iter().find(|net| overlap(net, prefix)) {
             return Some(ProblemKind::OverlapsUplink { prefix: *prefix, with: *net });
         }
+        if let Some(net) = self.settings.service_cidrs.iter().find(|net| overlap(net, prefix)) {
+            return Some(ProblemKind::OverlapsServices { prefix: *prefix, with: *net });
+        }
         let address = within(&self.local, prefix)?;
         Some(ProblemKind::ContainsAddress { prefix: *prefix, address, of: self.own.clone() })
-    }
-
-    /// Takes the addresses and pod CIDRs of a Node that no older one has; none if nothing of it can be used.
-    fn claim<'b>(&mut self, node: &'b Node) -> Option<Peer<'b>> {
-        node.unusable.iter().for_each(|kind| self.report(&node.name, kind.clone()));
-        // A Node with our address is this node under an older name, or pretends to be.
-        if let Some(address) = node.addresses.iter().find(|address| self.local.contains(address)) {
-            self.report(&node.name, ProblemKind::OwnAddress { address: *address });
-            return None;
-        }
-        if node.pod_cidrs.is_empty() {
-            self.report(&node.name, ProblemKind::NoPodCidr);
-        }
-        let mut addresses = Vec::new();
-        for address in &node.addresses {
-            match self.refused_address(*address) {
-                Some(kind) => self.report(&node.name, kind),
-                None => addresses.push(*address),
-            }
-        }
-        let mut prefixes = Vec::new();
-        for prefix in &node.pod_cidrs {
-            match self.refused_prefix(node, prefix) {
-                Some(kind) => self.report(&node.name, kind),
-                None => prefixes.push(*prefix),
-            }
-        }
-        if prefixes.is_empty() {
-            return None;
-        }
-        for prefix in &prefixes {
-            self.prefixes.insert(prefix.network(), (*prefix, node.name.clone()));
-        }
-        for address in &addresses {
-            self.addresses.entry(*address).or_insert_with(|| node.name.clone());
-        }
-        Some(Peer { node, prefixes, addresses })
-    }
-
-    fn refused_address(&self, address: IpAddr) -> Option<ProblemKind> {
-        if let Some(prefix) = self.own_prefixes.iter().find(|prefix| prefix.contains(&address)) {
-            return Some(ProblemKind::AddressOfPods { address, prefix: *prefix, of: self.own.clone() });
-        }
-        if let Some((prefix, of)) = self.last_before(address).filter(|(prefix, _)| prefix.contains(&address))
-        {
-            return Some(ProblemKind::AddressOfPods { address, prefix: *prefix, of: of.clone() });
-        }
-        let is_reserved = self.nets.iter().any(|net| match net {
-            IpNet::V4(net) if net.prefix_len() < 31 => address == net.network() || address == net.broadcast(),
-            _ => false,
-        });
-        is_reserved.then_some(ProblemKind::ReservedAddress { address })
-    }
-
-    fn refused_prefix(&self, node: &Node, prefix: &IpNet) -> Option<ProblemKind> {
-        let prefix = *prefix;
-        if let Some(with) = self.own_prefixes.iter().find(|own| overlap(own, &prefix)) {
-            return Some(ProblemKind::Overlap { prefix, with: *with, of: self.own.clone() });
-        }
-        if let Some(kind) = self.refused_everywhere(&prefix) {
-            return Some(kind);
-        }
-        // Claimed prefixes are disjoint: if one overlaps, the last that begins within or before it does.
-        if let Some((with, of)) =
-            self.last_before(prefix.broadcast()).filter(|(net, _)| overlap(net, &prefix))
-        {
-            return Some(ProblemKind::Overlap { prefix, with: *with, of: of.clone() });
-        }
-        if let Some((address, of)) = self.addresses.range(prefix.network()..=prefix.broadcast()).next() {
-            return Some(ProblemKind::ContainsAddress { prefix, address: *address, of: of.clone() });
-        }
-        let address = node.addresses.iter().find(|address| prefix.contains(*address))?;
-        Some(ProblemKind::ContainsAddress { prefix, address: *address, of: node.name.clone() })
-    }
-
-    /// The claimed prefix with the highest network address up to this one.
-    fn last_before(&self, address: IpAddr) -> Option<&(IpNet, NodeName)> {
-        self.prefixes.range(..=address).next_back().map(|(_, claim)| claim)
     }
 
     /// The uplink of this node's tunnels: that with its first InternalIP that is on one.
@@ -484,11 +427,8 @@ impl<'a> Plan<'a> {
             }
             return None;
         };
-        // An FDB entry leads to one node: of two with the same MAC address, the older one keeps it.
-        let mut macs: BTreeMap<Mac, &NodeName> = BTreeMap::new();
-        if let Some(mac) = self.own_node.and_then(|node| node.annotations.vxlan_mac) {
-            macs.insert(mac, self.own);
-        }
+        // An FDB entry leads to one node: should two names have the same MAC address, the older Node keeps it.
+        let mut macs = BTreeMap::from([(vxlan_mac_of(self.own), self.own)]);
         let mut peers = Vec::new();
         for (peer, prefixes) in far {
             match self.end(peer, underlay, &macs) {
@@ -522,6 +462,10 @@ impl<'a> Plan<'a> {
         let address = peer.address(family).ok_or(ProblemKind::NoAddress { family })?;
         let annotations = &peer.node.annotations;
         let mac = annotations.vxlan_mac.ok_or(ProblemKind::NoTunnel)?;
+        let expected = vxlan_mac_of(&peer.node.name);
+        if mac != expected {
+            return Err(ProblemKind::ForeignMac { mac, expected });
+        }
         if let Some(of) = macs.get(&mac) {
             return Err(ProblemKind::SameMac { mac, of: (*of).clone() });
         }
@@ -532,6 +476,7 @@ impl<'a> Plan<'a> {
     fn finish(mut self, paths: Paths) -> Desired {
         let Paths { routes, refused, tunnel, wireguard } = paths;
         let mtu = self.mtu(tunnel.as_ref());
+        let claims = self.claims();
         self.problems.sort();
         self.problems.dedup();
         let prefixes = self.own_prefixes;
@@ -544,6 +489,7 @@ impl<'a> Plan<'a> {
             mtu,
             prune: self.own_node.is_some(),
             problems: self.problems,
+            claims,
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Events of Kubernetes about troubles, for `kubectl describe node`.
 //!
 //! A cluster has many agents, and all see what is wrong with a Node: the agent of the oldest Node reports it, and each
-//! agent what is wrong with its own.
+//! agent what is wrong with its own Node, or with one that claims something of its own Node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use super::access::{Access, BoxError};
 use super::node_name::NodeName;
 use super::nodes::Nodes;
-use super::problem::ProblemKind;
+use super::problem::{Problem, ProblemKind};
 use super::reconcile::Report;
 use crate::excerpt::bounded;
 
@@ -27,9 +27,10 @@ use crate::excerpt::bounded;
 const NAMESPACE: &str = "default";
 /// The name of the reporter.
 const CONTROLLER: &str = "slipwayd";
-/// The number of Events that may be sent at once, and the time after which one more may be.
-const BURST: u32 = 10;
-const EVERY: Duration = Duration::from_secs(30);
+/// The limit of all Events.
+const ALL: Rate = Rate { burst: 10, every: Duration::from_secs(30) };
+/// The limit of Events about one Node: one that changes all the time must not keep back those about others.
+const OF_ONE_NODE: Rate = Rate { burst: 5, every: Duration::from_secs(600) };
 /// The most bytes of an Event's text. The API allows 1,024.
 const TEXT: usize = 1000;
 /// The wait after a failed request.
@@ -57,7 +58,8 @@ pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notic
         text,
     };
     let problems = report.desired.problems.iter();
-    let problems = problems.filter(|problem| is_oldest || problem.node == *own);
+    let concerns_own = |problem: &&Problem| problem.node == *own || problem.kind.holder() == Some(own);
+    let problems = problems.filter(|problem| is_oldest || concerns_own(problem));
     // Each new Node is without them for a moment.
     let lasting = problems.filter(|problem| {
         !matches!(problem.kind, ProblemKind::NoPodCidr | ProblemKind::NoTunnel | ProblemKind::NoKey)
@@ -77,9 +79,9 @@ fn capitals(word: &str) -> String {
 
 /// Sends Events until the sender is gone. Those beyond the limit are dropped: logs and metrics have all.
 pub async fn follow(access: Access, own: NodeName, mut notices: mpsc::Receiver<Notice>) {
-    let mut limit = Limit::new(Instant::now());
+    let mut limits = Limits::new(Instant::now());
     while let Some(notice) = notices.recv().await {
-        if !limit.take(Instant::now()) {
+        if !limits.take(&notice.node, Instant::now()) {
             log::debug!("no Event, as there were many: {}", notice.text);
             continue;
         }
@@ -128,46 +130,109 @@ fn reference(node: &NodeName) -> ObjectReference {
     }
 }
 
+/// A number of Events that may be sent at once, and the time after which one more may be.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    burst: u32,
+    every: Duration,
+}
+
+/// The limits of all Events together, and of each Node's.
+#[derive(Debug)]
+struct Limits {
+    all: Limit,
+    /// Those that are not at rest.
+    of_nodes: BTreeMap<NodeName, Limit>,
+}
+
+impl Limits {
+    fn new(now: Instant) -> Self {
+        Self { all: Limit::new(ALL, now), of_nodes: BTreeMap::new() }
+    }
+
+    /// True if an Event about a Node may be sent now.
+    fn take(&mut self, node: &NodeName, now: Instant) -> bool {
+        self.of_nodes.retain(|_, limit| !limit.is_at_rest(now));
+        let of_node = self.of_nodes.entry(node.clone()).or_insert_with(|| Limit::new(OF_ONE_NODE, now));
+        of_node.take(now) && self.all.take(now)
+    }
+}
+
 /// A limit of Events per time.
 #[derive(Debug)]
 struct Limit {
+    rate: Rate,
     left: u32,
     since: Instant,
 }
 
 impl Limit {
-    fn new(now: Instant) -> Self {
-        Self { left: BURST, since: now }
+    fn new(rate: Rate, now: Instant) -> Self {
+        Self { rate, left: rate.burst, since: now }
     }
 
     /// True if one more may be sent now.
     fn take(&mut self, now: Instant) -> bool {
-        while self.left < BURST && now.duration_since(self.since) >= EVERY {
-            self.left += 1;
-            self.since += EVERY;
-        }
-        if self.left == BURST {
+        if self.is_at_rest(now) {
             self.since = now;
         }
         let may = self.left > 0;
         self.left = self.left.saturating_sub(1);
         may
     }
+
+    /// True if the whole burst may be sent.
+    fn is_at_rest(&mut self, now: Instant) -> bool {
+        let Rate { burst, every } = self.rate;
+        while self.left < burst && now.duration_since(self.since) >= every {
+            self.left += 1;
+            self.since += every;
+        }
+        self.left == burst
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::desired::Desired;
 
     #[test]
     fn events_are_limited_and_the_limit_recovers() {
         let begin = Instant::now();
-        let mut limit = Limit::new(begin);
-        assert!((0..BURST).all(|_| limit.take(begin)) && !limit.take(begin));
-        assert!(!limit.take(begin + EVERY / 2));
-        assert!(limit.take(begin + EVERY) && !limit.take(begin + EVERY));
-        let later = begin + 100 * EVERY;
-        assert!((0..BURST).all(|_| limit.take(later)) && !limit.take(later), "no more than a burst");
+        let Rate { burst, every } = ALL;
+        let mut limit = Limit::new(ALL, begin);
+        assert!((0..burst).all(|_| limit.take(begin)) && !limit.take(begin));
+        assert!(!limit.take(begin + every / 2));
+        assert!(limit.take(begin + every) && !limit.take(begin + every));
+        let later = begin + 100 * every;
+        assert!((0..burst).all(|_| limit.take(later)) && !limit.take(later), "no more than a burst");
+    }
+
+    #[test]
+    fn one_node_keeps_back_no_event_about_another() {
+        let begin = Instant::now();
+        let mut limits = Limits::new(begin);
+        let name = |text: &str| -> NodeName { text.parse().unwrap() };
+        let sent = (0..1000).filter(|_| limits.take(&name("hostile"), begin)).count();
+        assert_eq!(sent, 5);
+        assert!(limits.take(&name("other"), begin));
+        let later = begin + OF_ONE_NODE.every;
+        assert!(limits.take(&name("hostile"), later) && !limits.take(&name("hostile"), later));
+        assert!(limits.take(&name("other"), begin + 100 * OF_ONE_NODE.every));
+        assert_eq!(limits.of_nodes.len(), 1, "Nodes at rest are forgotten");
+    }
+
+    #[test]
+    fn refusals_are_reported_by_the_node_whose_claim_holds() {
+        let name = |text: &str| -> NodeName { text.parse().unwrap() };
+        let address = "10.244.1.7".parse().unwrap();
+        let kind =
+            ProblemKind::AddressOfPods { address, prefix: "10.244.1.0/24".parse().unwrap(), of: name("b") };
+        let desired = Desired { problems: vec![Problem { node: name("a"), kind }], ..Desired::default() };
+        let report = Report { desired, ..Report::default() };
+        let of = |own: &str| notices(&report, &Nodes::new(), &name(own)).len();
+        assert_eq!((of("a"), of("b"), of("c")), (1, 1, 0));
     }
 
     #[test]

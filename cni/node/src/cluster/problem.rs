@@ -83,7 +83,7 @@ pub enum ProblemKind {
         /// The address.
         address: IpAddr,
     },
-    /// An InternalIP among the pods of this node or of an older one.
+    /// An InternalIP among the pods of a Node.
     AddressOfPods {
         /// The InternalIP.
         address: IpAddr,
@@ -92,7 +92,28 @@ pub enum ProblemKind {
         /// The Node with this pod CIDR.
         of: NodeName,
     },
-    /// A pod CIDR that overlaps one of this node or of an older one.
+    /// An InternalIP among the addresses of Services.
+    AddressOfServices {
+        /// The InternalIP.
+        address: IpAddr,
+        /// The Services' prefix that contains it.
+        prefix: IpNet,
+    },
+    /// An InternalIP within a prefix of the cluster's pods to which packets without an encrypted path are refused.
+    AddressInCluster {
+        /// The InternalIP.
+        address: IpAddr,
+        /// The prefix that contains it.
+        prefix: IpNet,
+    },
+    /// An InternalIP that an older Node announces, too. It is used for both.
+    SharedAddress {
+        /// The InternalIP.
+        address: IpAddr,
+        /// The other Node.
+        of: NodeName,
+    },
+    /// A pod CIDR that overlaps one of this node, or one that another Node holds.
     Overlap {
         /// The prefix that is left out.
         prefix: IpNet,
@@ -113,7 +134,14 @@ pub enum ProblemKind {
         /// The uplink's prefix.
         with: IpNet,
     },
-    /// A pod CIDR that contains the address of a node: this one, an older one or its own.
+    /// A pod CIDR that overlaps the addresses of Services.
+    OverlapsServices {
+        /// The prefix that is left out.
+        prefix: IpNet,
+        /// The Services' prefix.
+        with: IpNet,
+    },
+    /// A pod CIDR that contains an address of this node.
     ContainsAddress {
         /// The prefix that is left out.
         prefix: IpNet,
@@ -129,7 +157,14 @@ pub enum ProblemKind {
     },
     /// A Node that needs a tunnel and has no annotation with its MAC address.
     NoTunnel,
-    /// A tunnel whose MAC address an older Node, or this one, announces, too.
+    /// A tunnel with another MAC address than the one that follows from the Node's name: it may be another node's.
+    ForeignMac {
+        /// The MAC address.
+        mac: Mac,
+        /// The MAC address that belongs to the name.
+        expected: Mac,
+    },
+    /// A tunnel whose MAC address an older Node, or this one, has, too.
     SameMac {
         /// The MAC address.
         mac: Mac,
@@ -138,7 +173,7 @@ pub enum ProblemKind {
     },
     /// A Node without an annotation with a WireGuard key, where all traffic is to be encrypted.
     NoKey,
-    /// A WireGuard key that an older Node, or this one, has, too.
+    /// A WireGuard key that another Node, or this one, held before.
     SameKey {
         /// The public key.
         key: PublicKey,
@@ -157,6 +192,20 @@ pub enum ProblemKind {
 }
 
 impl ProblemKind {
+    /// The Node whose claim holds, where another Node's is left out for it.
+    #[must_use]
+    pub const fn holder(&self) -> Option<&NodeName> {
+        match self {
+            Self::AddressOfPods { of, .. }
+            | Self::SharedAddress { of, .. }
+            | Self::Overlap { of, .. }
+            | Self::ContainsAddress { of, .. }
+            | Self::SameMac { of, .. }
+            | Self::SameKey { of, .. } => Some(of),
+            _ => None,
+        }
+    }
+
     /// The reason as one word, for metrics and JSON.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
@@ -172,12 +221,17 @@ impl ProblemKind {
             Self::Annotation { .. } => "annotation",
             Self::OwnAddress { .. } => "own_address",
             Self::AddressOfPods { .. } => "address_of_pods",
+            Self::AddressOfServices { .. } => "address_of_services",
+            Self::AddressInCluster { .. } => "address_in_cluster",
+            Self::SharedAddress { .. } => "shared_address",
             Self::Overlap { .. } => "overlap",
             Self::OutsideCluster { .. } => "outside_cluster",
             Self::OverlapsUplink { .. } => "overlaps_uplink",
+            Self::OverlapsServices { .. } => "overlaps_services",
             Self::ContainsAddress { .. } => "contains_address",
             Self::OffLink { .. } => "off_link",
             Self::NoTunnel => "no_tunnel",
+            Self::ForeignMac { .. } => "foreign_mac",
             Self::SameMac { .. } => "same_mac",
             Self::NoKey => "no_key",
             Self::SameKey { .. } => "same_key",
@@ -206,6 +260,16 @@ impl fmt::Display for ProblemKind {
             Self::AddressOfPods { address, prefix, of } => {
                 write!(f, "InternalIP {address} is within pod CIDR {prefix} of node {of}")
             }
+            Self::AddressOfServices { address, prefix } => {
+                write!(f, "InternalIP {address} is within --service-cidr {prefix}")
+            }
+            Self::AddressInCluster { address, prefix } => write!(
+                f,
+                "InternalIP {address} is within --cluster-cidr {prefix}, where packets without an encrypted path are refused"
+            ),
+            Self::SharedAddress { address, of } => {
+                write!(f, "InternalIP {address} is announced by node {of}, too")
+            }
             Self::Overlap { prefix, with, of } => {
                 write!(f, "pod CIDR {prefix} overlaps pod CIDR {with} of node {of}")
             }
@@ -215,6 +279,9 @@ impl fmt::Display for ProblemKind {
             Self::OverlapsUplink { prefix, with } => {
                 write!(f, "pod CIDR {prefix} overlaps prefix {with} of an uplink of this node")
             }
+            Self::OverlapsServices { prefix, with } => {
+                write!(f, "pod CIDR {prefix} overlaps --service-cidr {with}")
+            }
             Self::ContainsAddress { prefix, address, of } => {
                 write!(f, "pod CIDR {prefix} contains address {address} of node {of}")
             }
@@ -222,6 +289,9 @@ impl fmt::Display for ProblemKind {
                 write!(f, "InternalIP {address} is on no link of this node, and tunnels are off")
             }
             Self::NoTunnel => write!(f, "does not announce a tunnel"),
+            Self::ForeignMac { mac, expected } => {
+                write!(f, "tunnel MAC {mac} is not {expected}, which follows from the node's name")
+            }
             Self::SameMac { mac, of } => write!(f, "tunnel MAC {mac} is announced by node {of}, too"),
             Self::NoKey => {
                 write!(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! A comparison of the node with its desired state, and the changes that follow from it. Nothing is remembered between
-//! two comparisons: kernel and files are read each time.
+//! A comparison of the node with its desired state, and the changes that follow from it. Kernel and files are read each
+//! time. It hands on to the next one who holds pod CIDRs and keys, and nothing else.
 //!
 //! The order: the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with its gateways, and
 //! forwarding; the file of subnets; last the configuration for the container runtime, which is ready for pods from then
@@ -9,6 +9,7 @@
 
 mod paths;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
@@ -29,7 +30,7 @@ use paths::Devices;
 
 use super::annotations::Annotations;
 use super::conflist::{ConflistError, Network};
-use super::desired::{self, Desired, LocalView, OwnSubnets, Uplink, desired};
+use super::desired::{self, Claims, Desired, LocalView, OwnSubnets, Uplink, desired};
 use super::key;
 use super::node_name::NodeName;
 use super::nodes::Nodes;
@@ -163,11 +164,16 @@ pub enum Failure {
 }
 
 /// Compares the node with its desired state, and changes what differs. Without a complete list of Nodes nothing is
-/// deleted.
+/// deleted. `claims` are those of the last comparison; the first one reads from the kernel who holds what.
 ///
 /// # Errors
 /// The kernel's links, addresses or routes cannot be read: nothing was changed.
-pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Result<Report, Failure> {
+pub fn reconcile(
+    nodes: &Nodes,
+    is_complete: bool,
+    settings: &Settings,
+    claims: Option<&Claims>,
+) -> Result<Report, Failure> {
     let begin = Instant::now();
     let socket = RouteSocket::open()?;
     let mut here = here(&socket, &settings.bridge)?;
@@ -178,7 +184,11 @@ pub fn reconcile(nodes: &Nodes, is_complete: bool, settings: &Settings) -> Resul
         .is_some()
         .then(|| wireguard::prepare(&socket, &key::directory(&settings.subnet_file)));
     here.wireguard_key = encrypted.as_ref().and_then(|ready| ready.as_ref().ok()).map(|ready| ready.key);
-    let desired = desired(nodes, &settings.node, &here, &settings.paths);
+    let claims = match claims {
+        Some(claims) => Cow::Borrowed(claims),
+        None => Cow::Owned(Claims::of_installed(&paths::installed(&socket, encrypted.as_ref())?, nodes)),
+    };
+    let desired = desired(nodes, &settings.node, &here, &settings.paths, &claims);
     let mut run = Reconciliation {
         socket,
         settings,

@@ -15,7 +15,6 @@ use cni_kernel::route::{
 use ipnet::IpNet;
 
 use super::desired::{Tunnel, TunnelPeer};
-use super::node_name::NodeName;
 use crate::host::bridge::is_foreign;
 
 /// The device's name.
@@ -30,18 +29,6 @@ pub enum TunnelError {
     /// Another program's link has the name.
     #[error("a link {DEVICE:?} exists that Slipway did not make")]
     Foreign,
-}
-
-/// The device's Ethernet address: the same after each start, so that other nodes need no new entry.
-///
-/// FNV-1a of the node's name; locally administered and unicast (IEEE 802, section 8.2).
-#[must_use]
-pub(crate) fn mac_of(node: &NodeName) -> Mac {
-    let hash = node.as_str().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let [a, b, c, d, e, ..] = (hash ^ (hash >> 40)).to_le_bytes();
-    Mac([0x02, a, b, c, d, e])
 }
 
 /// Makes the device, or changes it; one with another VNI, port or address is replaced. `subnets` are the node's
@@ -197,19 +184,5 @@ pub(super) fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
     match done {
         Err(error) if error.is_not_found() => Ok(()),
         other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_node_has_an_address_of_its_own_that_stays() {
-        let mac = |name: &str| mac_of(&name.parse().unwrap());
-        assert_eq!(mac("node-1"), mac("node-1"));
-        let all: BTreeSet<Mac> = (0..5000).map(|number| mac(&format!("node-{number}"))).collect();
-        assert_eq!(all.len(), 5000);
-        assert!(all.iter().all(|mac| mac.0[0] == 2));
     }
 }

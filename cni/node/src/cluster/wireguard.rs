@@ -61,6 +61,14 @@ pub(super) struct PreparedDevice {
     pub(super) key: PublicKey,
 }
 
+impl PreparedDevice {
+    /// The key of the peer that each prefix belongs to.
+    pub(super) fn keys(&self) -> BTreeMap<IpNet, PublicKey> {
+        let of_peer = |peer: &Peer| peer.allowed.iter().map(|net| (*net, peer.key)).collect::<Vec<_>>();
+        self.device.peers.iter().flat_map(of_peer).collect()
+    }
+}
+
 /// Makes the device if it is missing, and sets this node's key, which is in `directory`.
 ///
 /// # Errors

@@ -35,6 +35,7 @@ pub(super) fn observer() -> Observer {
             port: 4789.try_into().unwrap(),
             pod_cidrs: Vec::new(),
             cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
             path_mtu: None,
             encryption: None,
         },
@@ -86,6 +87,7 @@ fn report() -> Report {
             mtu: Some(1450),
             prune: true,
             problems: vec![problem.clone(), problem],
+            ..Desired::default()
         },
         announce: Annotations { wireguard_key: Some(PublicKey([8; 32])), ..Annotations::default() },
         changes: vec!["added route 10.244.2.0/24".to_owned()],

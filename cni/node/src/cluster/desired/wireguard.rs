@@ -2,7 +2,6 @@
 
 //! The encrypted paths: WireGuard's peers, and the prefixes to which packets are refused since there is no such path.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
@@ -52,15 +51,9 @@ impl Plan<'_> {
         let mut routes = Vec::new();
         let mut refused = Vec::new();
         let mut ends = Vec::new();
-        // A key belongs to one node: of two that announce it, the older one keeps it.
-        let mut keys: BTreeMap<PublicKey, &NodeName> = BTreeMap::new();
-        if let Some(key) = self.here.wireguard_key {
-            keys.insert(key, self.own);
-        }
         for peer in peers {
-            match self.wireguard_peer(peer, settings, &keys) {
+            match self.wireguard_peer(peer, settings) {
                 Ok(end) => {
-                    keys.insert(end.key, &peer.node.name);
                     let route = |prefix: &IpNet| PeerRoute {
                         prefix: *prefix,
                         node: end.node.clone(),
@@ -78,7 +71,8 @@ impl Plan<'_> {
         routes.sort_by_key(|route| route.prefix);
         ends.sort_by(|one, other| one.node.cmp(&other.node));
         // By the default route, packets to a part of the cluster without a path would leave the node in clear text.
-        refused.extend(self.settings.cluster_cidrs.iter().filter(|net| self.may_refuse(net, &routes)));
+        let has_route = |net: &IpNet| routes.iter().any(|route: &PeerRoute| route.prefix == *net);
+        refused.extend(self.refusable().filter(|net| !has_route(net)));
         refused.sort();
         refused.dedup();
         let wireguard = Some(WireGuard { port: settings.port, peers: ends });
@@ -86,16 +80,11 @@ impl Plan<'_> {
     }
 
     /// The other end of the path to a peer.
-    fn wireguard_peer(
-        &self,
-        peer: &Peer<'_>,
-        settings: &Encryption,
-        keys: &BTreeMap<PublicKey, &NodeName>,
-    ) -> Result<WireGuardPeer, ProblemKind> {
+    fn wireguard_peer(&self, peer: &Peer<'_>, settings: &Encryption) -> Result<WireGuardPeer, ProblemKind> {
         let annotations = &peer.node.annotations;
         let key = annotations.wireguard_key.ok_or(ProblemKind::NoKey)?;
-        if let Some(of) = keys.get(&key) {
-            return Err(ProblemKind::SameKey { key, of: (*of).clone() });
+        if let Some(of) = self.keys.get(&key).filter(|of| **of != peer.node.name) {
+            return Err(ProblemKind::SameKey { key, of: of.clone() });
         }
         let address = match self.wireguard_family() {
             Some(family) => peer.address(family).ok_or(ProblemKind::NoAddress { family })?,
@@ -121,13 +110,16 @@ impl Plan<'_> {
         local.or_else(first).map(AddressFamily::of)
     }
 
-    /// True if packets to a prefix of the settings may be refused where no longer prefix has a route: no node may be within
-    /// it.
-    fn may_refuse(&self, net: &IpNet, routes: &[PeerRoute]) -> bool {
-        let mut of_nodes = self.local.iter().chain(self.addresses.keys());
-        of_nodes.all(|address| !net.contains(address))
-            && self.nets.iter().all(|uplink| !overlap(uplink, net))
-            && !self.own_prefixes.contains(net)
-            && routes.iter().all(|route| route.prefix != *net)
+    /// The cluster's prefixes to which packets are refused where no longer prefix has a route; none without encryption.
+    /// This node's own addresses decide alone: another Node that claims an address within such a prefix must not end the
+    /// refusal, and is refused that address instead.
+    pub(super) fn refusable(&self) -> impl Iterator<Item = &IpNet> {
+        let is_free = |net: &&IpNet| {
+            self.local.iter().all(|address| !net.contains(address))
+                && self.nets.iter().all(|uplink| !overlap(uplink, *net))
+                && !self.own_prefixes.contains(net)
+        };
+        let encrypts = self.settings.encryption.is_some();
+        self.settings.cluster_cidrs.iter().filter(move |net| encrypts && is_free(net))
     }
 }

@@ -2,12 +2,14 @@
 
 //! The paths to other nodes' pods: the devices of VXLAN and WireGuard with their peers, and the routes.
 
-use cni_kernel::route::{Link, RouteError};
+use cni_dataplane::owner::MADE;
+use cni_kernel::route::{Link, RouteError, RouteSocket};
 
 use super::Reconciliation;
-use crate::cluster::desired::Desired;
+use crate::cluster::annotations::vxlan_mac_of;
+use crate::cluster::desired::{Desired, InstalledPaths};
 use crate::cluster::key;
-use crate::cluster::routes::{self, Change};
+use crate::cluster::routes::{self, Change, PROTOCOL};
 use crate::cluster::tunnel::{self, DEVICE};
 use crate::cluster::wireguard::{self, PreparedDevice, WireGuardError};
 
@@ -23,6 +25,25 @@ impl Devices {
     }
 }
 
+/// The paths that an earlier agent has left.
+///
+/// # Errors
+/// [`RouteError`] if the kernel cannot list them.
+pub(super) fn installed(
+    socket: &RouteSocket,
+    encrypted: Option<&Result<PreparedDevice, WireGuardError>>,
+) -> Result<InstalledPaths, RouteError> {
+    let routes = routes::shown(socket)?;
+    let own = routes.iter().filter(|route| route.protocol == PROTOCOL);
+    let device = socket.find_link(DEVICE)?.filter(|link| link.alias == MADE);
+    let neighbours = device.map_or_else(|| Ok(Vec::new()), |device| socket.neighbours(&device))?;
+    Ok(InstalledPaths {
+        gateways: own.filter_map(|route| Some((route.dst, route.gateway?))).collect(),
+        macs: neighbours.iter().map(|neighbour| (neighbour.address, neighbour.mac)).collect(),
+        keys: encrypted.and_then(|ready| ready.as_ref().ok()).map(PreparedDevice::keys).unwrap_or_default(),
+    })
+}
+
 impl Reconciliation<'_> {
     /// The tunnel's device, with its peers. None without a tunnel, or if the device could not be made.
     pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
@@ -36,7 +57,7 @@ impl Reconciliation<'_> {
             }
             return None;
         };
-        let mac = tunnel::mac_of(&self.settings.node);
+        let mac = vxlan_mac_of(&self.settings.node);
         match tunnel::ensure(&self.socket, tunnel, mac, mtu, &own.prefixes) {
             Ok(device) => {
                 self.report.announce.vxlan_mac = Some(mac);

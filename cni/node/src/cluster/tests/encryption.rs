@@ -115,15 +115,20 @@ fn the_family_of_this_nodes_uplink_is_that_of_the_endpoints() {
     );
 }
 
-/// A subnet with nodes in it is not refused as a whole.
+/// Another Node that claims an address in the cluster's subnet does not end the refusal: packets would leave in clear text.
 #[test]
-fn the_clusters_subnet_is_not_refused_if_nodes_are_within_it() {
-    let nodes = all([
-        node(OWN, 9, &["10.244.0.0/24"], &["192.168.50.10"]),
-        node("inside", 1, &["10.244.1.0/24"], &["10.244.200.1"]),
-    ]);
+fn the_clusters_subnet_is_refused_unless_this_node_is_within_it() {
+    let inside = with_key(node("inside", 1, &["10.244.1.0/24"], &["10.244.200.1"]), 2);
+    let nodes = all([node(OWN, 9, &["10.244.0.0/24"], &["192.168.50.10"]), inside.clone()]);
     let wanted = desired(&nodes, &name(OWN), &here(), &encrypting());
-    assert_eq!(refused(&wanted), ["10.244.1.0/24", "fd44::/32"]);
+    assert_eq!(refused(&wanted), ["10.244.0.0/16", "10.244.1.0/24", "fd44::/32"]);
+    let reasons: Vec<_> = wanted.problems.iter().map(|problem| problem.kind.reason()).collect();
+    assert_eq!(reasons, ["no_address", "address_in_cluster"]);
+    let mut inside_here = here();
+    inside_here.uplinks[0].addresses.push(net("10.244.200.2/24"));
+    let nodes = all([node(OWN, 9, &["10.244.0.0/24"], &["10.244.200.2"]), inside]);
+    let wanted = desired(&nodes, &name(OWN), &inside_here, &encrypting());
+    assert_eq!((refused(&wanted), wanted.routes.len()), (vec!["fd44::/32".to_owned()], 1));
     // Nor one that is all this node's, or a peer's.
     let nodes = all([node(OWN, 9, &["10.244.0.0/16"], &["192.168.50.10"])]);
     assert_eq!(refused(&desired(&nodes, &name(OWN), &here(), &encrypting())), ["fd44::/32"]);

@@ -3,6 +3,7 @@
 //! Tests of reading Nodes and of the desired state.
 
 mod encryption;
+mod hostile;
 mod mutation;
 mod paths;
 mod properties;
@@ -18,8 +19,8 @@ use cni_kernel::route::PublicKey;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT};
-use super::desired::{Desired, Encryption, LocalView, Settings, TunnelMode, Uplink, Via, desired};
+use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT, vxlan_mac_of};
+use super::desired::{self, Claims, Desired, Encryption, LocalView, Settings, TunnelMode, Uplink, Via};
 use super::node_name::NodeName;
 use super::nodes::{Node, Nodes};
 use super::object::NodeObject;
@@ -68,9 +69,9 @@ fn node(name: &str, created: u8, pod_cidrs: &[&str], addresses: &[&str]) -> Node
     read(&object(name, created, pod_cidrs, addresses))
 }
 
-/// The Node with an announcement.
-fn announcing(mut node: Node, mac: &str, port: Option<u16>) -> Node {
-    node.annotations.vxlan_mac = Some(mac.parse().unwrap());
+/// The Node with the announcement of its tunnel.
+fn announcing(mut node: Node, port: Option<u16>) -> Node {
+    node.annotations.vxlan_mac = Some(vxlan_mac_of(&node.name));
     node.annotations.vxlan_port = port.and_then(NonZeroU16::new);
     node
 }
@@ -101,6 +102,7 @@ fn settings(tunnel: TunnelMode) -> Settings {
         port: NonZeroU16::new(8472).unwrap(),
         pod_cidrs: Vec::new(),
         cluster_cidrs: Vec::new(),
+        service_cidrs: vec![net("10.96.0.0/16")],
         path_mtu: None,
         encryption: None,
     }
@@ -111,6 +113,11 @@ fn encrypting() -> Settings {
     let cluster_cidrs = vec![net("10.244.0.0/16"), net("fd44::/32")];
     let encryption = Encryption { port: NonZeroU16::new(51820).unwrap() };
     Settings { encryption: Some(encryption), cluster_cidrs, ..settings(TunnelMode::Auto) }
+}
+
+/// The desired state of a node that has no path yet.
+fn desired(nodes: &Nodes, own: &NodeName, here: &LocalView, settings: &Settings) -> Desired {
+    desired::desired(nodes, own, here, settings, &Claims::default())
 }
 
 /// The desired state with this node's own Node and these.
@@ -235,7 +242,7 @@ fn assert_encrypted(nodes: &Nodes, here: &LocalView, desired: &Desired) {
     for prefix in &desired.refused {
         let uplinks = here.uplinks.iter().flat_map(|uplink| &uplink.addresses);
         assert!(uplinks.clone().all(|net| !overlap(net, prefix)), "{prefix} is refused");
-        let inside = |peer: &super::desired::WireGuardPeer| prefix.contains(&peer.endpoint.ip());
+        let inside = |peer: &desired::WireGuardPeer| prefix.contains(&peer.endpoint.ip());
         assert!(!wireguard.peers.iter().any(inside), "{prefix} has the endpoint of a peer");
     }
     assert!(desired.problems.iter().all(|problem| !matches!(problem.kind, ProblemKind::NoUnderlay)));
@@ -246,6 +253,7 @@ fn refused(kind: &ProblemKind) -> Option<IpNet> {
     match kind {
         ProblemKind::Overlap { prefix, .. }
         | ProblemKind::OverlapsUplink { prefix, .. }
+        | ProblemKind::OverlapsServices { prefix, .. }
         | ProblemKind::ContainsAddress { prefix, .. } => Some(*prefix),
         _ => None,
     }

@@ -272,10 +272,7 @@ impl Others {
                 node("good", 1, &["10.244.1.0/24", "fd44:0:0:1::/64"], &["192.168.50.11", "fd50::11"]),
                 2,
             ),
-            with_key(
-                announcing(node("far", 2, &["10.244.3.0/24"], &["192.168.60.3"]), "02:00:00:00:00:0b", None),
-                3,
-            ),
+            with_key(announcing(node("far", 2, &["10.244.3.0/24"], &["192.168.60.3"]), None), 3),
             own_node(),
         ]);
         let routes = in_modes(&nodes).map(|desired| routes(&desired));

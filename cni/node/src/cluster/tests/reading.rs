@@ -246,7 +246,7 @@ fn names_are_checked() {
 
 #[test]
 fn annotations_are_read_as_they_are_written() {
-    let mut node = with_key(announcing(node("a", 1, &[], &[]), "02:00:00:00:00:01", Some(4789)), 7);
+    let mut node = with_key(announcing(node("a", 1, &[], &[]), Some(4789)), 7);
     node.annotations.wireguard_port = NonZeroU16::new(51820);
     let mut object = object("a", 1, &[], &[]);
     for (key, value) in node.annotations.values() {

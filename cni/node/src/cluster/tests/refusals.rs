@@ -25,7 +25,9 @@ fn a_bad_node_is_left_out_and_the_others_stand() {
         ("10.244.2.0/24", "192.168.50.10", "own_address"),
         ("10.244.2.0/24", "10.244.1.7", "address_of_pods"),
         ("10.244.2.0/24", "10.244.0.7", "address_of_pods"),
-        ("10.244.2.0/24", "10.244.2.7", "contains_address"),
+        ("10.244.2.0/24", "10.244.2.7", "address_of_pods"),
+        ("10.244.2.0/24", "10.96.0.1", "address_of_services"),
+        ("10.96.3.0/24", "192.168.50.12", "overlaps_services"),
         ("10.244.2.0/24", "192.168.50.255", "reserved_address"),
         ("10.244.2.0/24", "192.168.50.0", "reserved_address"),
         ("nonsense", "192.168.50.12", "pod_cidr"),
@@ -106,19 +108,43 @@ fn this_nodes_pod_cidr_must_not_overlap_an_uplink() {
 }
 
 #[test]
-fn an_fdb_entry_leads_to_one_node() {
+fn a_node_announces_the_mac_address_of_its_own_name_only() {
     let far = |name: &str, created, last: u8| {
         let (cidr, address) = (format!("10.244.{last}.0/24"), format!("192.168.60.{last}"));
-        announcing(node(name, created, &[&cidr], &[&address]), "02:00:00:00:00:0a", None)
+        announcing(node(name, created, &[&cidr], &[&address]), None)
     };
-    let desired = with([far("new", 5, 3), far("old", 4, 4)], TunnelMode::Auto);
-    assert_eq!(routes(&desired), ["10.244.4.0/24 old via 10.244.4.0 in the tunnel"]);
-    assert_eq!(problems(&desired), ["node new: tunnel MAC 02:00:00:00:00:0a is announced by node old, too"]);
-    // Nor may another Node announce this node's own.
-    let own = announcing(own_node(), "02:00:00:00:00:0a", None);
-    let nodes = all([far("old", 4, 4), own]);
-    let wanted = super::desired(&nodes, &name(OWN), &here(), &settings(TunnelMode::Auto));
-    assert_eq!((wanted.routes.len(), reasons(&wanted)), (0, vec!["old same_mac".to_owned()]));
+    for mac in [vxlan_mac_of(&name("victim")), vxlan_mac_of(&name(OWN))] {
+        let mut thief = far("thief", 1, 3);
+        thief.annotations.vxlan_mac = Some(mac);
+        let desired = with([thief, far("victim", 4, 4)], TunnelMode::Auto);
+        assert_eq!(routes(&desired), ["10.244.4.0/24 victim via 10.244.4.0 in the tunnel"]);
+        let expected = vxlan_mac_of(&name("thief"));
+        assert_eq!(
+            problems(&desired),
+            [format!("node thief: tunnel MAC {mac} is not {expected}, which follows from the node's name")]
+        );
+    }
+}
+
+/// A cluster's oldest Node cuts off nobody by addresses that it writes into its own status.
+#[test]
+fn pod_cidrs_win_against_the_addresses_of_an_older_node() {
+    let younger = |last: u8| {
+        node(&format!("n{last}"), last, &[&format!("10.244.{last}.0/24")], &[&format!("192.168.50.{last}")])
+    };
+    let claimed: Vec<String> = (20..35).map(|last| format!("10.244.{last}.7")).collect();
+    let claimed: Vec<&str> =
+        ["192.168.50.19"].into_iter().chain(claimed.iter().map(String::as_str)).collect();
+    let old = node("old", 0, &["10.244.19.0/24"], &claimed);
+    let desired = with((20..35).map(younger).chain([old]), TunnelMode::Auto);
+    let expected: Vec<String> = (19..35)
+        .map(|last| {
+            let node = if last == 19 { "old".to_owned() } else { format!("n{last}") };
+            format!("10.244.{last}.0/24 {node} via 192.168.50.{last} dev 2")
+        })
+        .collect();
+    assert_eq!(routes(&desired), expected);
+    assert_eq!(reasons(&desired), ["old address_of_pods"; 15]);
 }
 
 /// A Node that is left out claims nothing.

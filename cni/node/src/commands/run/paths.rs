@@ -91,13 +91,15 @@ impl WithWords<DeployedOptions> {
     /// # Errors
     /// [`ConflictError`] if the options do not go together.
     pub(crate) fn path_settings(&self, pod_cidrs: Vec<ipnet::IpNet>) -> Result<Settings, ConflictError> {
-        let PathOptions { cluster_cidr, tunnel, vxlan_vni, vxlan_port, path_mtu, .. } = &self.options.paths;
+        let PathOptions { cluster_cidr, service_cidr, tunnel, vxlan_vni, vxlan_port, path_mtu, .. } =
+            &self.options.paths;
         Ok(Settings {
             tunnel: (*tunnel).into(),
             vni: *vxlan_vni,
             port: *vxlan_port,
             pod_cidrs,
             cluster_cidrs: Prefixes::all(cluster_cidr),
+            service_cidrs: Prefixes::all(service_cidr),
             path_mtu: *path_mtu,
             encryption: self.encryption()?,
         })
