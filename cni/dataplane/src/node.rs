@@ -241,6 +241,26 @@ pub fn foreign_tables() -> Result<Vec<String>, Error> {
     Ok(tables.into_iter().map(|table| table.id.to_string()).collect())
 }
 
+/// The chain of published ports in iptables, ours and the reference's.
+const HOSTPORTS: &str = "CNI-HOSTPORT-DNAT";
+
+/// The families in which kube-proxy has a table of its own while published ports are in the tables of iptables. The nat chains of
+/// the two have one priority.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel refuses to list its tables.
+pub fn ports_of_iptables_beside_kube_proxy() -> Result<Vec<Family>, Error> {
+    let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+    let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
+    let has = |family: Family, table: &str, name: &str| {
+        let is_in = |id: &TableId| id.family == family && id.name == table;
+        chains.iter().any(|chain| is_in(&chain.table) && chain.name == name)
+    };
+    let has_both =
+        |family: &Family| has(*family, "kube-proxy", "nat-prerouting") && has(*family, "nat", HOSTPORTS);
+    Ok([Family::Ip, Family::Ip6].into_iter().filter(has_both).collect())
+}
+
 /// The state of our own table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {

@@ -16,6 +16,7 @@ use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Server, Space, addr
 mod guard;
 mod ipvs;
 mod kube_proxy;
+mod replacement;
 mod vips;
 
 /// The port of the Service, and of the container.

@@ -21,7 +21,28 @@ fn has_table(name: &str) -> bool {
 
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [services(), strict_forward_ports(), earlier_filters(), merging()].into_iter().flatten().collect()
+    [services(), order_of_kube_proxy(), strict_forward_ports(), earlier_filters(), merging()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// kube-proxy in mode nftables next to ports that iptables publishes: neither comes first for certain.
+fn order_of_kube_proxy() -> Option<Finding> {
+    const WHAT: &str = "published ports of iptables beside kube-proxy's table";
+    let families = match node::ports_of_iptables_beside_kube_proxy() {
+        Ok(families) => families,
+        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
+    };
+    let names: Vec<String> = families.iter().map(ToString::to_string).collect();
+    (!names.is_empty()).then(|| {
+        Finding::new(WHAT, State::Warning, format!("in both: {}", names.join(", ")))
+            .reason(
+                "their chains have one priority: where a Service and a container have one port, the one that was \
+                 started last gets its packets",
+            )
+            .fix("\"backend\": \"nftables\" in the configuration of portmap: then the Service always gets them")
+    })
 }
 
 /// A link with the addresses of Services.
