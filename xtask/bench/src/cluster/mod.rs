@@ -3,12 +3,13 @@
 //! slipwayd in a cluster with many Nodes: a real API server and etcd, the agent of one node.
 //!
 //! [`server`] runs the API server, [`objects`] has the Nodes, [`agent`] the measured process and its routes, [`report`]
-//! the figures.
+//! the figures. [`storm`] has more Nodes and changes than a real API server on the same processors can keep up with.
 
 mod agent;
 mod objects;
 pub(super) mod report;
 mod server;
+mod storm;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use super::control::{fresh_state, idle_rate, load, machine};
 use super::output;
 use agent::{Agent, monitor, wait_for, wait_for_routes};
 use objects::{NODES, name};
-use report::{Report, Row, Samples};
+use report::{Report, Row, Samples, StormRow};
 use server::{ADDRESS, JSON, Server, ask};
 use xtask::build::Flavour;
 use xtask::install;
@@ -58,6 +59,17 @@ pub(crate) struct ClusterArgs {
     /// Nodes whose InternalIP changes, one after the other
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
     changes: u32,
+    /// Numbers of other Nodes that all change once a second, from an API server inside the benchmark
+    #[arg(long, value_delimiter = ',', default_value = "5000", value_name = "N,N,…",
+          value_parser = clap::value_parser!(u32).range(1..=25_000))]
+    changing: Vec<u32>,
+    /// Numbers of other Nodes of which only the start is measured, from the same API server
+    #[arg(long, value_delimiter = ',', default_value = "20000", value_name = "N,N,…",
+          value_parser = clap::value_parser!(u32).range(1..=25_000))]
+    at_start: Vec<u32>,
+    /// Measure nothing with a real API server
+    #[arg(long)]
+    without_server: bool,
     /// Our plugins' directory with slipway and slipwayd, instead of building them
     #[arg(long, value_name = "DIR")]
     slipway: Option<PathBuf>,
@@ -73,7 +85,7 @@ struct Programs {
 }
 
 pub(super) fn run(args: &ClusterArgs) -> Result<()> {
-    let kube = xtask_downloads::kube::programs()?;
+    let kube = if args.without_server { PathBuf::new() } else { xtask_downloads::kube::programs()? };
     let programs = match &args.slipway {
         Some(dir) => {
             let dir = workspace::absolute(dir)?;
@@ -93,7 +105,8 @@ pub(super) fn run(args: &ClusterArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::system("start tokio", e))?;
     let mut rows = Vec::new();
-    for nodes in &args.nodes {
+    let with_server = args.nodes.iter().filter(|_| !args.without_server);
+    for nodes in with_server {
         stages.run(&format!("{nodes} Nodes"), |_| {
             let row = Row::of(&runtime.block_on(measure(args, &programs, *nodes))?);
             let line = row.line();
@@ -101,7 +114,18 @@ pub(super) fn run(args: &ClusterArgs) -> Result<()> {
             Ok(line)
         })?;
     }
-    let report = Report { conditions, other_work, heartbeats_per_second: args.heartbeats, rows };
+    let changing = args.changing.iter().map(|nodes| (*nodes, args.seconds));
+    let mut storms = Vec::new();
+    for (nodes, seconds) in changing.chain(args.at_start.iter().map(|nodes| (*nodes, 0))) {
+        stages.run(&format!("{nodes} Nodes, {seconds} s of changes"), |_| {
+            let samples = storm::measure(&programs.agent, &programs.slipway, nodes, seconds);
+            let row = StormRow::of(&runtime.block_on(samples)?);
+            let line = row.line();
+            storms.push(row);
+            Ok(line)
+        })?;
+    }
+    let report = Report { conditions, other_work, heartbeats_per_second: args.heartbeats, rows, storms };
     output::publish(&report, args.save.as_deref())
 }
 

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use super::Data;
-use crate::cluster::report::{PAGE, Report, Row};
+use crate::cluster::report::{PAGE, Report, Row, STORM_COLUMNS, StormRow};
 use crate::table::{Column, digits};
 use xtask_base::error::Result;
 
@@ -37,6 +37,28 @@ fn text(data: &Report) -> String {
         data.heartbeats_per_second,
         data.other_work * 100.0
     );
+    if !data.storms.is_empty() {
+        text += &storms(data);
+    }
+    text
+}
+
+/// The table of Nodes that all change.
+fn storms(data: &Report) -> String {
+    let column = |cell: &dyn Fn(&StormRow) -> String| -> String {
+        data.storms.iter().map(|row| format!(" {} |", cell(row))).collect()
+    };
+    let heading = column(&|row| match row.reports {
+        0 => format!("{} Nodes at start", row.nodes),
+        _ => format!("{} Nodes that change", row.nodes),
+    });
+    let mut text = format!("\n| |{heading}\n|---|{}\n", "---:|".repeat(data.storms.len()));
+    for Column { name, value } in STORM_COLUMNS {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "| {name} |{}", column(&|row| digits(value(row))));
+    }
+    text += "\nThe API server of this table is a part of the benchmark and uses no TLS. Every Node reports once a second, and each \
+             time one in\na hundred has another address; 0 where only the start was measured.\n";
     text
 }
 
