@@ -90,6 +90,47 @@ pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, Xtables
     Ok(chain_names(&entries, entry_layout(family)))
 }
 
+/// A rule of a table, in the kernel's binary form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawRule {
+    /// Its place in its chain, counted from 1 as `iptables --list --line-numbers` does.
+    pub number: usize,
+    /// The protocol that it asks for; 0 for any, and if it asks for another one than that.
+    pub protocol: u8,
+    /// Names and data of its matches.
+    pub matches: Vec<(String, Vec<u8>)>,
+    /// Name and data of its target; without a name it is a verdict, or leads to another chain.
+    pub target: (String, Vec<u8>),
+}
+
+/// A chain of a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RawChain {
+    /// Its name; that of the hook for a built-in one.
+    pub name: String,
+    /// The number of its hook (`NF_INET_*`).
+    pub hook: Option<u32>,
+    /// Its rules, without those that begin and end it.
+    pub rules: Vec<RawRule>,
+    /// Indices of the chains to which its rules lead.
+    pub leads_to: Vec<usize>,
+}
+
+/// The chains of a table with their rules; empty if the namespace does not have the table.
+///
+/// # Errors
+/// The kernel's error, with the table's name.
+pub fn rules(family: AddressFamily, table: &str) -> Result<Vec<RawChain>, XtablesError> {
+    if !has_table(family, table) {
+        return Ok(Vec::new());
+    }
+    let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
+    let entries = read(family, table).map_err(failed)?;
+    // Read after the rules: if it is no longer theirs, the sizes differ, and the next look finds the change.
+    let info = open(family).and_then(|(socket, level)| read_info(&socket, level, table)).map_err(failed)?;
+    Ok(raw_chains(&entries, &info, entry_layout(family)))
+}
+
 /// True if the rules of a table, in the kernel's binary form, contain one of these texts. False if the
 /// namespace does not have the table.
 ///
@@ -182,14 +223,19 @@ fn get(socket: &OwnedFd, option: SocketOption, buffer: &mut [u8]) -> Result<(), 
 struct Layout {
     /// Offset of `target_offset`, which `next_offset` follows; both have 16 bits.
     offsets: usize,
+    /// Offset of the protocol, and of the flags that negate parts.
+    protocol: usize,
+    negation: usize,
+    /// Length of the entry before its matches.
+    len: usize,
 }
 
 fn entry_layout(family: AddressFamily) -> Layout {
     match family {
         // struct ipt_ip has 84 bytes, nfcache 4.
-        AddressFamily::V4 => Layout { offsets: 88 },
+        AddressFamily::V4 => Layout { offsets: 88, protocol: 80, negation: 83, len: 112 },
         // struct ip6t_ip6 has 136 bytes, nfcache 4.
-        AddressFamily::V6 => Layout { offsets: 140 },
+        AddressFamily::V6 => Layout { offsets: 140, protocol: 128, negation: 132, len: 168 },
     }
 }
 
@@ -213,6 +259,90 @@ fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
         names.pop();
     }
     names
+}
+
+/// `IPT_INV_PROTO`.
+const NOT_PROTOCOL: u8 = 0x40;
+/// The hooks' names, by number.
+const HOOKS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// The chains of a table. `info` is its `struct ipt_getinfo`: the valid hooks follow the name, then the offset of each
+/// hook's first entry, and of the entry with its policy.
+fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<RawChain> {
+    let valid = number(info, NAME_LEN).unwrap_or_default();
+    let hook_at = |at: usize| {
+        (0..HOOKS.len())
+            .find(|hook| valid & 1 << hook != 0 && number(info, NAME_LEN + 4 + 4 * hook) == Some(at))
+    };
+    let (mut chains, mut starts, mut jumps) = (Vec::<RawChain>::new(), Vec::new(), Vec::new());
+    let mut at = 0;
+    while let Some(rest) = entries.get(at..).filter(|rest| !rest.is_empty()) {
+        let (Some(target), Some(next)) = (short(rest, layout.offsets), short(rest, layout.offsets + 2))
+        else {
+            break;
+        };
+        let end = next.min(rest.len());
+        let Some(entry) = rest.get(..end).filter(|_| next > 0 && target >= layout.len && target <= end)
+        else {
+            break;
+        };
+        let (name, data) = extension(entry.get(target..).unwrap_or_default());
+        if let Some(hook) = hook_at(at) {
+            starts.push(at);
+            let hook_number = u32::try_from(hook).ok();
+            chains.push(RawChain { name: HOOKS[hook].to_owned(), hook: hook_number, ..RawChain::default() });
+        } else if name.as_bytes() == ERROR_TARGET {
+            // The first rule of a user-defined chain follows, and rules lead there.
+            starts.push(at + next);
+            chains.push(RawChain { name: lossy(text(&data)), ..RawChain::default() });
+            at += next;
+            continue;
+        }
+        let index = chains.len();
+        if let Some(chain) = chains.last_mut() {
+            if name.is_empty()
+                && let Some(to) = number(&data, 0)
+            {
+                jumps.push((index - 1, to));
+            }
+            let is_negated = entry.get(layout.negation).is_some_and(|flags| flags & NOT_PROTOCOL != 0);
+            let protocol = entry.get(layout.protocol).copied().filter(|_| !is_negated);
+            let matches = extensions(entry.get(layout.len..target).unwrap_or_default());
+            let number = chain.rules.len() + 1;
+            chain.rules.push(RawRule {
+                number,
+                protocol: protocol.unwrap_or_default(),
+                matches,
+                target: (name, data),
+            });
+        }
+        at += next;
+    }
+    for (from, to) in jumps {
+        // A verdict is negative as a signed number, and no offset.
+        if let Ok(index) = starts.binary_search(&to)
+            && index != from
+            && let Some(chain) = chains.get_mut(from)
+        {
+            chain.leads_to.push(index);
+        }
+    }
+    chains
+}
+
+/// Name and data of a match or target: a size of 16 bits, a name of 29 bytes, and the revision.
+fn extension(bytes: &[u8]) -> (String, Vec<u8>) {
+    let name = bytes.get(2..TARGET_HEAD - 1).map(text).map(lossy).unwrap_or_default();
+    (name, bytes.get(TARGET_HEAD..).unwrap_or_default().to_vec())
+}
+
+fn extensions(mut rest: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    while let Some(size) = short(rest, 0).filter(|size| *size >= TARGET_HEAD) {
+        found.push(extension(rest.get(..size.min(rest.len())).unwrap_or_default()));
+        rest = rest.get(size..).unwrap_or_default();
+    }
+    found
 }
 
 fn text(bytes: &[u8]) -> &[u8] {

@@ -49,7 +49,7 @@ pub use object::{
     Policy, Rule, Set, Table, TableId, Tlv,
 };
 pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
-pub use socket::Socket;
+pub use socket::{EncodedChain, RuleView, Socket};
 pub use stmt::{Cmp, DnatData, DnatTarget, Field, Operand, PortChoice, Stmt, Verdict};
 pub use transaction::{Op, Transaction};
 pub use value::{DataType, IFNAMSIZ, Value};

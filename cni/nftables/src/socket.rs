@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The socket to nf_tables: commits. The ruleset is read in [`query`].
+//! The socket to nf_tables: commits. The ruleset is read in [`query`], and in [`encoded`] as the kernel has it.
 
+mod encoded;
 mod query;
+
+pub use encoded::{EncodedChain, RuleView};
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -60,6 +60,8 @@ pub struct Link {
     /// `IFLA_LINK_NETNSID`: the namespace of the peer or of the link below if it is another one, by an id
     /// that is valid in this namespace only.
     pub peer_netns: Option<i32>,
+    /// True if an XDP program in the driver sees each packet that the link receives.
+    pub has_native_xdp: bool,
     /// Settings of a bridge port.
     pub port: Option<PortSettings>,
     /// VLAN filtering of a bridge.
@@ -314,6 +316,23 @@ impl RouteSocket {
         )
     }
 
+    /// The peer of a veth, which may be in another namespace; none if it is gone or cannot be looked up.
+    ///
+    /// # Errors
+    /// [`RouteError`] if the kernel refuses.
+    pub fn peer(&self, link: &Link) -> Result<Option<Link>, RouteError> {
+        let Some(peer) = link.peer else { return Ok(None) };
+        let mut message = query(peer, None);
+        message.attributes.extend(link.peer_netns.map(LinkAttribute::IfNetnsId));
+        let action = format_args!("find the peer of {}", link.name);
+        match self.transport.get(RouteNetlinkMessage::GetLink(message), action, decode) {
+            Ok(found) => Ok(Some(found)),
+            // The namespace may be gone as well.
+            Err(error) if error.is_not_found() || error.errno() == Some(Errno::EINVAL) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// All links of the namespace.
     ///
     /// # Errors
@@ -414,6 +433,10 @@ const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_VRF_TABLE: u16 = 1;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
+/// `XDP_ATTACHED_NONE` and `XDP_ATTACHED_SKB`: the second one sees packets above the driver.
+const NO_NATIVE_XDP: [u8; 2] = [0, 2];
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_FLAGS: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
@@ -459,6 +482,10 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
                 link.peer_netns = Some(message::u32_of(value).cast_signed()).filter(|id| *id >= 0);
             }
             nix::libc::IFLA_LINKINFO => decode_info(value, &mut link),
+            IFLA_XDP => {
+                link.has_native_xdp = message::find(value, IFLA_XDP_ATTACHED)
+                    .is_some_and(|mode| !NO_NATIVE_XDP.contains(&message::u8_of(mode)));
+            }
             nix::libc::IFLA_AF_SPEC => {
                 let [ipv4, ipv6] =
                     [nix::libc::AF_INET, nix::libc::AF_INET6].map(|family| find(value, family));
