@@ -16,12 +16,21 @@ pub enum Counter {
     DroppedFar = 4,
     /// Packets that could be written only in part.
     DroppedWrite = 5,
+    /// Noted packets that came out more than once.
+    Copied = 6,
 }
 
 impl Counter {
     /// In the order of their numbers.
-    pub const ALL: [Self; COUNTERS] =
-        [Self::Carried, Self::Asked, Self::Checked, Self::Unlike, Self::DroppedFar, Self::DroppedWrite];
+    pub const ALL: [Self; COUNTERS] = [
+        Self::Carried,
+        Self::Asked,
+        Self::Checked,
+        Self::Unlike,
+        Self::DroppedFar,
+        Self::DroppedWrite,
+        Self::Copied,
+    ];
 
     #[must_use]
     pub const fn is_drop(self) -> bool {
@@ -29,4 +38,4 @@ impl Counter {
     }
 }
 
-pub const COUNTERS: usize = 6;
+pub const COUNTERS: usize = 7;

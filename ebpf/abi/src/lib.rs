@@ -14,6 +14,7 @@
 mod address;
 mod counters;
 mod flow;
+mod hash;
 mod life;
 pub mod maps;
 #[cfg(feature = "user")]
@@ -23,8 +24,9 @@ mod record;
 pub use address::{Addr4, Addr6, Port};
 pub use counters::{COUNTERS, Counter};
 pub use flow::{
-    Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, HAS_ETHERNET, IPPROTO_TCP, IPPROTO_UDP, TICK_SHIFT,
-    TO_PEER, Way,
+    Container, Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, HAS_ETHERNET, IPPROTO_TCP, IPPROTO_UDP,
+    TICK_SHIFT, TO_PEER, Way,
 };
-pub use life::{Arrival, Count, State, Step, first_candidate};
-pub use record::{Departure, Record, Record4, Record6, Stage};
+pub use hash::{KEYS, Keyed};
+pub use life::{Arrival, CARRIED_FOR, Count, State, Step, first_candidate};
+pub use record::{Departure, Outcome, PROOF, Record, Record4, Record6, Stage};

@@ -18,6 +18,10 @@ use crate::flow::{Entry, IPPROTO_TCP, TO_PEER};
 ///    ┌──────►│ Candidate │
 ///    │       └─────┬─────┘
 ///    │             │ a noted packet came out
+///    │       ┌─────▼─────┐  a noted packet came out in another way
+///    │       │   Trial   │◄────────────────────── from each state below but Barred
+///    │       └─────┬─────┘
+///    │             │ another noted one came out in the same way
 ///    │       ┌─────▼─────┐  the last packet in the queue has left it  ┌────────┐
 ///    │       │  Queued   ├───────────────────────────────────────────►│ Direct │
 ///    │       └─▲───┬───┬─┘                                            └─┬────┬─┘
@@ -28,13 +32,19 @@ use crate::flow::{Entry, IPPROTO_TCP, TO_PEER};
 ///    │         │   │ a noted one   └───────┘           │                     │
 ///    │         │   │ came out                          │                     │
 ///    │         │   └───────────────┬───────────────────┴─────────────────────┘
-///    │         │                   │ the epoch changed; a packet is longer than those that came out,
-///    │         │                   │ or has another DSCP; SYN, FIN or RST
+///    │         │                   │ the epoch changed; a packet is longer than those that came out
+///    │         │                   │ lately, or has another DSCP; SYN, FIN or RST
 ///    │         │             ┌─────▼─────┐
 ///    │         └─────────────┤ Suspended │
 ///    │  a noted one came out └───────────┘
 ///    │
-///    └─ from each of these four: FIN or RST of a container, or the entry is evicted
+///    │                       ┌────────┐    ┌──┐ a noted packet came out twice
+///    │  from all these six:  │ Barred │◄───┴──┘
+///    │  a noted packet came  └───┬────┘
+///    │  out twice ──────────────►│ for 30 seconds none came out twice
+///    │                           └───────► Trial
+///    │
+///    └─ from each with an entry: FIN or RST of a container, or the entry is evicted
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -42,16 +52,22 @@ pub enum State {
     Young,
     /// No entry. The packets whose number is a power of two are noted; the kernel's stack has all.
     Candidate,
+    /// One packet came out, alone as yet. The kernel's stack has the packets, and the first ones are noted: if the one was a
+    /// copy, the other one bars the direction before a second packet confirms what was learnt from it.
+    Trial,
     /// Carried, but through the queue of the container's link: packets that went through the kernel's stack may still
     /// be in it, and would otherwise be overtaken.
     Queued,
     /// Carried, past that queue.
     Direct,
-    /// Netfilter has not confirmed the entry for two ticks. The kernel's stack has the packets; the first of each tick
-    /// is noted.
+    /// Netfilter has not confirmed the entry for two ticks. The kernel's stack has the packets; the first of each two
+    /// ticks is noted.
     Stale,
-    /// Netfilter has to decide again. The kernel's stack has the packets, and each is noted.
+    /// Netfilter has to decide again. The kernel's stack has the packets, and the first ones are noted.
     Suspended,
+    /// Copies of the packets come out, or a rule decides about each of them. The kernel's stack has the packets; the first
+    /// of each two ticks is noted, to see whether that has ended.
+    Barred,
 }
 
 /// The action of the program at ingress on a packet.
@@ -79,8 +95,17 @@ pub const fn first_candidate(protocol: u32) -> u32 {
     if protocol == IPPROTO_TCP as u32 { FIRST_TCP } else { FIRST_UDP }
 }
 
-/// Ticks for which a direction is carried after a packet came out of the kernel's stack.
-const CARRIED_FOR: u32 = 2;
+/// Ticks for which a direction is carried after a packet came out of the kernel's stack. What a packet has shown, its
+/// length or its way, thus holds for 0.8 seconds at most.
+pub const CARRIED_FOR: u32 = 2;
+/// Ticks after which another packet of a carried direction passes the kernel's stack.
+const SAMPLED_EVERY: u32 = 2;
+/// Ticks for which a direction is barred after a packet came out twice (30 s).
+const BARRED_FOR: u32 = 112;
+/// Packets of a suspended direction that are noted before they become fewer: as many as a network card's poll collects.
+const NOTED_AT_ONCE: u32 = 64;
+/// A second has 2^2 ticks.
+const SECOND_SHIFT: u32 = 2;
 /// Maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that may
 /// be in flight: conntrack's MAXACKWINDOW.
 const NEAR: u64 = 66_000;
@@ -155,7 +180,11 @@ impl<A> Entry<A> {
     #[inline(always)]
     #[must_use]
     pub const fn state(&self, epoch: u32, now: u32) -> State {
-        if self.epoch != epoch {
+        if self.is_barred(now) {
+            State::Barred
+        } else if self.is_trusted == 0 {
+            State::Trial
+        } else if self.epoch != epoch {
             State::Suspended
         } else if now.wrapping_sub(self.checked) > CARRIED_FOR {
             State::Stale
@@ -167,11 +196,10 @@ impl<A> Entry<A> {
     }
 
     /// Handles a packet that arrives. `is_decrypted` returns whether the packet came in an IPsec tunnel, and is asked for
-    /// the first packet of a tick only: packets from a tunnel are never noted, so they cannot keep an entry from becoming
-    /// stale.
+    /// sampled packets only: packets from a tunnel are never noted, so they cannot keep an entry from becoming stale.
     #[inline(always)]
     pub fn arrive(&mut self, packet: Arrival, epoch: u32, now: u32, is_decrypted: impl Fn() -> bool) -> Step {
-        let is_first = self.begin_tick(now);
+        let is_first = self.begin_sample(now);
         match self.state_for(packet, epoch, now) {
             State::Queued | State::Direct if is_first && is_decrypted() => {
                 self.queue();
@@ -183,44 +211,75 @@ impl<A> Entry<A> {
                 self.queue();
                 if is_first || self.may_leave_queue() { Step::Sample } else { Step::Carry }
             }
-            State::Stale => {
+            State::Stale | State::Barred => {
                 self.queue();
                 if is_first { Step::Note } else { Step::Pass }
+            }
+            State::Trial => {
+                self.queue();
+                self.note_often()
             }
             State::Suspended => {
                 // The kernel collects a network card's packets after this hook. Those that follow wait there, too,
                 // until one has come out, which restores the epoch.
                 self.suspend();
                 self.queue();
-                Step::Note
+                self.note_often()
             }
             // `state` returns neither, as these have no entry.
             State::Young | State::Candidate => Step::Pass,
         }
     }
 
+    /// Has a packet noted, but fewer and fewer of those that do not come out: records are few, and other flows need them.
+    #[inline(always)]
+    const fn note_often(&mut self) -> Step {
+        let before = self.noted;
+        self.noted = before.wrapping_add(1);
+        if before < NOTED_AT_ONCE || before & before.wrapping_sub(1) == 0 { Step::Note } else { Step::Pass }
+    }
+
     /// The state for one packet: the entry may not hold for it.
     #[inline(always)]
     const fn state_for(&self, packet: Arrival, epoch: u32, now: u32) -> State {
-        if packet.length > self.fits || packet.dscp != self.dscp {
-            return State::Suspended;
-        }
         match self.state(epoch, now) {
+            state @ (State::Barred | State::Trial) => state,
+            _ if !self.fits(packet.length, now) || packet.dscp != self.dscp => State::Suspended,
             // The kernel's stack replies that the time to live is exceeded.
             State::Queued | State::Direct if packet.ttl <= 1 => State::Stale,
             state => state,
         }
     }
 
-    /// Begins a tick with its first packet. Returns whether this packet is the first one.
+    /// True if a packet of this length or a longer one came out lately.
     #[inline(always)]
-    const fn begin_tick(&mut self, now: u32) -> bool {
-        if self.asked == now {
+    const fn fits(&self, length: u32, now: u32) -> bool {
+        length <= self.last_length || length <= self.fits && !self.has_length_expired(now)
+    }
+
+    #[inline(always)]
+    const fn has_length_expired(&self, now: u32) -> bool {
+        now.wrapping_sub(self.fits_checked) > CARRIED_FOR
+    }
+
+    /// True while copies of the direction's packets came out lately.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_barred(&self, now: u32) -> bool {
+        self.copied != 0 && now.wrapping_sub(self.copied) <= BARRED_FOR
+    }
+
+    /// Begins a time between two samples with its first packet. Returns whether this packet is the first one.
+    #[inline(always)]
+    const fn begin_sample(&mut self, now: u32) -> bool {
+        if now.wrapping_sub(self.asked) < SAMPLED_EVERY {
             return false;
         }
-        let is_next = now.wrapping_sub(self.asked) == 1;
-        self.bytes_before = if is_next { self.bytes.wrapping_sub(self.bytes_at_tick) } else { 0 };
-        self.bytes_at_tick = self.bytes;
+        let seconds = (now >> SECOND_SHIFT).wrapping_sub(self.asked >> SECOND_SHIFT);
+        if seconds != 0 {
+            self.bytes_before = if seconds == 1 { self.bytes.wrapping_sub(self.bytes_at_second) } else { 0 };
+            self.bytes_at_second = self.bytes;
+        }
         self.asked = now;
         true
     }
@@ -258,12 +317,15 @@ impl<A> Entry<A> {
     /// Handles a packet that came out and that the entry would have sent the same way. `epoch` is that of its arrival.
     #[inline(always)]
     pub const fn confirm(&mut self, length: u32, epoch: u32, now: u32) {
-        let is_stale = now.wrapping_sub(self.checked) > 1;
-        if is_stale || length > self.fits {
+        if length >= self.fits || self.has_length_expired(now) {
             self.fits = length;
+            self.fits_checked = now;
         }
+        self.last_length = length;
         self.checked = now;
         self.epoch = epoch;
+        self.is_trusted = 1;
+        self.noted = 0;
     }
 
     /// Handles a packet that came out and that makes this entry: sets all but the way and the acknowledgment. The numbers of
@@ -276,7 +338,17 @@ impl<A> Entry<A> {
         self.asked = now;
         self.queue();
         self.fits = packet.length;
+        self.fits_checked = now;
+        self.last_length = packet.length;
         self.dscp = packet.dscp;
+    }
+
+    /// Handles a packet that came out twice: which of them is the right one is unknown.
+    #[inline(always)]
+    pub const fn bar(&mut self, now: u32) {
+        self.is_trusted = 0;
+        self.epoch = 0;
+        self.copied = if now == 0 { 1 } else { now };
     }
 
     /// True if a FIN or RST of this direction is too far from what the other one has acknowledged to be the
@@ -284,7 +356,7 @@ impl<A> Entry<A> {
     #[inline(always)]
     #[must_use]
     pub fn is_far(&self, sequence: u32, acknowledgment: u32) -> bool {
-        let in_flight = self.bytes.wrapping_sub(self.bytes_at_tick).wrapping_add(self.bytes_before);
+        let in_flight = self.bytes.wrapping_sub(self.bytes_at_second).wrapping_add(self.bytes_before);
         let limit = NEAR + if in_flight < WINDOW { in_flight } else { WINDOW };
         let distance = sequence.wrapping_sub(acknowledgment).cast_signed();
         u64::from(distance.unsigned_abs()) > limit
@@ -306,7 +378,16 @@ mod tests {
 
     /// An entry by which packets go straight into a container.
     fn direct() -> Entry<Addr4> {
-        let mut entry = Entry { epoch: EPOCH, checked: NOW, asked: NOW, fits: 1500, ..Entry::default() };
+        let mut entry = Entry {
+            epoch: EPOCH,
+            checked: NOW,
+            asked: NOW,
+            fits: 1500,
+            fits_checked: NOW,
+            last_length: 1500,
+            is_trusted: 1,
+            ..Entry::default()
+        };
         entry.way.flags = TO_PEER;
         entry
     }
@@ -316,11 +397,21 @@ mod tests {
     }
 
     fn stale() -> Entry<Addr4> {
-        Entry { checked: NOW - CARRIED_FOR - 1, asked: NOW - 1, ..direct() }
+        Entry { checked: NOW - CARRIED_FOR - 1, asked: NOW - SAMPLED_EVERY, ..direct() }
     }
 
     fn suspended() -> Entry<Addr4> {
         Entry { epoch: EPOCH - 1, ..direct() }
+    }
+
+    fn trial() -> Entry<Addr4> {
+        Entry { is_trusted: 0, queued: 1, ..direct() }
+    }
+
+    fn barred() -> Entry<Addr4> {
+        let mut entry = direct();
+        entry.bar(NOW);
+        entry
     }
 
     fn state(entry: &Entry<Addr4>) -> State {
@@ -393,11 +484,33 @@ mod tests {
     }
 
     #[test]
-    fn a_candidate_is_queued_when_a_noted_packet_came_out() {
+    fn a_candidate_is_tried_when_a_noted_packet_came_out_and_queued_after_a_second_one() {
         let mut entry = Entry::<Addr4>::default();
         entry.begin(PACKET, EPOCH, NOW);
-        assert_eq!(state(&entry), State::Queued);
+        assert_eq!(state(&entry), State::Trial);
         assert_eq!((entry.fits, entry.dscp, entry.queued), (1500, 0, 1));
+        assert_eq!(steps(&mut entry, PACKET), [Step::Note; 3]);
+        entry.confirm(1500, EPOCH, NOW);
+        assert_eq!(state(&entry), State::Queued);
+    }
+
+    #[test]
+    fn every_state_with_an_entry_is_barred_by_a_packet_that_came_out_twice() {
+        for mut entry in [direct(), queued(), stale(), suspended(), trial(), barred()] {
+            entry.bar(NOW);
+            assert_eq!(entry.state(EPOCH, NOW + BARRED_FOR), State::Barred);
+            assert_eq!(entry.state(EPOCH, NOW + BARRED_FOR + 1), State::Trial);
+        }
+    }
+
+    #[test]
+    fn of_a_barred_direction_one_packet_in_two_ticks_is_noted_and_all_pass() {
+        let mut entry = barred();
+        assert_eq!(steps(&mut entry, PACKET), [Step::Pass; 3]);
+        entry.asked = NOW - SAMPLED_EVERY;
+        let longer = Arrival { length: 9000, dscp: 46, ..PACKET };
+        assert_eq!(steps(&mut entry, longer), [Step::Note, Step::Pass, Step::Pass]);
+        assert_eq!(state(&entry), State::Barred);
     }
 
     #[test]
@@ -422,9 +535,9 @@ mod tests {
     }
 
     #[test]
-    fn a_carried_direction_is_sampled_once_in_a_tick() {
+    fn a_carried_direction_is_sampled_once_in_two_ticks() {
         for (entry, expected) in [(direct(), State::Direct), (queued(), State::Queued)] {
-            let mut entry = Entry { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - SAMPLED_EVERY, ..entry };
             assert_eq!(steps(&mut entry, PACKET), [Step::Sample, Step::Carry]);
             assert_eq!(state(&entry), expected);
         }
@@ -440,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stale_direction_the_first_packet_of_a_tick_is_noted_and_all_pass() {
+    fn of_a_stale_direction_one_packet_in_two_ticks_is_noted_and_all_pass() {
         let mut entry = stale();
         assert_eq!(steps(&mut entry, PACKET), [Step::Note, Step::Pass, Step::Pass]);
         assert_eq!((state(&entry), entry.queued), (State::Stale, 3));
@@ -491,9 +604,22 @@ mod tests {
     }
 
     #[test]
+    fn packets_that_do_not_come_out_are_noted_less_and_less_often() {
+        for mut entry in [suspended(), trial()] {
+            let notes = (0..100_000).filter(|_| {
+                let [step] = steps(&mut entry, PACKET);
+                step == Step::Note
+            });
+            assert_eq!(notes.count(), 64 + 11, "64, and each power of two from there to 65,536");
+            entry.confirm(1500, EPOCH, NOW);
+            assert_eq!(entry.noted, 0);
+        }
+    }
+
+    #[test]
     fn a_packet_whose_last_hop_this_is_goes_to_the_stack_and_others_are_still_carried() {
         for entry in [direct(), queued()] {
-            let mut entry = Entry { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - SAMPLED_EVERY, ..entry };
             assert_eq!(steps(&mut entry, Arrival { ttl: 1, ..PACKET }), [Step::Note, Step::Pass]);
             assert_ne!(steps(&mut entry, PACKET), [Step::Pass]);
             assert_eq!(state(&entry), State::Queued);
@@ -501,37 +627,50 @@ mod tests {
     }
 
     #[test]
-    fn the_first_packet_of_a_tick_is_neither_carried_nor_noted_if_it_was_decrypted() {
+    fn a_sample_is_neither_carried_nor_noted_if_it_was_decrypted() {
         for entry in [direct(), queued()] {
-            let mut entry = Entry { asked: NOW - 1, ..entry };
+            let mut entry = Entry { asked: NOW - SAMPLED_EVERY, ..entry };
             assert_eq!(entry.arrive(PACKET, EPOCH, NOW, || true), Step::Pass);
             assert_eq!(state(&entry), State::Queued);
         }
     }
 
     #[test]
-    fn a_longer_packet_that_came_out_raises_the_limit_and_a_shorter_one_lowers_it_after_a_pause() {
+    fn a_length_holds_as_long_as_a_packet_of_that_length_came_out_lately() {
         let mut entry = direct();
         entry.confirm(1600, EPOCH, NOW + 1);
-        entry.confirm(1400, EPOCH, NOW + 2);
-        assert_eq!(entry.fits, 1600);
-        entry.confirm(1400, EPOCH, NOW + 4);
-        assert_eq!((entry.fits, entry.checked), (1400, NOW + 4));
+        // Short packets keep the direction, but not the length.
+        for tick in [NOW + 2, NOW + 1 + CARRIED_FOR] {
+            entry.confirm(400, EPOCH, tick);
+            assert!(entry.fits(1600, tick) && !entry.fits(1601, tick));
+        }
+        let later = NOW + 2 + CARRIED_FOR;
+        assert!(entry.fits(400, later) && !entry.fits(401, later), "before a packet came out again");
+        let long = Arrival { length: 1600, ..PACKET };
+        assert_eq!(entry.arrive(long, EPOCH, later, || false), Step::Note);
+        entry.confirm(400, EPOCH, later);
+        assert_eq!(entry.fits, 400);
+        entry.confirm(1600, EPOCH, later);
+        assert!(entry.fits(1600, later));
     }
 
     #[test]
-    fn the_bytes_of_the_tick_before_are_known_unless_there_was_a_pause() {
-        let mut entry = Entry { bytes: 700, bytes_at_tick: 100, ..direct() };
-        assert_eq!(entry.arrive(PACKET, EPOCH, NOW + 1, || false), Step::Sample);
-        assert_eq!((entry.bytes_before, entry.bytes_at_tick, entry.asked), (600, 700, NOW + 1));
-        entry.confirm(1500, EPOCH, NOW + 1);
-        assert_eq!(entry.arrive(PACKET, EPOCH, NOW + 3, || false), Step::Sample);
-        assert_eq!((entry.bytes_before, entry.bytes_at_tick, entry.asked), (0, 700, NOW + 3));
+    fn the_bytes_of_the_second_before_are_known_unless_there_was_a_pause() {
+        const SECOND: u32 = 1 << SECOND_SHIFT;
+        let mut entry = Entry { bytes: 700, bytes_at_second: 100, asked: NOW, ..direct() };
+        let arrive = |entry: &mut Entry<Addr4>, now: u32| {
+            entry.confirm(1500, EPOCH, now);
+            assert_eq!(entry.arrive(PACKET, EPOCH, now, || false), Step::Sample);
+            (entry.bytes_before, entry.bytes_at_second, entry.asked)
+        };
+        assert_eq!(arrive(&mut entry, NOW + 2), (0, 100, NOW + 2), "the same second");
+        assert_eq!(arrive(&mut entry, NOW + SECOND), (600, 700, NOW + SECOND));
+        assert_eq!(arrive(&mut entry, NOW + 3 * SECOND), (0, 700, NOW + 3 * SECOND));
     }
 
     #[test]
     fn an_end_is_far_beyond_what_is_in_flight_and_conntracks_margin() {
-        let entry = Entry { bytes: 900, bytes_at_tick: 500, bytes_before: 100, ..direct() };
+        let entry = Entry { bytes: 900, bytes_at_second: 500, bytes_before: 100, ..direct() };
         let acknowledgment = u32::MAX - 10;
         for (distance, is_far) in [(0, false), (66_500, false), (66_501, true), (1 << 31, true)] {
             assert_eq!(entry.is_far(acknowledgment.wrapping_add(distance), acknowledgment), is_far);

@@ -3,9 +3,48 @@
 //! Names and default sizes of the maps, and names of the BPF programs. Each is the name in the object file and of
 //! the pin. The kernel limits the name of a map to 15 bytes (BPF_OBJ_NAME_LEN).
 
-/// Array: a single `u32`, the epoch. User space writes another one when the rules may have changed: netfilter then
-/// checks each flow again.
+/// Array of `u32`: at [`EPOCH_AT`] the epoch, and user space writes another one when the rules may have changed: netfilter
+/// then checks each flow again. At [`HELD_AT`] the flows that stay with netfilter.
 pub const EPOCH: &str = "epoch";
+pub const EPOCH_AT: u32 = 0;
+/// Bits of [`held_bit`], and [`HELD_PORTS`].
+pub const HELD_AT: u32 = 1;
+pub const EPOCH_SIZE: u32 = 2;
+/// Array: a single `[u64; KEYS]`, the random keys of the [hash](crate::Keyed).
+pub const HASH_KEYS: &str = "hashkeys";
+
+/// The bit of [`HELD_AT`] that has the programs look into [`PORTS`].
+pub const HELD_PORTS: u32 = 1 << 4;
+
+/// The bit of [`HELD_AT`] for all flows of a protocol.
+#[inline(always)]
+#[must_use]
+pub const fn held_bit(is_v6: bool, protocol: u32) -> u32 {
+    let bit = if protocol == crate::IPPROTO_TCP as u32 { 1 } else { 2 };
+    if is_v6 { bit << 2 } else { bit }
+}
+
+/// Hash: [`held_port`] → 1. Flows with such a port, before or after translation, stay with netfilter.
+pub const PORTS: &str = "heldports";
+pub const PORTS_SIZE: u32 = 4096;
+
+/// The key of a port in [`PORTS`]; the port is in network byte order.
+#[inline(always)]
+#[must_use]
+pub const fn held_port(protocol: u32, port: crate::Port) -> u32 {
+    protocol << 16 | port.0 as u32
+}
+
+/// Array of `u64`, for user space: at [`GENERATION_AT`] the generation of the ruleset that was read last, at
+/// [`FOLLOWED_AT`] the time of slipwayd's last look, in seconds since the boot.
+pub const RULES_READ: &str = "rulesread";
+pub const GENERATION_AT: u32 = 0;
+pub const FOLLOWED_AT: u32 = 1;
+pub const RULES_READ_SIZE: u32 = 2;
+
+/// LRU hash: index of a container's link → [`Container`](crate::Container).
+pub const CONTAINERS: &str = "containers";
+pub const CONTAINERS_SIZE: u32 = 8192;
 /// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Entry4`](crate::Entry4).
 pub const CARRIED4: &str = "carried4";
 /// LRU hash: [`FlowKey6`](crate::FlowKey6) → [`Entry6`](crate::Entry6).
@@ -26,8 +65,10 @@ pub const CURSORS: &str = "cursors";
 /// Array: [`Count`](crate::Count) of the packets of flows without an entry.
 pub const YOUNG: &str = "young";
 /// The pinned maps. Programs share them even if one process loaded some and was killed, and another loaded the rest.
-pub const ALL: [&str; 10] =
-    [EPOCH, CARRIED4, CARRIED6, COUNTS, UPLINKS, HOME, PENDING4, PENDING6, CURSORS, YOUNG];
+pub const ALL: [&str; 14] = [
+    EPOCH, CARRIED4, CARRIED6, COUNTS, UPLINKS, HOME, PENDING4, PENDING6, CURSORS, YOUNG, HASH_KEYS, PORTS,
+    RULES_READ, CONTAINERS,
+];
 
 /// Default size of [`CARRIED4`] and [`CARRIED6`], two elements for each flow.
 pub const CARRIED_SIZE: u32 = 131_072;

@@ -2,7 +2,7 @@
 
 //! Lets aya read and write the types as bytes.
 
-use crate::{Addr4, Addr6, Entry, FlowKey, Port, Way};
+use crate::{Addr4, Addr6, Container, Entry, FlowKey, Port, Way};
 
 // SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
 // padding that is not a field (the tests of each module compare sizes); any bits are a valid value.
@@ -19,5 +19,5 @@ macro_rules! plain {
     )* };
 }
 
-plain!(Addr4, Addr6, Port);
+plain!(Addr4, Addr6, Container, Port);
 plain!(both families: Entry, FlowKey, Way);

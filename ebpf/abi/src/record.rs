@@ -14,9 +14,10 @@ pub struct Record<A> {
     /// [Epoch](crate::maps::EPOCH) at its arrival.
     pub epoch: u32,
     pub tick: u32,
-    /// Fields that the kernel's stack does not change. TCP: sequence and acknowledgment number, and the word with the
-    /// flags. UDP: the beginning of the payload.
-    pub proof: [u32; 3],
+    /// Fields that the kernel's stack does not change: the identification of IPv4 or the flow label of IPv6, and of TCP the
+    /// sequence and acknowledgment number and the word with the flags, of UDP the length and the beginning and end of the
+    /// payload.
+    pub proof: [u32; PROOF],
     /// Length from the header above IP on.
     pub length: u32,
     /// Time to live, or the hop limit of IPv6.
@@ -27,7 +28,12 @@ pub struct Record<A> {
     pub stage: Stage,
     /// [`Stage::Clone`]: the lower bits of [`Entry::queued`](crate::Entry::queued) with the packet itself, or 0.
     pub queued: u32,
+    /// 1 once the packet came out.
+    pub came_out: u32,
 }
+
+/// Words of [`Record::proof`].
+pub const PROOF: usize = 6;
 
 pub type Record4 = Record<Addr4>;
 pub type Record6 = Record<Addr6>;
@@ -35,12 +41,12 @@ pub type Record6 = Record<Addr6>;
 /// How far a noted packet has come.
 ///
 /// ```text
-///  noted                         it came out
-/// ───────► Original ────────────────────────────────┐
-///                                                   ▼
-///  sampled        arrived again          came out   Spent
-/// ───────► Clone ───────────────► Returned ─────────▲
-///                                        dropped
+///  noted                                      it came out
+/// ───────► Original ───────────────────────────────────────────► came_out ──┐
+///                                                               ▲        ▲  │ it came out again:
+///  sampled         arrived again               it came out      │        └──┘ the flow is barred
+/// ───────► Clone ───────────────► Returned ─────────────────────┘
+///                                 dropped where the packet itself was carried to
 /// ```
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,39 +56,65 @@ pub enum Stage {
     Original = 0,
     /// A clone of a carried packet, which is given to the interface of the packet once more.
     Clone = 1,
-    /// A clone that has passed the program at ingress. It is dropped where it comes out, as the packet itself was
-    /// carried.
+    /// A clone that has passed the program at ingress. It is dropped where the packet itself was carried to.
     Returned = 2,
-    /// The packet came out. A record is used once.
-    Spent = 3,
 }
 
-/// Ticks after which a record is no longer used: a packet does not stay in the kernel's stack for so long.
-const KEPT_FOR: u32 = 1;
+/// What a packet with the index of a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Another packet.
+    Unknown,
+    /// The packet of the record.
+    Out,
+    /// The packet of the record, or a copy of it, by the interface on which it arrived: nothing to learn from.
+    Back,
+    /// A copy of the packet of the record, which came out before.
+    Again,
+}
+
+/// Ticks after which a record is no longer used: a packet usually does not stay in the kernel's stack for so long.
+const KEPT_FOR: u32 = 4;
 
 impl<A> Record<A> {
     /// True if the record describes a clone with this proof, which therefore arrives again. Another packet with the
     /// record's index comes from a container that sets `tc_index`. The caller compares the keys.
     #[inline(always)]
     #[must_use]
-    pub fn is_clone(&self, proof: u32, now: u32) -> bool {
-        self.stage == Stage::Clone && self.proof[0] == proof && now.wrapping_sub(self.tick) <= KEPT_FOR
+    pub fn is_clone(&self, proof: [u32; 2], now: u32) -> bool {
+        self.stage == Stage::Clone
+            && self.proof[0] == proof[0]
+            && self.proof[1] == proof[1]
+            && now.wrapping_sub(self.tick) <= KEPT_FOR
     }
 
-    /// True if a packet that came out by an interface is the one that the record describes. The final verdict of
-    /// another program's filter at ingress may have set `tc_index` of another packet: a record is used once, and a
-    /// reply comes out where its request arrived.
+    /// True if the packet of the record may still come out: another packet must not get the record.
     #[inline(always)]
     #[must_use]
-    pub fn is_of(&self, packet: &Departure, now: u32) -> bool {
-        let [a, b, c] = self.proof;
-        let [d, e, f] = packet.proof;
-        (a ^ d) | (b ^ e) | (c ^ f) == 0
-            && self.key.protocol == packet.protocol
-            && self.length == packet.length
-            && self.stage != Stage::Spent
-            && self.key.interface != packet.interface
-            && now.wrapping_sub(self.tick) <= KEPT_FOR
+    pub const fn is_in_use(&self, now: u32) -> bool {
+        self.came_out == 0 && self.epoch != 0 && now.wrapping_sub(self.tick) <= KEPT_FOR
+    }
+
+    /// What a packet is that came out with the index of this record. The final verdict of another program's filter at
+    /// ingress may have set `tc_index` of another packet.
+    #[inline(always)]
+    #[must_use]
+    pub fn outcome(&self, packet: &Departure, now: u32) -> Outcome {
+        let mut difference = 0;
+        for word in 0..PROOF {
+            difference |= self.proof[word] ^ packet.proof[word];
+        }
+        difference |= self.key.protocol ^ packet.protocol;
+        difference |= self.length ^ packet.length;
+        if difference != 0 || self.epoch == 0 || now.wrapping_sub(self.tick) > KEPT_FOR {
+            Outcome::Unknown
+        } else if self.came_out != 0 {
+            Outcome::Again
+        } else if self.key.interface == packet.interface {
+            Outcome::Back
+        } else {
+            Outcome::Out
+        }
     }
 
     /// True if the kernel's stack has changed the packet in no other way than the BPF programs change packets.
@@ -97,7 +129,7 @@ impl<A> Record<A> {
 #[derive(Clone, Copy, Debug)]
 pub struct Departure {
     /// As [`Record::proof`].
-    pub proof: [u32; 3],
+    pub proof: [u32; PROOF],
     pub protocol: u32,
     /// Length from the header above IP on.
     pub length: u32,
@@ -109,14 +141,16 @@ mod tests {
     use super::*;
 
     const NOW: u32 = 1000;
-    const PACKET: Departure = Departure { proof: [1, 2, 3], protocol: 6, length: 120, interface: 5 };
+    const PROOF: [u32; 6] = [1, 2, 3, 4, 5, 6];
+    const PACKET: Departure = Departure { proof: PROOF, protocol: 6, length: 120, interface: 5 };
 
     fn record(stage: Stage) -> Record4 {
         let key = FlowKey { protocol: 6, interface: 3, ..FlowKey::default() };
         Record {
             key,
+            epoch: 1,
             tick: NOW,
-            proof: [1, 2, 3],
+            proof: PROOF,
             length: 120,
             ttl: 64,
             tos: 0x48,
@@ -127,43 +161,67 @@ mod tests {
 
     #[test]
     fn a_record_has_no_hidden_padding() {
-        assert_eq!((size_of::<Record4>(), size_of::<Record6>()), (60, 84));
+        assert_eq!((size_of::<Record4>(), size_of::<Record6>()), (76, 100));
     }
 
     #[test]
-    fn a_clone_arrives_again_once_within_a_tick() {
+    fn a_clone_arrives_again_once_while_its_record_is_kept() {
         let clone = record(Stage::Clone);
-        assert!(clone.is_clone(1, NOW + 1));
-        assert!(!clone.is_clone(1, NOW + 2), "too late");
-        assert!(!clone.is_clone(9, NOW), "another packet with its index");
-        for stage in [Stage::Original, Stage::Returned, Stage::Spent] {
-            assert!(!record(stage).is_clone(1, NOW), "{stage:?}");
+        assert!(clone.is_clone([1, 2], NOW + KEPT_FOR));
+        assert!(!clone.is_clone([1, 2], NOW + KEPT_FOR + 1), "too late");
+        assert!(!clone.is_clone([9, 2], NOW), "another packet with its index");
+        assert!(!clone.is_clone([1, 9], NOW), "another packet with its index");
+        for stage in [Stage::Original, Stage::Returned] {
+            assert!(!record(stage).is_clone([1, 2], NOW), "{stage:?}");
         }
     }
 
     #[test]
-    fn a_packet_comes_out_once() {
+    fn a_packet_comes_out_once_and_then_again() {
         for stage in [Stage::Original, Stage::Clone, Stage::Returned] {
-            assert!(record(stage).is_of(&PACKET, NOW + 1), "{stage:?}");
+            let mut record = record(stage);
+            assert_eq!(record.outcome(&PACKET, NOW + KEPT_FOR), Outcome::Out, "{stage:?}");
+            record.came_out = 1;
+            assert_eq!(record.outcome(&PACKET, NOW + KEPT_FOR), Outcome::Again, "{stage:?}");
         }
-        assert!(!record(Stage::Spent).is_of(&PACKET, NOW));
+    }
+
+    #[test]
+    fn a_copy_by_the_interface_of_arrival_teaches_nothing_and_counts() {
+        let mut record = record(Stage::Original);
+        let back = Departure { interface: 3, ..PACKET };
+        assert_eq!(record.outcome(&back, NOW), Outcome::Back);
+        record.came_out = 1;
+        assert_eq!(record.outcome(&PACKET, NOW), Outcome::Again);
+        assert_eq!(record.outcome(&back, NOW), Outcome::Again);
     }
 
     #[test]
     fn another_packet_with_the_index_is_not_recognised() {
         let record = record(Stage::Original);
-        assert!(!record.is_of(&PACKET, NOW + 2), "too late");
-        for packet in [
-            Departure { proof: [9, 2, 3], ..PACKET },
-            Departure { proof: [1, 9, 3], ..PACKET },
-            Departure { proof: [1, 2, 9], ..PACKET },
-            Departure { protocol: 17, ..PACKET },
-            Departure { length: 121, ..PACKET },
-            // A reply comes out where its request arrived.
-            Departure { interface: 3, ..PACKET },
-        ] {
-            assert!(!record.is_of(&packet, NOW), "{packet:?}");
+        assert_eq!(record.outcome(&PACKET, NOW + KEPT_FOR + 1), Outcome::Unknown, "too late");
+        for word in 0..PROOF.len() {
+            let mut packet = PACKET;
+            packet.proof[word] ^= 1 << 31;
+            assert_eq!(record.outcome(&packet, NOW), Outcome::Unknown, "{packet:?}");
         }
+        for packet in [Departure { protocol: 17, ..PACKET }, Departure { length: 121, ..PACKET }] {
+            assert_eq!(record.outcome(&packet, NOW), Outcome::Unknown, "{packet:?}");
+        }
+        assert_eq!(
+            Record4::default().outcome(&Departure { proof: [0; 6], protocol: 0, length: 0, interface: 5 }, 1),
+            Outcome::Unknown
+        );
+    }
+
+    #[test]
+    fn a_record_is_in_use_until_its_packet_came_out_or_is_late() {
+        let mut record = record(Stage::Original);
+        assert!(record.is_in_use(NOW + KEPT_FOR));
+        assert!(!record.is_in_use(NOW + KEPT_FOR + 1));
+        record.came_out = 1;
+        assert!(!record.is_in_use(NOW));
+        assert!(!Record4::default().is_in_use(0));
     }
 
     #[test]

@@ -5,10 +5,13 @@
 //! A packet with a record ends the record's life (the diagram at [`Stage`]), and begins or renews the life of its
 //! direction of the flow (the diagram at [`State`](slipway_ebpf_abi::State)).
 
-use slipway_ebpf_abi::{Counter, Departure, HAS_ETHERNET, Record, Stage};
+use slipway_ebpf_abi::maps::{HELD_PORTS, held_port};
+use slipway_ebpf_abi::{
+    Counter, Departure, Entry, HAS_ETHERNET, IPPROTO_UDP, Outcome, Record, Stage, TO_PEER, Way,
+};
 
-use crate::family::Addr;
-use crate::maps::{Maps, add};
+use crate::family::{Addr, Family};
+use crate::maps::{self, Maps, add};
 use crate::memory::{clear, copy, same};
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
@@ -38,24 +41,33 @@ fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, place: &mut Record<Addr<F>
         length: scratch.above,
         interface: skb.interface(),
     };
-    if !scratch.record.is_of(&departure, now) {
+    let outcome = scratch.record.outcome(&departure, now);
+    // A frame that a bridge sends to all of its ports reaches one container.
+    if outcome == Outcome::Unknown || !read_way(skb, scratch, flags) {
         add(Counter::Unlike, 1);
         return Act::NEXT;
     }
-    place.stage = Stage::Spent;
-    let is_clone = scratch.record.stage == Stage::Returned;
+    place.came_out = 1;
+    let verdict = if is_carried_there(scratch) { Act::DROP } else { Act::NEXT };
     let packet = &scratch.packet;
-    if scratch.record.is_reproducible(packet.ttl, packet.tos) && !packet.is_control() {
-        learn(skb, scratch, flags, now);
+    if outcome == Outcome::Again {
+        add(Counter::Copied, 1);
+        bar(scratch, now);
+    } else if outcome == Outcome::Out
+        && scratch.record.is_reproducible(packet.ttl, packet.tos)
+        && !packet.is_control()
+    {
+        learn(scratch, verdict, now);
     } else {
         add(Counter::Unlike, 1);
     }
-    if is_clone { Act::DROP } else { Act::NEXT }
+    verdict
 }
 
-/// Writes or confirms the entry of the packet's direction.
+/// Sets [`Scratch::way`] to that of the packet. Returns false if the frame is for another container than the one at
+/// this link.
 #[inline(never)]
-fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i32 {
+fn read_way<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> bool {
     let way = &mut scratch.way;
     way.source = scratch.key.source;
     way.destination = scratch.key.destination;
@@ -66,26 +78,112 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     way.priority = skb.priority();
     way.flags = flags;
     way.ethernet = [0; 3];
-    if flags & HAS_ETHERNET != 0 {
-        // A packet for the network stack of the peer needs the header, too: the pod may bridge it.
-        let Some(ethernet) = skb.load(0) else { return Act::NEXT };
-        way.ethernet = ethernet;
+    if flags & HAS_ETHERNET == 0 {
+        return true;
     }
+    // A packet for the network stack of the peer needs the header, too: the pod may bridge it.
+    let Some(ethernet) = skb.load(0) else { return false };
+    way.ethernet = ethernet;
+    let Some(container) = maps::container(way.interface) else {
+        // An uplink. Nothing is learnt about the link of a container whose address is unknown.
+        return flags & TO_PEER == 0;
+    };
+    if container.takes_queue != 0 {
+        way.flags &= !TO_PEER;
+    }
+    let [a, b, c, d] = way.ethernet[0].to_ne_bytes();
+    let [e, f, ..] = way.ethernet[1].to_ne_bytes();
+    let own = container.address;
+    (a ^ own[0]) | (b ^ own[1]) | (c ^ own[2]) | (d ^ own[3]) | (e ^ own[4]) | (f ^ own[5]) == 0
+}
+
+/// True for a clone that came out where the packet itself was carried to. A copy that a rule sends elsewhere goes on.
+#[inline(never)]
+fn is_carried_there<F: Maps>(scratch: &mut Scratch<F>) -> bool {
+    if scratch.record.stage != Stage::Returned {
+        return false;
+    }
+    let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) else { return true };
+    // SAFETY: as in `ingress`.
+    let entry = unsafe { &mut *entry };
+    is_same_place::<F>(&entry.way, &scratch.way)
+}
+
+/// True if two ways have the same end; mark and priority may differ.
+#[inline(always)]
+fn is_same_place<F: Family>(one: &Way<Addr<F>>, other: &Way<Addr<F>>) -> bool {
+    let mut difference = one.interface ^ other.interface;
+    difference |= (one.ethernet[0] ^ other.ethernet[0]) | (one.ethernet[1] ^ other.ethernet[1]);
+    difference |= u32::from(one.source_port.0 ^ other.source_port.0);
+    difference |= u32::from(one.destination_port.0 ^ other.destination_port.0);
+    difference == 0 && F::same(one.source, other.source) && F::same(one.destination, other.destination)
+}
+
+/// Bars the direction: its packet came out twice.
+#[inline(never)]
+fn bar<F: Maps>(scratch: &mut Scratch<F>, now: u32) -> i32 {
+    if let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) {
+        // SAFETY: as in `ingress`.
+        unsafe { &mut *entry }.bar(now);
+        return Act::NEXT;
+    }
+    clear(&raw mut scratch.entry);
+    scratch.entry.bar(now);
+    scratch.entry.asked = now;
+    let _ = F::entries().insert(&scratch.record.key, &scratch.entry, 0);
+    Act::NEXT
+}
+
+/// True if a rule decides about each packet with one of these ports.
+#[inline(always)]
+fn has_held_port<F: Maps>(scratch: &Scratch<F>) -> bool {
+    if maps::held() & HELD_PORTS == 0 {
+        return false;
+    }
+    let (key, way) = (&scratch.record.key, &scratch.way);
+    maps::is_held(held_port(key.protocol, key.source_port))
+        || maps::is_held(held_port(key.protocol, key.destination_port))
+        || maps::is_held(held_port(key.protocol, way.source_port))
+        || maps::is_held(held_port(key.protocol, way.destination_port))
+}
+
+/// True if both ends of a datagram were translated. Nothing in it then shows for certain that it is the noted one.
+#[inline(always)]
+fn is_wholly_translated<F: Maps>(scratch: &Scratch<F>) -> bool {
+    let (key, way) = (&scratch.record.key, &scratch.way);
+    key.protocol == u32::from(IPPROTO_UDP)
+        && (key.source_port.0 != way.source_port.0 || !F::same(key.source, way.source))
+        && (key.destination_port.0 != way.destination_port.0 || !F::same(key.destination, way.destination))
+}
+
+/// Writes or confirms the entry of the packet's direction. `verdict`: on the packet.
+#[inline(never)]
+fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
     add(Counter::Checked, 1);
     let packet = scratch.packet.arrival();
     clear(&raw mut scratch.entry);
     if let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) {
         // SAFETY: as in `ingress`.
         let entry = unsafe { &mut *entry };
+        if has_held_port(scratch) || entry.is_barred(now) {
+            // Until the rule has gone and no copies have come out for a while.
+            if !entry.is_barred(now) {
+                entry.bar(now);
+            }
+            return Act::NEXT;
+        }
         if same(&raw const entry.way, &raw const scratch.way) && entry.dscp == packet.dscp {
             entry.confirm(packet.length, scratch.record.epoch, now);
             return Act::NEXT;
         }
-        scratch.entry.queued = entry.queued;
-        scratch.entry.packets = entry.packets;
-        scratch.entry.bytes = entry.bytes;
-        scratch.entry.bytes_at_tick = entry.bytes_at_tick;
-        scratch.entry.bytes_before = entry.bytes_before;
+        if scratch.record.stage == Stage::Returned && verdict != Act::DROP {
+            // It may be a copy: the next packets themselves show their way.
+            entry.is_trusted = 0;
+            return Act::NEXT;
+        }
+        keep_numbers::<F>(&mut scratch.entry, entry);
+    } else if has_held_port(scratch) || is_wholly_translated(scratch) {
+        return Act::NEXT;
     }
     let entry = &mut scratch.entry;
     entry.begin(packet, scratch.record.epoch, now);
@@ -95,4 +193,14 @@ fn learn<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32, now: u32) -> i
     // netfilter serves the flow.
     let _ = F::entries().insert(&scratch.record.key, &scratch.entry, 0);
     Act::NEXT
+}
+
+/// Copies what outlasts a change of the way.
+#[inline(always)]
+fn keep_numbers<F: Family>(new: &mut Entry<Addr<F>>, former: &Entry<Addr<F>>) {
+    new.queued = former.queued;
+    new.packets = former.packets;
+    new.bytes = former.bytes;
+    new.bytes_at_second = former.bytes_at_second;
+    new.bytes_before = former.bytes_before;
 }

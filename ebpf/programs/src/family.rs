@@ -16,6 +16,7 @@ pub(crate) type Ends<F> = (Addr<F>, Addr<F>);
 pub(crate) trait Family: Copy + Sized + 'static {
     type Addr: Copy + Default;
 
+    const IS_V6: bool;
     /// Length of an IP header without options.
     const HEADER: u32;
 

@@ -5,13 +5,14 @@
 //! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the other
 //! functions do what happens in each state.
 
+use slipway_ebpf_abi::maps::held_bit;
 use slipway_ebpf_abi::{
     Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER, first_candidate,
 };
 
 use crate::family::Addr;
 use crate::maps::{self, Maps, Slot, add};
-use crate::memory::{copy, hash, same};
+use crate::memory::{copy, same};
 use crate::packet::SYN;
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
@@ -33,17 +34,20 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         skb.set_record(index);
         return Act::NEXT;
     }
+    if maps::held() & held_bit(F::IS_V6, scratch.key.protocol) != 0 {
+        return Act::NEXT;
+    }
+    let is_control = scratch.packet.is_control();
     let first = first_candidate(scratch.key.protocol);
-    let slot = Slot::of(hash(&raw const scratch.key));
-    if slot.state(first) == State::Young {
-        if !scratch.packet.is_control() {
-            slot.count();
-        }
+    let slot = Slot::of(maps::hash(&raw const scratch.key));
+    // Whoever can have a count begin again must not hide an entry from the segments that end a connection.
+    if !is_control && slot.state(first) == State::Young {
+        slot.count();
         return Act::NEXT;
     }
     let now = now();
     let Some(entry) = F::entries().get_ptr_mut(&scratch.key) else {
-        if !scratch.packet.is_control() && candidate(slot, first) == Step::Note {
+        if !is_control && candidate(slot, first) == Step::Note {
             note(skb, scratch, epoch, now, Stage::Original);
         }
         return Act::NEXT;
@@ -51,7 +55,7 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one: `send` works on
     // a copy of the way.
     let entry = unsafe { &mut *entry };
-    if scratch.packet.is_control() {
+    if is_control {
         entry.queue();
         return if from_pod { control_from_pod(scratch, entry) } else { control(scratch, entry) };
     }
@@ -79,8 +83,8 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
     let Some(record) = F::records().get_ptr_mut(index) else { return false };
     // SAFETY: the element is aligned, and stays allocated.
     let record = unsafe { &mut *record };
-    let is_clone =
-        record.is_clone(scratch.proof[0], now) && same(&raw const record.key, &raw const scratch.key);
+    let is_clone = record.is_clone([scratch.proof[0], scratch.proof[1]], now)
+        && same(&raw const record.key, &raw const scratch.key);
     if is_clone {
         record.stage = Stage::Returned;
         leave_queue(scratch, record.queued);
@@ -110,6 +114,10 @@ fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage
     }
     let Some(index) = maps::next_record() else { return Act::NEXT };
     let Some(place) = F::records().get_ptr_mut(index) else { return Act::NEXT };
+    // SAFETY: the element is aligned, and stays allocated.
+    if unsafe { &*place }.is_in_use(now) {
+        return Act::NEXT;
+    }
     scratch.read_payload(skb);
     let record = &mut scratch.record;
     copy(&raw const scratch.key, &raw mut record.key);
@@ -120,6 +128,7 @@ fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage
     record.ttl = u32::from(scratch.packet.ttl);
     record.tos = u32::from(scratch.packet.tos);
     record.stage = stage;
+    record.came_out = 0;
     copy(&raw const scratch.record, place);
     skb.set_record(index);
     add(Counter::Asked, 1);

@@ -5,10 +5,13 @@
 use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_get_smp_processor_id};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
-use slipway_ebpf_abi::maps::{CARRIED_SIZE, PENDING_CPUS, PENDING_EACH, UPLINKS_SIZE, YOUNG_SIZE};
+use slipway_ebpf_abi::maps::{
+    CARRIED_SIZE, CONTAINERS_SIZE, EPOCH_AT, EPOCH_SIZE, HELD_AT, PENDING_CPUS, PENDING_EACH, PORTS_SIZE,
+    RULES_READ_SIZE, UPLINKS_SIZE, YOUNG_SIZE,
+};
 use slipway_ebpf_abi::{
-    COUNTERS, Count, Counter, Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, Record, Record4, Record6,
-    State,
+    COUNTERS, Container, Count, Counter, Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, KEYS, Keyed,
+    Record, Record4, Record6, State,
 };
 
 use crate::family::{Addr, Family};
@@ -17,7 +20,13 @@ use crate::v4::V4;
 use crate::v6::V6;
 
 #[map(name = "epoch")]
-static EPOCH: Array<u32> = Array::with_max_entries(1, 0);
+static EPOCH: Array<u32> = Array::with_max_entries(EPOCH_SIZE, 0);
+#[map(name = "hashkeys")]
+static HASH_KEYS: Array<[u64; KEYS]> = Array::with_max_entries(1, 0);
+#[map(name = "heldports")]
+static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(PORTS_SIZE, 0);
+#[map(name = "containers")]
+static CONTAINERS: LruHashMap<u32, Container> = LruHashMap::with_max_entries(CONTAINERS_SIZE, 0);
 #[map(name = "carriedcounts")]
 static COUNTS: PerCpuArray<[u64; COUNTERS]> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "carried4")]
@@ -28,6 +37,8 @@ static CARRIED6: LruHashMap<FlowKey6, Entry6> = LruHashMap::with_max_entries(CAR
 // User space only.
 #[map(name = "flowuplinks")]
 static UPLINKS: HashMap<u32, u32> = HashMap::with_max_entries(UPLINKS_SIZE, 0);
+#[map(name = "rulesread")]
+static RULES_READ: Array<u64> = Array::with_max_entries(RULES_READ_SIZE, 0);
 #[map(name = "flowhome")]
 static HOME: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -88,7 +99,38 @@ impl Maps for V6 {
 /// 0 before the set-up.
 #[inline(always)]
 pub(crate) fn epoch() -> u32 {
-    EPOCH.get(0).copied().unwrap_or(0)
+    EPOCH.get(EPOCH_AT).copied().unwrap_or(0)
+}
+
+/// The flows that stay with netfilter: bits of [`slipway_ebpf_abi::maps::held_bit`].
+#[inline(always)]
+pub(crate) fn held() -> u32 {
+    EPOCH.get(HELD_AT).copied().unwrap_or(u32::MAX)
+}
+
+/// True if flows with this [port](slipway_ebpf_abi::maps::held_port) stay with netfilter.
+#[inline(always)]
+pub(crate) fn is_held(port: u32) -> bool {
+    PORTS.get_ptr(&port).is_some()
+}
+
+/// The container at a link.
+#[inline(always)]
+pub(crate) fn container(link: u32) -> Option<Container> {
+    // SAFETY: an element is replaced as a whole while a link is set up; a mixture is no container's address.
+    CONTAINERS.get_ptr(&link).map(|container| unsafe { *container })
+}
+
+/// A [hash](Keyed) of a value whose size is a multiple of 4 bytes.
+#[inline(always)]
+pub(crate) fn hash<T: Copy>(value: *const T) -> u32 {
+    let Some(keys) = HASH_KEYS.get(0) else { return 0 };
+    let mut hash = Keyed::new(keys[0]);
+    for word in 0..size_of::<T>() / 4 {
+        // SAFETY: the caller passes a pointer to a whole value, which consists of integers and is aligned to 4 bytes.
+        hash = hash.word(keys[word + 1], unsafe { value.cast::<u32>().add(word).read_volatile() });
+    }
+    hash.hash()
 }
 
 #[inline(always)]

@@ -35,20 +35,6 @@ pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     differing == 0
 }
 
-/// A hash of a value whose size is a multiple of 4 bytes. The upper bits depend on all bits of the value.
-#[inline(always)]
-pub(crate) fn hash<T: Copy>(value: *const T) -> u32 {
-    let mut mixed = 0_u32;
-    // SAFETY: as in `copy`.
-    unsafe {
-        for word in 0..size_of::<T>() / 4 {
-            mixed =
-                mixed.wrapping_mul(0x9e37_79b1).wrapping_add(value.cast::<u32>().add(word).read_volatile());
-        }
-    }
-    mixed.wrapping_mul(0x9e37_79b1)
-}
-
 /// Clears a value that consists of integers.
 #[inline(always)]
 pub(crate) fn clear<T: Copy>(to: *mut T) {

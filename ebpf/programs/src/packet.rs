@@ -26,6 +26,8 @@ pub(crate) struct Packet<A> {
     /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,
     pub(crate) sequence: u32,
+    /// The identification of IPv4, or the flow label of IPv6.
+    pub(crate) id: u32,
     /// Type of service, or the traffic class of IPv6.
     pub(crate) tos: u8,
     /// Time to live, or the hop limit of IPv6.

@@ -8,7 +8,7 @@
 //!
 //! The programs run in softirq context, where no other one interrupts them on the same processor.
 
-use slipway_ebpf_abi::{Entry, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, Record, Way};
+use slipway_ebpf_abi::{Entry, FlowKey, IPPROTO_TCP, IPPROTO_UDP, PROOF, Port, Record, Way};
 
 use crate::family::{Addr, Family};
 use crate::packet::Packet;
@@ -20,7 +20,7 @@ pub(crate) struct Scratch<F: Family> {
     /// TCP: acknowledgment number, in host byte order.
     pub(crate) acknowledgment: u32,
     /// [`Record::proof`].
-    pub(crate) proof: [u32; 3],
+    pub(crate) proof: [u32; PROOF],
     /// Length from the header above IP on.
     pub(crate) above: u32,
     /// The packet's direction of its flow.
@@ -80,12 +80,12 @@ impl<F: Family> Scratch<F> {
                 packet.tcp = flags;
                 packet.sequence = u32::from_be(tcp.sequence);
                 self.acknowledgment = u32::from_be(tcp.acknowledgment);
-                self.proof = [tcp.sequence, tcp.acknowledgment, tcp.offset_flags_window];
+                self.proof = [tcp.sequence, tcp.acknowledgment, tcp.offset_flags_window, packet.id, 0, 0];
                 (tcp.ports, u32::from(offset >> 4) * 4)
             }
             IPPROTO_UDP => {
                 let Some(udp) = skb.load::<Udp>(packet.l4) else { return false };
-                self.proof = [u32::from(udp.length), 0, 0];
+                self.proof = [u32::from(udp.length), packet.id, 0, 0, 0, 0];
                 (udp.ports, size_of::<Udp>() as u32)
             }
             _ => return false,
@@ -102,14 +102,29 @@ impl<F: Family> Scratch<F> {
         true
     }
 
-    /// Adds the beginning of a datagram's payload to [`Scratch::proof`].
+    /// Adds the beginning and the end of a datagram's payload to [`Scratch::proof`].
     #[inline(always)]
     pub(crate) fn read_payload(&mut self, skb: Skb) {
-        if self.key.protocol == u32::from(IPPROTO_UDP)
-            && let Some([first, second]) = skb.load::<[u32; 2]>(self.packet.l4 + size_of::<Udp>() as u32)
-        {
-            self.proof[1] = first;
-            self.proof[2] = second;
+        const HEADER: u32 = size_of::<Udp>() as u32;
+        /// Bytes of the beginning, and of the end.
+        const PART: u32 = size_of::<[u32; 2]>() as u32;
+        if self.key.protocol != u32::from(IPPROTO_UDP) {
+            return;
+        }
+        let begin = self.packet.l4 + HEADER;
+        if self.above < HEADER + PART {
+            if let Some(first) = skb.load::<u32>(begin) {
+                self.proof[2] = first;
+            }
+            return;
+        }
+        if let Some([first, second]) = skb.load::<[u32; 2]>(begin) {
+            self.proof[2] = first;
+            self.proof[3] = second;
+        }
+        if let Some([first, second]) = skb.load::<[u32; 2]>(self.packet.l4 + self.above - PART) {
+            self.proof[4] = first;
+            self.proof[5] = second;
         }
     }
 }

@@ -47,6 +47,7 @@ const OFFSET: u16 = 0x1fff;
 
 impl Family for V4 {
     type Addr = Addr4;
+    const IS_V6: bool = false;
     const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
@@ -62,6 +63,7 @@ impl Family for V4 {
         packet.hops = u32::from_ne_bytes([header.ttl, header.protocol, first, second]);
         packet.ttl = header.ttl;
         packet.tos = header.tos;
+        packet.id = u32::from(header.id);
         if u16::from_be(header.fragment) & (MORE | OFFSET) != 0 {
             return None;
         }

@@ -44,12 +44,13 @@ fn address_difference(difference: Difference, old: Addr6, new: Addr6) -> Differe
 
 impl Family for V6 {
     type Addr = Addr6;
+    const IS_V6: bool = true;
     const HEADER: u32 = size_of::<Header>() as u32;
 
     #[inline(always)]
     fn read_header(skb: Skb, offset: u32, packet: &mut Packet<Addr6>) -> Option<u8> {
         let header = skb.load::<Header>(offset)?;
-        let [first, second, ..] = header.version;
+        let [first, second, third, fourth] = header.version;
         if first >> 4 != 6 {
             return None;
         }
@@ -60,6 +61,7 @@ impl Family for V6 {
         packet.hops = u32::from_ne_bytes([high, low, header.next, header.hops]);
         packet.ttl = header.hops;
         packet.tos = first << 4 | second >> 4;
+        packet.id = u32::from_ne_bytes([0, second & 0xf, third, fourth]);
         Some(header.next)
     }
 

@@ -6,14 +6,17 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use aya::maps::{Array, Map};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
 use slipway_ebpf_abi::Counter;
+use slipway_ebpf_abi::maps::YOUNG;
 use slipway_tests::{PROGRAMS, has_programs, needs, patience};
 
 pub(crate) use raw::{packet, sum};
 
+use crate::flows::{hash_keys, slot};
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
 /// Raw IPv4 packets.
@@ -93,6 +96,38 @@ fn a_blind_attacker_ends_no_masqueraded_connection() {
         connection.requests(50).expect("replies after the attack");
     }
     assert!(stage.count(Counter::DroppedFar) > 0, "{:?}", stage.counts());
+}
+
+/// An attacker who knows a connection's addresses and ports, and could have its packets counted as those of a young one,
+/// does not hide the connection's entry from a forged FIN.
+#[test]
+fn a_segment_that_ends_a_connection_is_looked_up_whatever_was_counted() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let mut connection = stage.connect(&pod, own);
+    connection.requests(50).expect("replies");
+    let keys = hash_keys(&stage);
+    let mut young = Array::<_, u32>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
+    for (key, _) in stage.carried4() {
+        let (slot, hash) = slot(&key, &keys);
+        young.set(slot, hash & !0xff | 1, 0).expect("write a count");
+    }
+    let SocketAddr::V4(from) = connection.client.local_addr().expect("an address") else {
+        unreachable!("IPv4")
+    };
+    let SocketAddr::V4(to) = SocketAddr::new(stage.node_ips()[0], PORT) else { unreachable!("IPv4") };
+    let raw =
+        stage.client.run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw));
+    let raw = raw.expect("a raw socket");
+    let before = stage.count(Counter::DroppedFar);
+    // Far from any window, whatever the connection's numbers are: of these two, one at least.
+    for sequence in [0x1000_0000, 0x9000_0000] {
+        let one = packet(from, to, FIN | ACK, (sequence, 1));
+        sendto(raw.as_raw_fd(), &one, &SockaddrIn::from(to), MsgFlags::empty()).expect("send");
+    }
+    assert!(stage.count(Counter::DroppedFar) > before, "{:?}", stage.counts());
+    connection.requests(50).expect("replies after the attack");
 }
 
 /// Short connections to one published port take no entries, and evict none.

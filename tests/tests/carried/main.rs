@@ -4,6 +4,7 @@
 
 mod attacks;
 mod boot;
+mod certain;
 mod cost;
 mod engines;
 mod filters;
@@ -12,6 +13,7 @@ mod left;
 #[path = "../ebpf/list.rs"]
 mod list;
 mod long;
+mod property;
 mod setup;
 
 use std::io::{Read, Write};
@@ -108,7 +110,7 @@ impl Stage {
 
     fn counts(&self) -> [u64; COUNTERS] {
         use Counter as C;
-        [C::Carried, C::Asked, C::Checked, C::Unlike, C::DroppedFar, C::DroppedWrite]
+        [C::Carried, C::Asked, C::Checked, C::Unlike, C::DroppedFar, C::DroppedWrite, C::Copied]
             .map(|one| self.count(one))
     }
 

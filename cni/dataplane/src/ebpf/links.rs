@@ -55,6 +55,10 @@ impl Kind {
     }
 }
 
+pub(super) fn socket() -> Result<RouteSocket, Error> {
+    RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
+}
+
 /// Attaches both programs, or replaces those of another version.
 pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), Error> {
     add_clsact(interface)?;

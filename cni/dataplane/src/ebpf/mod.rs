@@ -10,6 +10,7 @@
 //! epoch when rules may have changed. A link without the programs loses nothing but speed.
 
 mod conntrack;
+mod containers;
 mod error;
 mod file_system;
 mod fill;
@@ -20,6 +21,7 @@ pub(crate) mod migrate;
 mod names;
 mod object;
 mod port_packets;
+mod rules;
 mod setup;
 mod store;
 mod traffic;
@@ -39,6 +41,7 @@ pub use load::try_object;
 pub use names::{about_counter, of_counter};
 pub use object::object;
 pub use port_packets::CarriedPackets;
+pub use rules::{Follower, HoldingRule};
 pub(crate) use setup::rules_changed;
 pub use setup::{
     Settings, Status, UnservedLink, is_there, limit_link, served_in_other_namespace, setup_node, status,
@@ -51,6 +54,11 @@ pub use udp_gro::{Merging, merging, switch_merging};
 /// The counters of the programs, if not zero; none without programs.
 pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
     setup::find().map_or(Ok(Vec::new()), |store| store.counters())
+}
+
+/// The rules that decide about single packets, and whose flows the programs therefore do not carry; none without programs.
+pub fn holding_rules() -> Result<Vec<HoldingRule>, Error> {
+    setup::find().map_or(Ok(Vec::new()), |_| rules::holding())
 }
 
 /// The eBPF backend: a decorator of [`Nftables`].

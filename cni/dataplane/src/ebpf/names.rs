@@ -13,6 +13,7 @@ pub const fn of_counter(counter: Counter) -> &'static str {
         Counter::Unlike => "changed_packets",
         Counter::DroppedFar => "forged_end",
         Counter::DroppedWrite => "write_failed",
+        Counter::Copied => "copied_packets",
     }
 }
 
@@ -26,5 +27,6 @@ pub const fn about_counter(counter: Counter) -> &'static str {
         Counter::Unlike => "recorded packets that came out changed in another way than the BPF programs can",
         Counter::DroppedFar => "FIN and RST whose sequence number is far from the connection's",
         Counter::DroppedWrite => "the kernel refused to change the packet",
+        Counter::Copied => "recorded packets that came out more than once: a copy of each was made",
     }
 }

@@ -4,15 +4,16 @@
 
 use std::collections::BTreeMap;
 
-use cni_kernel::route::{Link, RouteSocket};
+use cni_kernel::route::Link;
 use slipway_ebpf_abi::{Counter, maps};
 
 use super::fill::Fill;
 use super::foreign_filter::{self, ForeignFilter};
-use super::links::{self, Kind};
+use super::links::{self, Kind, socket};
+use super::rules::{self, Extent, HoldingRule};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
-use super::{conntrack, file_system, load, object};
+use super::{conntrack, containers, file_system, load, object};
 use crate::{ContainerNetns, Error};
 
 const FIX: &str = "`slipway node setup` attaches them";
@@ -52,6 +53,10 @@ pub struct Status {
     pub uplinks_without: Vec<UnservedLink>,
     /// The filters of other programs that come before these.
     pub foreign_filters: Vec<ForeignFilter>,
+    /// The rules that decide about single packets, and whose flows therefore stay with netfilter.
+    pub holding_rules: Vec<HoldingRule>,
+    /// Containers whose packets all take the queue of their link, because something there has to see each.
+    pub containers_with_queue: Vec<UnservedLink>,
     /// Number of containers' links with the programs.
     pub containers: usize,
     /// Containers' links that lost their programs because they do not take those of this version. Only the set-up knows them.
@@ -60,10 +65,6 @@ pub struct Status {
     pub counters: Vec<(Counter, u64)>,
     /// The elements of the maps of flows.
     pub maps: Vec<Fill>,
-}
-
-fn socket() -> Result<RouteSocket, Error> {
-    RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
 }
 
 fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
@@ -77,6 +78,7 @@ pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     if store.is_whole() {
         store.refuse_abroad()?;
         if store.is_set_up()? && are_whole(&store)? {
+            rules::follow(&store, Extent::Small)?;
             return Ok(store);
         }
     }
@@ -140,6 +142,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
             links::detach(&link.name);
         } else if !uplinks.contains_key(&link.index) && links::has_programs(&socket, link.index)? {
             let attached = Kind::of_pod(&link).and_then(|kind| links::attach(&store, &link.name, kind));
+            let attached = attached.and_then(|()| containers::write(&store, &socket, &link));
             if let Err(error) = attached {
                 // The link may be gone, or another filter have our preference.
                 links::detach(&link.name);
@@ -148,6 +151,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
         }
     }
     store.remove_others();
+    rules::follow(&store, Extent::Whole)?;
     // Last: a set-up that was killed before is begun again by the next ADD.
     store.start()?;
     Ok((store, left))
@@ -171,12 +175,17 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
     let Some(link) = links::host_end(netns, ifname)? else { return Ok(false) };
     // An ADD attaches twice: for masquerade, and for ports.
-    if has_programs(&link)? { store::next_epoch() } else { attach_link(store, &link) }.map(|()| true)
+    if !has_programs(&link)? {
+        return attach_link(store, &link).map(|()| true);
+    }
+    containers::write(store, &socket()?, &link)?;
+    store::next_epoch().map(|()| true)
 }
 
 /// Attaches the programs to the host end of a container's link.
 pub(super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
     conntrack::prepare()?;
+    containers::write(store, &socket()?, link)?;
     links::attach(store, &link.name, Kind::of_pod(link)?)?;
     store::next_epoch()
 }
@@ -254,7 +263,11 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         };
         found.uplinks_without.push(UnservedLink { name: name.clone(), why: why.to_owned() });
     }
-    for link in links::with_programs(&socket)? {
+    let with_programs = links::with_programs(&socket)?;
+    found.holding_rules = rules::holding()?;
+    let of_containers = with_programs.iter().filter(|link| !uplinks.contains_key(&link.index));
+    found.containers_with_queue = containers::with_queue(&socket, of_containers)?;
+    for link in with_programs {
         found.foreign_filters.extend(foreign_filter::at(&socket, &link)?);
         match uplinks.remove(&link.index) {
             Some(uplink) => found.uplinks.push(uplink.name),

@@ -4,6 +4,7 @@
 //!
 //! A new version begins with empty maps: until it has learnt a flow, netfilter serves it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::ErrorKind;
@@ -13,8 +14,9 @@ use std::path::{Path, PathBuf};
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use cni_kernel::netns::own_cookie;
+use nix::time::{ClockId, clock_gettime};
 use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
-use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Counter, Entry, FlowKey, Port};
+use slipway_ebpf_abi::{Addr4, Addr6, COUNTERS, Container, Counter, Entry, FlowKey, KEYS, Port};
 
 use super::{error, file_system, load, object};
 use crate::{EbpfLack, Error};
@@ -53,6 +55,12 @@ impl CarriedFlow {
             bytes: entry.bytes,
         }
     }
+}
+
+/// Seconds since the boot.
+fn uptime() -> Result<u64, Error> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(|e| Error::kernel("read the clock", e))?;
+    Ok(now.tv_sec().try_into().unwrap_or_default())
 }
 
 /// The pins of one version.
@@ -109,6 +117,7 @@ impl Store {
             }
         };
         self.write_home()?;
+        self.write_hash_keys()?;
         for name in programs::ALL {
             let program = ebpf.program_mut(name).ok_or(EbpfLack::Program(name))?;
             load::load_one(program)
@@ -136,6 +145,79 @@ impl Store {
     fn write_home(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the network namespace's cookie", e);
         self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
+    }
+
+    /// Draws the keys of the hash, unless another process has.
+    fn write_hash_keys(&self) -> Result<(), Error> {
+        let failed = |e: MapError| error::failed("write the keys of the BPF programs' hash", e);
+        let mut map = self.array::<[u64; KEYS]>(maps::HASH_KEYS)?;
+        if map.get(&0, 0).map_err(failed)? != [0; KEYS] {
+            return Ok(());
+        }
+        // A keyed hash of the numbers, and the operating system has drawn its key.
+        let state = RandomState::new();
+        map.set(0, std::array::from_fn(|index| state.hash_one(index)), 0).map_err(failed)
+    }
+
+    /// Writes what is known about the container at a link. Returns false if it was known.
+    pub(super) fn write_container(&self, link: u32, container: Container) -> Result<bool, Error> {
+        let failed = |e: MapError| error::failed("write the address of a container's interface", e);
+        let name = maps::CONTAINERS;
+        let mut map = HashMap::<_, u32, Container>::try_from(self.map(name)?).map_err(failed)?;
+        if map.get(&link, 0).is_ok_and(|known| known == container) {
+            return Ok(false);
+        }
+        map.insert(link, container, 0).map_err(failed)?;
+        Ok(true)
+    }
+
+    /// Writes which flows stay with netfilter. Returns false if it was known.
+    pub(super) fn write_held(&self, flows: u32, ports: &BTreeSet<u32>) -> Result<bool, Error> {
+        let failed = |e: MapError| error::failed("write the flows that stay with netfilter", e);
+        let name = maps::PORTS;
+        let mut map = HashMap::<_, u32, u32>::try_from(self.map(name)?).map_err(failed)?;
+        let known: BTreeSet<u32> = map.keys().filter_map(Result::ok).collect();
+        for port in ports.difference(&known) {
+            map.insert(port, 1, 0).map_err(failed)?;
+        }
+        for port in known.difference(ports) {
+            // Another process may have removed it.
+            let _ = map.remove(port);
+        }
+        let bits = flows | if ports.is_empty() { 0 } else { maps::HELD_PORTS };
+        let mut array = self.array::<u32>(maps::EPOCH)?;
+        let is_known = known == *ports && array.get(&maps::HELD_AT, 0).map_err(failed)? == bits;
+        array.set(maps::HELD_AT, bits, 0).map_err(failed)?;
+        Ok(!is_known)
+    }
+
+    /// The ruleset's generation that was read last.
+    pub(super) fn generation_read(&self) -> Result<u32, Error> {
+        self.rules_read(maps::GENERATION_AT).map(|generation| u32::try_from(generation).unwrap_or_default())
+    }
+
+    pub(super) fn write_generation_read(&self, generation: u32) -> Result<(), Error> {
+        self.write_rules_read(maps::GENERATION_AT, generation.into())
+    }
+
+    /// True if slipwayd has looked at the rules within some seconds.
+    pub(super) fn is_followed(&self, seconds: u64) -> Result<bool, Error> {
+        let last = self.rules_read(maps::FOLLOWED_AT)?;
+        Ok(last != 0 && uptime()?.saturating_sub(last) <= seconds)
+    }
+
+    pub(super) fn write_followed(&self) -> Result<(), Error> {
+        self.write_rules_read(maps::FOLLOWED_AT, uptime()?.max(1))
+    }
+
+    fn rules_read(&self, at: u32) -> Result<u64, Error> {
+        let read = self.array::<u64>(maps::RULES_READ)?.get(&at, 0);
+        read.map_err(|e| error::failed("read when the rules were read", e))
+    }
+
+    fn write_rules_read(&self, at: u32, value: u64) -> Result<(), Error> {
+        let written = self.array::<u64>(maps::RULES_READ)?.set(at, value, 0);
+        written.map_err(|e| error::failed("write when the rules were read", e))
     }
 
     /// Refuses to work from another network namespace: the maps name links by index.
@@ -205,7 +287,7 @@ impl Store {
 
     fn epoch(&self) -> Result<u32, Error> {
         let failed = |e: MapError| error::failed("read the epoch", e);
-        self.array::<u32>(maps::EPOCH)?.get(&0, 0).map_err(failed)
+        self.array::<u32>(maps::EPOCH)?.get(&maps::EPOCH_AT, 0).map_err(failed)
     }
 
     /// True if a set-up is complete. The BPF programs carry nothing before.
@@ -219,11 +301,11 @@ impl Store {
         // A random number: of the numbers that concurrent processes count to, the last written may be a former one.
         let bytes = RandomState::new().build_hasher().finish().to_ne_bytes();
         let next = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).max(1);
-        self.array::<u32>(maps::EPOCH)?.set(0, next, 0).map_err(failed)
+        self.array::<u32>(maps::EPOCH)?.set(maps::EPOCH_AT, next, 0).map_err(failed)
     }
 
     /// Makes netfilter check each flow again, if any are carried.
-    fn next_epoch(&self) -> Result<(), Error> {
+    pub(super) fn next_epoch(&self) -> Result<(), Error> {
         if self.is_set_up()? { self.start() } else { Ok(()) }
     }
 

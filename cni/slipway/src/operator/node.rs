@@ -12,7 +12,9 @@ use cni_kernel::ethtool::Switch;
 use cni_kernel::sysctl;
 use cni_runtime::config;
 use cni_spec::CniError;
-use cni_state::documents::{BpfMap, BpfNode, EarlierFilter, KernelLimit, LeftToNftables, UdpGroForwarding};
+use cni_state::documents::{
+    BpfMap, BpfNode, EarlierFilter, HoldingRule, KernelLimit, LeftToNftables, UdpGroForwarding,
+};
 
 use slipway_cli::json;
 use slipway_cli::{Failure, Output};
@@ -140,6 +142,12 @@ fn print_text(state: &State, out: &mut dyn Write) -> io::Result<()> {
         for filter in &status.foreign_filters {
             writeln!(out, "before      {filter}: a final verdict leaves packets to netfilter")?;
         }
+        for ebpf::HoldingRule { rule, what, flows } in &status.holding_rules {
+            writeln!(out, "held        {flows}: {rule}: {what}")?;
+        }
+        for link in &status.containers_with_queue {
+            writeln!(out, "queue       {}: {}", link.name, link.why)?;
+        }
         writeln!(out, "containers  {}", status.containers)?;
     }
     for Fill { map, elements, max_elements } in status.maps.iter().filter(|fill| fill.elements > 0) {
@@ -188,6 +196,11 @@ fn document(State { status, merging, room, limits, .. }: &State) -> BpfNode {
         kind: one.kind.clone(),
         preference: one.preference,
     };
+    let holding = |one: &ebpf::HoldingRule| HoldingRule {
+        rule: one.rule.clone(),
+        what: one.what.clone(),
+        flows: one.flows.clone(),
+    };
     let map = |fill: &Fill| BpfMap {
         name: fill.map.to_owned(),
         elements: fill.elements.into(),
@@ -208,8 +221,10 @@ fn document(State { status, merging, room, limits, .. }: &State) -> BpfNode {
         uplinks: status.uplinks.clone(),
         uplinks_left_to_nftables: left(&status.uplinks_without),
         earlier_filters: status.foreign_filters.iter().map(earlier).collect(),
+        holding_rules: status.holding_rules.iter().map(holding).collect(),
         containers: status.containers as u64,
         containers_left_to_nftables: left(&status.containers_without),
+        containers_with_queue: left(&status.containers_with_queue),
         counters: counts(false),
         dropped: counts(true),
         maps: status.maps.iter().map(map).collect(),
@@ -251,6 +266,15 @@ mod tests {
                     preference: None,
                 },
             ],
+            holding_rules: vec![ebpf::HoldingRule {
+                rule: "the rule with handle 4 in chain c of table ip t".to_owned(),
+                what: "limit".to_owned(),
+                flows: "UDP".to_owned(),
+            }],
+            containers_with_queue: vec![UnservedLink {
+                name: "veth1".to_owned(),
+                why: "an XDP program in the container".to_owned(),
+            }],
             containers: 2,
             containers_without: vec![UnservedLink { name: "veth0".to_owned(), why: "no".to_owned() }],
             counters: vec![(Counter::Carried, 7), (Counter::DroppedWrite, 1)],
@@ -290,7 +314,9 @@ mod tests {
             text.ends_with(
                 "uplinks     eth0, eth1\nwithout     eth2: no such interface\n\
                  before      eth0 ingress: u32, preference 1: a final verdict leaves packets to netfilter\n\
-                 before      eth1 egress: tcx: a final verdict leaves packets to netfilter\ncontainers  2\n\
+                 before      eth1 egress: tcx: a final verdict leaves packets to netfilter\n\
+                 held        UDP: the rule with handle 4 in chain c of table ip t: limit\n\
+                 queue       veth1: an XDP program in the container\ncontainers  2\n\
                  map         carried4: 2 of 64 elements\n\
                  udp gro     eth0: on\nudp gro     eth1: off: `slipway node setup` switches it on\n\
                  udp gro     eth2: the kernel has no feature gro\n\

@@ -32,7 +32,9 @@ pub use connectivity::{ConnectivityCheck, ConnectivityTest};
 pub use detach::{Detach, DetachState};
 pub use items::{Migrate, MigrateItem, Restore, RestoreItem, RestoreState};
 pub use networks::{NetworkFile, Networks};
-pub use node::{BpfMap, BpfNode, EarlierFilter, KernelLimit, LeftToNftables, NetworkRoom, UdpGroForwarding};
+pub use node::{
+    BpfMap, BpfNode, EarlierFilter, HoldingRule, KernelLimit, LeftToNftables, NetworkRoom, UdpGroForwarding,
+};
 pub use packets::{Explain, PacketTrace, Step, Trace};
 pub use plugins::{PluginVersions, Plugins, Version};
 pub use pods::{

@@ -19,11 +19,18 @@ pub struct BpfNode {
     pub uplinks_left_to_nftables: Vec<LeftToNftables>,
     /// Filters of other programs that see packets before the BPF programs.
     pub earlier_filters: Vec<EarlierFilter>,
+    /// Rules that decide about single packets: flows to which they can apply
+    /// [are not carried](dataplane/ebpf.md#rules-that-keep-flows-with-netfilter).
+    #[serde(default)]
+    pub holding_rules: Vec<HoldingRule>,
     /// The containers whose links have programs.
     pub containers: u64,
     /// Containers' links that `slipway node setup` could not give the programs of this binary; empty with other
     /// commands.
     pub containers_left_to_nftables: Vec<LeftToNftables>,
+    /// Containers whose packets all take the queue of their link, where another program has to see each.
+    #[serde(default)]
+    pub containers_with_queue: Vec<LeftToNftables>,
     /// The [counters](#counters) that are not zero.
     pub counters: BTreeMap<String, u64>,
     /// Dropped packets by [counter](#counters-of-dropped-packets), where not zero.
@@ -67,6 +74,17 @@ pub struct KernelLimit {
 pub struct LeftToNftables {
     pub name: String,
     pub reason: String,
+}
+
+/// A rule that decides about single packets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldingRule {
+    /// The place of the rule.
+    pub rule: String,
+    /// The part of it that looks at each packet.
+    pub what: String,
+    /// The flows that are not carried.
+    pub flows: String,
 }
 
 /// A filter of another program that sees packets before the BPF programs.

@@ -21,10 +21,17 @@ fn has_table(name: &str) -> bool {
 
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [services(), order_of_kube_proxy(), strict_forward_ports(), earlier_filters(), merging()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        services(),
+        order_of_kube_proxy(),
+        strict_forward_ports(),
+        earlier_filters(),
+        holding_rules(),
+        merging(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// kube-proxy in mode nftables next to ports that iptables publishes: neither comes first for certain.
@@ -112,6 +119,20 @@ fn earlier_filters() -> Option<Finding> {
                 "give them a preference above {}, or the verdict `continue` (TC_ACT_UNSPEC)",
                 ebpf::PREFERENCE
             ))
+    })
+}
+
+/// Rules that keep flows from the BPF programs.
+fn holding_rules() -> Option<Finding> {
+    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
+    let rules = ebpf::status(&settings).ok()?.holding_rules;
+    let words = |one: &ebpf::HoldingRule| format!("{}: {}: {}", one.flows, one.rule, one.what);
+    let found: Vec<String> = rules.iter().map(words).collect();
+    (!found.is_empty()).then(|| {
+        Finding::new("rules about single packets", State::Note, found.join("; ")).reason(
+            "a sample says nothing about the packets between, so the BPF programs carry none of these flows: \
+             nftables serves them, at its own cost",
+        )
     })
 }
 

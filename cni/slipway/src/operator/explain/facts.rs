@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use cni_dataplane::dropping::DroppingChain;
+use cni_dataplane::ebpf::{self, HoldingRule};
 use cni_dataplane::explain::{self, Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::firewall::{self, Separation};
 use cni_dataplane::foreign_nat::{ForeignNat, Hook, Probe, Translation};
@@ -110,6 +111,16 @@ pub(super) struct Facts {
     pub(super) administrator: bool,
     /// True if bridged packets of the family pass through netfilter.
     pub(super) bridge_netfilter: bool,
+    /// The rules because of which the BPF programs carry no such flow.
+    pub(super) holding: Vec<HoldingRule>,
+}
+
+/// The rules because of which the BPF programs, if they are loaded, carry no flow of a protocol.
+fn holding(protocol: Protocol) -> Vec<HoldingRule> {
+    let all = ebpf::holding_rules().inspect_err(|error| log::debug!("{error}")).unwrap_or_default();
+    let name = protocol.to_string().to_uppercase();
+    let concerns = |one: &HoldingRule| one.flows.starts_with("all ") || one.flows.starts_with(&name);
+    all.into_iter().filter(concerns).collect()
 }
 
 impl Facts {
@@ -159,6 +170,7 @@ impl Facts {
             separation: None,
             administrator: false,
             bridge_netfilter: bridge_netfilter(family),
+            holding: holding(packet.protocol),
             packet,
         };
         if !matches!(facts.table, Table::Absent | Table::Unusable(_)) {

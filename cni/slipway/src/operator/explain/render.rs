@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
+use cni_dataplane::ebpf::HoldingRule;
 use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::firewall::Separation;
 use cni_dataplane::{HostAddress, Listed, Owner, Protocol};
@@ -126,6 +127,12 @@ impl Explanation<'_> {
             return Then::Ends(end);
         }
         self.sources(facts, target);
+        for HoldingRule { rule, what, .. } in &facts.holding {
+            self.step(
+                "forward",
+                format!("{rule} decides about each packet ({what}): the BPF programs do not carry it"),
+            );
+        }
         Then::Continues
     }
 

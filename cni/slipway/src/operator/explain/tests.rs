@@ -51,6 +51,7 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
         separation: None,
         administrator: false,
         bridge_netfilter: false,
+        holding: Vec::new(),
     }
 }
 

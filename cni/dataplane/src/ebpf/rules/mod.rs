@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Rules that decide about each packet by itself: limits, quotas, lengths, random choices, copies, conntrack's helpers. A
+//! sample says nothing about the packets between, so flows to which such a rule can apply stay with netfilter.
+//!
+//! The first set-up, `slipway node setup` and slipwayd read all rules. An ADD reads them where slipwayd does not run and
+//! the ruleset is small, as it must not become slower with the rules of others.
+
+mod hold;
+mod judge;
+mod tables;
+mod xtables;
+
+use std::fs;
+
+use cni_kernel::AddressFamily;
+use cni_nftables::Socket;
+
+pub use hold::HoldingRule;
+pub(crate) use tables::Extent;
+
+use super::store::{self, Store};
+use crate::Error;
+use hold::Held;
+
+/// The time for which an ADD relies on slipwayd after its last look.
+const FOLLOWED_FOR: u64 = 3;
+
+/// Reads the rules; none if there are more than are to be read.
+fn read(extent: Extent) -> Result<Option<Held>, Error> {
+    let mut held = Held::default();
+    let is_whole = tables::read_nftables(&mut held, extent)? && tables::read_legacy(&mut held, extent)?;
+    add_automatic_helpers(&mut held);
+    Ok(is_whole.then_some(held))
+}
+
+/// Before Linux 6.0 conntrack could choose helpers by itself, by these ports.
+fn add_automatic_helpers(held: &mut Held) {
+    const SWITCH: &str = "/proc/sys/net/netfilter/nf_conntrack_helper";
+    const TCP: [u16; 6] = [21, 1720, 1723, 5060, 6566, 6667];
+    const UDP: [u16; 7] = [69, 137, 161, 1719, 5060, 10_080, 5061];
+    if !fs::read_to_string(SWITCH).is_ok_and(|value| value.trim() == "1") {
+        return;
+    }
+    let of = |protocol: u8, ports: &[u16]| -> Vec<(u8, u16)> {
+        ports.iter().map(|port| (protocol, *port)).collect()
+    };
+    for (protocol, port) in [of(6, &TCP), of(17, &UDP)].concat() {
+        let flows = hold::Flows::of_protocol(protocol);
+        let what = "conntrack chooses helpers by itself".to_owned();
+        held.add(
+            || "net.netfilter.nf_conntrack_helper=1".to_owned(),
+            hold::Hold { what, flows, port: Some(port) },
+        );
+    }
+}
+
+/// The rules that keep flows with netfilter.
+pub(super) fn holding() -> Result<Vec<HoldingRule>, Error> {
+    Ok(read(Extent::Whole)?.map(|held| held.rules).unwrap_or_default())
+}
+
+/// Reads the rules and tells the programs which flows stay with netfilter. Has netfilter check each flow again if these
+/// are others than before.
+pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
+    let generation = Socket::open().and_then(|socket| socket.generation()).unwrap_or_default();
+    if extent == Extent::Small && (store.is_followed(FOLLOWED_FOR)? || store.generation_read()? == generation)
+    {
+        return Ok(());
+    }
+    let Some(held) = read(extent)? else {
+        log::debug!("the ruleset is too large for an ADD to read: `slipway node setup` and slipwayd read it");
+        return Ok(());
+    };
+    let is_other = store.write_held(held.bits, &held.ports)?;
+    // Of the time before the rules were read: what has changed since is read again.
+    store.write_generation_read(generation)?;
+    if is_other { store.next_epoch() } else { Ok(()) }
+}
+
+/// Something by which a change of the legacy tables is seen, without reading their rules.
+fn legacy_sign() -> Vec<u8> {
+    let tables = AddressFamily::BOTH
+        .into_iter()
+        .flat_map(|family| ["raw", "mangle", "filter"].map(|table| (family, table)));
+    let info = |(family, table)| cni_kernel::xtables::info(family, table).ok().flatten();
+    tables.filter_map(info).flat_map(|info| info.bytes).collect()
+}
+
+/// Follows the rules and the containers' links for as long as it is called: slipwayd's part.
+#[derive(Debug, Default)]
+pub struct Follower {
+    legacy: Vec<u8>,
+    has_read: bool,
+}
+
+impl Follower {
+    /// Looks at the containers' links, and reads the rules if `are_other` or if the legacy tables changed. Does nothing
+    /// without the programs. Call it each second.
+    ///
+    /// # Errors
+    /// The kernel refuses; the next call tries again.
+    pub fn look(&mut self, are_other: bool) -> Result<(), Error> {
+        let Some(store) = super::setup::find() else {
+            self.has_read = false;
+            return Ok(());
+        };
+        if !store.is_set_up()? {
+            return Ok(());
+        }
+        let legacy = legacy_sign();
+        if are_other || !self.has_read || legacy != self.legacy {
+            follow(&store, Extent::Whole)?;
+            (self.legacy, self.has_read) = (legacy, true);
+        }
+        store.write_followed()?;
+        if super::containers::look(&store)? { store::next_epoch() } else { Ok(()) }
+    }
+}
