@@ -8,6 +8,7 @@
 //!
 //! Legacy iptables and elements that expire unseen send no notification: there is a repair every five minutes, too.
 
+mod carrying;
 pub mod damage;
 mod firewalld;
 mod limits;
@@ -150,6 +151,15 @@ fn observe(
         });
     };
     thread::Builder::new().name("firewalld".to_owned()).spawn(watch)?;
+    let carrying = sender.clone();
+    let follow = move || {
+        if in_host_mounts && let Err(error) = mounts::enter() {
+            log::warn!("rules about single packets are not noticed: {error}");
+            return;
+        }
+        carrying::follow(|| carrying.is_closed());
+    };
+    thread::Builder::new().name("carrying".to_owned()).spawn(follow)?;
     let work = move || {
         while !sender.is_closed() {
             let damage = match observer.next(ALIVE) {
