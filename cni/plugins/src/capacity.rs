@@ -85,7 +85,7 @@ mod tests {
     fn flannels_subnets_are_those_of_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("subnet.env");
-        let text = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\nFLANNEL_MTU=1450\n";
+        let text = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
         std::fs::write(&file, text).unwrap();
         let capacity = capacity("flannel", json!({"subnetFile": file, "delegate": {"bridge": "f0"}}));
         assert_eq!(capacity, Capacity { addresses: Some(253), bridge: Some("f0".to_owned()) });

@@ -88,7 +88,6 @@ impl Datagrams {
 fn each_engine(mut test: impl FnMut(&Stage)) {
     needs!(has_programs(), PROGRAMS);
     for engine in [Engine::Nftables, Engine::Carried] {
-        println!("{engine:?}");
         test(&Stage::new(engine));
     }
 }
@@ -260,7 +259,7 @@ fn rules_about_single_packets_decide_about_each() {
             stage.node.nft(&script);
             let (pod, own) = stage.pod("web");
             let mut flow = Datagrams::to_pod(&stage, &pod, own, 0);
-            let length = |number: u32| if number % 2 == 0 { 20 } else { 200 };
+            let length = |number: u32| if number.is_multiple_of(2) { 20 } else { 200 };
             let arrived = flow.send_lengths(COUNT, 300, length);
             println!("{name}: {engine:?}: {} of {COUNT}", arrived.len());
             passed.push(arrived.len() as i64);
@@ -309,7 +308,7 @@ fn a_smaller_mtu_holds_for_the_long_datagrams_of_a_flow_that_runs() {
     each_engine(|stage| {
         let (pod, _) = stage.pod("web");
         let mut flow = Datagrams::from_pod(stage, &pod, 0);
-        let length = |number: u32| if number % 6 == 0 { 50 } else { 1300 };
+        let length = |number: u32| if number.is_multiple_of(6) { 50 } else { 1300 };
         assert_all(&flow.send_lengths(60, RATE, length), 0..60, "before");
         stage.client.cmd("ip link set eth0 mtu 1000");
         stage.node.cmd(&format!("ip link set {} mtu 1000", stage.client.node_link));

@@ -20,7 +20,8 @@ fn numbered(name: &str, number: u8) -> Net {
 fn networks_are_kept_apart_as_their_options_say() {
     slipway_only!();
     let (node, client) = Node::with_client();
-    let kinds: [(&str, fn(Net) -> Net); 8] = [
+    type Kind = (&'static str, fn(Net) -> Net);
+    let kinds: [Kind; 8] = [
         ("strict", |net| net.option("isolate", "strict")),
         // netavark 2 isolates a network without the option, netavark 1 does not.
         ("newer", |net| net),
@@ -77,10 +78,9 @@ fn networks_are_kept_apart_as_their_options_say() {
         near.expect(Proto::Tcp, at(calls[0].address(family), 80), "strict");
         node.expect(Proto::Tcp, at(calls[0].address(family), 80), "strict");
     }
-    for to in 0..pods.len() {
-        let port = 8000 + 5 + u16::try_from(to).expect("a small number");
-        client.expect(Proto::Tcp, (client.node_v4, port), pods[to].name());
-        client.expect(Proto::Tcp, (client.node_v6, port), pods[to].name());
+    for (port, pod) in (8005..).zip(&pods) {
+        client.expect(Proto::Tcp, (client.node_v4, port), pod.name());
+        client.expect(Proto::Tcp, (client.node_v6, port), pod.name());
     }
     let _outside = client.serve(Proto::Tcp, "[::]:7", "outside");
     pods[0].expect(Proto::Tcp, (client.v4, 7), "outside");

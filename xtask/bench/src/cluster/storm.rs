@@ -60,7 +60,7 @@ pub(super) async fn measure(
     let (end, ended) = oneshot::channel();
     let serving = thread::spawn({
         let server = server.clone();
-        move || serve(listener, server, ended)
+        move || serve(listener, &server, ended)
     });
     let kubeconfig = directory.join("config");
     files::write(&kubeconfig, config().to_string())?;
@@ -145,7 +145,7 @@ fn config() -> Value {
 /// Serves in this thread, so that nothing else of this process keeps a request waiting.
 fn serve(
     listener: std::net::TcpListener,
-    server: Server,
+    server: &Server,
     ended: oneshot::Receiver<()>,
 ) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

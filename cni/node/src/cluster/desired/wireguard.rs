@@ -116,7 +116,7 @@ impl Plan<'_> {
     pub(super) fn refusable(&self) -> impl Iterator<Item = &IpNet> {
         let is_free = |net: &&IpNet| {
             self.local.iter().all(|address| !net.contains(address))
-                && self.nets.iter().all(|uplink| !overlap(uplink, *net))
+                && self.nets.iter().all(|uplink| !overlap(uplink, net))
                 && !self.own_prefixes.contains(net)
         };
         let encrypts = self.settings.encryption.is_some();

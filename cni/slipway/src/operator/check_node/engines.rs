@@ -21,17 +21,10 @@ fn has_table(name: &str) -> bool {
 
 /// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
-    [
-        services(),
-        order_of_kube_proxy(),
-        strict_forward_ports(),
-        earlier_filters(),
-        holding_rules(),
-        merging(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [services(), order_of_kube_proxy(), strict_forward_ports(), earlier_filters(), holding_rules(), merging()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// kube-proxy in mode nftables next to ports that iptables publishes: neither comes first for certain.
