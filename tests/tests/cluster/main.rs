@@ -13,6 +13,7 @@ mod encryption;
 mod figures;
 mod foreign;
 mod forward;
+mod hostile;
 mod kills;
 mod observe;
 mod outages;
