@@ -367,11 +367,13 @@ mod tests {
             let (ended, end) = std::sync::mpsc::channel::<()>();
             let flood = std::thread::spawn(move || {
                 let mut held = std::collections::VecDeque::new();
+                // Bursts, and not as fast as can be: a queue that is always full keeps every client waiting.
                 while end.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                    held.extend(std::net::TcpStream::connect(address));
-                    if held.len() > 2 * ALL {
+                    held.extend((0..50).flat_map(|_| std::net::TcpStream::connect(address)));
+                    while held.len() > 2 * ALL {
                         held.pop_front();
                     }
+                    std::thread::sleep(Duration::from_millis(10));
                 }
             });
             for _ in 0..20 {
