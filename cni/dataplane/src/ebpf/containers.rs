@@ -7,8 +7,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use cni_kernel::route::{Hook, Link, LinkKind, RouteError, RouteSocket};
 use slipway_ebpf_abi::Container;
 
-use super::links::{self, PREFERENCE};
-use super::setup::UnservedLink;
+use super::links::{self, PREFERENCE, UnservedLink};
 use super::store::Store;
 use crate::Error;
 

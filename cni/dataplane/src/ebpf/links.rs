@@ -25,6 +25,14 @@ pub const PREFERENCE: u16 = 0xc34d;
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
 
+/// A link that should have programs and has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnservedLink {
+    pub name: String,
+    /// The reason, if known.
+    pub why: String,
+}
+
 /// The kind of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {

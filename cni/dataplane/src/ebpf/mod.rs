@@ -14,6 +14,7 @@ mod containers;
 mod error;
 mod file_system;
 mod fill;
+mod follower;
 mod foreign_filter;
 mod links;
 mod load;
@@ -35,17 +36,18 @@ use crate::{
     Backend, Before, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal,
 };
 pub use fill::Fill;
+pub use follower::Follower;
 pub use foreign_filter::{ForeignFilter, programs_before_filters};
-pub use links::PREFERENCE;
+pub use links::{PREFERENCE, UnservedLink};
 pub use load::try_object;
 pub use names::{about_counter, of_counter};
 pub use object::object;
 pub use port_packets::CarriedPackets;
-pub use rules::{Follower, HoldingRule};
+pub use rules::HoldingRule;
 pub(crate) use setup::rules_changed;
 pub use setup::{
-    Settings, Status, UnservedLink, is_there, limit_link, served_in_other_namespace, setup_node, status,
-    teardown_node, try_out,
+    Settings, Status, is_there, limit_link, served_in_other_namespace, setup_node, status, teardown_node,
+    try_out,
 };
 pub use slipway_ebpf_abi::Counter;
 pub(crate) use traffic::{add_traffic, name_served};

@@ -9,7 +9,7 @@ use slipway_ebpf_abi::{Counter, maps};
 
 use super::fill::Fill;
 use super::foreign_filter::{self, ForeignFilter};
-use super::links::{self, Kind, socket};
+use super::links::{self, Kind, UnservedLink, socket};
 use super::rules::{self, Extent, HoldingRule};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
@@ -31,14 +31,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self { uplinks: Vec::new(), flows: maps::CARRIED_SIZE }
     }
-}
-
-/// An uplink without programs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnservedLink {
-    pub name: String,
-    /// The reason, if known.
-    pub why: String,
 }
 
 /// The programs on this node.

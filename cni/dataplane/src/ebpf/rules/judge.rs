@@ -13,7 +13,6 @@ use cni_netlink::message::{attributes, be32, find, text};
 use slipway_ebpf_abi::IPPROTO_TCP;
 
 use super::hold::{Flows, Hold};
-use super::xtables;
 
 /// What a rule does, as far as carrying is concerned.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -58,13 +57,26 @@ pub(super) struct Reader<'a> {
     pub(super) has_effect: bool,
     loaded: Loaded,
     limited_sets: &'a BTreeSet<String>,
+    extensions: Extensions,
     found: Judgement,
+}
+
+/// The words for the extensions of iptables, which rules of `iptables-nft` have as well: their name and data.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extensions {
+    pub(super) of_match: fn(&mut Reader<'_>, &str, &[u8]),
+    pub(super) of_target: fn(&mut Reader<'_>, &str, &[u8]),
 }
 
 /// Judges the expressions of a rule in a table whose packets are these. `limited_sets` are the sets with elements that
 /// [limit packets](is_per_packet).
-pub(super) fn judge(expressions: &[u8], flows: Flows, limited_sets: &BTreeSet<String>) -> Judgement {
-    let mut reader = Reader::new(flows, limited_sets);
+pub(super) fn judge(
+    expressions: &[u8],
+    flows: Flows,
+    limited_sets: &BTreeSet<String>,
+    extensions: Extensions,
+) -> Judgement {
+    let mut reader = Reader::new(flows, limited_sets, extensions);
     for (_, expression) in attributes(expressions) {
         let name = find(expression, 1).map(text).unwrap_or_default();
         reader.step(&name, find(expression, 2).unwrap_or_default());
@@ -86,7 +98,7 @@ const FIN_SYN_RST: u8 = 0x07;
 const ACK: u8 = 0x10;
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(flows: Flows, limited_sets: &'a BTreeSet<String>) -> Self {
+    pub(super) fn new(flows: Flows, limited_sets: &'a BTreeSet<String>, extensions: Extensions) -> Self {
         Self {
             flows,
             port: None,
@@ -95,6 +107,7 @@ impl<'a> Reader<'a> {
             has_effect: false,
             loaded: Loaded::Other,
             limited_sets,
+            extensions,
             found: Judgement::default(),
         }
     }
@@ -141,10 +154,9 @@ impl<'a> Reader<'a> {
             "match" | "target" => {
                 let extension = find(body, 1).map(text).unwrap_or_default();
                 let info = find(body, 3).unwrap_or_default();
-                match name {
-                    "match" => xtables::judge_match(self, &extension, info),
-                    _ => xtables::judge_target(self, &extension, info),
-                }
+                let Extensions { of_match, of_target } = self.extensions;
+                let judge = if name == "match" { of_match } else { of_target };
+                judge(self, &extension, info);
             }
             _ => self.action(name),
         }

@@ -19,7 +19,7 @@ use cni_nftables::Socket;
 pub use hold::HoldingRule;
 pub(crate) use tables::Extent;
 
-use super::store::{self, Store};
+use super::store::Store;
 use crate::Error;
 use hold::Held;
 
@@ -79,41 +79,10 @@ pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
 }
 
 /// Something by which a change of the legacy tables is seen, without reading their rules.
-fn legacy_sign() -> Vec<u8> {
+pub(super) fn legacy_sign() -> Vec<u8> {
     let tables = AddressFamily::BOTH
         .into_iter()
         .flat_map(|family| ["raw", "mangle", "filter"].map(|table| (family, table)));
     let info = |(family, table)| cni_kernel::xtables::info(family, table).ok().flatten();
     tables.filter_map(info).flat_map(|info| info.bytes).collect()
-}
-
-/// Follows the rules and the containers' links for as long as it is called: slipwayd's part.
-#[derive(Debug, Default)]
-pub struct Follower {
-    legacy: Vec<u8>,
-    has_read: bool,
-}
-
-impl Follower {
-    /// Looks at the containers' links, and reads the rules if `are_other` or if the legacy tables changed. Does nothing
-    /// without the programs. Call it each second.
-    ///
-    /// # Errors
-    /// The kernel refuses; the next call tries again.
-    pub fn look(&mut self, are_other: bool) -> Result<(), Error> {
-        let Some(store) = super::setup::find() else {
-            self.has_read = false;
-            return Ok(());
-        };
-        if !store.is_set_up()? {
-            return Ok(());
-        }
-        let legacy = legacy_sign();
-        if are_other || !self.has_read || legacy != self.legacy {
-            follow(&store, Extent::Whole)?;
-            (self.legacy, self.has_read) = (legacy, true);
-        }
-        store.write_followed()?;
-        if super::containers::look(&store)? { store::next_epoch() } else { Ok(()) }
-    }
 }

@@ -9,10 +9,12 @@ use cni_kernel::xtables;
 use cni_nftables::{EncodedChain, Error as NftError, Family, Socket, TableId};
 
 use super::hold::{Flows, Held, Hold};
-use super::judge::{Judgement, Reader, is_per_packet, judge};
+use super::judge::{Extensions, Judgement, Reader, is_per_packet, judge};
 use super::xtables::{judge_match, judge_target};
 use crate::nftables::schema;
 use crate::{Cause, Error};
+
+const EXTENSIONS: Extensions = Extensions { of_match: judge_match, of_target: judge_target };
 
 /// How much of the ruleset is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +105,7 @@ fn read_table(
     let limited = socket.sets_with_expression(table, is_per_packet)?;
     let flows = flows_of(table.family);
     let found = socket.fold_rules(table, |rule| {
-        let judgement = judge(rule.expressions, flows, &limited);
+        let judgement = judge(rule.expressions, flows, &limited, EXTENSIONS);
         let is_plain = judgement == Judgement::default();
         (!is_plain).then(|| FoundRule { chain: rule.chain.to_owned(), handle: rule.handle, judgement })
     })?;
@@ -180,7 +182,7 @@ fn read_legacy_table(held: &mut Held, family: AddressFamily, table: &str) -> Res
 
 fn judge_legacy(family: AddressFamily, rule: &xtables::RawRule) -> Option<Hold> {
     let none = BTreeSet::new();
-    let mut reader = Reader::new(Flows::of_family(family), &none);
+    let mut reader = Reader::new(Flows::of_family(family), &none, EXTENSIONS);
     if rule.protocol != 0 {
         reader.only_protocol(rule.protocol);
     }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! slipwayd's part of what the programs have to know: rules about single packets, and the containers' links.
+
+use super::rules::{self, Extent};
+use super::{containers, setup, store};
+use crate::Error;
+
+/// Follows the rules and the containers' links for as long as it is called: slipwayd's part.
+#[derive(Debug, Default)]
+pub struct Follower {
+    legacy: Vec<u8>,
+    has_read: bool,
+}
+
+impl Follower {
+    /// Looks at the containers' links, and reads the rules if `are_other` or if the legacy tables changed. Does nothing
+    /// without the programs. Call it each second.
+    ///
+    /// # Errors
+    /// The kernel refuses; the next call tries again.
+    pub fn look(&mut self, are_other: bool) -> Result<(), Error> {
+        let Some(store) = setup::find() else {
+            self.has_read = false;
+            return Ok(());
+        };
+        if !store.is_set_up()? {
+            return Ok(());
+        }
+        let legacy = rules::legacy_sign();
+        if are_other || !self.has_read || legacy != self.legacy {
+            rules::follow(&store, Extent::Whole)?;
+            (self.legacy, self.has_read) = (legacy, true);
+        }
+        store.write_followed()?;
+        if containers::look(&store)? { store::next_epoch() } else { Ok(()) }
+    }
+}
