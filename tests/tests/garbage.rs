@@ -81,11 +81,14 @@ fn firewall() -> Value {
 }
 
 fn bandwidth() -> Value {
+    // The node's end, without which there is nothing to limit.
+    let mut previous = previous();
+    previous["interfaces"][0]["name"] = "veth0".into();
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
         "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000,
         "runtimeConfig": { "bandwidth": { "IngressRate": 8000, "IngressBurst": 8000 } },
-        "prevResult": previous(),
+        "prevResult": previous,
     })
 }
 

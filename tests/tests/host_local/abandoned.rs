@@ -2,8 +2,10 @@
 
 //! A full range: addresses whose containers are provably gone are given out again, and no others.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Output, Pod, Proto, REFERENCE, at, peer_fails, skip};
+use slipway_tests::{Attach, Node, Output, Pod, Proto, REFERENCE, at, peer_fails, skip, until};
 
 use super::{addresses, config, four, node_call, reserved, theirs};
 
@@ -156,6 +158,9 @@ fn ports_of_the_last_container_do_not_lead_to_the_next() {
         client.expect(Proto::Tcp, at(client.node_v4, 8080), "first");
         drop(server);
         first.remove();
+        // The kernel removes the links of a namespace after its name. As long as the node has its end, the container may live.
+        let has_end = || !node.cmd("ip -oneline link show master br0").trim().is_empty();
+        until(Duration::from_secs(5), "the link is gone", || !has_end());
         let second = node.pod("second");
         network.add(&Attach::new(&second)).expect("ADD with the only address");
         let _server = second.serve(Proto::Tcp, "0.0.0.0:80", "second");
