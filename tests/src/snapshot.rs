@@ -27,10 +27,11 @@ pub struct Snapshot {
 
 /// Files that any call may leave on a node until it boots again: the lock of commits, and the socket of the process that closes
 /// sockets, with their directory.
-const PASSING: [&str; 5] = [
+const PASSING: [&str; 6] = [
     "/run/slipway",
     "/run/slipway/closing.sock",
     "/run/slipway/commits.lock",
+    "/run/slipway/firewall.lock",
     "/run/slipway/iptables-filter",
     "/run/slipway/iptables-nat",
 ];

@@ -34,11 +34,15 @@ pub(crate) fn arriving() -> Rules {
 }
 
 /// Drops private packets on their way to the node's own sockets: those of known flows, and those that conntrack does
-/// not know, which no chain of type nat sees. Replies pass whose destination has become 127.0.0.1 again: their flow's
-/// source was translated. Their own source is still the container's, as that is translated later at this hook.
+/// not know, which no chain of type nat sees. Packets of translated flows pass: replies whose destination has become
+/// 127.0.0.1 again, and what another engine redirects to the loopback. A reply's source is still the container's here, as
+/// that is translated later at this hook.
 pub(crate) fn to_the_node() -> Rules {
     let mut reply = private(Field::IpDaddr);
-    reply.push(Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_SNAT) });
+    reply.push(Stmt::AnyBit {
+        field: Field::CtStatus,
+        bits: Value::CtStatus(Value::CT_SNAT | Value::CT_DNAT),
+    });
     reply.push(Stmt::Verdict(Verdict::Accept));
     vec![dropping(Field::IpSaddr), reply, dropping(Field::IpDaddr)]
 }
