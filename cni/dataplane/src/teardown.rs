@@ -50,7 +50,7 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::TABLE,
             Self::Spoofing => macspoof::TABLE,
-            Self::Firewall => firewall::table::TABLE,
+            Self::Firewall => firewall::layout::TABLE,
             Self::Duplicates => duplicates::TABLE,
         }
     }
@@ -59,7 +59,7 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::table(),
             Self::Spoofing => macspoof::table(),
-            Self::Firewall => firewall::table::table(),
+            Self::Firewall => firewall::layout::table(),
             Self::Duplicates => duplicates::table(),
         }
     }

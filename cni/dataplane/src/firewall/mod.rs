@@ -7,6 +7,7 @@
 //! here.
 
 mod choice;
+pub(crate) mod layout;
 mod lock;
 mod separation;
 pub(crate) mod table;

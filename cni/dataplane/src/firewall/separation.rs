@@ -2,6 +2,7 @@
 
 //! The rules that keep two bridges apart, for `slipway explain`.
 
+use super::layout;
 use super::table::{self, FirewallTable};
 use crate::iptables::filter;
 use crate::{AddressFamily, Error};
@@ -23,7 +24,7 @@ pub fn between(from: &str, to: &str, family: AddressFamily) -> Result<Option<Sep
     if let Some(table) = FirewallTable::open()?
         && let Some(set) = table.separates(from, to)?
     {
-        let by = format!("set {set} of table {} has {from} and {to}", table::TABLE);
+        let by = format!("set {set} of table {} has {from} and {to}", layout::TABLE);
         return Ok(Some(Separation { by, passes_published: true }));
     }
     let found = filter::separates(from, to, family)?;
