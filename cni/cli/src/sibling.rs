@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Names the other program if somebody types one of that program's commands.
+//! Finds out that a command which this program does not know belongs to the other program, for the error message.
 
 /// The commands of each program, without those that both have. A test of each program compares them with its own.
 const COMMANDS: [(&str, &[&str]); 2] = [

@@ -282,8 +282,8 @@ impl Traffic {
     }
 }
 
-/// What an attachment had of a kind before a call made it. An ADD that fails in a later step undoes only what it has made
-/// itself: an earlier ADD's ports serve a container that runs.
+/// Whether an attachment already had ports, or masqueraded addresses, before a call added them. An ADD that fails in a later
+/// step undoes only what it has added itself, because the ports of an earlier ADD serve a running container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     Nothing,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the programs know of the containers at the links: the address of their interface, without which nothing is
-//! carried to them, and whether other programs or filters there have to see each packet.
+//! Tells the BPF programs about the container behind each link: the MAC address of its interface, without which no packet
+//! is carried to it, and whether another program or filter there has to see each packet.
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use cni_kernel::route::{Hook, Link, LinkKind, RouteError, RouteSocket};

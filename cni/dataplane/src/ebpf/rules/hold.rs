@@ -62,7 +62,7 @@ impl Flows {
 /// A rule that keeps flows with netfilter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hold {
-    /// What of it looks at each packet, in the words of nft or iptables.
+    /// The expression that can differ from packet to packet, as nft or iptables writes it.
     pub(super) what: String,
     pub(super) flows: Flows,
     /// The only port to which it applies, if there is one.
@@ -74,7 +74,7 @@ pub(super) struct Hold {
 pub struct HoldingRule {
     /// Where the rule is, in the words of the tool that lists it.
     pub rule: String,
-    /// What of it looks at each packet.
+    /// The expression that can differ from packet to packet.
     pub what: String,
     /// The flows that are not carried because of it.
     pub flows: String,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Whether a rule of nf_tables decides about each packet by itself, as [`cni_nftables`] has its expressions.
+//! Decides whether a rule of nf_tables judges each packet by itself. It reads the encoded expressions as the kernel sends
+//! them, because [`cni_nftables`] has no words for all of them.
 //!
-//! What is known to depend on a flow alone is listed here; everything else holds the flows to which the rule can apply.
+//! Expressions that are known to give one result for a whole flow are listed here. A rule with any other expression keeps
+//! the flows to which it can apply with netfilter.
 //! Carried are TCP segments with ACK and without SYN, FIN and RST, and UDP datagrams, without fragments, options and
 //! extension headers. Numbers are those of `linux/netfilter/nf_tables.h`.
 
@@ -14,7 +16,7 @@ use slipway_ebpf_abi::IPPROTO_TCP;
 
 use super::hold::{Flows, Hold};
 
-/// What a rule does, as far as carrying is concerned.
+/// The result of reading a rule: where it leads, and whether flows have to stay with netfilter because of it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
     /// The chains to which it leads.
@@ -29,7 +31,7 @@ pub(super) fn is_per_packet(expression: &str) -> bool {
     matches!(expression, "limit" | "quota" | "connlimit" | "numgen")
 }
 
-/// What the register that was loaded last has of a packet.
+/// The part of a packet that the last load put into a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loaded {
     Other,
@@ -49,9 +51,9 @@ enum Loaded {
 pub(super) struct Reader<'a> {
     pub(super) flows: Flows,
     pub(super) port: Option<u16>,
-    /// What of it looks at each packet, and decides whether the rest applies.
+    /// A match that can differ from packet to packet, such as `limit`; the rest of the rule applies only where it matches.
     pub(super) condition: Option<String>,
-    /// What of it acts on each packet.
+    /// A statement that acts on each packet, such as `dup`.
     pub(super) action: Option<String>,
     /// True if it does more than to count or log.
     pub(super) has_effect: bool,
@@ -370,7 +372,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    // What the extensions of iptables tell.
+    // Used by the judgement of iptables' matches and targets.
 
     pub(super) fn only_protocol(&mut self, protocol: u8) {
         self.flows = self.flows.and(Flows::of_protocol(protocol));
