@@ -181,6 +181,10 @@ pub fn ensure_after<E: From<SysctlError>>(
 /// # Errors
 /// [`SysctlError::Write`] if the setting cannot be written, or is not a number; [`SysctlError::Name`].
 pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u64>, SysctlError> {
+    // A value that is high enough needs no permission to write: /proc/sys may be read-only.
+    if get_below(directory, name).is_ok_and(|now| now.parse::<u64>().is_ok_and(|now| now >= least)) {
+        return Ok(None);
+    }
     let path = path(directory, name)?;
     let failed = |source| SysctlError::Write { name: name.to_owned(), value: least.to_string(), source };
     let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;

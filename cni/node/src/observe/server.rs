@@ -3,7 +3,7 @@
 //! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a Unix
 //! socket. Probes have an address of their own, with `/healthz` and `/readyz` alone.
 //!
-//! Whoever reaches an address can open any number of connections. None of them keeps a probe waiting: [`connections`]
+//! Whoever reaches an address can open any number of connections. None of them keeps a probe waiting: [`connections`](super::connections)
 //! closes some of those that wait for a request, and replies that take work have slots of their own.
 
 use std::convert::Infallible;

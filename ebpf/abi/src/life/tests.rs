@@ -60,9 +60,9 @@ fn steps<const N: usize>(entry: &mut Entry<Addr4>, packet: Arrival) -> [Step; N]
 
 #[test]
 fn the_page_has_the_same_diagram() {
-    let (_, rest) = include_str!("life.rs").split_once("/// ```text\n").unwrap();
+    let (_, rest) = include_str!("../life.rs").split_once("/// ```text\n").unwrap();
     let (diagram, _) = rest.split_once("/// ```\n").unwrap();
-    let mut page = include_str!("../../../docs/dataplane/ebpf.md").lines();
+    let mut page = include_str!("../../../../docs/dataplane/ebpf.md").lines();
     let first = diagram.lines().next().unwrap().strip_prefix("/// ").unwrap();
     assert!(page.any(|line| line == first), "docs/dataplane/ebpf.md has no diagram that begins like State's");
     for line in diagram.lines().skip(1) {

@@ -11,7 +11,7 @@
 //!                                 or of one without the address, as the kernel uses the number again
 //! ```
 //!
-//! A reservation without a [mark](super::mark) (of the reference, or on a file system without such attributes) has an owner
+//! A reservation without a [`mark`] (of the reference, or on a file system without such attributes) has an owner
 //! that may live. So has one of an earlier boot, because a path proves something only in the mount namespace that it was
 //! recorded in: the directory may be another node's, too.
 

@@ -337,10 +337,9 @@ fn release(store: &Store, attachment: &Attachment) -> Result<(), StoreError> {
 /// The number of containers that get addresses by a configuration: each takes one of every range set.
 pub(crate) fn addresses(config: &NetConf) -> Result<u64, CniError> {
     let resolved = with_subnets(resolve(config, &Env::default())?, config.version)?;
-    let gateways = gateways(&resolved);
+    let gateways: BTreeSet<IpAddr> = gateways(&resolved).into_iter().collect();
     let of_range = |range: &Range| {
-        let reserved =
-            gateways.iter().collect::<BTreeSet<_>>().into_iter().filter(|gateway| range.contains(**gateway));
+        let reserved = gateways.iter().filter(|gateway| range.contains(**gateway));
         (number(range.last) - number(range.first)).saturating_add(1).saturating_sub(reserved.count() as u128)
     };
     let of_set = |set: &RangeSet| set.ranges().iter().map(of_range).fold(0, u128::saturating_add);
