@@ -87,7 +87,7 @@ fn the_verifier_processes_as_many_instructions_as_before() {
 /// The page has the sum of each kernel.
 #[test]
 fn the_page_has_the_numbers_of_instructions() {
-    let page = include_str!("../../../docs/dataplane/ebpf.md");
+    let page = include_str!("../../../docs/dataplane/ebpf-reference.md");
     let mut sums = BTreeMap::<&str, u32>::new();
     for line in GOLDEN.lines() {
         let mut words = line.split(' ');
@@ -106,7 +106,7 @@ fn the_page_has_the_numbers_of_instructions() {
         vec!["---"; sums.len()].join("|"),
         cells(|(_, sum)| format!("{},{:03}", sum / 1000, sum % 1000)),
     );
-    assert!(page.contains(&table), "docs/dataplane/ebpf.md lacks:\n{table}");
+    assert!(page.contains(&table), "docs/dataplane/ebpf-reference.md lacks:\n{table}");
 }
 
 /// Prints numbers and times for each program:

@@ -102,7 +102,7 @@ pub struct EarlierFilter {
 /// A BPF map of flows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BpfMap {
-    /// The map's name, as in [objects](dataplane/ebpf.md#objects).
+    /// The map's name, as in [objects](dataplane/ebpf-reference.md#objects).
     pub name: String,
     /// Two for each flow.
     pub elements: u64,

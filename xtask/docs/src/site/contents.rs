@@ -82,6 +82,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/json.md",
             "docs/metrics.md",
             "docs/settings.md",
+            "docs/dataplane/ebpf-reference.md",
             "docs/questions/what-slipway-changes.md",
             "docs/cluster/rights.md",
             "docs/pods.md",

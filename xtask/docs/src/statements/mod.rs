@@ -25,7 +25,7 @@ const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
 /// Sections whose tables name objects of the kernel in their first columns, and the files that define them.
 const OBJECTS: [(&str, &str, &str); 2] = [
     ("docs/dataplane/table.md", "Objects", "cni/dataplane/golden/bootstrap.nft"),
-    ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/maps.rs"),
+    ("docs/dataplane/ebpf-reference.md", "Objects", "ebpf/abi/src/maps.rs"),
 ];
 
 /// Check the links and the statements of the pages.
