@@ -155,6 +155,33 @@ const CASES: [Case; 8] = [
     },
 ];
 
+/// In the tables of the legacy variant.
+const LEGACY: [Case; 3] = [
+    Case {
+        rules: "iptables-legacy: -N DOCKER
+            -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+            -A DOCKER -i docker0 -j RETURN
+            -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.88.0.99:80",
+        is_v4: true,
+        chain: "chain DOCKER in `iptables-legacy --table nat`",
+        target: "10.88.0.99:80",
+    },
+    Case {
+        rules: "iptables-legacy: -A PREROUTING -d 192.0.2.77 -p tcp -j DNAT --to-destination 10.88.0.98
+            -A PREROUTING ! -d 198.51.100.0/24 -p tcp -m multiport --dports 80,8080 -j DNAT --to-destination 10.88.0.99:80",
+        is_v4: true,
+        chain: "chain PREROUTING in `iptables-legacy --table nat`",
+        target: "10.88.0.99:80",
+    },
+    Case {
+        rules: "ip6tables-legacy: -A PREROUTING -p udp -m udp --dport 8080 -j DNAT --to-destination [fd00:88::98]:80
+            -A PREROUTING -p tcp -m tcp --dport 8000:8999 -j DNAT --to-destination [fd00:88::99]:80",
+        is_v4: false,
+        chain: "chain PREROUTING in `ip6tables-legacy --table nat`",
+        target: "[fd00:88::99]:80",
+    },
+];
+
 fn load(node: &Node, rules: &str) {
     match rules.split_once(": ") {
         Some(("nft", rules)) => node.nft(rules),
@@ -169,11 +196,23 @@ fn load(node: &Node, rules: &str) {
 
 #[test]
 fn a_rule_that_was_left_behind_is_named_and_deleted() {
+    are_named_and_deleted(&CASES);
+}
+
+#[test]
+fn a_rule_of_the_legacy_tables_is_named_and_deleted() {
+    if Node::new().try_cmd("iptables-legacy -t nat -S").code != Some(0) {
+        slipway_tests::skip!("legacy iptables");
+    }
+    are_named_and_deleted(&LEGACY);
+}
+
+fn are_named_and_deleted(cases: &[Case]) {
     if is_peer() {
         return;
     }
     for backend in backends() {
-        for Case { rules, is_v4, chain, target } in &CASES {
+        for Case { rules, is_v4, chain, target } in cases {
             let world = World::new();
             load(&world.node, rules);
             let network = world.network(backend);
@@ -184,7 +223,7 @@ fn a_rule_that_was_left_behind_is_named_and_deleted() {
             world.client.expect(Proto::Tcp, other, "web");
             // Of chains with one priority the kernel asks the newer one first: with iptables that is the container's.
             if backend == "iptables" && world.client.request(Proto::Tcp, to).is_ok() {
-                assert!(rules.starts_with("nft: ") && !rules.contains("-101"), "{rules}");
+                assert!(!rules.starts_with("iptables: ") && !rules.contains("-101"), "{rules}");
                 assert_eq!((log.as_str(), world.finding()), ("", None), "{rules}");
                 continue;
             }
@@ -203,7 +242,8 @@ fn a_rule_that_was_left_behind_is_named_and_deleted() {
             let fix = found["fix"].as_str().expect("a text");
             let command = fix.trim_matches('`');
             assert_eq!(command.starts_with("nft delete element"), rules.contains("map @"), "{fix}");
-            assert!(command.starts_with("nft delete ") && explained.contains(command), "{fix} {explained}");
+            let deletes = command.starts_with("nft delete ") || command.contains("tables-legacy ");
+            assert!(deletes && explained.contains(command), "{fix} {explained}");
             world.node.cmd(command);
             world.client.expect(Proto::Tcp, to, "web");
             assert_eq!(world.finding(), None);

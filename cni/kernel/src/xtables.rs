@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "reading a table is a socket option that nix does not wrap")]
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -90,17 +91,45 @@ pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, Xtables
     Ok(chain_names(&entries, entry_layout(family)))
 }
 
+/// A match or a target, in the kernel's binary form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RawExtension {
+    /// Its name; empty for a verdict, and for a target that leads to another chain.
+    pub name: String,
+    /// Its revision, which tells the layout of the data.
+    pub revision: u8,
+    /// Its data.
+    pub data: Vec<u8>,
+}
+
+/// What a rule asks of a packet's addresses and links.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RawHeader {
+    /// The destination and its mask; none for any.
+    pub destination: Option<(IpAddr, IpAddr)>,
+    /// True if the rule applies to packets with any other destination than this.
+    pub is_other_destination: bool,
+    /// True if the rule asks for the source, a link or a fragment, or for any other protocol than one.
+    pub asks_for_more: bool,
+}
+
 /// A rule of a table, in the kernel's binary form.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawRule {
     /// Its place in its chain, counted from 1 as `iptables --list --line-numbers` does.
     pub number: usize,
+    /// What it asks of addresses and links.
+    pub header: RawHeader,
     /// The protocol that it asks for; 0 for any, and if it asks for another one than that.
     pub protocol: u8,
-    /// Names and data of its matches.
-    pub matches: Vec<(String, Vec<u8>)>,
-    /// Name and data of its target; without a name it is a verdict, or leads to another chain.
-    pub target: (String, Vec<u8>),
+    /// Its matches.
+    pub matches: Vec<RawExtension>,
+    /// Its target.
+    pub target: RawExtension,
+    /// The index of the chain that it leads to.
+    pub leads_to: Option<usize>,
+    /// True if that chain does not return to this one.
+    pub is_goto: bool,
 }
 
 /// A chain of a table.
@@ -110,10 +139,8 @@ pub struct RawChain {
     pub name: String,
     /// The number of its hook (`NF_INET_*`).
     pub hook: Option<u32>,
-    /// Its rules, without those that begin and end it.
+    /// Its rules, without those that begin it. The last one is its policy.
     pub rules: Vec<RawRule>,
-    /// Indices of the chains to which its rules lead.
-    pub leads_to: Vec<usize>,
 }
 
 /// The chains of a table with their rules; empty if the namespace does not have the table.
@@ -223,8 +250,11 @@ fn get(socket: &OwnedFd, option: SocketOption, buffer: &mut [u8]) -> Result<(), 
 struct Layout {
     /// Offset of `target_offset`, which `next_offset` follows; both have 16 bits.
     offsets: usize,
-    /// Offset of the protocol, and of the flags that negate parts.
+    /// Length of an address. The entry begins with source, destination, and their masks.
+    address: usize,
+    /// Offset of the protocol, of the flags, and of those that negate parts.
     protocol: usize,
+    flags: usize,
     negation: usize,
     /// Length of the entry before its matches.
     len: usize,
@@ -233,9 +263,13 @@ struct Layout {
 fn entry_layout(family: AddressFamily) -> Layout {
     match family {
         // struct ipt_ip has 84 bytes, nfcache 4.
-        AddressFamily::V4 => Layout { offsets: 88, protocol: 80, negation: 83, len: 112 },
+        AddressFamily::V4 => {
+            Layout { offsets: 88, address: 4, protocol: 80, flags: 82, negation: 83, len: 112 }
+        }
         // struct ip6t_ip6 has 136 bytes, nfcache 4.
-        AddressFamily::V6 => Layout { offsets: 140, protocol: 128, negation: 132, len: 168 },
+        AddressFamily::V6 => {
+            Layout { offsets: 140, address: 16, protocol: 128, flags: 131, negation: 132, len: 168 }
+        }
     }
 }
 
@@ -261,8 +295,11 @@ fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
     names
 }
 
-/// `IPT_INV_PROTO`.
+/// `IPT_INV_DSTIP` and `IPT_INV_PROTO`.
+const NOT_DESTINATION: u8 = 0x10;
 const NOT_PROTOCOL: u8 = 0x40;
+/// Length of a link's name in an entry (`IFNAMSIZ`).
+const LINK_NAME: usize = 16;
 /// The hooks' names, by number.
 const HOOKS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
@@ -286,57 +323,102 @@ fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<RawChain> {
         else {
             break;
         };
-        let (name, data) = extension(entry.get(target..).unwrap_or_default());
+        let target_of_rule = extension(entry.get(target..).unwrap_or_default());
         if let Some(hook) = hook_at(at) {
             starts.push(at);
             let hook_number = u32::try_from(hook).ok();
             chains.push(RawChain { name: HOOKS[hook].to_owned(), hook: hook_number, ..RawChain::default() });
-        } else if name.as_bytes() == ERROR_TARGET {
+        } else if target_of_rule.name.as_bytes() == ERROR_TARGET {
             // The first rule of a user-defined chain follows, and rules lead there.
             starts.push(at + next);
-            chains.push(RawChain { name: lossy(text(&data)), ..RawChain::default() });
+            chains.push(RawChain { name: lossy(text(&target_of_rule.data)), ..RawChain::default() });
             at += next;
             continue;
         }
         let index = chains.len();
         if let Some(chain) = chains.last_mut() {
-            if name.is_empty()
-                && let Some(to) = number(&data, 0)
+            let number_of_rule = chain.rules.len();
+            if target_of_rule.name.is_empty()
+                && let Some(to) = number(&target_of_rule.data, 0)
             {
-                jumps.push((index - 1, to));
+                jumps.push((index - 1, number_of_rule, to));
             }
-            let is_negated = entry.get(layout.negation).is_some_and(|flags| flags & NOT_PROTOCOL != 0);
-            let protocol = entry.get(layout.protocol).copied().filter(|_| !is_negated);
-            let matches = extensions(entry.get(layout.len..target).unwrap_or_default());
-            let number = chain.rules.len() + 1;
+            let negation = entry.get(layout.negation).copied().unwrap_or_default();
+            let protocol = entry.get(layout.protocol).copied().filter(|_| negation & NOT_PROTOCOL == 0);
             chain.rules.push(RawRule {
-                number,
+                number: number_of_rule + 1,
+                header: header(entry, layout),
                 protocol: protocol.unwrap_or_default(),
-                matches,
-                target: (name, data),
+                matches: extensions(entry.get(layout.len..target).unwrap_or_default()),
+                target: target_of_rule,
+                leads_to: None,
+                is_goto: entry.get(layout.flags).is_some_and(|flags| flags & layout.goto() != 0),
             });
         }
         at += next;
     }
-    for (from, to) in jumps {
+    for (from, rule, to) in jumps {
         // A verdict is negative as a signed number, and no offset.
         if let Ok(index) = starts.binary_search(&to)
             && index != from
-            && let Some(chain) = chains.get_mut(from)
+            && let Some(rule) = chains.get_mut(from).and_then(|chain| chain.rules.get_mut(rule))
         {
-            chain.leads_to.push(index);
+            rule.leads_to = Some(index);
         }
     }
     chains
 }
 
-/// Name and data of a match or target: a size of 16 bits, a name of 29 bytes, and the revision.
-fn extension(bytes: &[u8]) -> (String, Vec<u8>) {
-    let name = bytes.get(2..TARGET_HEAD - 1).map(text).map(lossy).unwrap_or_default();
-    (name, bytes.get(TARGET_HEAD..).unwrap_or_default().to_vec())
+impl Layout {
+    /// `IPT_F_GOTO` and `IP6T_F_GOTO`.
+    const fn goto(self) -> u8 {
+        if self.address == 4 { 0x02 } else { 0x04 }
+    }
+
+    /// `IPT_F_FRAG`, and `IP6T_F_TOS`.
+    const fn more(self) -> u8 {
+        if self.address == 4 { 0x01 } else { 0x02 }
+    }
 }
 
-fn extensions(mut rest: &[u8]) -> Vec<(String, Vec<u8>)> {
+/// What an entry asks of addresses and links: source, destination and their masks, then the names of the links that the
+/// packet comes in by and leaves by, and masks of these.
+fn header(entry: &[u8], layout: Layout) -> RawHeader {
+    let len = layout.address;
+    let at = |number: usize| entry.get(number * len..(number + 1) * len).unwrap_or_default();
+    let is_set = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+    let [destination, source_mask, mask] = [1, 2, 3].map(at);
+    let link_masks = entry.get(4 * len + 2 * LINK_NAME..4 * len + 4 * LINK_NAME).unwrap_or_default();
+    let [flags, negation] =
+        [layout.flags, layout.negation].map(|at| entry.get(at).copied().unwrap_or_default());
+    RawHeader {
+        destination: address(destination).zip(address(mask)).filter(|_| is_set(mask)),
+        is_other_destination: negation & NOT_DESTINATION != 0,
+        asks_for_more: is_set(source_mask)
+            || is_set(link_masks)
+            || flags & layout.more() != 0
+            || negation & !NOT_DESTINATION != 0,
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
+        16 => Some(IpAddr::from(*bytes.first_chunk::<16>()?)),
+        _ => None,
+    }
+}
+
+/// A match or target: a size of 16 bits, a name of 29 bytes, the revision, and the data.
+fn extension(bytes: &[u8]) -> RawExtension {
+    RawExtension {
+        name: bytes.get(2..TARGET_HEAD - 1).map(text).map(lossy).unwrap_or_default(),
+        revision: bytes.get(TARGET_HEAD - 1).copied().unwrap_or_default(),
+        data: bytes.get(TARGET_HEAD..).unwrap_or_default().to_vec(),
+    }
+}
+
+fn extensions(mut rest: &[u8]) -> Vec<RawExtension> {
     let mut found = Vec::new();
     while let Some(size) = short(rest, 0).filter(|size| *size >= TARGET_HEAD) {
         found.push(extension(rest.get(..size.min(rest.len())).unwrap_or_default()));

@@ -6,6 +6,8 @@
 //! that is unknown here, or that asks for an unknown byte, may apply or not. Numbers are those of
 //! `linux/netfilter/nf_tables.h` and of the matches and targets of iptables (`linux/netfilter/xt_*.h`).
 
+mod extension;
+
 use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
@@ -20,13 +22,12 @@ use crate::socket::Socket;
 use crate::stmt::Verdict;
 use crate::uapi;
 use crate::value::{decode_concat, encode_concat, join};
+pub use extension::Extension;
 
 /// Bytes of all registers (`NFT_REG32_COUNT` of four bytes).
 const REGISTERS: usize = 80;
 /// `RTN_LOCAL`, in the order of the machine.
 const LOCAL: [u8; 4] = 2u32.to_ne_bytes();
-/// The same as a bit of a mask.
-const LOCAL_BIT: u16 = 1 << 2;
 
 /// The first packet of a connection to an address of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,15 +153,19 @@ impl Socket {
     }
 }
 
+/// Whether a rule, or a part of it, applies to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Applies {
+pub enum Applies {
     Yes,
     No,
+    /// It depends on what is unknown.
     Maybe,
 }
 
 impl Applies {
-    const fn of(holds: bool) -> Self {
+    /// Yes or no.
+    #[must_use]
+    pub const fn of(holds: bool) -> Self {
         if holds { Self::Yes } else { Self::No }
     }
 }
@@ -462,69 +467,18 @@ impl Machine<'_> {
         Applies::Yes
     }
 
-    /// Matches of iptables: name, revision and the bytes of the match's structure.
     fn xt_match(&self, body: &[u8]) -> Applies {
         let name = find(body, 1).map(text).unwrap_or_default();
-        let info = find(body, 3).unwrap_or_default();
-        let half = |at: usize| Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?));
-        match name.as_str() {
-            "comment" => Applies::Yes,
-            // Ports of source and destination in pairs; the bits of what is inverted, 2 for the destination.
-            "tcp" | "udp" => {
-                let inverted = info.get(if name == "tcp" { 11 } else { 8 }).copied().unwrap_or_default();
-                match (half(0), half(2), half(4), half(6)) {
-                    (Some(0), Some(u16::MAX), Some(first), Some(last)) if inverted & !2 == 0 => {
-                        Applies::of((first..=last).contains(&self.probe.port) == (inverted & 2 == 0))
-                    }
-                    _ => Applies::Maybe,
-                }
-            }
-            // Source and destination as masks of `RTN_*`; the second revision has flags behind, 1 and 2 invert.
-            "addrtype" => match (half(0), half(2), info.get(4).copied().unwrap_or_default() & 3) {
-                (Some(0), Some(types), 0) => Applies::of(types & LOCAL_BIT != 0),
-                (Some(0), Some(types), 2) => Applies::of(types & LOCAL_BIT == 0),
-                _ => Applies::Maybe,
-            },
-            "multiport" => self.multiport(info),
-            _ => Applies::Maybe,
-        }
-    }
-
-    /// `struct xt_multiport_v1`: flags (1 is the destination), number, 15 ports, 15 marks of ranges, inverted.
-    fn multiport(&self, info: &[u8]) -> Applies {
-        let [1, count, rest @ ..] = info else { return Applies::Maybe };
-        let port = |at: usize| Some(u16::from_ne_bytes(*rest.get(at * 2..)?.first_chunk()?));
-        let is_begin = |at: usize| rest.get(30 + at).is_some_and(|mark| *mark != 0);
-        let (mut at, mut inside) = (0, false);
-        while at < usize::from(*count) {
-            let Some(first) = port(at) else { return Applies::Maybe };
-            let last = if is_begin(at) { port(at + 1).unwrap_or(first) } else { first };
-            at += if is_begin(at) { 2 } else { 1 };
-            inside |= (first..=last).contains(&self.probe.port);
-        }
-        Applies::of(inside == rest.get(45).is_none_or(|inverted| *inverted == 0))
+        Extension { name: &name, revision: 0, data: find(body, 3).unwrap_or_default() }.applies(self.probe)
     }
 
     /// Targets of iptables that translate; others do nothing that ends the chain.
     fn xt_target(&mut self, body: &[u8]) -> Applies {
         let name = find(body, 1).map(text).unwrap_or_default();
-        let info = find(body, 3).unwrap_or_default();
         let revision = number(body, 2).unwrap_or_default();
-        let is_v4 = self.probe.family == AddressFamily::V4;
-        // `nf_nat_ipv4_multi_range_compat`: number, then flags, two addresses, two ports. `nf_nat_range2`: flags, two
-        // addresses of 16 bytes, two ports.
-        let (flags_at, address_at, port_at) = if revision == 0 && is_v4 { (4, 8, 16) } else { (0, 4, 36) };
-        let flags =
-            info.get(flags_at..).and_then(<[u8]>::first_chunk).map_or(0, |four| u32::from_ne_bytes(*four));
-        let port = info.get(port_at..).and_then(<[u8]>::first_chunk).map(|two| u16::from_be_bytes(*two));
-        let port = port.filter(|_| flags & 2 != 0);
-        let len = if is_v4 { 4 } else { 16 };
-        let to = info.get(address_at..address_at + len).and_then(address).filter(|_| flags & 1 != 0);
-        match name.as_str() {
-            "DNAT" => self.action = Action::Translate(to, port),
-            "REDIRECT" => self.action = Action::Redirect(port),
-            "MASQUERADE" | "SNAT" => self.action = Action::Verdict(Verdict::Accept),
-            _ => {}
+        let target = Extension { name: &name, revision, data: find(body, 3).unwrap_or_default() };
+        if let Some(action) = target.action(self.probe.family) {
+            self.action = action;
         }
         Applies::Yes
     }

@@ -135,3 +135,25 @@ fn the_gateway_of_a_vlan_has_a_link_of_its_own() {
     two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
     network.check(&Attach::new(&one)).expect("CHECK");
 }
+
+/// Two networks on one bridge, as after a change of the configuration's name.
+#[test]
+fn vlans_may_have_the_same_address_but_one_vlan_has_none_twice() {
+    slipway_tests::slipway_only!();
+    let node = Node::new();
+    if !has_filtering(&node) {
+        skip!("bridge vlan filtering");
+    }
+    let network = |name: &str, keys: &Value| {
+        let ipam = json!({"type": "static", "addresses": [{"address": "10.9.0.5/24"}]});
+        let plugin = json!({"type": "bridge", "bridge": "br0", "ipam": ipam});
+        node.network(json!({"name": name, "plugins": [slipway_tests::with_keys(plugin, keys)]}))
+    };
+    let pods: Vec<_> = ["a", "b", "c", "d"].into_iter().map(|name| node.pod(name)).collect();
+    network("one", &json!({"vlan": 5})).add(&Attach::new(&pods[0])).expect("ADD to VLAN 5");
+    network("two", &json!({"vlan": 6})).add(&Attach::new(&pods[1])).expect("ADD to VLAN 6");
+    let taken = network("three", &json!({"vlan": 5})).add(&Attach::new(&pods[2])).expect_err("taken");
+    assert_eq!(taken.error.code, 11, "{taken}");
+    assert!(taken.error.msg.contains("10.9.0.5 is taken by network one"), "{taken}");
+    network("four", &json!({"vlan": 7})).add(&Attach::new(&pods[3])).expect("ADD to VLAN 7");
+}

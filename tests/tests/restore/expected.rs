@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Proto, at, host_local};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, at, host_local, lacks, with_keys};
 
 use crate::{PORT, Web, World};
 
@@ -20,11 +20,13 @@ enum Whose {
     Slipways,
     /// The administrator: it is named, with a command.
     Theirs,
+    /// The container: CHECK fails, and it is named, with a command.
+    Containers,
 }
 
 /// Breaks the object of this name. Returns whose it is, and the families whose packets do not pass then: `explain` says so.
 fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
-    use Whose::{Slipways, Theirs};
+    use Whose::{Containers, Slipways, Theirs};
     let words: Vec<&str> = item.split_whitespace().collect();
     let setting = item.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
     let last = *words.last().expect("a name");
@@ -116,6 +118,21 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
             }
             (Theirs, "")
         }
+        (["addresses", all @ .., "on", link, "in", "the", "container"], _) => {
+            // Without its last IPv4 address a link loses all routes.
+            let v6 = all.iter().find(|net| net.contains("::")).expect("an IPv6 address");
+            pod.cmd(&format!("ip address del {v6} dev {link}"));
+            (Containers, "6")
+        }
+        (["route", "to", to, "in", "the", "container"], _) => {
+            let (family, families) = if to.contains(':') { ("-6", "6") } else { ("-4", "4") };
+            pod.cmd(&format!("ip {family} route del {to}"));
+            (Containers, families)
+        }
+        (["source", "routing", "of", v4, ..], _) => {
+            pod.cmd(&format!("ip rule del from {}", v4.trim_end_matches(',')));
+            (Slipways, "4")
+        }
         (["master", name], _) => {
             node.cmd(&format!("ip link set {name} down"));
             (Theirs, "46")
@@ -150,6 +167,11 @@ fn answers(world: &World) {
     }
 }
 
+/// The command of a reason.
+fn command(reason: &str) -> &str {
+    reason.split('`').nth(1).unwrap_or_else(|| panic!("no remedy: {reason}"))
+}
+
 fn explained(world: &World, family: char) -> String {
     match family {
         '4' => world.node.slipway(&format!("explain tcp {}:{PORT}", world.client.node_v4)),
@@ -161,14 +183,14 @@ fn explained(world: &World, family: char) -> String {
 fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &str) {
     let (whose, families) = break_it(&world.node, &web.pod, item);
     let failed = network.check(&web.attach).err();
-    assert_eq!(failed.is_some(), whose == Whose::Slipways, "CHECK without {item}: {failed:?}");
+    assert_eq!(failed.is_some(), whose != Whose::Theirs, "CHECK without {item}: {failed:?}");
     let (report, code) = world.restore("--dry-run");
     let all = objects(&report);
     let (_, state, reason) = all.iter().find(|(name, ..)| name == item).expect("the object is listed");
     let wanted = if whose == Whose::Slipways { "missing" } else { "skipped" };
     assert_eq!(state, wanted, "{item}: {report:#}");
     // With a setting of theirs other objects may be lost: with IPv6 the addresses.
-    assert!(whose == Whose::Theirs || code == SOMETHING_MISSING, "{item}: {code} {report:#}");
+    assert!(whose != Whose::Slipways || code == SOMETHING_MISSING, "{item}: {code} {report:#}");
     let checked = world.node.try_slipway("check-node").stdout;
     let is_rules = families.is_empty();
     assert!(
@@ -183,9 +205,8 @@ fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &
         let text = explained(world, family);
         assert!(text.contains("It does not reach the container"), "{item}:\n{text}");
     }
-    if whose == Whose::Theirs {
-        let command = reason.split('`').nth(1).unwrap_or_else(|| panic!("{item} has no remedy: {reason}"));
-        world.node.cmd(command);
+    if whose != Whose::Slipways {
+        world.node.cmd(command(reason));
     }
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{item}: {report:#}");
@@ -225,17 +246,48 @@ fn each_object_of_a_bridge() {
         "egressBurst": 8_000_000,
     });
     let tuning = json!({"type": "tuning", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}});
-    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), vec![limits, tuning], 22);
+    each_object_is_seen_and_repaired("bridge", json!({"macspoofchk": true}), vec![limits, tuning], 25);
 }
 
 #[test]
 fn each_object_of_ptp() {
-    each_object_is_seen_and_repaired("ptp", json!({}), Vec::new(), 14);
+    each_object_is_seen_and_repaired("ptp", json!({}), Vec::new(), 17);
 }
 
-/// A container on a link of the node: nothing of it is on the node but that link, which is its owner's.
 #[test]
-fn each_object_of_macvlan() {
+fn each_object_of_source_based_routing() {
+    each_object_is_seen_and_repaired("bridge", json!({}), vec![json!({"type": "sbr"})], 15);
+}
+
+/// The kernel removes the routes of a link that is set down from all tables, and its IPv6 addresses.
+#[test]
+fn a_link_that_was_down_gets_its_tables_back() {
+    let world = World::new();
+    let network = world.chain(1, "bridge", [json!({}), json!({})], vec![json!({"type": "sbr"})]);
+    let web = Web::published(&world, &network, "web", PORT);
+    answers(&world);
+    for state in ["down", "up"] {
+        web.pod.cmd(&format!("ip link set eth0 {state}"));
+    }
+    network.check(&web.attach).expect_err("without its routes");
+    let missing = |report: &Value| objects(report).into_iter().find(|(_, state, _)| state != "present");
+    // The addresses are the container's own to change; the tables come back when these are there.
+    for _ in 0..2 {
+        let (report, _) = world.restore("");
+        let skipped = objects(&report).into_iter().find(|(_, state, _)| state == "skipped");
+        if let Some((.., reason)) = skipped {
+            world.node.cmd(command(&reason));
+        }
+    }
+    let (report, _) = world.restore("--dry-run");
+    assert_eq!(missing(&report), None, "{report:#}");
+    network.check(&web.attach).expect("CHECK");
+    answers(&world);
+    web.leave(&world, &network);
+}
+
+/// Plugins whose link is in the container alone, or on a link of the node that is its owner's.
+fn each_object_of_a_single_link(plugin: Value, at_least: usize) {
     let world = World::new();
     for end in ["lan", "switch"] {
         if end == "lan" {
@@ -243,9 +295,9 @@ fn each_object_of_macvlan() {
         }
         world.node.cmd(&format!("ip link set {end} up"));
     }
-    let ipam = host_local("10.77.0.0/24", "fd00:77::/64");
+    let plugin = with_keys(plugin, &json!({"ipam": host_local("10.77.0.0/24", "fd00:77::/64")}));
     let network = world.node.network(json!({"name": "net1", "plugins": [
-        {"type": "macvlan", "master": "lan", "ipam": ipam},
+        plugin,
         {"type": "tuning", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}},
     ]}));
     let pod = world.node.pod("web");
@@ -255,17 +307,17 @@ fn each_object_of_macvlan() {
     let (report, code) = world.restore("--dry-run");
     assert_eq!(code, 0, "{report:#}");
     let all = objects(&report);
-    assert_eq!(all.len(), 3, "{all:?}");
+    assert!(all.len() >= at_least, "{all:?}");
     for (item, ..) in all {
         let (whose, _) = break_it(&world.node, &pod, &item);
-        assert_eq!(network.check(&attach).is_err(), whose == Whose::Slipways, "CHECK without {item}");
+        assert_eq!(network.check(&attach).is_err(), whose != Whose::Theirs, "CHECK without {item}");
         let (report, _) = world.restore("--dry-run");
         let (_, state, reason) =
             objects(&report).into_iter().find(|(name, ..)| *name == item).expect("the object is listed");
         assert_eq!(state, if whose == Whose::Slipways { "missing" } else { "skipped" }, "{item}");
         assert!(world.node.try_slipway("check-node").stdout.contains(&item), "{item}");
-        if whose == Whose::Theirs {
-            world.node.cmd(reason.split('`').nth(1).expect("a command"));
+        if whose != Whose::Slipways {
+            world.node.cmd(command(&reason));
         }
         assert_eq!(world.restore("").1, 0, "{item}");
         network.check(&attach).unwrap_or_else(|error| panic!("CHECK after {item}: {error}"));
@@ -273,4 +325,49 @@ fn each_object_of_macvlan() {
         assert!(objects(&report).iter().all(|(_, state, _)| state == "present"), "{report:#}");
     }
     network.del(&attach).expect("DEL");
+}
+
+#[test]
+fn each_object_of_macvlan() {
+    each_object_of_a_single_link(json!({"type": "macvlan", "master": "lan"}), 6);
+}
+
+#[test]
+fn each_object_of_host_device() {
+    each_object_of_a_single_link(json!({"type": "host-device", "device": "lan"}), 5);
+}
+
+#[test]
+fn each_object_of_tap() {
+    each_object_of_a_single_link(json!({"type": "tap"}), 5);
+}
+
+#[test]
+fn each_object_of_dummy() {
+    if let Some(feature) = lacks("dummy") {
+        slipway_tests::skip!(feature);
+    }
+    each_object_of_a_single_link(json!({"type": "dummy"}), 5);
+}
+
+#[test]
+fn each_object_of_vrf() {
+    if let Some(feature) = lacks("vrf") {
+        slipway_tests::skip!(feature);
+    }
+    let vrf = json!({"type": "vrf", "vrfname": "blue"});
+    let world = World::new();
+    let network = world.chain(1, "bridge", [json!({}), json!({})], vec![vrf]);
+    let web = Web::published(&world, &network, "web", PORT);
+    web.pod.cmd("ip link set eth0 nomaster");
+    network.check(&web.attach).expect_err("not in the VRF");
+    for _ in 0..2 {
+        let (report, _) = world.restore("");
+        let skipped = objects(&report).into_iter().find(|(_, state, _)| state == "skipped");
+        if let Some((.., reason)) = skipped {
+            world.node.cmd(command(&reason));
+        }
+    }
+    network.check(&web.attach).expect("CHECK");
+    web.leave(&world, &network);
 }

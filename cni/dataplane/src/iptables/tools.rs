@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -212,6 +213,11 @@ impl Tools {
     fn works(&self, program: &Path, run: &Output) -> Result<(), Error> {
         if run.status.success() {
             return Ok(());
+        }
+        if let Some(signal) = run.status.signal() {
+            // By the kernel that is out of memory, for instance: this says nothing about the tables.
+            let killed = std::io::Error::other(format!("killed by signal {signal}"));
+            return Err(Error::kernel(format!("try {}", program.display()), killed));
         }
         let program = program.display().to_string();
         Err(Error::IptablesFails { program, table: self.table.as_str(), complaint: complaint(run) })

@@ -78,7 +78,8 @@ fn families() -> impl Iterator<Item = AddressFamily> {
 /// A failure is not recorded, because a module that is loaded later ends it.
 ///
 /// # Errors
-/// The error of the first variant that is installed; else that of the first one.
+/// The error of the first variant that is installed; else that of the first one. The error of a trial that was cut short:
+/// the next variant would be chosen although this one works, and containers would have rules in both.
 pub(super) fn first_working(candidates: &[Variant], table: TableName) -> Result<Variant, Error> {
     let record = record_text(candidates, table);
     if let Some(variant) = recorded(&record, table) {
@@ -96,7 +97,8 @@ pub(super) fn first_tried(candidates: &[Variant], table: TableName) -> Result<Va
                 write_record(&record_text(candidates, table), table, variant);
                 return Ok(variant);
             }
-            Err(error) => error,
+            Err(error @ (Error::NoIptables { .. } | Error::IptablesFails { .. })) => error,
+            Err(error) => return Err(error),
         };
         log::debug!("iptables-{variant} does not work: {error}");
         let is_better =

@@ -203,7 +203,7 @@ pub struct Observer {
 /// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 /// The same for a limit, which takes longer: bandwidth's DEL removes it, and the link goes with the DEL of another plugin.
-const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(200);
+const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(400);
 /// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
 const SUSPECTS: usize = 4096;
 

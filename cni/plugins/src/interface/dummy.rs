@@ -6,7 +6,9 @@ use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind,
 use cni_spec::{AddResult, CniError};
 
 use super::shared::advertisements::Advertisements;
+use super::shared::expected::Objects;
 use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::expected;
 use super::shared::single::keys::kind_status;
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -53,6 +55,10 @@ impl Plugin for Dummy {
             _ => Err(not_of_type(link, "dummy")),
         };
         check(request, &Expected { no_result: "Required prevResult missing", link: &is_dummy }).map(drop)
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Objects, CniError> {
+        expected::inside(request)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

@@ -14,9 +14,11 @@ use cni_spec::{AddResult, CniError, Dns, NetConf, check_ifname};
 use serde::Deserialize;
 
 use super::shared::advertisements::Advertisements;
+use super::shared::expected::Objects;
 use super::shared::failed;
 use super::shared::keys::mtu;
 use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::expected;
 use super::shared::single::keys::{mac, unavailable};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -87,6 +89,10 @@ impl Plugin for Tap {
             _ => Err(not_of_type(link, "tap")),
         };
         check(request, &Expected { no_result: "Required prevResult missing", link: &is_tap }).map(drop)
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Objects, CniError> {
+        expected::inside(request)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

@@ -5,15 +5,21 @@
 //! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default,
 //! its IPv6 addresses. The plugin restores them, the routes in the VRF's table.
 
+use std::path::PathBuf;
+
 use cni_kernel::AddressFamily;
-use cni_kernel::route::{Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::route::{
+    Existing, Link, LinkChange, LinkKind, MAIN_TABLE, Route as KernelRoute, RouteError, RouteSocket,
+};
 use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};
 use serde::Deserialize;
 
+use crate::expected::Expected;
+use crate::interface::shared::check::has_route;
 use crate::interface::shared::container::Container;
-use crate::interface::shared::failed;
+use crate::interface::shared::{self, failed};
 use crate::meta::layer3::Layer3;
-use crate::meta::{gone, probe};
+use crate::meta::{gone, probe, there};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 
@@ -100,25 +106,73 @@ impl Plugin for Vrf {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        let config = Config::read(request.config)?;
-        previous(request)?;
-        let container = Container::open(request.netns.as_deref())?;
-        let ifname = request.attachment.ifname();
-        let wrong = |why: String| Err(CniError::internal(why));
-        let Some(vrf) = container.route.find_link(&config.name).map_err(failed)?.filter(is_vrf) else {
-            return wrong(format!("there is no vrf {}", config.name));
-        };
-        different_table(&vrf, &config)?;
-        let link = container.route.find_link(ifname).map_err(failed)?;
-        if link.is_none_or(|link| link.master != Some(vrf.index)) {
-            return wrong(format!("failed to find {ifname} associated to vrf {}", config.name));
-        }
-        Ok(())
+        Membership::of(request)?.check()
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        Ok(vec![Box::new(Membership::of(request)?)])
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         Config::read(request.config)?;
         probe::in_new_namespace(|route| route.create_vrf("probe", 100))
+    }
+}
+
+/// The interface is in the VRF, and its routes are in the VRF's table.
+struct Membership {
+    config: Config,
+    netns: Option<PathBuf>,
+    ifname: String,
+    result: AddResult,
+}
+
+impl Membership {
+    fn of(request: &Request<'_>) -> Result<Self, CniError> {
+        let config = Config::read(request.config)?;
+        let result = previous(request)?.clone();
+        Ok(Self {
+            config,
+            netns: request.netns.clone(),
+            ifname: request.attachment.ifname().to_owned(),
+            result,
+        })
+    }
+}
+
+impl Expected for Membership {
+    fn name(&self) -> String {
+        format!("membership of {} in vrf {} in the container", self.ifname, self.config.name)
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let container = Container::open(self.netns.as_deref())?;
+        let (ifname, route) = (&self.ifname, &container.route);
+        let wrong = |why: String| Err(CniError::internal(why));
+        let Some(vrf) = route.find_link(&self.config.name).map_err(failed)?.filter(is_vrf) else {
+            return wrong(format!("there is no vrf {}", self.config.name));
+        };
+        different_table(&vrf, &self.config)?;
+        let link = route.find_link(ifname).map_err(failed)?;
+        let Some(link) = link.filter(|link| link.master == Some(vrf.index)) else {
+            return wrong(format!("failed to find {ifname} associated to vrf {}", self.config.name));
+        };
+        let mut in_vrf = self.result.routes.iter().filter(|route| route.table == vrf.vrf_table);
+        in_vrf.try_for_each(|wanted| has_route(route, &link, wanted))
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        let container = Container::open(self.netns.as_deref())?;
+        let table = enslave(&container.route, &self.config, &self.ifname)?;
+        let link = container.route.link(&self.ifname).map_err(failed)?;
+        // The kernel has dropped them with the link's first departure from the VRF.
+        let mut result = self.result.clone();
+        result.routes.retain(|route| route.table == Some(table));
+        for lost in shared::layer3::Layer3::of(&result).routes {
+            let lost = KernelRoute { link: Some(link.index), ..lost };
+            there(container.route.add_route(&lost, Existing::Append)).map_err(failed)?;
+        }
+        Ok(())
     }
 }
 

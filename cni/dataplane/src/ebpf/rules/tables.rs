@@ -161,7 +161,7 @@ fn read_legacy_table(held: &mut Held, family: AddressFamily, table: &str) -> Res
         if reached.insert(index)
             && let Some(chain) = chains.get(index)
         {
-            waiting.extend(&chain.leads_to);
+            waiting.extend(chain.rules.iter().filter_map(|rule| rule.leads_to));
         }
     }
     let tool = match family {
@@ -186,10 +186,9 @@ fn judge_legacy(family: AddressFamily, rule: &xtables::RawRule) -> Option<Hold> 
     if rule.protocol != 0 {
         reader.only_protocol(rule.protocol);
     }
-    for (name, data) in &rule.matches {
-        judge_match(&mut reader, name, data);
+    for one in &rule.matches {
+        judge_match(&mut reader, &one.name, &one.data);
     }
-    let (name, data) = &rule.target;
-    judge_target(&mut reader, name, data);
+    judge_target(&mut reader, &rule.target.name, &rule.target.data);
     reader.hold()
 }

@@ -16,7 +16,7 @@ use crate::interface::shared::check::{Inside, present, previous_result, wrong};
 use crate::interface::shared::expected::{self, Addresses, LinkLocal, Objects};
 use crate::interface::shared::host::Host;
 use crate::interface::shared::layer3::has;
-use crate::interface::shared::{failed, masquerade};
+use crate::interface::shared::{container_side, failed, masquerade};
 use crate::plugin::Request;
 
 /// All of the attachment's, in the order of the ADD.
@@ -35,6 +35,7 @@ pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     }
     let addresses = inside.addresses();
     all.extend(masquerade::expected(&settings.common, attachment, &inside.container, &addresses)?);
+    all.extend(container_side::of(request, &inside.ips(), previous)?);
     Ok(all)
 }
 

@@ -150,6 +150,22 @@ impl Host {
         self.route.change_link(port, &LinkChange::new().up()).map_err(failed)
     }
 
+    /// True if a port exchanges untagged frames with the ports of this configuration: other VLANs of the bridge may have
+    /// the same addresses.
+    pub(super) fn has_vlan_of(
+        &self,
+        bridge: &Link,
+        port: &Link,
+        settings: &Settings,
+    ) -> Result<bool, CniError> {
+        if bridge.vlan_filtering != Some(VlanFiltering::On) {
+            return Ok(true);
+        }
+        let native = settings.vlans.as_ref().map_or(DEFAULT_VLAN, Vlans::native);
+        let vlans = self.route.port_vlans(port).map_err(failed)?;
+        Ok(vlans.iter().any(|vlan| vlan.pvid && vlan.first == native))
+    }
+
     fn set_vlans(&self, port: &Link, vlans: &Vlans) -> Result<(), CniError> {
         self.route.add_port_vlan(port, PortVlan::native(vlans.native())).map_err(failed)?;
         for tagged in &vlans.trunk {

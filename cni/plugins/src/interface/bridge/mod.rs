@@ -124,11 +124,11 @@ impl<'a> AddContext<'a> {
 
     /// Claims the container's addresses on the bridge, until its port has joined.
     fn claim(&self, bridge: &Link, plan: &Plan) -> Result<Claim, CniError> {
-        // VLANs of one bridge may have the same addresses.
-        let are_unique = self.settings.vlans.is_none();
-        let addresses = plan.layer3.addresses.iter().filter(|_| are_unique).map(IpNet::addr);
-        let addresses: Vec<_> = addresses.collect();
-        renamed::claim(self.request.config, &addresses, |holder| self.host.has_port_of(bridge, holder))
+        let addresses: Vec<_> = plan.layer3.addresses.iter().map(IpNet::addr).collect();
+        renamed::claim(self.request.config, &addresses, |holder| {
+            let port = self.host.port_of(bridge, holder)?;
+            port.map_or(Ok(false), |port| self.host.has_vlan_of(bridge, &port, self.settings))
+        })
     }
 }
 

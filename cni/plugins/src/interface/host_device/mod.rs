@@ -17,11 +17,13 @@ use serde::Deserialize;
 use super::shared::advertisements;
 use super::shared::advertisements::Advertisements;
 use super::shared::container::Container;
+use super::shared::expected::Objects;
 use super::shared::host::Host;
 use super::shared::layer3::adopt;
 use super::shared::networks;
 use super::shared::remove::{Seen, del_under_all_names};
 use super::shared::single::check::{Expected, check};
+use super::shared::single::expected;
 use super::shared::single::{Addresses, Recipe};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -105,6 +107,14 @@ impl Plugin for HostDevice {
         }
         let any = |_: &Link| Ok(());
         check(request, &Expected { no_result: "Required prevResult missing", link: &any }).map(drop)
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Objects, CniError> {
+        if Device::of(request.config)?.is_in_user_space()? {
+            Ok(Vec::new())
+        } else {
+            expected::inside(request)
+        }
     }
 
     /// Calls IPAM only, because a link's alias has its name on the node but no owner. The kernel moves links of a

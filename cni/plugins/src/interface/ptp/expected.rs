@@ -15,7 +15,7 @@ use crate::interface::shared::expected::{self, Addresses, LinkLocal, Objects};
 use crate::interface::shared::host::Host;
 use crate::interface::shared::keys::Common;
 use crate::interface::shared::layer3::has;
-use crate::interface::shared::{failed, masquerade};
+use crate::interface::shared::{container_side, failed, masquerade};
 use crate::plugin::Request;
 
 /// All of the attachment's, in the order of the ADD.
@@ -40,6 +40,7 @@ pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     }
     all.extend(masquerade::expected(&common, attachment, &inside.container, &addresses)?);
     all.extend(expected::settings(&end.name, &addresses, previous)?);
+    all.extend(container_side::of(request, &inside.ips(), previous)?);
     Ok(all)
 }
 

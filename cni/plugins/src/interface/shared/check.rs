@@ -5,7 +5,7 @@
 use cni_kernel::AddressFamily;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, MAIN_TABLE, RouteSocket};
-use cni_spec::{AddResult, CniError, Interface, IpConfig};
+use cni_spec::{AddResult, CniError, Interface, IpConfig, Route};
 use ipnet::IpNet;
 
 use super::container::Container;
@@ -120,26 +120,31 @@ impl<'a> Inside<'a> {
     /// # Errors
     /// The first that is missing.
     pub(crate) fn check_routes(&self, link: &Link) -> Result<(), CniError> {
-        for wanted in &self.previous.routes {
-            let table = wanted.table.unwrap_or(MAIN_TABLE);
-            let family = AddressFamily::of(wanted.dst.addr());
-            let present = self.container.route.routes(family, table).map_err(failed)?;
-            let is_default = wanted.dst.prefix_len() == 0;
-            // The unspecified address means an on-link route, which has no gateway in the kernel.
-            let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
-            let found = present.iter().any(|is| {
-                is.dst == wanted.dst.trunc()
-                    && (is_default || is.link == Some(link.index))
-                    && (is_default || wanted.gw.is_none() || is.gateway == gateway)
-                    && (wanted.priority == 0 || is.metric == wanted.priority)
-            });
-            if !found {
-                let via = wanted.gw.map(|gw| format!(" via {gw}")).unwrap_or_default();
-                return Err(wrong(format!("Expected Route {}{via} not found in routing table", wanted.dst)));
-            }
-        }
-        Ok(())
+        self.previous.routes.iter().try_for_each(|wanted| has_route(&self.container.route, link, wanted))
     }
+}
+
+/// Checks that the container has a route of the result; see [`Inside::check_routes`].
+///
+/// # Errors
+/// There is none.
+pub(crate) fn has_route(route: &RouteSocket, link: &Link, wanted: &Route) -> Result<(), CniError> {
+    let table = wanted.table.unwrap_or(MAIN_TABLE);
+    let present = route.routes(AddressFamily::of(wanted.dst.addr()), table).map_err(failed)?;
+    let is_default = wanted.dst.prefix_len() == 0;
+    // The unspecified address means an on-link route, which has no gateway in the kernel.
+    let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
+    let found = present.iter().any(|is| {
+        is.dst == wanted.dst.trunc()
+            && (is_default || is.link == Some(link.index))
+            && (is_default || wanted.gw.is_none() || is.gateway == gateway)
+            && (wanted.priority == 0 || is.metric == wanted.priority)
+    });
+    if found {
+        return Ok(());
+    }
+    let via = wanted.gw.map(|gw| format!(" via {gw}")).unwrap_or_default();
+    Err(wrong(format!("Expected Route {}{via} not found in routing table", wanted.dst)))
 }
 
 /// Checks that a link has all of the addresses.

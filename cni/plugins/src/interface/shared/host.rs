@@ -130,17 +130,17 @@ impl Host {
         Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
     }
 
-    /// True if the host's end of an attachment's pair is a port of the bridge.
-    pub(crate) fn has_port_of(&self, bridge: &Link, attachment: &Attachment) -> Result<bool, CniError> {
+    /// The host's end of an attachment's pair; none unless it is a port of the bridge.
+    pub(crate) fn port_of(&self, bridge: &Link, attachment: &Attachment) -> Result<Option<Link>, CniError> {
         let hash = AttachmentHash::of(attachment);
         for name in host_names(attachment) {
             let Some(link) = self.route.find_link(&name).map_err(failed)? else { continue };
             let is_its = Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == hash);
             if is_its {
-                return Ok(link.master == Some(bridge.index));
+                return Ok(Some(link).filter(|link| link.master == Some(bridge.index)));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Waits until a link is up, and returns its last state.

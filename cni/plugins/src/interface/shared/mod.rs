@@ -9,6 +9,7 @@
 pub(crate) mod advertisements;
 pub(crate) mod check;
 pub(crate) mod container;
+pub(crate) mod container_side;
 pub(crate) mod expected;
 pub(crate) mod failures;
 pub(crate) mod host;

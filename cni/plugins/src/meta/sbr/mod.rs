@@ -2,6 +2,7 @@
 
 //! `sbr` (source-based routing): packets from a container's address leave by the link that has the address.
 
+mod expected;
 mod plan;
 
 use std::net::IpAddr;
@@ -15,11 +16,13 @@ use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use nix::errno::Errno;
 use serde::Deserialize;
 
+use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::meta::{gone, there};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
+use expected::SourceRouting;
 use plan::{Gateway, KERNELS, Neighbours, Plan, Present, Source};
 
 /// The time limit for the lock of the namespace.
@@ -66,6 +69,13 @@ impl Config {
         let gateway = chosen.copied().map(Gateway::Chosen).or(from_ipam.map(Gateway::FromIpam));
         Source { address, gateway }
     }
+
+    fn plan(&self, sources: &[Source], link: &Link, present: &Present) -> Plan {
+        match self.table {
+            Some(table) => plan::only_rules(sources, table, present),
+            None => plan::plan(sources, link.index, present, self.neighbours),
+        }
+    }
 }
 
 fn gateways(texts: &[String]) -> Result<Vec<IpAddr>, CniError> {
@@ -108,9 +118,7 @@ impl Plugin for Sbr {
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config)?;
-        let previous = request.config.prev_result.as_ref();
-        let previous =
-            previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))?;
+        let previous = previous(request)?;
         let sources = sources(&config, previous, request.attachment.ifname());
         if sources.is_empty() {
             let ifname = request.attachment.ifname();
@@ -126,10 +134,7 @@ impl Plugin for Sbr {
             ))
         })?;
         let present = Present::read(&container.route)?;
-        let plan = match config.table {
-            Some(table) => plan::only_rules(&sources, table, &present),
-            None => plan::plan(&sources, link.index, &present, config.neighbours),
-        };
+        let plan = config.plan(&sources, &link, &present);
         carry_out(&container.route, &plan, &present)?;
         Ok(plan::result(previous, &plan, &present, link.index))
     }
@@ -148,20 +153,21 @@ impl Plugin for Sbr {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        let config = Config::read(request.config)?;
-        let previous = request.config.prev_result.as_ref();
-        let previous =
-            previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))?;
-        let container = Container::open(request.netns.as_deref())?;
-        let present = Present::read(&container.route)?;
-        let link = container.route.link(request.attachment.ifname()).map_err(failed)?;
-        let sources = sources(&config, previous, request.attachment.ifname());
-        sources.iter().try_for_each(|source| check(source, config.table, &link, &present))
+        SourceRouting::of(request)?.check()
+    }
+
+    fn expected(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Expected>>, CniError> {
+        Ok(vec![Box::new(SourceRouting::of(request)?)])
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         Config::read(request.config).map(drop)
     }
+}
+
+fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
+    let previous = request.config.prev_result.as_ref();
+    previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))
 }
 
 /// Locks the namespace: two concurrent calls would take the same table.
@@ -290,32 +296,6 @@ fn remove(
         }
     }
     result.map_err(failed)
-}
-
-fn check(source: &Source, table: Option<u32>, link: &Link, present: &Present) -> Result<(), CniError> {
-    let address = source.address.addr();
-    let missing = |what: String| Err(CniError::internal(what));
-    if let Some(table) = table {
-        let wanted = Rule::from_address(address, table);
-        let found = present.rules.iter().any(|rule| Rule { priority: None, ..rule.clone() } == wanted);
-        return if found { Ok(()) } else { missing(format!("there is no rule {wanted}")) };
-    }
-    let Some(rule) = present.rule_of(address) else {
-        return missing(format!("there is no rule from {address} to a table of its own"));
-    };
-    let mut routes =
-        present.routes.iter().filter(|route| route.table == rule.table && route.link == Some(link.index));
-    match source.gateway {
-        Some(Gateway::Chosen(gateway))
-            if !routes.any(|has| has.is_default() && has.gateway == Some(gateway)) =>
-        {
-            missing(format!("table {} has no default route via {gateway}", rule.table))
-        }
-        Some(Gateway::FromIpam(_)) if !routes.any(Route::is_default) => {
-            missing(format!("table {} has no default route by {}", rule.table, link.name))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -132,6 +132,25 @@ pub(super) fn plan(sources: &[Source], link: u32, present: &Present, neighbours:
     plan
 }
 
+/// The rule of an address that has none, to the table that an earlier ADD has filled for it; none without such a table.
+pub(super) fn lost_rule(source: &Source, link: u32, present: &Present, sources: &[Source]) -> Option<Rule> {
+    let address = source.address.addr();
+    if present.rule_of(address).is_some() {
+        return None;
+    }
+    let family = AddressFamily::of(address);
+    let is_led_to = |table: u32| present.rules.iter().any(|rule| rule.table == table);
+    let is_its = |route: &&Route| {
+        may_be_own(route.table)
+            && route.link == Some(link)
+            && AddressFamily::of(route.dst.addr()) == family
+            && !is_led_to(route.table)
+            && is_for(route, source, sources)
+    };
+    let table = present.routes.iter().find(is_its)?.table;
+    Some(Rule::from_address(address, table))
+}
+
 /// The routes of one address's table.
 fn in_table(
     source: &Source,
@@ -371,6 +390,28 @@ mod tests {
         let plan = plan(&[source("10.0.0.5/24", Some("10.0.0.1"))], LINK, &present, Neighbours::Moved);
         assert!(plan.rules.is_empty() && plan.leaving.is_empty());
         assert_eq!(lines(&plan.routes), ["0.0.0.0/0 via 10.0.0.1 table 100 Replace"]);
+    }
+
+    #[test]
+    fn a_lost_rule_leads_to_the_table_of_its_address() {
+        let in_table = |table, route: Route| Route { table, ..route };
+        let other = Rule { priority: Some(5), ..Rule::from_address("10.0.1.5".parse().unwrap(), 101) };
+        let present = Present {
+            rules: vec![other],
+            routes: vec![
+                in_table(100, route("10.0.0.0/24", None, Some("10.0.0.5"))),
+                in_table(101, route("10.0.1.0/24", None, Some("10.0.1.5"))),
+                in_table(102, route("fd00::/64", None, None)),
+                in_table(103, Route { link: Some(1), ..route("10.0.0.0/24", None, None) }),
+            ],
+        };
+        let sources =
+            ["10.0.0.5/24", "10.0.1.5/24", "fd00::5/64", "10.0.9.5/24"].map(|net| source(net, None));
+        let tables: Vec<_> = sources
+            .iter()
+            .map(|source| lost_rule(source, LINK, &present, &sources).map(|rule| rule.table))
+            .collect();
+        assert_eq!(tables, [Some(100), None, Some(102), None]);
     }
 
     /// A rule to one of the kernel's tables is not of an earlier ADD.

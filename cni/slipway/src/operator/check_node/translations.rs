@@ -52,8 +52,7 @@ fn finding(listed: &Listed, first: &Translation) -> Finding {
 
 /// Why a rule is there, and what to do about it. Only what was left behind is to be deleted.
 pub(in crate::operator) fn advice(first: &Translation) -> (String, String) {
-    let before =
-        format!("chain {} of table {} comes first (priority {})", first.base, first.table, first.priority);
+    let before = format!("{} comes first (priority {})", first.base_chain(), first.priority);
     let by = first.engine.name().map(|name| format!(", {name}'s")).unwrap_or_default();
     if first.engine == Engine::KubeProxy {
         let fix = "publish another port, or change the Service; kube-proxy would write a deleted rule again";

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use cni_dataplane::ebpf::{CarriedPackets, Counter};
 use cni_dataplane::explain::{self, Packet};
-use cni_dataplane::foreign_nat::{ForeignNat, Hook as ForeignHook, Probe};
+use cni_dataplane::foreign_nat::{ForeignNat, Hook as ForeignHook, Place, Probe};
 use cni_dataplane::trace::{Report, TracedPacket, Tracer};
 use cni_dataplane::{AddressFamily, Error, Protocol, ebpf};
 use cni_kernel::route::RouteSocket;
@@ -275,7 +275,8 @@ impl Facts for OfNode {
         let (protocol, to, port) = (self.protocol.number(), Some(self.to.ip()), self.to.port());
         let (from, link) = (Some(seen.from.ip()), seen.link_in.map(|index| self.link(index)));
         let first = ForeignNat::open(hook).ok()??.first(&Probe { family, protocol, to, port, from, link });
-        let first = first.ok()?.filter(|first| first.handle == rule.handle && first.chain == rule.chain)?;
+        let is_it = |place: &Place| matches!(place, Place::Table { handle, .. } if *handle == rule.handle);
+        let first = first.ok()?.filter(|first| is_it(&first.place) && first.chain == rule.chain)?;
         let (reason, fix) = check_node::advice(&first);
         Some(format!("{reason}\n{fix}"))
     }

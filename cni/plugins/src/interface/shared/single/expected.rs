@@ -8,26 +8,38 @@ use cni_spec::CniError;
 
 use super::keys::{Below, Place};
 use crate::expected::{Expected, Whose};
-use crate::interface::shared::check::{present, wrong};
+use crate::interface::shared::check::{Inside, present, previous_result, wrong};
 use crate::interface::shared::container::Container;
 use crate::interface::shared::expected::Objects;
-use crate::interface::shared::failed;
+use crate::interface::shared::{container_side, failed};
 use crate::plugin::Request;
 
-/// The master, if it is the node's.
+/// The master, if it is the node's, and what is inside the container.
 ///
 /// # Errors
 /// The container or its link cannot be found.
 pub(crate) fn of(request: &Request<'_>, below: &Below) -> Result<Objects, CniError> {
-    if below.place == Place::Container {
-        return Ok(Vec::new());
+    let mut all: Objects = Vec::new();
+    if below.place != Place::Container {
+        let container = Container::open(request.netns.as_deref())?;
+        let link = present(&container.route, request.attachment.ifname())?;
+        // The kernel knows the present master: the default route may have changed since the ADD.
+        let index = link.peer.ok_or_else(|| wrong(format!("link {} has no master", link.name)))?;
+        let master = RouteSocket::open().and_then(|host| host.link_by_index(index)).map_err(failed)?;
+        all.push(Box::new(Master { name: master.name, index }));
     }
-    let container = Container::open(request.netns.as_deref())?;
-    let link = present(&container.route, request.attachment.ifname())?;
-    // The kernel knows the present master: the default route may have changed since the ADD.
-    let index = link.peer.ok_or_else(|| wrong(format!("link {} has no master", link.name)))?;
-    let master = RouteSocket::open().and_then(|host| host.link_by_index(index)).map_err(failed)?;
-    Ok(vec![Box::new(Master { name: master.name, index })])
+    all.extend(inside(request)?);
+    Ok(all)
+}
+
+/// What is inside the container.
+///
+/// # Errors
+/// The container cannot be found.
+pub(crate) fn inside(request: &Request<'_>) -> Result<Objects, CniError> {
+    let previous = previous_result(request, "")?;
+    let ips = Inside::open(request, previous, "")?.ips();
+    container_side::of(request, &ips, previous)
 }
 
 /// The link of the node through which the container's packets pass.

@@ -6,6 +6,8 @@
 //! decides. Ours comes just after the usual priority, so that Services win. For the same reason a rule wins that a program
 //! has left behind for a container that is gone.
 
+mod legacy;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +24,7 @@ use cni_nftables::{
 
 use crate::nftables::schema;
 use crate::{AddressFamily, Error, HostAddress, HostPorts, PublishedPort};
+use legacy::LegacyNat;
 
 /// The deepest way from chain to chain (`NFT_JUMP_STACK_SIZE`).
 const DEEPEST: usize = 16;
@@ -62,28 +65,46 @@ impl Engine {
     }
 
     fn of(table: &TableId, path: &[String]) -> Self {
-        let any = |begin: &str| path.iter().any(|chain| chain.starts_with(begin));
         match table.name.as_str() {
             "kube-proxy" => Self::KubeProxy,
             "docker-bridges" => Self::Docker,
             "netavark" => Self::Netavark,
-            _ if any("KUBE-") => Self::KubeProxy,
-            _ if any("DOCKER") => Self::Docker,
-            _ if any("NETAVARK") => Self::Netavark,
-            _ => Self::Other,
+            _ => Self::of_chains(path),
         }
     }
+
+    /// By the names of the chains that led to a rule.
+    fn of_chains(path: &[String]) -> Self {
+        let any = |begin: &str| path.iter().any(|chain| chain.starts_with(begin));
+        match () {
+            () if any("KUBE-") => Self::KubeProxy,
+            () if any("DOCKER") => Self::Docker,
+            () if any("NETAVARK") => Self::Netavark,
+            () => Self::Other,
+        }
+    }
+}
+
+/// The place of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In a table of nf_tables.
+    Table {
+        table: TableId,
+        handle: u64,
+        /// The element of a map that has the target: the map, and the key in nft's words.
+        element: Option<(String, String)>,
+    },
+    /// In the legacy nat table: the rule's number in its chain.
+    Legacy(AddressFamily, usize),
 }
 
 /// A rule that translates first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translation {
-    pub table: TableId,
+    pub place: Place,
     /// The chain with the rule.
     pub chain: String,
-    pub handle: u64,
-    /// The element of a map that has the target: the map, and the key in nft's words.
-    pub element: Option<(String, String)>,
     /// The base chain, and its priority.
     pub base: String,
     pub priority: i32,
@@ -100,7 +121,23 @@ impl Translation {
     /// The place of the rule, for people.
     #[must_use]
     pub fn rule(&self) -> String {
-        format!("the rule with handle {} in chain {} of table {}", self.handle, self.chain, self.table)
+        match &self.place {
+            Place::Table { table, handle, .. } => {
+                format!("the rule with handle {handle} in chain {} of table {table}", self.chain)
+            }
+            Place::Legacy(family, number) => {
+                format!("rule {number} of chain {} in `{}`", self.chain, legacy::command(*family))
+            }
+        }
+    }
+
+    /// The base chain, for people.
+    #[must_use]
+    pub fn base_chain(&self) -> String {
+        match &self.place {
+            Place::Table { table, .. } => format!("chain {} of table {table}", self.base),
+            Place::Legacy(family, _) => format!("chain {} in `{}`", self.base, legacy::command(*family)),
+        }
     }
 
     /// The target, for people.
@@ -117,10 +154,17 @@ impl Translation {
     /// The command that deletes the rule, or its element for the port.
     #[must_use]
     pub fn deletion(&self) -> String {
-        if let Some((map, key)) = &self.element {
-            return format!("nft delete element {} {map} {{ {key} }}", self.table);
+        match &self.place {
+            Place::Table { table, element: Some((map, key)), .. } => {
+                format!("nft delete element {table} {map} {{ {key} }}")
+            }
+            Place::Table { table, handle, element: None } => {
+                format!("nft delete rule {table} {} handle {handle}", self.chain)
+            }
+            Place::Legacy(family, number) => {
+                format!("{} --delete {} {number}", legacy::command(*family), self.chain)
+            }
         }
-        format!("nft delete rule {} {} handle {}", self.table, self.chain, self.handle)
     }
 }
 
@@ -136,8 +180,10 @@ type Rules = BTreeMap<(TableId, String), Rc<Vec<EncodedRule>>>;
 /// A reader of the other programs' chains.
 #[derive(Debug)]
 pub struct ForeignNat {
-    socket: Socket,
+    /// None without nf_tables.
+    socket: Option<Socket>,
     bases: Vec<ChainInfo>,
+    legacy: Vec<LegacyNat>,
     most_rules: usize,
     /// True if chains of a service proxy are followed.
     follows_services: bool,
@@ -154,54 +200,43 @@ fn is_earlier(chain: &ChainInfo, hook: Hook) -> bool {
 }
 
 impl ForeignNat {
-    /// Reads the base chains of other programs that come before ours at a hook; none if there are none, or no nf_tables.
+    /// Reads the base chains of other programs that come before ours at a hook; none if there are none.
     ///
     /// # Errors
-    /// nf_tables cannot be read.
+    /// nf_tables or the legacy tables cannot be read.
     pub fn open(hook: Hook) -> Result<Option<Self>, Error> {
         let socket = match Socket::open() {
-            Err(error) if error.unsupported().is_some() => return Ok(None),
-            other => other.map_err(|e| Error::kernel("reach nf_tables", e))?,
+            Err(error) if error.unsupported().is_some() => None,
+            other => Some(other.map_err(|e| Error::kernel("reach nf_tables", e))?),
         };
-        let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
+        let chains = socket.as_ref().map_or_else(|| Ok(Vec::new()), Socket::all_chains);
+        let chains = chains.map_err(|e| Error::kernel("list all chains", e))?;
         let bases = chains.into_iter().filter(|chain| is_earlier(chain, hook)).collect();
-        Ok(Self::of(socket, bases))
+        Ok(Self::of(socket, bases, legacy::read(hook, MOST_RULES)?))
     }
 
-    fn of(socket: Socket, mut bases: Vec<ChainInfo>) -> Option<Self> {
+    fn of(socket: Option<Socket>, mut bases: Vec<ChainInfo>, legacy: Vec<LegacyNat>) -> Option<Self> {
         // The kernel lists tables by age, and calls the newer one of two chains with the same priority first.
         bases.reverse();
         bases.sort_by_key(|chain| chain.base.map(|base| base.priority));
         let (rules, sets) = (RefCell::default(), RefCell::default());
-        let all = Self { socket, bases, most_rules: MOST_RULES, follows_services: true, rules, sets };
-        (!all.bases.is_empty()).then_some(all)
+        let all = Self { socket, bases, legacy, most_rules: MOST_RULES, follows_services: true, rules, sets };
+        (!all.bases.is_empty() || !all.legacy.is_empty()).then_some(all)
     }
 
     /// As [`Self::open`] for the hook of received packets, by the names of the node's tables and with few requests to the kernel.
-    fn by_tables(tables: &[TableInfo]) -> Result<Option<Self>, NftError> {
+    fn by_tables(tables: &[TableInfo]) -> Result<Option<Self>, Error> {
+        let legacy = legacy::read(Hook::Prerouting, MOST_RULES_OF_ADD)?;
         let candidates: Vec<&TableInfo> = tables.iter().filter(|table| may_translate(&table.id)).collect();
-        if candidates.is_empty() {
-            return Ok(None);
-        }
-        let socket = Socket::open()?;
-        let mut bases = Vec::new();
-        let mut are_all_known = true;
-        for table in &candidates {
-            let known = KNOWN.iter().find(|(name, _)| *name == table.id.name);
-            let chain = known.map_or(Ok(None), |(_, chain)| socket.chain(&table.id, chain))?;
-            are_all_known &= chain.is_some();
-            bases.extend(chain);
-        }
-        if !are_all_known {
-            let objects: u32 = tables.iter().map(|table| table.uses).sum();
-            if objects > MOST_OBJECTS_OF_ADD {
-                log::debug!("too many chains to look for other programs' translations");
-            } else {
-                bases = socket.all_chains()?;
+        let (socket, bases) = match candidates.is_empty() {
+            true => (None, Vec::new()),
+            false => {
+                let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+                let bases = base_chains(&socket, tables, &candidates);
+                (Some(socket), bases.map_err(|e| Error::kernel("list chains", e))?)
             }
-        }
-        bases.retain(|chain| is_earlier(chain, Hook::Prerouting) && chain.table.name != SERVICES);
-        let all = Self::of(socket, bases);
+        };
+        let all = Self::of(socket, bases, legacy);
         Ok(all.map(|all| Self { most_rules: MOST_RULES_OF_ADD, follows_services: false, ..all }))
     }
 
@@ -210,7 +245,8 @@ impl ForeignNat {
         if let Some(known) = self.rules.borrow().get(&key) {
             return Ok(Rc::clone(known));
         }
-        let read = self.socket.encoded_rules(table, chain);
+        let Some(socket) = &self.socket else { return Ok(Rc::default()) };
+        let read = socket.encoded_rules(table, chain);
         let read =
             Rc::new(read.map_err(|e| Error::kernel(format!("list rules of chain {table} {chain}"), e))?);
         self.rules.borrow_mut().insert(key, Rc::clone(&read));
@@ -252,8 +288,14 @@ impl ForeignNat {
                 walk.uncertain.take().map(|held| if held.base.is_empty() { finish(held) } else { held });
             match found {
                 After::Translated(found) => return Ok(Some(finish(*found))),
-                After::Ours => break,
+                After::Ours => return Ok(walk.uncertain),
                 After::Returned | After::Ended => {}
+            }
+        }
+        for legacy in self.legacy.iter().filter(|legacy| legacy.family == probe.family) {
+            let found = legacy.first(probe, self.follows_services, &is_local);
+            if let Some(found) = found.filter(|found| found.is_certain || walk.uncertain.is_none()) {
+                return Ok(Some(found));
             }
         }
         Ok(walk.uncertain)
@@ -269,6 +311,32 @@ enum After {
     /// A mapping of a container, in chains of iptables, has translated the packet.
     Ours,
     Translated(Box<Translation>),
+}
+
+/// The base chains for received packets in tables of other programs, by name where the names are known.
+fn base_chains(
+    socket: &Socket,
+    tables: &[TableInfo],
+    candidates: &[&TableInfo],
+) -> Result<Vec<ChainInfo>, NftError> {
+    let mut bases = Vec::new();
+    let mut are_all_known = true;
+    for table in candidates {
+        let known = KNOWN.iter().find(|(name, _)| *name == table.id.name);
+        let chain = known.map_or(Ok(None), |(_, chain)| socket.chain(&table.id, chain))?;
+        are_all_known &= chain.is_some();
+        bases.extend(chain);
+    }
+    if !are_all_known {
+        let objects: u32 = tables.iter().map(|table| table.uses).sum();
+        if objects > MOST_OBJECTS_OF_ADD {
+            log::debug!("too many chains to look for other programs' translations");
+        } else {
+            bases = socket.all_chains()?;
+        }
+    }
+    bases.retain(|chain| is_earlier(chain, Hook::Prerouting) && chain.table.name != SERVICES);
+    Ok(bases)
 }
 
 /// True if a table of other programs may have chains that translate.
@@ -356,10 +424,9 @@ impl Walk<'_> {
                 break;
             }
             let (engine, element) = (Engine::of(table, path), surroundings.found.take());
-            let (table, chain, handle) = (table.clone(), name.to_owned(), rule.handle);
-            let (base, priority, is_certain) = (String::new(), 0, sure);
-            let found =
-                Translation { table, chain, handle, element, base, priority, engine, to, port, is_certain };
+            let place = Place::Table { table: table.clone(), handle: rule.handle, element };
+            let (chain, base, priority, is_certain) = (name.to_owned(), String::new(), 0, sure);
+            let found = Translation { place, chain, base, priority, engine, to, port, is_certain };
             if sure {
                 after = After::Translated(Box::new(found));
                 break;
@@ -406,7 +473,8 @@ impl Sets<'_> {
     fn set(&self, name: &str) -> Option<SetInfo> {
         let key = (self.table.clone(), name.to_owned());
         let mut known = self.all.sets.borrow_mut();
-        known.entry(key).or_insert_with(|| self.all.socket.set(self.table, name).ok().flatten()).clone()
+        let read = || self.all.socket.as_ref()?.set(self.table, name).ok().flatten();
+        known.entry(key).or_insert_with(read).clone()
     }
 }
 
@@ -414,7 +482,8 @@ impl Surroundings for Sets<'_> {
     fn element(&self, set: &str, key: &dyn Fn(usize) -> Option<Vec<u8>>) -> Result<Option<Data>, Unknown> {
         let info = self.set(set).ok_or(Unknown)?;
         let len = usize::try_from(info.key_len).map_err(|_| Unknown)?;
-        let found = self.all.socket.element_by_bytes(self.table, &info, &key(len).ok_or(Unknown)?)?;
+        let socket = self.all.socket.as_ref().ok_or(Unknown)?;
+        let found = socket.element_by_bytes(self.table, &info, &key(len).ok_or(Unknown)?)?;
         Ok(found.map(|(key, data)| {
             if matches!(&data, Data::Bytes(bytes) if !bytes.is_empty()) {
                 self.found.replace(Some((set.to_owned(), key)));
@@ -424,7 +493,12 @@ impl Surroundings for Sets<'_> {
     }
 
     fn is_local(&self, address: IpAddr) -> bool {
-        let route = RouteSocket::open().and_then(|socket| socket.route_to(address));
-        route.is_ok_and(|route| route.kind == RouteKind::Local)
+        is_local(address)
     }
+}
+
+/// True if it is an address of the node.
+fn is_local(address: IpAddr) -> bool {
+    let route = RouteSocket::open().and_then(|socket| socket.route_to(address));
+    route.is_ok_and(|route| route.kind == RouteKind::Local)
 }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Rules of the legacy nat tables (`ip_tables`), which come at the usual priority as well.
+
+use std::net::IpAddr;
+
+use cni_kernel::xtables::{self, RawChain, RawHeader, RawRule};
+use cni_nftables::Hook;
+use cni_nftables::probe::{Action, Applies, Extension, Probe};
+
+use super::{DEEPEST, Engine, OWN, Place, Translation};
+use crate::{AddressFamily, Error};
+
+/// `NF_IP_PRI_NAT_DST`.
+const PRIORITY: i32 = -100;
+/// Verdicts as the kernel stores them: -1 - `NF_DROP`, -1 - `NF_ACCEPT` and `XT_RETURN`.
+const DROP: i32 = -1;
+const ACCEPT: i32 = -2;
+
+/// The command that lists the table of a family.
+pub(super) fn command(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "iptables-legacy --table nat",
+        AddressFamily::V6 => "ip6tables-legacy --table nat",
+    }
+}
+
+/// The nat table of a family.
+#[derive(Debug)]
+pub(super) struct LegacyNat {
+    pub(super) family: AddressFamily,
+    chains: Vec<RawChain>,
+    /// The chain of the hook.
+    base: usize,
+}
+
+/// The nat tables that this network namespace has. One with more rules than `most` is left out.
+///
+/// # Errors
+/// A table cannot be read.
+pub(super) fn read(hook: Hook, most: usize) -> Result<Vec<LegacyNat>, Error> {
+    const TABLE: &str = "nat";
+    let failed = |error: xtables::XtablesError| Error::kernel("read the legacy tables", error);
+    let mut all = Vec::new();
+    for family in AddressFamily::BOTH {
+        match xtables::info(family, TABLE).map_err(failed)? {
+            Some(info) if info.entries <= most => {}
+            _ => continue,
+        }
+        let chains = xtables::rules(family, TABLE).map_err(failed)?;
+        let number = match hook {
+            Hook::Prerouting => 0,
+            Hook::Output => 3,
+            _ => continue,
+        };
+        if let Some(base) = chains.iter().position(|chain| chain.hook == Some(number)) {
+            all.push(LegacyNat { family, chains, base });
+        }
+    }
+    Ok(all)
+}
+
+/// How the walk through a chain ends.
+enum After {
+    Returned,
+    Ended,
+    Translated(Translation),
+}
+
+/// The way of one packet through the chains.
+struct Walk<'a> {
+    nat: &'a LegacyNat,
+    probe: &'a Probe,
+    follows_services: bool,
+    is_local: &'a dyn Fn(IpAddr) -> bool,
+    uncertain: Option<Translation>,
+}
+
+impl LegacyNat {
+    /// The first rule that translates a packet. One that may apply is returned only if none surely applies.
+    pub(super) fn first(
+        &self,
+        probe: &Probe,
+        follows_services: bool,
+        is_local: &dyn Fn(IpAddr) -> bool,
+    ) -> Option<Translation> {
+        let mut walk = Walk { nat: self, probe, follows_services, is_local, uncertain: None };
+        match walk.chain(self.base, &mut Vec::new(), true) {
+            After::Translated(found) => Some(found),
+            After::Returned | After::Ended => walk.uncertain,
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn chain(&mut self, index: usize, path: &mut Vec<String>, is_certain: bool) -> After {
+        let Some(chain) = self.nat.chains.get(index).filter(|_| path.len() < DEEPEST) else {
+            return After::Returned;
+        };
+        if chain.name.starts_with("KUBE-") && !self.follows_services {
+            return After::Returned;
+        }
+        path.push(chain.name.clone());
+        let after = self.rules(chain, path, is_certain);
+        path.pop();
+        after
+    }
+
+    fn rules(&mut self, chain: &RawChain, path: &mut Vec<String>, is_certain: bool) -> After {
+        for rule in &chain.rules {
+            let sure = match self.applies(rule) {
+                Applies::No => continue,
+                Applies::Yes => is_certain,
+                Applies::Maybe => false,
+            };
+            if let Some(next) = rule.leads_to {
+                match self.chain(next, path, sure) {
+                    After::Returned if rule.is_goto && sure => return After::Returned,
+                    After::Returned => {}
+                    After::Ended if !sure => {}
+                    after => return after,
+                }
+                continue;
+            }
+            if rule.target.name.is_empty() {
+                match verdict(rule) {
+                    _ if !sure => {}
+                    Some(DROP | ACCEPT) => return After::Ended,
+                    // RETURN. The policy of a base chain is a verdict, too, so that none is reached behind it.
+                    Some(..0) => return After::Returned,
+                    _ => {}
+                }
+                continue;
+            }
+            let target = &rule.target;
+            let revision = u32::from(target.revision);
+            let target = Extension { name: &target.name, revision, data: &target.data };
+            let (to, port) = match target.action(self.nat.family) {
+                Some(Action::Translate(to, port)) => (to, port),
+                Some(Action::Redirect(port)) => (None, Some(port.unwrap_or(self.probe.port))),
+                Some(Action::Verdict(_)) if sure => return After::Ended,
+                _ => continue,
+            };
+            if chain.name.starts_with(OWN) {
+                if sure {
+                    return After::Ended;
+                }
+                continue;
+            }
+            let found = Translation {
+                place: Place::Legacy(self.nat.family, rule.number),
+                chain: chain.name.clone(),
+                base: path.first().cloned().unwrap_or_default(),
+                priority: PRIORITY,
+                engine: Engine::of_chains(path),
+                to,
+                port,
+                is_certain: sure,
+            };
+            if sure {
+                return After::Translated(found);
+            }
+            self.uncertain.get_or_insert(found);
+        }
+        After::Returned
+    }
+
+    fn applies(&self, rule: &RawRule) -> Applies {
+        if rule.protocol != 0 && rule.protocol != self.probe.protocol {
+            return Applies::No;
+        }
+        let of_extensions = rule.matches.iter().map(|one| {
+            let revision = u32::from(one.revision);
+            Extension { name: &one.name, revision, data: &one.data }.applies(self.probe)
+        });
+        let mut all = Applies::Yes;
+        for part in of_extensions.chain([self.header(&rule.header)]) {
+            match part {
+                Applies::No => return Applies::No,
+                Applies::Maybe => all = Applies::Maybe,
+                Applies::Yes => {}
+            }
+        }
+        all
+    }
+
+    fn header(&self, header: &RawHeader) -> Applies {
+        let of_destination = match (header.destination, self.probe.to) {
+            (None, _) => Applies::Yes,
+            (Some((address, mask)), Some(to)) => {
+                Applies::of(is_in(to, address, mask) != header.is_other_destination)
+            }
+            // Any address of the node.
+            (Some((address, mask)), None) if is_host(mask) && !(self.is_local)(address) => {
+                Applies::of(header.is_other_destination)
+            }
+            (Some(_), None) => Applies::Maybe,
+        };
+        match of_destination {
+            Applies::Yes if header.asks_for_more => Applies::Maybe,
+            other => other,
+        }
+    }
+}
+
+/// The verdict of a rule without a target, or with a standard one.
+fn verdict(rule: &RawRule) -> Option<i32> {
+    Some(i32::from_ne_bytes(*rule.target.data.first_chunk()?))
+}
+
+fn is_in(to: IpAddr, address: IpAddr, mask: IpAddr) -> bool {
+    match (to, address, mask) {
+        (IpAddr::V4(to), IpAddr::V4(address), IpAddr::V4(mask)) => to & mask == address & mask,
+        (IpAddr::V6(to), IpAddr::V6(address), IpAddr::V6(mask)) => to & mask == address & mask,
+        _ => false,
+    }
+}
+
+fn is_host(mask: IpAddr) -> bool {
+    match mask {
+        IpAddr::V4(mask) => mask.to_bits() == u32::MAX,
+        IpAddr::V6(mask) => mask.to_bits() == u128::MAX,
+    }
+}
