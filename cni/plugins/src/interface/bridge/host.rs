@@ -163,7 +163,7 @@ impl Host {
         }
         let native = settings.vlans.as_ref().map_or(DEFAULT_VLAN, Vlans::native);
         let vlans = self.route.port_vlans(port).map_err(failed)?;
-        Ok(vlans.iter().any(|vlan| vlan.pvid && vlan.first == native))
+        Ok(vlans.iter().any(|vlan| vlan.pvid == Switch::On && vlan.first == native))
     }
 
     fn set_vlans(&self, port: &Link, vlans: &Vlans) -> Result<(), CniError> {
