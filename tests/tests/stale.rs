@@ -163,21 +163,21 @@ const LEGACY: [Case; 3] = [
             -A DOCKER -i docker0 -j RETURN
             -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.88.0.99:80",
         is_v4: true,
-        chain: "chain DOCKER in `iptables-legacy --table nat`",
+        chain: "chain DOCKER of `iptables-legacy --table nat`",
         target: "10.88.0.99:80",
     },
     Case {
         rules: "iptables-legacy: -A PREROUTING -d 192.0.2.77 -p tcp -j DNAT --to-destination 10.88.0.98
             -A PREROUTING ! -d 198.51.100.0/24 -p tcp -m multiport --dports 80,8080 -j DNAT --to-destination 10.88.0.99:80",
         is_v4: true,
-        chain: "chain PREROUTING in `iptables-legacy --table nat`",
+        chain: "chain PREROUTING of `iptables-legacy --table nat`",
         target: "10.88.0.99:80",
     },
     Case {
         rules: "ip6tables-legacy: -A PREROUTING -p udp -m udp --dport 8080 -j DNAT --to-destination [fd00:88::98]:80
             -A PREROUTING -p tcp -m tcp --dport 8000:8999 -j DNAT --to-destination [fd00:88::99]:80",
         is_v4: false,
-        chain: "chain PREROUTING in `ip6tables-legacy --table nat`",
+        chain: "chain PREROUTING of `ip6tables-legacy --table nat`",
         target: "[fd00:88::99]:80",
     },
 ];

@@ -102,14 +102,25 @@ pub struct RawExtension {
     pub data: Vec<u8>,
 }
 
+/// A condition that may be negated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition<T> {
+    /// The value that a packet must have.
+    pub value: T,
+    /// True if the rule applies to packets with any other value.
+    pub is_negated: bool,
+}
+
 /// What a rule asks of a packet's addresses and links.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawHeader {
-    /// The destination and its mask; none for any.
-    pub destination: Option<(IpAddr, IpAddr)>,
-    /// True if the rule applies to packets with any other destination than this.
-    pub is_other_destination: bool,
-    /// True if the rule asks for the source, a link or a fragment, or for any other protocol than one.
+    /// The source, and its mask.
+    pub source: Option<Condition<(IpAddr, IpAddr)>>,
+    /// The destination, and its mask.
+    pub destination: Option<Condition<(IpAddr, IpAddr)>>,
+    /// The name of the link that the packet arrives on, which ends with `+` if it is the beginning of names.
+    pub link: Option<Condition<String>>,
+    /// True if the rule asks for the link by which the packet leaves or a fragment, or for any other protocol than one.
     pub asks_for_more: bool,
 }
 
@@ -295,7 +306,9 @@ fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
     names
 }
 
-/// `IPT_INV_DSTIP` and `IPT_INV_PROTO`.
+/// `IPT_INV_VIA_IN`, `IPT_INV_SRCIP`, `IPT_INV_DSTIP` and `IPT_INV_PROTO`.
+const NOT_LINK: u8 = 0x01;
+const NOT_SOURCE: u8 = 0x08;
 const NOT_DESTINATION: u8 = 0x10;
 const NOT_PROTOCOL: u8 = 0x40;
 /// Length of a link's name in an entry (`IFNAMSIZ`).
@@ -385,19 +398,33 @@ impl Layout {
 /// packet comes in by and leaves by, and masks of these.
 fn header(entry: &[u8], layout: Layout) -> RawHeader {
     let len = layout.address;
-    let at = |number: usize| entry.get(number * len..(number + 1) * len).unwrap_or_default();
+    let address_at = |number: usize| entry.get(number * len..(number + 1) * len).unwrap_or_default();
+    let name_at = |number: usize| {
+        let at = 4 * len + number * LINK_NAME;
+        entry.get(at..at + LINK_NAME).unwrap_or_default()
+    };
     let is_set = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
-    let [destination, source_mask, mask] = [1, 2, 3].map(at);
-    let link_masks = entry.get(4 * len + 2 * LINK_NAME..4 * len + 4 * LINK_NAME).unwrap_or_default();
     let [flags, negation] =
         [layout.flags, layout.negation].map(|at| entry.get(at).copied().unwrap_or_default());
+    let network = |bytes: usize, mask: usize, flag: u8| {
+        let (value, mask) = (address_at(bytes), address_at(mask));
+        let value = address(value).zip(address(mask)).filter(|_| is_set(mask))?;
+        Some(Condition { value, is_negated: negation & flag != 0 })
+    };
+    let (name, mask) = (name_at(0), name_at(2));
+    let link = is_set(mask).then(|| {
+        // The mask of a whole name includes the NUL behind it.
+        let is_whole = mask.iter().filter(|byte| **byte != 0).count() > text(name).len();
+        let value = format!("{}{}", lossy(text(name)), if is_whole { "" } else { "+" });
+        Condition { value, is_negated: negation & NOT_LINK != 0 }
+    });
     RawHeader {
-        destination: address(destination).zip(address(mask)).filter(|_| is_set(mask)),
-        is_other_destination: negation & NOT_DESTINATION != 0,
-        asks_for_more: is_set(source_mask)
-            || is_set(link_masks)
+        source: network(0, 2, NOT_SOURCE),
+        destination: network(1, 3, NOT_DESTINATION),
+        link,
+        asks_for_more: is_set(name_at(3))
             || flags & layout.more() != 0
-            || negation & !NOT_DESTINATION != 0,
+            || negation & !(NOT_LINK | NOT_SOURCE | NOT_DESTINATION) != 0,
     }
 }
 
@@ -458,6 +485,31 @@ mod tests {
         bytes[90..92].copy_from_slice(&u16::try_from(112 + target.len()).unwrap().to_ne_bytes());
         bytes.extend(target);
         bytes
+    }
+
+    #[test]
+    fn a_rules_addresses_and_links_are_read() {
+        let layout = entry_layout(AddressFamily::V4);
+        let mut bytes = entry(b"", b"");
+        bytes[..16].copy_from_slice(&[10, 0, 0, 0, 192, 0, 2, 1, 255, 0, 0, 0, 255, 255, 255, 255]);
+        bytes[16..20].copy_from_slice(b"eth0");
+        bytes[48..53].fill(0xff);
+        bytes[83] = NOT_LINK | NOT_SOURCE;
+        let header_of = |bytes: &[u8]| header(bytes, layout);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let all = header_of(&bytes);
+        let source = Condition { value: (ip("10.0.0.0"), ip("255.0.0.0")), is_negated: true };
+        assert_eq!(all.source, Some(source));
+        let destination = Condition { value: (ip("192.0.2.1"), ip("255.255.255.255")), is_negated: false };
+        assert_eq!(all.destination, Some(destination));
+        assert_eq!(all.link, Some(Condition { value: "eth0".to_owned(), is_negated: true }));
+        assert!(!all.asks_for_more);
+        // `-i eth0+`
+        bytes[52] = 0;
+        assert_eq!(header_of(&bytes).link.unwrap().value, "eth0+");
+        bytes[83] = NOT_PROTOCOL;
+        assert!(header_of(&bytes).asks_for_more);
+        assert_eq!(header_of(&entry(b"", b"")), RawHeader::default());
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Walk<'_> {
             Extension { name: &one.name, revision, data: &one.data }.applies(self.probe)
         });
         let mut all = Applies::Yes;
-        for part in of_extensions.chain([self.header(&rule.header)]) {
+        for part in of_extensions.chain(self.header(&rule.header)) {
             match part {
                 Applies::No => return Applies::No,
                 Applies::Maybe => all = Applies::Maybe,
@@ -184,22 +184,32 @@ impl Walk<'_> {
         all
     }
 
-    fn header(&self, header: &RawHeader) -> Applies {
-        let of_destination = match (header.destination, self.probe.to) {
-            (None, _) => Applies::Yes,
-            (Some((address, mask)), Some(to)) => {
-                Applies::of(is_in(to, address, mask) != header.is_other_destination)
+    fn header(&self, header: &RawHeader) -> [Applies; 4] {
+        let of_destination = header.destination.as_ref().map(|asked| {
+            let (address, mask) = asked.value;
+            match self.probe.to {
+                Some(to) => Applies::of(is_in(to, address, mask) != asked.is_negated),
+                // The packet goes to any address of the node.
+                None if is_host(mask) && !(self.is_local)(address) => Applies::of(asked.is_negated),
+                None => Applies::Maybe,
             }
-            // Any address of the node.
-            (Some((address, mask)), None) if is_host(mask) && !(self.is_local)(address) => {
-                Applies::of(header.is_other_destination)
-            }
-            (Some(_), None) => Applies::Maybe,
-        };
-        match of_destination {
-            Applies::Yes if header.asks_for_more => Applies::Maybe,
-            other => other,
-        }
+        });
+        let of_source = header.source.as_ref().map(|asked| {
+            let (address, mask) = asked.value;
+            self.probe
+                .from
+                .map_or(Applies::Maybe, |from| Applies::of(is_in(from, address, mask) != asked.is_negated))
+        });
+        let of_link = header.link.as_ref().map(|asked| {
+            let is_named = |link: &String| match asked.value.strip_suffix('+') {
+                Some(begin) => link.starts_with(begin),
+                None => *link == asked.value,
+            };
+            let link = self.probe.link.as_ref();
+            link.map_or(Applies::Maybe, |link| Applies::of(is_named(link) != asked.is_negated))
+        });
+        let more = if header.asks_for_more { Applies::Maybe } else { Applies::Yes };
+        [of_destination, of_source, of_link, Some(more)].map(|part| part.unwrap_or(Applies::Yes))
     }
 }
 

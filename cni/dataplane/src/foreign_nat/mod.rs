@@ -126,7 +126,7 @@ impl Translation {
                 format!("the rule with handle {handle} in chain {} of table {table}", self.chain)
             }
             Place::Legacy(family, number) => {
-                format!("rule {number} of chain {} in `{}`", self.chain, legacy::command(*family))
+                format!("rule {number} in chain {} of `{}`", self.chain, legacy::command(*family))
             }
         }
     }
@@ -136,7 +136,7 @@ impl Translation {
     pub fn base_chain(&self) -> String {
         match &self.place {
             Place::Table { table, .. } => format!("chain {} of table {table}", self.base),
-            Place::Legacy(family, _) => format!("chain {} in `{}`", self.base, legacy::command(*family)),
+            Place::Legacy(family, _) => format!("chain {} of `{}`", self.base, legacy::command(*family)),
         }
     }
 

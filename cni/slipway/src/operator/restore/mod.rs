@@ -336,7 +336,8 @@ impl Restoration {
             Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
             Ok(Liveness::Gone(reason)) => {
                 let (state, reason) = self.gone(number, reason);
-                return self.rows.push(row(state, reason));
+                self.rows.push(row(state, reason));
+                return self.name_what_is_missing(number);
             }
             Ok(Liveness::Attached) => match expected_of(cached) {
                 Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
@@ -350,6 +351,19 @@ impl Restoration {
                 self.restored.push(Restored { row: self.rows.len(), container: number, object });
             }
             self.rows.push(row);
+        }
+    }
+
+    /// Names what a container lacks that is left out, with the remedies. If its link is there without its address, the
+    /// container may be alive and have lost the address.
+    fn name_what_is_missing(&mut self, number: usize) {
+        let Some((_, cached)) = self.containers.get(number) else { return };
+        let owner = cached.attachment.clone();
+        for object in expected_of(cached).unwrap_or_default() {
+            if !object.whose().is_repaired() {
+                let row = self.restore(&owner, object.as_ref());
+                self.rows.extend((row.state != State::Present).then_some(row));
+            }
         }
     }
 
