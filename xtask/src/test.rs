@@ -2,13 +2,14 @@
 
 //! `cargo xtask test`: everything that must pass, stage by stage.
 
+mod machines;
 mod with_runtimes;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -189,7 +190,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
         });
         let machines = (!args.is_part() && !args.no_vm).then(|| {
             let seed = (!args.full).then_some(seed);
-            scope.spawn(move || machines(args, seed, stages, &wait))
+            scope.spawn(move || machines::run(args, seed, stages, &wait))
         });
         let heavy = scope.spawn(|| ready.tests(Which::Heavy, args.repeat, stages));
         let network = ready.tests(Which::Pooled, args.repeat, stages);
@@ -284,39 +285,6 @@ fn site(options: &[&str], args: &Args, stages: &Stages) -> Result<()> {
         }
         result(Crate::Docs.cargo_run("docs").arg("--check").args(options), log)
     })
-}
-
-/// The other kernels. Returns a line about what was skipped, if anything was. VMs start when `wait` has ended.
-fn machines(args: &Args, seed: Option<u64>, stages: &Stages, wait: &mpsc::Receiver<()>) -> Result<String> {
-    let mut skipped = String::new();
-    stages.run("other kernels", |log| {
-        let copy = || log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
-        let mut smoke = Crate::Vm.built("smoke");
-        smoke.args(args.require.then_some("--require"));
-        smoke.args(seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
-        smoke.stdin(Stdio::piped()).stdout(copy()?).stderr(copy()?);
-        let mut child = smoke.spawn().map_err(|e| Error::system(run::line(&smoke), e))?;
-        // An emulated processor that waits for a real one exceeds the limits of the programs on it. A child that has
-        // failed need not be waited for.
-        while wait.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            if child.try_wait().is_ok_and(|ended| ended.is_some()) {
-                break;
-            }
-        }
-        drop(child.stdin.take());
-        let status = child.wait().map_err(|e| Error::system("wait for the virtual machines", e))?;
-        let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
-        let last = printed.lines().last().unwrap_or_default().to_owned();
-        if !status.success() {
-            let how = format!("ended with {status}: {last}");
-            return Err(Error::Command { command: run::line(&smoke), how, output: String::new() });
-        }
-        if last.starts_with("SKIP") {
-            skipped = format!("; {last}, see {}", log.path.display());
-        }
-        Ok(last)
-    })?;
-    Ok(skipped)
 }
 
 /// Runs a task of another crate and returns what it prints.
