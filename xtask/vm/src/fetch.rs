@@ -31,7 +31,7 @@ pub(crate) struct Ready {
 
 /// Takes the kernel from the cache, or fetches it from the first place that has it whole.
 pub(crate) fn fetch(kernel: &Kernel, refresh: Refresh) -> Result<Ready> {
-    let dir = kernels::cache()?.join("kernels").join(&kernel.name);
+    let dir = kernels::cache()?.join("kernels").join(kernel.packages());
     if refresh == Refresh::No
         && let Ok(ready) = Ready::at(&dir)
     {

@@ -264,20 +264,34 @@ pub(crate) fn write(
 
 /// The files of a kernel's modules that match the patterns, of those that they need, and depmod's
 /// lists; all below [`Ready::modules`]. Without those that match the patterns of `without`: what needs one cannot be loaded.
+///
+/// # Errors
+/// A pattern of `without` matches none: the module is built into the kernel, or the kernel lacks it anyway.
 pub(crate) fn modules(kernel: &Ready, patterns: &[String], without: &[String]) -> Result<BTreeSet<PathBuf>> {
     let read = |name: &str| {
         let path = kernel.modules.join(name);
         fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))
     };
     let mut files = closure(&read("modules.dep")?, &read("modules.softdep").unwrap_or_default(), patterns);
-    files.retain(|path| {
-        let module = module_name(&path.to_string_lossy());
-        !without.iter().any(|pattern| matches(&pattern.replace('-', "_"), &module))
-    });
+    leave_out(&mut files, without).map_err(|pattern| {
+        Error::Failed(format!("{} has no module {pattern} to be left out", kernel.release))
+    })?;
     let entries = fs::read_dir(&kernel.modules).map_err(|e| Error::file("list", &kernel.modules, e))?;
     let lists = entries.filter_map(std::result::Result::ok).map(|entry| PathBuf::from(entry.file_name()));
     files.extend(lists.filter(|name| name.to_string_lossy().starts_with("modules.")));
     Ok(files)
+}
+
+/// Removes the modules that match one of the patterns. Fails with a pattern that matches none.
+fn leave_out(files: &mut BTreeSet<PathBuf>, without: &[String]) -> Result<(), String> {
+    for pattern in without {
+        let before = files.len();
+        files.retain(|path| !matches(&pattern.replace('-', "_"), &module_name(&path.to_string_lossy())));
+        if files.len() == before {
+            return Err(pattern.clone());
+        }
+    }
+    Ok(())
 }
 
 /// The name of a module by its file.
@@ -383,6 +397,16 @@ mod tests {
             known += usize::from(!owners.is_empty());
         }
         assert!(known > 40, "{known} tools are of a package");
+    }
+
+    #[test]
+    fn a_module_that_cannot_be_left_out_is_named() {
+        let all =
+            ["net/ipv4/netfilter/ip_tables.ko", "net/netfilter/x_tables.ko", "net/netfilter/xt_mark.ko"];
+        let mut files: BTreeSet<PathBuf> = all.map(PathBuf::from).into();
+        leave_out(&mut files, &["ip_tables".to_owned(), "xt_*".to_owned()]).unwrap();
+        assert_eq!(files, [PathBuf::from(all[1])].into());
+        assert_eq!(leave_out(&mut files, &["ip6-tables".to_owned()]), Err("ip6-tables".to_owned()));
     }
 
     #[test]

@@ -61,7 +61,21 @@ pub(crate) struct Kernel {
     #[serde(default)]
     pub(crate) smoke: bool,
     /// Its sources, the best first.
+    #[serde(default)]
     pub(crate) from: Vec<Source>,
+    /// The name of another kernel of the list, in place of sources: this one is the same, but lacks the modules of
+    /// `without` or boots with the arguments of `boot`.
+    #[serde(default)]
+    pub(crate) same_as: Option<String>,
+    /// Names of modules that are left out, with `*` for any text.
+    #[serde(default)]
+    pub(crate) without: Vec<String>,
+    /// More arguments of the kernel.
+    #[serde(default)]
+    pub(crate) boot: Vec<String>,
+    /// The test programs that are run on it; if there are none, those of its processor.
+    #[serde(default)]
+    pub(crate) suites: Vec<String>,
     /// The promised options that it lacks.
     #[serde(default)]
     pub(crate) missing: Vec<Missing>,
@@ -109,6 +123,10 @@ enum Fault {
     NamedTwice(String),
     #[error("no reason is given for {0}")]
     NoReason(String),
+    #[error(
+        "{0} names neither packages in `from` nor a kernel with packages for the same processor in `same_as`"
+    )]
+    NoPackages(String),
 }
 
 /// A difference between the list and the configuration in a kernel's package.
@@ -129,7 +147,7 @@ impl Kernels {
     }
 
     fn parse(text: &str) -> Result<Self, Fault> {
-        let list: Self = toml::from_str(text)?;
+        let mut list: Self = toml::from_str(text)?;
         let mut names = BTreeSet::new();
         for kernel in &list.kernel {
             if !names.insert(&kernel.name) {
@@ -143,6 +161,17 @@ impl Kernels {
         if let Some(left_out) = list.left_out.iter().find(|one| one.reason.trim().is_empty()) {
             return Err(Fault::NoReason(format!("leaving {} out", left_out.suite)));
         }
+        let all = list.kernel.clone();
+        for kernel in &mut list.kernel {
+            if let Some(name) = &kernel.same_as {
+                let is_same =
+                    |one: &&Kernel| one.name == *name && one.arch == kernel.arch && one.same_as.is_none();
+                kernel.from = all.iter().find(is_same).map(|one| one.from.clone()).unwrap_or_default();
+            }
+            if kernel.from.is_empty() {
+                return Err(Fault::NoPackages(kernel.name.clone()));
+            }
+        }
         Ok(list)
     }
 
@@ -153,12 +182,25 @@ impl Kernels {
         named.any(|missing| Some(missing.feature.as_str()) == feature)
     }
 
-    /// The test programs that are run on a processor if none is named; all of them if the list is empty.
-    pub(crate) fn suites(&self, arch: Arch) -> &[String] {
-        match arch {
+    /// The test programs that are run on a kernel if none is named; all of them if the list is empty.
+    pub(crate) fn suites<'a>(&'a self, kernel: &'a Kernel) -> &'a [String] {
+        match kernel.arch {
+            _ if !kernel.suites.is_empty() => &kernel.suites,
             Arch::Amd64 => &[],
             Arch::Arm64 => &self.arm64,
         }
+    }
+
+    /// The test programs that are run on at least one of these kernels if none is named; all of them if the list is empty.
+    pub(crate) fn suites_of_any(&self, kernels: &[&Kernel]) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        for suites in kernels.iter().map(|kernel| self.suites(kernel)) {
+            if suites.is_empty() {
+                return Vec::new();
+            }
+            names.extend(suites.iter().cloned());
+        }
+        names.into_iter().collect()
     }
 
     /// The text in the names of the tests that are run of a test program; all of its tests are run if there is none.
@@ -186,6 +228,11 @@ impl Kernels {
 }
 
 impl Kernel {
+    /// The name of the kernel whose packages these are.
+    pub(crate) fn packages(&self) -> &str {
+        self.same_as.as_ref().unwrap_or(&self.name)
+    }
+
     /// True if this is its name, in which that of the processor may be left out.
     fn is_called(&self, name: &str) -> bool {
         let rest = self.name.strip_prefix(name).map(|rest| rest.trim_start_matches('-'));
@@ -253,6 +300,10 @@ mod tests {
             arch: Arch::Amd64,
             smoke: false,
             from: Vec::new(),
+            same_as: None,
+            without: Vec::new(),
+            boot: Vec::new(),
+            suites: Vec::new(),
             missing: vec![Missing {
                 option: Some("NETKIT".to_owned()),
                 feature: "netkit".to_owned(),
@@ -293,9 +344,37 @@ mod tests {
         assert!(list.kernel.iter().all(|kernel| kernel.arch == Arch::Amd64 || !kernel.smoke));
         assert!(list.arm64_only.keys().all(|suite| list.arm64.contains(suite)));
         let folder = workspace::root().join("tests/tests");
-        for suite in [&list.smoke, &list.arm64].into_iter().flatten() {
+        let of_kernels = list.kernel.iter().map(|kernel| &kernel.suites);
+        for suite in [&list.smoke, &list.arm64].into_iter().chain(of_kernels).flatten() {
             assert!(folder.join(suite).is_dir() || folder.join(format!("{suite}.rs")).is_file(), "{suite}");
             assert!(list.left_out.iter().all(|one| one.suite != *suite), "{suite}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_the_same_as_another_has_its_packages() {
+        let list = Kernels::load().unwrap();
+        let find = |name: &str| list.kernel.iter().find(|kernel| kernel.name == name).unwrap();
+        let (plain, without) = (find("6.12"), find("6.12-without-iptables"));
+        assert_eq!((without.packages(), &without.from), ("6.12", &plain.from));
+        assert!(!without.without.is_empty() && !without.suites.is_empty());
+        // A run of it alone builds and runs its test programs; one with others, all that one of them runs.
+        assert_eq!(list.suites(without), without.suites);
+        let mut sorted = without.suites.clone();
+        sorted.sort();
+        assert_eq!(list.suites_of_any(&[without]), sorted);
+        assert_eq!(list.suites_of_any(&[without, plain]), Vec::<String>::new());
+        let text = |same_as: &str| {
+            format!(
+                "promised = []\nmodules = []\npreload = []\nsmoke = []\n\
+                 [[kernel]]\nname = \"a\"\nfrom = [{{ suite = \"s\", package = \"p\" }}]\n\
+                 [[kernel]]\nname = \"b\"\nsame_as = \"{same_as}\"\n"
+            )
+        };
+        assert!(Kernels::parse(&text("a")).is_ok());
+        for wrong in ["b", "c"] {
+            let error = Kernels::parse(&text(wrong)).unwrap_err().to_string();
+            assert!(error.starts_with("b names neither packages"), "{error}");
         }
     }
 

@@ -288,7 +288,17 @@ mod tests {
         let missing =
             Missing { option: None, feature: "netkit".to_owned(), reason: "it came with 6.7".to_owned() };
         let (name, arch) = ("6.1".to_owned(), Arch::Amd64);
-        Kernel { name, arch, smoke: true, from: Vec::new(), missing: vec![missing] }
+        Kernel {
+            name,
+            arch,
+            smoke: true,
+            from: Vec::new(),
+            same_as: None,
+            without: Vec::new(),
+            boot: Vec::new(),
+            suites: Vec::new(),
+            missing: vec![missing],
+        }
     }
 
     fn plan() -> Plan {

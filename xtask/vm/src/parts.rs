@@ -34,23 +34,23 @@ impl Part<'_> {
 /// has the least to do. `times` are those of earlier runs, in milliseconds. Each part has its programs in the order in
 /// which they came.
 pub(crate) fn divide<'a>(
-    tests: &'a [TestProgram],
+    tests: &[&'a TestProgram],
     times: &BTreeMap<&str, u64>,
     count: usize,
 ) -> Vec<Part<'a>> {
     let millis = |test: &TestProgram| times.get(test.name.as_str()).copied().unwrap_or(UNKNOWN);
     let mut longest_first: Vec<usize> = (0..tests.len()).collect();
-    longest_first.sort_by_key(|at| Reverse(millis(&tests[*at])));
+    longest_first.sort_by_key(|at| Reverse(millis(tests[*at])));
     let mut parts: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new()); count.min(tests.len())];
     for at in longest_first {
         if let Some((sum, part)) = parts.iter_mut().min_by_key(|(sum, part)| (*sum, part.len())) {
-            *sum += millis(&tests[at]);
+            *sum += millis(tests[at]);
             part.push(at);
         }
     }
     let sorted = |mut part: Vec<usize>| {
         part.sort_unstable();
-        part.into_iter().map(|at| &tests[at]).collect()
+        part.into_iter().map(|at| tests[at]).collect()
     };
     (1..).zip(parts).map(|(number, (_, part))| Part { number, tests: sorted(part) }).collect()
 }
@@ -67,6 +67,7 @@ mod tests {
             package: PathBuf::new(),
         };
         let tests: Vec<TestProgram> = names.iter().map(program).collect();
+        let tests: Vec<&TestProgram> = tests.iter().collect();
         let parts = divide(&tests, &times.iter().copied().collect(), count);
         parts.iter().map(|part| part.tests.iter().map(|test| test.name.clone()).collect()).collect()
     }

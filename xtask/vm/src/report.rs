@@ -132,9 +132,26 @@ fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
             None => writeln!(text, "| {kernel} | not run | | | | | | | | |"),
         };
     }
+    variants(&mut text, list);
     missing(&mut text, list);
     programs(&mut text, rows);
     text
+}
+
+/// The kernels that differ from another one of the list.
+fn variants(text: &mut String, list: &Kernels) {
+    text.push_str(
+        "\n## Kernels that lack something\n\nEach is a kernel from above, without some modules or with arguments at boot, and \
+         runs the test programs for which that matters.\n\n| kernel | is | without the modules | booted with | test programs \
+         |\n|---|---|---|---|---|\n",
+    );
+    let code = |words: &[String]| words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    for kernel in &list.kernel {
+        let Some(same_as) = &kernel.same_as else { continue };
+        let [without, boot] = [&kernel.without, &kernel.boot].map(|words| code(words));
+        let suites = kernel.suites.join(", ");
+        let _ = writeln!(text, "| {} | {same_as} | {without} | {boot} | {suites} |", kernel.name);
+    }
 }
 
 /// A row in a word.

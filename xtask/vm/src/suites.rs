@@ -84,6 +84,9 @@ pub(crate) struct Args {
     /// More arguments of the kernels, for instance ipv6.disable=1
     #[arg(long, value_name = "ARGUMENT", num_args = 1.., conflicts_with = "write_docs")]
     boot: Vec<String>,
+    /// Build the plugins without link-time optimization, for a first look: such a run is not kept
+    #[arg(long, conflicts_with = "write_docs")]
+    quick: bool,
     /// Fetch the kernels again
     #[arg(long)]
     refresh: bool,
@@ -102,6 +105,17 @@ pub(crate) struct Args {
     /// Only write them, from earlier runs: marks the rows that have become stale
     #[arg(long, exclusive = true)]
     docs_only: bool,
+}
+
+impl Args {
+    /// The test programs that are run on every kernel; none if each has its own.
+    fn named_suites<'a>(&'a self, list: &'a Kernels) -> Option<&'a [String]> {
+        match self.suite.as_slice() {
+            _ if self.smoke => Some(&list.smoke),
+            [] => None,
+            named => Some(named),
+        }
+    }
 }
 
 /// The parts that all VMs of a run share.
@@ -243,10 +257,13 @@ fn run_in_vms<'a>(
         Some(dir) => Some(dir),
         None => reference_plugins(args, stages)?,
     };
-    let wanted_suites: &[String] = match args.suite.as_slice() {
-        _ if args.smoke => &list.smoke,
-        [] => list.suites(args.arch),
-        named => named,
+    let of_kernels;
+    let wanted_suites: &[String] = match args.named_suites(list) {
+        Some(named) => named,
+        None => {
+            of_kernels = list.suites_of_any(wanted);
+            &of_kernels
+        }
     };
     let is_wanted = |name: &String| wanted_suites.is_empty() || wanted_suites.contains(name);
     let kubernetes = match list.kubernetes.iter().any(is_wanted) {
@@ -261,7 +278,7 @@ fn run_in_vms<'a>(
         }
         let agent = list.slipwayd.iter().any(is_wanted);
         // The smoke tests ask what works on the kernel: they need not wait for link-time optimization.
-        let profile = if args.smoke { Profile::Quick } else { Profile::Release };
+        let profile = if args.smoke || args.quick { Profile::Quick } else { Profile::Release };
         let wanted = Wanted { suites: wanted_suites, agent, peer: args.peer.as_deref(), profile };
         let mut programs = programs::build(args.arch, &toolchain, &wanted, log)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
@@ -386,7 +403,10 @@ impl Bench<'_> {
             known.extend(Record::known(&one.name)?.map(|row| row.suites).unwrap_or_default());
         }
         let times = known.iter().map(|suite| (suite.name.as_str(), suite.millis)).collect();
-        Ok(parts::divide(&self.programs.tests, &times, usize::from(self.args.jobs)))
+        let suites = self.args.named_suites(self.list).unwrap_or_else(|| self.list.suites(kernel));
+        let all = self.programs.tests.iter();
+        let tests: Vec<_> = all.filter(|test| suites.is_empty() || suites.contains(&test.name)).collect();
+        Ok(parts::divide(&tests, &times, usize::from(self.args.jobs)))
     }
 
     fn run_one(&self, kernel: &Kernel, ready: &Ready, part: &Part<'_>, log: &File) -> Result<Outcome> {
@@ -399,17 +419,19 @@ impl Bench<'_> {
         let initramfs = dir.join("initramfs.cpio");
         let mut patterns = self.list.modules.clone();
         patterns.extend(disk.iter().flat_map(|_| DISK_DRIVERS).map(|name| (*name).to_owned()));
-        let modules = image::modules(ready, &patterns, &self.args.without)?;
+        let without = [kernel.without.as_slice(), &self.args.without].concat();
+        let modules = image::modules(ready, &patterns, &without)?;
         let unchanged = Lock::share(&build_lock()?)?;
         image::write(&initramfs, &self.userland, &self.programs, part, ready, &modules, &plan)?;
         drop(unchanged);
+        let boot = [kernel.boot.as_slice(), &self.args.boot].concat();
         let vm = Vm {
             image: &ready.image,
             initramfs: &initramfs,
             disk,
             dir: &dir,
             nonce: &plan.nonce,
-            boot: &self.args.boot,
+            boot: &boot,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
             suite_limit: SUITE_LIMIT,
         };
@@ -439,11 +461,12 @@ impl Bench<'_> {
         for figure in &outcome.figures {
             println!("  {:<8} {figure}", kernel.name);
         }
-        // Only whole runs of a test program are kept, and none of the smoke test.
-        let whole = self.args.filter.is_none() && !self.args.measure && !self.args.smoke;
+        // Only whole runs of a test program are kept, with the plugins as they are shipped.
+        let is_shipped = !self.args.smoke && !self.args.quick;
+        let whole = self.args.filter.is_none() && !self.args.measure && is_shipped;
         let is_usual = self.args.without.is_empty() && self.args.boot.is_empty();
         if whole && is_usual && self.args.peer.is_none() {
-            self.keep(&outcome)?;
+            self.keep(kernel, &outcome)?;
         }
         if self.args.keep_console {
             println!("--- console of {}\n{}", kernel.name, run.console);
@@ -452,10 +475,10 @@ impl Bench<'_> {
     }
 
     /// Keeps the row of a VM's run.
-    fn keep(&self, outcome: &Outcome) -> Result<()> {
+    fn keep(&self, kernel: &Kernel, outcome: &Outcome) -> Result<()> {
         let is_left_out = |name: &&String| self.list.left_out.iter().any(|one| one.suite == **name);
         let Some(row) = Record::of(outcome, &self.sources, &checkout::today()) else { return Ok(()) };
-        match self.list.suites(self.args.arch) {
+        match self.list.suites(kernel) {
             [] => row.keep(self.programs.names.iter().filter(|name| !is_left_out(name))),
             some => row.keep(some.iter()),
         }
