@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::binaries::newest_version;
+use crate::feature::has_ipv6;
 use crate::node::{Node, Pod};
 use crate::plugin::{CniFailure, Output, PluginCall};
 use crate::traffic::Proto;
@@ -60,13 +61,14 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The configuration of host-local with a range of each family, and default routes.
+/// The configuration of host-local with a range of each family that the kernel has, and default routes.
 pub fn host_local(v4: impl Into<String>, v6: impl Into<String>) -> Value {
-    json!({
-        "type": "host-local",
-        "ranges": [[{"subnet": v4.into()}], [{"subnet": v6.into()}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-    })
+    let (mut ranges, mut routes) = (vec![json!([{"subnet": v4.into()}])], vec![json!({"dst": "0.0.0.0/0"})]);
+    if has_ipv6() {
+        ranges.push(json!([{"subnet": v6.into()}]));
+        routes.push(json!({"dst": "::/0"}));
+    }
+    json!({"type": "host-local", "ranges": ranges, "routes": routes})
 }
 
 /// An address in a result, without its prefix length.

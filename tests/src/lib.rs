@@ -98,8 +98,9 @@ pub use container::{
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
 pub use feature::{
-    ESP, FLOWTABLE, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp, has_flowtable, has_ipvs,
-    has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
+    ESP, FLOWTABLE, IPTABLES, IPV6, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp,
+    has_flowtable, has_iptables, has_ipv6, has_ipvs, has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
+    usable,
 };
 pub use golden::{golden, golden_result, normalise};
 pub use interrupt::{

@@ -16,6 +16,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::binaries::bin_dir;
 use crate::concealment::conceal;
+use crate::feature::has_ipv6;
 use crate::seen_ports::without_seen_ports;
 use crate::space::{Journal, Space};
 
@@ -34,7 +35,8 @@ pub struct Node {
 
 /// A machine outside the node, joined to it by a veth pair: `eth0` here, `out<n>` on the node.
 ///
-/// Each has a documentation prefix of its own (RFC 5737, RFC 3849); the node is its default router.
+/// Each has a documentation prefix of its own (RFC 5737, RFC 3849); the node is its default router. In a kernel without
+/// IPv6 the addresses of that family exist here only.
 #[derive(Debug)]
 pub struct Host {
     space: Space,
@@ -103,14 +105,16 @@ impl Node {
             Host { space, v4: v4(2), v6: v6(2), node_v4: v4(1), node_v6: v6(1), node_link: link.clone() };
         // One worker of the kernel handles the addresses of all namespaces. Those of a host need no probe there.
         host.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        // Lines of a kernel that has IPv6.
+        let six = |line: String| if has_ipv6() { line } else { String::new() };
         self.cmd_input(
             "ip -batch -",
             &format!(
                 "link add {link} type veth peer name eth0 netns {name}\n\
                  address add {}/24 dev {link}\n\
-                 address add {}/64 dev {link} nodad\n\
-                 link set {link} up\n",
-                host.node_v4, host.node_v6
+                 {}link set {link} up\n",
+                host.node_v4,
+                six(format!("address add {}/64 dev {link} nodad\n", host.node_v6))
             ),
         );
         host.cmd_input(
@@ -118,11 +122,12 @@ impl Node {
             &format!(
                 "link set lo up\n\
                  address add {}/24 dev eth0\n\
-                 address add {}/64 dev eth0 nodad\n\
-                 link set eth0 up\n\
-                 route add default via {}\n\
-                 route add default via {}\n",
-                host.v4, host.v6, host.node_v4, host.node_v6
+                 {}link set eth0 up\n\
+                 route add default via {}\n{}",
+                host.v4,
+                six(format!("address add {}/64 dev eth0 nodad\n", host.v6)),
+                host.node_v4,
+                six(format!("route add default via {}\n", host.node_v6))
             ),
         );
         // The queue of a new link swallows packets until the kernel has noticed the carrier.

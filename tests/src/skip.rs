@@ -40,6 +40,22 @@ macro_rules! needs {
     };
 }
 
+/// Ends the test that calls it with [`skip!`] in a kernel without IPv6.
+#[macro_export]
+macro_rules! needs_ipv6 {
+    () => {
+        $crate::needs!($crate::has_ipv6(), $crate::IPV6)
+    };
+}
+
+/// Ends the test that calls it with [`skip!`] in a kernel that takes no rules of iptables.
+#[macro_export]
+macro_rules! needs_iptables {
+    () => {
+        $crate::needs!($crate::has_iptables(), $crate::IPTABLES)
+    };
+}
+
 /// Ends the test that calls it when [another implementation](crate::is_peer) is tested: its promise is one that
 /// only Slipway makes.
 #[macro_export]

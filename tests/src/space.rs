@@ -19,6 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
+use crate::feature::has_ipv6;
 use crate::pace::within;
 
 /// The time limit of a command. A plugin that needs longer hangs.
@@ -203,8 +204,12 @@ impl Space {
         self.cmd_input("nft -f -", script);
     }
 
-    /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`.
+    /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`. One of IPv6 means nothing in a kernel
+    /// without IPv6, and is left out there.
     pub fn sysctl(&self, path: &str, value: &str) {
+        if path.starts_with("net/ipv6/") && !has_ipv6() {
+            return;
+        }
         let file = Path::new("/proc/sys").join(path);
         self.journal.note(format!("[{}] sysctl {path} = {value}", self.name));
         self.run(|| std::fs::write(&file, value)).unwrap_or_else(|e| panic!("set sysctl {path}: {e}"));

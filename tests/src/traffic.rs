@@ -15,6 +15,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::feature::has_ipv6;
 use crate::pace::patience;
 use crate::space::Space;
 
@@ -121,8 +122,12 @@ impl Space {
             .unwrap_or_else(|e| panic!("{}: listen on {} {address}: {e}", self.name, proto.name()))
     }
 
-    /// Starts a server here, if the address can be bound.
+    /// Starts a server here, if the address can be bound. `[::]` stands for all addresses of both families, and in a
+    /// kernel without IPv6 for those of IPv4.
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
+        let of_ipv4 =
+            address.strip_prefix("[::]").filter(|_| !has_ipv6()).map(|port| format!("0.0.0.0{port}"));
+        let address = of_ipv4.as_deref().unwrap_or(address);
         let (end, running) = io::pipe()?;
         let (end, who) = (End(end), who.to_owned());
         let (address, thread) = match proto {

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Node, Pod, Proto, Server, at, host_local};
+use slipway_tests::{Attach, Host, Node, Pod, Proto, Server, at, host_local, usable};
 
 /// Returns the report, and true if the command succeeded.
 fn check(node: &Node) -> (Value, bool) {
@@ -196,8 +196,8 @@ impl Published {
         Self { node, client, pod, _server: server }
     }
 
-    fn addresses(&self) -> [IpAddr; 2] {
-        [self.client.node_v4.into(), self.client.node_v6.into()]
+    fn addresses(&self) -> Vec<IpAddr> {
+        usable([self.client.node_v4.into(), self.client.node_v6.into()])
     }
 
     #[track_caller]
@@ -213,7 +213,7 @@ impl Published {
         }
         // What the container opens itself.
         let _server = self.client.serve(Proto::Tcp, "[::]:90", "client");
-        for ip in [IpAddr::from(self.client.v4), self.client.v6.into()] {
+        for ip in usable([self.client.v4.into(), self.client.v6.into()]) {
             self.pod.expect(Proto::Tcp, at(ip, 90), "client");
         }
     }
@@ -249,6 +249,8 @@ fn docker(node: &Node, variant: &str) -> bool {
 
 #[test]
 fn advice_for_dockers_forward_works_when_pasted() {
+    slipway_tests::needs_ipv6!();
+    slipway_tests::needs_iptables!();
     for backend in ["nftables", "iptables"] {
         let world = Published::new(backend);
         assert!(docker(&world.node, "nft"));
@@ -268,6 +270,7 @@ fn advice_for_dockers_forward_works_when_pasted() {
 
 #[test]
 fn advice_for_dockers_legacy_forward_works_when_pasted() {
+    slipway_tests::needs_ipv6!();
     let world = Published::new("nftables");
     if world.node.try_cmd("iptables-legacy -S").code != Some(0) || !docker(&world.node, "legacy") {
         slipway_tests::skip!("legacy iptables");
@@ -282,6 +285,8 @@ fn advice_for_dockers_legacy_forward_works_when_pasted() {
 /// ufw, an administrator, or Docker that moved to nftables and left the policy.
 #[test]
 fn advice_for_a_plain_forward_works_when_pasted() {
+    slipway_tests::needs_ipv6!();
+    slipway_tests::needs_iptables!();
     let world = Published::new("nftables");
     for family in ["iptables", "ip6tables"] {
         world.node.cmd(&format!("{family} -P FORWARD DROP"));
@@ -296,6 +301,7 @@ fn advice_for_a_plain_forward_works_when_pasted() {
 
 #[test]
 fn advice_for_chains_of_nft_works_when_pasted() {
+    slipway_tests::needs_ipv6!();
     // The second is what Docker makes with "firewall-backend": "nftables" if it switches forwarding on itself.
     let docker = |family: &str| {
         format!(
@@ -327,6 +333,8 @@ fn advice_for_chains_of_nft_works_when_pasted() {
 /// The commands on the page, for the network of its example.
 #[test]
 fn advice_on_the_page_works_when_pasted() {
+    slipway_tests::needs_ipv6!();
+    slipway_tests::needs_iptables!();
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/questions/port-does-not-answer.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let blocks: Vec<&str> =
@@ -350,6 +358,7 @@ fn advice_on_the_page_works_when_pasted() {
 /// The unit that keeps these commands: its start opens the way, and its stop closes it again.
 #[test]
 fn the_unit_beside_docker_opens_and_closes_the_way() {
+    slipway_tests::needs_iptables!();
     let page = include_str!("../../docs/neighbours.md");
     let commands = |key: &str| -> String {
         let values = page.lines().filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));

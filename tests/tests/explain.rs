@@ -159,6 +159,7 @@ fn a_container_that_is_gone() {
 
 #[test]
 fn chains_of_iptables() {
+    slipway_tests::needs_iptables!();
     let world = World::new();
     let network = world.network(&json!({"backend": "iptables"}));
     let _web = add(&world, &network, "web", |a| {

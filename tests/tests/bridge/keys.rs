@@ -48,6 +48,7 @@ fn promisc_mode_is_set_on_the_bridge() {
 
 #[test]
 fn force_address_replaces_other_addresses() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let first = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
@@ -75,6 +76,7 @@ fn force_address_replaces_other_addresses() {
 
 #[test]
 fn ipv6_subnets_may_share_a_bridge() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let of = |subnet: &str, dir: &str| json!({"isGateway": true, "ipam": {"type": "host-local", "dataDir": dir, "subnet": subnet}});
@@ -125,6 +127,7 @@ fn container_sysctl(pod: &Pod, name: &str) -> String {
 
 #[test]
 fn settings_apply_to_both_ends() {
+    slipway_tests::needs_ipv6!();
     let (node, pod) = Node::with_pod();
     pod.sysctl("net/ipv6/conf/all/disable_ipv6", "1");
     pod.sysctl("net/ipv6/conf/default/disable_ipv6", "1");
@@ -147,6 +150,7 @@ fn settings_apply_to_both_ends() {
 
 #[test]
 fn add_waits_for_duplicate_address_detection() {
+    slipway_tests::needs_ipv6!();
     peer_fails("1.1.1 does not know the key", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));

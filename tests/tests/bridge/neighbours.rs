@@ -76,6 +76,7 @@ fn node_bridge_and_container_know_each_other() {
 /// for half a minute.
 #[test]
 fn an_address_of_a_former_container_is_reached_at_once() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let of = |v4: &str, v6: &str| {
         let addresses = json!([{"address": format!("{v4}/24")}, {"address": format!("{v6}/64")}]);

@@ -5,25 +5,29 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Proto, Server, peer_fails};
+use slipway_tests::{
+    BridgeNetfilter, Proto, Server, has_iptables, has_ipv6, needs_iptables, peer_fails, usable,
+};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology, without_iptables};
 
-/// Loopback addresses of the node's own services, such as resolvers.
-const STUBS: [IpAddr; 3] = [
-    IpAddr::V4(Ipv4Addr::LOCALHOST),
-    IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)),
-    IpAddr::V6(Ipv6Addr::LOCALHOST),
-];
+/// Returns the loopback addresses of the node's own services, such as resolvers.
+fn stub_ips() -> Vec<IpAddr> {
+    usable([Ipv4Addr::LOCALHOST.into(), Ipv4Addr::new(127, 0, 0, 53).into(), Ipv6Addr::LOCALHOST.into()])
+}
+
 const REASON: &str = "it has no such key, and hides what the node serves on 127.0.0.1";
 
 fn stubs(world: &World, port: u16) -> Vec<Server> {
-    each(STUBS, port).map(|(proto, address)| world.node.serve(proto, &address.to_string(), "stub")).collect()
+    each(stub_ips(), port)
+        .map(|(proto, address)| world.node.serve(proto, &address.to_string(), "stub"))
+        .collect()
 }
 
 /// Returns the portmap keys of each backend of the node.
 fn backends() -> Vec<Value> {
-    let names: &[&str] = if without_iptables() { &["nftables"] } else { &["nftables", "iptables"] };
+    let names: &[&str] =
+        if without_iptables() || !has_iptables() { &["nftables"] } else { &["nftables", "iptables"] };
     names.iter().map(|backend| json!({"excludeLoopback": true, "backend": backend})).collect()
 }
 
@@ -41,7 +45,7 @@ fn keeps_loopback_services(world: &World, keys: &Value) {
     let _stubs = stubs(world, PORT);
     let web = Web::published(world, &network, "web");
     let other = Web::new(world, &network, "other", |a| a);
-    for (proto, to) in each(STUBS, PORT) {
+    for (proto, to) in each(stub_ips(), PORT) {
         world.node.expect(proto, to, "stub");
     }
     // Where the node has nothing, nothing answers.
@@ -58,11 +62,13 @@ fn keeps_loopback_services(world: &World, keys: &Value) {
     }
     // No interface needs route_localnet, and ::1 needs no other route.
     assert_eq!(with_route_localnet(world), Vec::<String>::new());
-    let local = world.node.cmd("ip -6 route show table local");
-    assert_eq!(local.lines().filter(|line| line.starts_with("local ::1 ")).count(), 1, "{local}");
+    if has_ipv6() {
+        let local = world.node.cmd("ip -6 route show table local");
+        assert_eq!(local.lines().filter(|line| line.starts_with("local ::1 ")).count(), 1, "{local}");
+    }
     network.check(&web.attach).expect("CHECK");
     network.del(&web.attach).expect("DEL");
-    for (proto, to) in each(STUBS, PORT) {
+    for (proto, to) in each(stub_ips(), PORT) {
         world.node.expect(proto, to, "stub");
     }
     world.client.expect_none_of(each(world.node_ips(), PORT));
@@ -75,6 +81,9 @@ fn the_nodes_own_services_answer_on_its_loopback() {
 
 #[test]
 fn the_nodes_own_services_answer_on_its_loopback_with_iptables() {
+    if !without_iptables() {
+        needs_iptables!();
+    }
     let Some(keys) = backends().pop() else { return };
     peer_fails(REASON, || keeps_loopback_services(&World::new(BridgeNetfilter::Off), &keys));
 }

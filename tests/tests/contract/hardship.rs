@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
 use slipway_tests::{
-    Attach, BridgeNetfilter, NFT_RANGES, Proto, is_peer, newest_version, nft_loads_ranges, peer_fails, stride,
+    Attach, BridgeNetfilter, NFT_RANGES, Proto, is_peer, needs_ipv6, newest_version, nft_loads_ranges,
+    peer_fails, stride,
 };
 
 use crate::world::{
@@ -211,6 +212,7 @@ fn a_pod_may_publish_many_ports() {
 /// The pod has only IPv4, so the port is not published in IPv6, where the node's own service stays reachable.
 #[test]
 fn a_single_family_pod_publishes_in_its_family() {
+    needs_ipv6!();
     let world = World::new(BridgeNetfilter::Off);
     let mut list = list(1, &json!({}));
     list["plugins"][0]["ipam"]["ranges"] = json!([[{"subnet": "10.88.1.0/24"}]]);

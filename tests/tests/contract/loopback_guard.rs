@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
-use slipway_tests::{BridgeNetfilter, Proto, Space, peer_fails};
+use slipway_tests::{BridgeNetfilter, Proto, Space, peer_fails, usable};
 
 use crate::world::{PORT, Web, World, each, gateways, in_every_topology};
 
@@ -16,18 +16,19 @@ const SERVICE: u16 = 7000;
 
 /// Makes a neighbour send packets for 127/8 and ::1 to the node: it removes the addresses from its own
 /// loopback and routes them to the node.
-fn attack(space: &Space, dev: &str, via: [IpAddr; 2]) {
+fn attack(space: &Space, dev: &str, via: Vec<IpAddr>) {
     space.cmd("ip link set lo up");
     space.sysctl("net/ipv4/conf/all/route_localnet", "1");
-    space.cmd("ip address del 127.0.0.1/8 dev lo");
-    space.cmd(&format!("ip route add 127.0.0.0/8 via {} dev {dev}", via[0]));
-    space.cmd("ip -6 address del ::1/128 dev lo");
-    space.cmd(&format!("ip -6 route add ::1/128 via {} dev {dev}", via[1]));
+    for via in via {
+        let (own, all) = if via.is_ipv4() { ("127.0.0.1/8", "127.0.0.0/8") } else { ("::1/128", "::1/128") };
+        space.cmd(&format!("ip address del {own} dev lo"));
+        space.cmd(&format!("ip route add {all} via {via} dev {dev}"));
+    }
 }
 
-/// Starts TCP and UDP services on the node's loopback, in both families.
+/// Starts TCP and UDP services on the node's loopback, in each family that the kernel has.
 fn services(world: &World) -> Vec<slipway_tests::Server> {
-    each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE)
+    each(usable([LOOPBACK, Ipv6Addr::LOCALHOST.into()]), SERVICE)
         .map(|(proto, address)| world.node.serve(proto, &address.to_string(), "service"))
         .collect()
 }
@@ -159,14 +160,14 @@ fn packets_cannot_join_a_flow_of_the_nodes_loopback() {
 
 #[track_caller]
 fn cannot_reach_loopback(space: &Space) {
-    let ips = [LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()];
-    space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips, port)));
+    let ips = usable([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()]);
+    space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips.clone(), port)));
 }
 
 /// The node still reaches its own loopback services, and the published port there.
 #[track_caller]
 fn node_reaches_loopback(world: &World) {
-    for (proto, to) in each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE) {
+    for (proto, to) in each(usable([LOOPBACK, Ipv6Addr::LOCALHOST.into()]), SERVICE) {
         world.node.expect(proto, to, "service");
     }
     for (proto, to) in each([LOOPBACK], PORT) {

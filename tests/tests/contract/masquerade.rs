@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use slipway_tests::{Proto, Server, Space, at, patience};
+use slipway_tests::{Proto, Server, Space, at, patience, usable};
 
 use crate::world::{SERVED, Web, World, each, in_every_topology, with_and_without_bridge_netfilter};
 
@@ -16,13 +16,13 @@ const OUTSIDE: u16 = 9000;
 #[test]
 fn outside_sees_the_nodes_address() {
     in_every_topology(|world| {
-        let client: [IpAddr; 2] = [world.client.v4.into(), world.client.v6.into()];
-        let _servers: Vec<_> = each(client, OUTSIDE)
+        let client = world.client_ips();
+        let _servers: Vec<_> = each(client.clone(), OUTSIDE)
             .map(|(proto, address)| world.client.serve(proto, &address.to_string(), "outside"))
             .collect();
         let network = world.network(1);
         let web = Web::new(world, &network, "web", |a| a);
-        for (proto, to) in each(client, OUTSIDE) {
+        for (proto, to) in each(client.clone(), OUTSIDE) {
             let node = world.node_ips()[usize::from(to.is_ipv6())];
             assert_eq!(web.expect(proto, to, "outside").peer.ip(), node);
         }
@@ -73,30 +73,27 @@ fn without_ip_masq_outside_sees_the_pod() {
 }
 
 /// Addresses of the client that no list exempts.
-const ELSEWHERE: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x7, 0, 0, 0, 0, 7))];
+fn elsewhere() -> Vec<IpAddr> {
+    usable([Ipv4Addr::new(203, 0, 113, 7).into(), Ipv6Addr::new(0x2001, 0xdb8, 0x7, 0, 0, 0, 0, 7).into()])
+}
 
-/// Gives the client the addresses [`ELSEWHERE`], and listens on all its addresses.
+/// Gives the client the addresses that are [`elsewhere`], and listens on all its addresses.
 fn serve_everywhere(world: &World) -> Vec<Server> {
-    for address in ELSEWHERE {
+    for address in elsewhere() {
         let nodad = if address.is_ipv6() { " nodad" } else { "" };
         world.client.cmd(&format!("ip address add {address} dev lo{nodad}"));
         let via = if address.is_ipv4() { world.client.v4.to_string() } else { world.client.v6.to_string() };
         world.node.cmd(&format!("ip route add {address} via {via}"));
     }
-    let all = clients(world).into_iter().chain(ELSEWHERE);
+    let all = world.client_ips().into_iter().chain(elsewhere());
     each(all, OUTSIDE).map(|(proto, to)| world.client.serve(proto, &to.to_string(), "outside")).collect()
-}
-
-fn clients(world: &World) -> [IpAddr; 2] {
-    [world.client.v4.into(), world.client.v6.into()]
 }
 
 /// The configuration list of network 1, with the networks of the client's own addresses exempt.
 fn exempting(world: &World) -> Value {
     let mut list = world.list(1, &json!({}));
     // Listed out of order, one network within another one.
-    let [v4, v6] = clients(world)
+    let [v4, v6] = [IpAddr::from(world.client.v4), world.client.v6.into()]
         .map(|ip| IpNet::new(ip, if ip.is_ipv4() { 24 } else { 64 }).expect("a prefix").trunc());
     list["plugins"][0]["nonMasqueradeCIDRs"] =
         json!([v6, "10.0.0.0/8", v4, format!("{}/32", world.client.v4)]);
@@ -105,7 +102,7 @@ fn exempting(world: &World) -> Value {
 
 /// Asserts the addresses that the outside sees of a pod.
 #[track_caller]
-fn outside_sees(world: &World, web: &Web, to: [IpAddr; 2], own: bool) {
+fn outside_sees(world: &World, web: &Web, to: Vec<IpAddr>, own: bool) {
     for (proto, to) in each(to, OUTSIDE) {
         let answer = web.expect(proto, to, "outside");
         let node = world.node_ips()[usize::from(to.is_ipv6())];
@@ -120,9 +117,9 @@ fn networks_exempt_from_masquerade_see_the_pods_own_address() {
         let _servers = serve_everywhere(world);
         let network = world.node.network(exempting(world));
         let web = Web::new(world, &network, "web", |a| a);
-        outside_sees(world, &web, clients(world), true);
-        outside_sees(world, &web, ELSEWHERE, false);
-        for to in clients(world).into_iter().chain(ELSEWHERE) {
+        outside_sees(world, &web, world.client_ips(), true);
+        outside_sees(world, &web, elsewhere(), false);
+        for to in world.client_ips().into_iter().chain(elsewhere()) {
             web.ping(to).unwrap_or_else(|e| panic!("ping {to}: {e}"));
         }
         network.check(&web.attach).expect("CHECK");
@@ -142,18 +139,18 @@ fn a_container_keeps_the_exempt_networks_of_its_add() {
         let old = Web::new(world, &before, "old", |a| a);
         let network = world.node.network(exempting(world));
         let new = Web::new(world, &network, "new", |a| a);
-        outside_sees(world, &old, clients(world), false);
-        outside_sees(world, &new, clients(world), true);
+        outside_sees(world, &old, world.client_ips(), false);
+        outside_sees(world, &new, world.client_ips(), true);
         before.check(&old.attach).expect("CHECK with the configuration of the ADD");
         network.remember(&old.attach, before.cached(&old.attach).expect("it was added"));
         let error = network.check(&old.attach).expect_err("CHECK with another list").to_string();
         assert!(error.contains("nonMasqueradeCIDRs") || error.contains("has no rule"), "{error}");
         network.del(&new.attach).expect("DEL");
-        outside_sees(world, &old, clients(world), false);
+        outside_sees(world, &old, world.client_ips(), false);
         let again = Web::new(world, &network, "again", |a| a);
         before.del(&old.attach).expect("DEL");
-        outside_sees(world, &again, clients(world), true);
-        outside_sees(world, &again, ELSEWHERE, false);
+        outside_sees(world, &again, world.client_ips(), true);
+        outside_sees(world, &again, elsewhere(), false);
         network.del(&again.attach).expect("DEL");
         network.gc(&[]).expect("GC");
         let left = world.node.ruleset();
@@ -169,20 +166,29 @@ fn multicast_keeps_its_source() {
         let listener = Web::new(world, &network, "listener", |a| a);
         let sender = Web::new(world, &network, "sender", |a| a);
         let (v4, v6) = (Ipv4Addr::new(239, 1, 2, 3), Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0x12, 0x34));
-        let listeners = listener.run(|| {
-            let four = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 5000)).expect("bind");
-            four.join_multicast_v4(&v4, &Ipv4Addr::UNSPECIFIED).expect("join");
-            let six = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 5001)).expect("bind");
-            let eth0 = nix::net::if_::if_nametoindex("eth0").expect("eth0");
-            six.join_multicast_v6(&v6, eth0).expect("join");
-            [four, six]
-        });
-        for (socket, group, own) in
-            [(&listeners[0], at(v4, 5000), sender.v4), (&listeners[1], at(v6, 5001), sender.v6)]
+        // A port of its own for each family: a socket that was closed may still have its address for a moment.
+        for (port, (group, own)) in (5000..).zip(usable([v4.into(), v6.into()]).into_iter().zip(sender.ips()))
         {
-            assert_eq!(source_seen(&sender, socket, own, group), own, "{group}");
+            let socket = listener.run(|| {
+                let socket = UdpSocket::bind(at(unspecified(group), port)).expect("bind");
+                match group {
+                    IpAddr::V4(group) => socket.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED),
+                    IpAddr::V6(group) => {
+                        let eth0 = nix::net::if_::if_nametoindex("eth0").expect("eth0");
+                        socket.join_multicast_v6(&group, eth0)
+                    }
+                }
+                .expect("join");
+                socket
+            });
+            assert_eq!(source_seen(&sender, &socket, own, at(group, port)), own, "{group}");
         }
     });
+}
+
+/// Returns the wildcard address of a family.
+fn unspecified(of: IpAddr) -> IpAddr {
+    if of.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// Sends to a group until the listener receives a datagram. Returns the source address that it sees.

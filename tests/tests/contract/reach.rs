@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
-use slipway_tests::{BridgeNetfilter, Proto, at, newest_version, patience, peer_fails};
+use slipway_tests::{BridgeNetfilter, Proto, at, needs_ipv6, newest_version, patience, peer_fails, usable};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology, only_nftables};
 
@@ -47,6 +47,7 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
 
 #[test]
 fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
+    needs_ipv6!();
     only_nftables("nothing is published on ::1", || {
         for world in [World::new(BridgeNetfilter::Off), World::ptp()] {
             let network = world.network(1);
@@ -109,10 +110,10 @@ fn forwarded_traffic_to_the_port_is_not_captured() {
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
         let other = Web::new(world, &network, "other", |a| a);
-        let _servers: Vec<_> = each([IpAddr::from(far.v4), far.v6.into()], PORT)
+        let _servers: Vec<_> = each(usable([far.v4.into(), far.v6.into()]), PORT)
             .map(|(proto, address)| far.serve(proto, &address.to_string(), "far"))
             .collect();
-        for (proto, to) in each([IpAddr::from(far.v4), far.v6.into()], PORT) {
+        for (proto, to) in each(usable([far.v4.into(), far.v6.into()]), PORT) {
             world.client.expect(proto, to, "far");
             other.expect(proto, to, "far");
             web.expect(proto, to, "far");
@@ -125,10 +126,10 @@ fn forwarded_traffic_to_the_port_is_not_captured() {
 fn a_host_address_beats_the_wildcard() {
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
-    let [v4, v6] = world.node_ips();
+    let ips = world.node_ips();
     let specific = |attach: slipway_tests::Attach| {
         let mut attach = attach;
-        for ip in [v4, v6] {
+        for ip in &ips {
             for proto in Proto::ALL {
                 attach = attach.port_on(&ip.to_string(), proto, PORT, SERVED);
             }
@@ -136,7 +137,7 @@ fn a_host_address_beats_the_wildcard() {
         attach
     };
     let check = |wildcard: &str, specific: &str| {
-        for (proto, to) in each([v4, v6], PORT) {
+        for (proto, to) in each(ips.clone(), PORT) {
             world.client.expect(proto, to, specific);
             world.node.expect(proto, to, specific);
         }
@@ -160,6 +161,7 @@ fn a_host_address_beats_the_wildcard() {
 
 #[test]
 fn a_wildcard_address_means_one_family() {
+    needs_ipv6!();
     for (wildcard, has) in [("0.0.0.0", 0), ("::", 1)] {
         let world = World::new(BridgeNetfilter::Off);
         let network = world.network(1);

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use nix::sys::socket::AddressFamily;
 use serde_json::json;
 use slipway_tests::{
-    Attach, BridgeNetfilter, Network, Pod, SCTP, SctpProbe, Snapshot, address_of, at, expect_sctp, has_sctp,
-    needs, peer_fails,
+    Attach, BridgeNetfilter, Network, Pod, SCTP, SctpProbe, Snapshot, Space, address_of, at, expect_sctp,
+    has_ipv6, has_sctp, needs, peer_fails,
 };
 
 use crate::world::{PORT, SERVED, World};
@@ -69,37 +69,43 @@ fn associations_follow_the_port_to_its_new_container() {
         for state in ["closed", "cookie_wait"] {
             world.node.sysctl(&format!("net/netfilter/nf_conntrack_sctp_timeout_{state}"), "600");
         }
-        let families = [AddressFamily::Inet, AddressFamily::Inet6];
-        let ears = |pod: &Pod| families.map(|family| SctpProbe::new(pod, family, SERVED));
-        let clients = families.map(|family| SctpProbe::new(&world.client, family, 5000));
+        let mut families = vec![AddressFamily::Inet];
+        families.extend(has_ipv6().then_some(AddressFamily::Inet6));
+        let count = families.len();
+        let probes = |space: &Space, port: u16| -> Vec<SctpProbe> {
+            families.iter().map(|family| SctpProbe::new(space, *family, port)).collect()
+        };
+        let ears = |pod: &Pod| probes(pod, SERVED);
+        let clients = probes(&world.client, 5000);
         let send = |port: u16, tag: u32| {
             for (client, ip) in clients.iter().zip(world.node_ips()) {
                 client.send(at(ip, port), tag);
             }
         };
-        let arrives = |ears: &[SctpProbe; 2], tag: u32| ears.each_ref().map(|ear| ear.hears(tag));
+        let arrives =
+            |ears: &[SctpProbe], tag: u32| ears.iter().map(|ear| ear.hears(tag)).collect::<Vec<_>>();
         let (at_first, at_other) = (ears(&first), ears(&other));
         send(PORT, 0x1111_0001);
         send(PORT + 1, 0x1111_0002);
-        assert_eq!(arrives(&at_first, 0x1111_0001), [true; 2], "the published port");
-        assert_eq!(arrives(&at_other, 0x1111_0002), [true; 2], "the other container's port");
+        assert_eq!(arrives(&at_first, 0x1111_0001), vec![true; count], "the published port");
+        assert_eq!(arrives(&at_other, 0x1111_0002), vec![true; count], "the other container's port");
         let tracked = || {
             let lines = world.node.cmd("conntrack -L -p sctp");
             let count = |port: u16| lines.matches(&format!("dport={port} ")).count();
             (count(PORT), count(PORT + 1))
         };
-        assert_eq!(tracked(), (2, 2));
+        assert_eq!(tracked(), (count, count));
 
         network.del(&attach).expect("DEL");
-        assert_eq!(tracked(), (0, 2), "DEL ends what led to its container, and nothing else");
+        assert_eq!(tracked(), (0, count), "DEL ends what led to its container, and nothing else");
         // The container is still there and would be reached. What the client goes on to send leads to the node.
         send(PORT, 0x1111_0003);
-        assert_eq!(arrives(&at_first, 0x1111_0003), [false; 2], "after DEL");
-        assert_eq!(tracked(), (2, 2));
+        assert_eq!(arrives(&at_first, 0x1111_0003), vec![false; count], "after DEL");
+        assert_eq!(tracked(), (count, count));
         let (second, _) = pod_with_port(&world, &network, "second", PORT);
-        assert_eq!(tracked(), (0, 2), "ADD ends what leads elsewhere, and nothing else");
+        assert_eq!(tracked(), (0, count), "ADD ends what leads elsewhere, and nothing else");
         let at_second = ears(&second);
         send(PORT, 0x1111_0004);
-        assert_eq!(arrives(&at_second, 0x1111_0004), [true; 2], "after ADD");
+        assert_eq!(arrives(&at_second, 0x1111_0004), vec![true; count], "after ADD");
     });
 }

@@ -17,10 +17,9 @@ fn a_client_survives_the_replacement_of_the_pod() {
     in_every_topology(|world| {
         let network = world.network(1);
         let first = Web::published(world, &network, "first");
-        let mut flows: Vec<_> = world
-            .node_ips()
-            .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), within(3 * QUICK)).expect("a socket"))
-            .into();
+        let dial =
+            |ip| world.client.dial(Proto::Udp, None, at(ip, PORT), within(3 * QUICK)).expect("a socket");
+        let mut flows: Vec<_> = world.node_ips().into_iter().map(dial).collect();
         for flow in &mut flows {
             assert_eq!(flow.request().expect("an answer").who, "first");
         }
@@ -89,7 +88,7 @@ fn flows_of_a_dead_container_end_with_its_ports() {
 /// Clients with flows to a port of the node, one of each family.
 fn served_by(world: &World, port: u16, who: &str) -> Vec<Flow> {
     let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, port), within(3 * QUICK)).expect("a socket");
-    let mut flows: Vec<Flow> = world.node_ips().map(dial).into();
+    let mut flows: Vec<Flow> = world.node_ips().into_iter().map(dial).collect();
     for flow in &mut flows {
         assert_eq!(flow.request().expect("an answer").who, who);
     }
@@ -97,8 +96,9 @@ fn served_by(world: &World, port: u16, who: &str) -> Vec<Flow> {
 }
 
 /// Services of the node itself, which a published port hides.
-fn node_services(world: &World, port: u16) -> [Server; 2] {
-    world.node_ips().map(|ip| world.node.serve(Proto::Udp, &at(ip, port).to_string(), "node"))
+fn node_services(world: &World, port: u16) -> Vec<Server> {
+    let serve = |ip| world.node.serve(Proto::Udp, &at(ip, port).to_string(), "node");
+    world.node_ips().into_iter().map(serve).collect()
 }
 
 #[track_caller]
@@ -146,7 +146,7 @@ fn fragments_pass() {
     in_every_topology(|world| {
         let network = world.network(1);
         let _web = Web::published(world, &network, "web");
-        for to in world.node_ips().map(|ip| at(ip, PORT)) {
+        for to in world.node_ips().into_iter().map(|ip| at(ip, PORT)) {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = world.client.run(|| UdpSocket::bind(any).expect("bind"));
             socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a time-out");

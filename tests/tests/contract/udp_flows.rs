@@ -35,7 +35,7 @@ fn udp(world: &World, network: &Network<'_>, name: &str, port: u16) -> Web {
 /// Clients that have sent to a port of the node where nothing answers, one of each family.
 fn early(world: &World, port: u16) -> Vec<Flow> {
     let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, port), QUICK / 2).expect("a socket");
-    let mut flows: Vec<Flow> = world.node_ips().map(dial).into();
+    let mut flows: Vec<Flow> = world.node_ips().into_iter().map(dial).collect();
     thread::scope(|scope| {
         for flow in &mut flows {
             scope.spawn(|| flow.request().expect_err("nothing answers"));

@@ -9,7 +9,8 @@ use std::thread;
 use cni_kernel::ethtool::Switch;
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, addresses_of, at, host_local, with_keys,
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, addresses_of, at, has_ipv6, host_local,
+    usable, with_keys,
 };
 
 /// The port on which every pod listens.
@@ -79,8 +80,9 @@ impl World {
         if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::UdpGro) {
             // The default routes make the client's link the uplink, which the flowtable and the BPF programs
             // look for.
-            node.cmd(&format!("ip route add default via {}", client.v4));
-            node.cmd(&format!("ip route add default via {}", client.v6));
+            for router in usable([client.v4.into(), client.v6.into()]) {
+                node.cmd(&format!("ip route add default via {router}"));
+            }
         }
         if crate::DATAPLANE == Dataplane::UdpGro {
             node.own_etc();
@@ -100,9 +102,15 @@ impl World {
         Self { interface: "ptp", ..Self::new(BridgeNetfilter::On) }
     }
 
-    /// Returns the node's addresses towards the client.
-    pub(crate) fn node_ips(&self) -> [IpAddr; 2] {
-        [self.client.node_v4.into(), self.client.node_v6.into()]
+    /// Returns the node's addresses towards the client: one of each family that the kernel has, IPv4 first.
+    pub(crate) fn node_ips(&self) -> Vec<IpAddr> {
+        usable([self.client.node_v4.into(), self.client.node_v6.into()])
+    }
+
+    /// Returns the client's addresses, in the same order.
+    #[allow(dead_code, reason = "the suite udp_gro does without it")]
+    pub(crate) fn client_ips(&self) -> Vec<IpAddr> {
+        usable([self.client.v4.into(), self.client.v6.into()])
     }
 
     /// Returns the configuration list of network `number`: dual stack, ipMasq, hairpin, and portmap with the
@@ -179,20 +187,21 @@ fn list_without_portmap(number: u8) -> Value {
     })
 }
 
-/// Returns the bridge's addresses in network `number`.
-pub(crate) fn gateways(number: u8) -> [IpAddr; 2] {
-    [
+/// Returns the bridge's addresses in network `number`: one of each family that the kernel has, IPv4 first.
+pub(crate) fn gateways(number: u8) -> Vec<IpAddr> {
+    usable([
         Ipv4Addr::new(10, 88, number, 1).into(),
         Ipv6Addr::new(0xfd00, 0x88, u16::from(number), 0, 0, 0, 0, 1).into(),
-    ]
+    ])
 }
 
-/// A pod on a network, with TCP and UDP servers in both families.
+/// A pod on a network, with TCP and UDP servers in each family that the kernel has.
 pub(crate) struct Web {
     pod: Pod,
     pub(crate) attach: Attach,
+    #[allow(dead_code, reason = "the suite udp_gro does without it")]
     pub(crate) v4: IpAddr,
-    pub(crate) v6: IpAddr,
+    ips: Vec<IpAddr>,
     servers: Vec<Server>,
 }
 
@@ -212,16 +221,17 @@ impl Web {
 
     /// Starts the servers of an added pod.
     pub(crate) fn serve(pod: Pod, attach: Attach, result: &Value) -> Self {
-        let ips = addresses_of(result);
-        let v4 = *ips.iter().find(|ip| ip.is_ipv4()).expect("an IPv4 address");
-        let v6 = *ips.iter().find(|ip| ip.is_ipv6()).expect("an IPv6 address");
+        let mut ips = addresses_of(result);
+        ips.sort_unstable();
+        assert_eq!(ips.len(), if has_ipv6() { 2 } else { 1 }, "{result}");
+        let v4 = *ips.first().filter(|ip| ip.is_ipv4()).expect("an IPv4 address");
         let mut servers = Vec::new();
-        for ip in [v4, v6] {
+        for ip in &ips {
             for proto in Proto::ALL {
-                servers.push(pod.serve(proto, &at(ip, SERVED).to_string(), pod.name()));
+                servers.push(pod.serve(proto, &at(*ip, SERVED).to_string(), pod.name()));
             }
         }
-        Self { pod, attach, v4, v6, servers }
+        Self { pod, attach, v4, ips, servers }
     }
 
     /// Adds a pod with [`PORT`] published on every address, TCP and UDP.
@@ -231,8 +241,9 @@ impl Web {
         })
     }
 
-    pub(crate) fn ips(&self) -> [IpAddr; 2] {
-        [self.v4, self.v6]
+    /// Returns its addresses: one of each family that the kernel has, IPv4 first.
+    pub(crate) fn ips(&self) -> Vec<IpAddr> {
+        self.ips.clone()
     }
 
     /// Stops the servers and deletes the namespace, without a DEL.

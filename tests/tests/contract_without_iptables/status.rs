@@ -3,7 +3,7 @@
 //! What names iptables is refused before the first ADD, with the alternative; what does not is not.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, peer_fails};
+use slipway_tests::{Node, has_iptables, needs, peer_fails};
 
 /// STATUS of a plugin: the error's code and message.
 fn status(node: &Node, plugin: &str, keys: &Value) -> Option<(u32, String)> {
@@ -24,6 +24,7 @@ const CASES: [(&str, &str); 6] = [
 
 #[test]
 fn what_names_iptables_is_refused_before_an_add() {
+    slipway_tests::needs_iptables!();
     peer_fails("its plugins have no STATUS, or look for nothing", || {
         let node = Node::new();
         for (plugin, keys) in CASES {
@@ -45,9 +46,39 @@ fn what_names_iptables_is_refused_before_an_add() {
     });
 }
 
+/// The programs are installed, but the kernel has no x_tables.
+#[test]
+fn what_names_iptables_is_refused_where_the_kernel_takes_none_of_its_rules() {
+    needs!(!has_iptables(), "a kernel without x_tables");
+    peer_fails("its plugins have no STATUS, or look for nothing", || {
+        let node = Node::new();
+        node.own_etc();
+        for (plugin, keys) in CASES {
+            let keys = serde_json::from_str(keys).expect("JSON");
+            let (code, msg) = status(&node, plugin, &keys).unwrap_or_else(|| panic!("{plugin} {keys}"));
+            assert_eq!(code, 50, "{plugin} {keys}: {msg}");
+            assert!(msg.contains("use backend \"nftables\""), "{plugin} {keys}: {msg}");
+        }
+        for plugin in ["portmap", "firewall"] {
+            assert_eq!(status(&node, plugin, &json!({})), None, "{plugin}");
+        }
+        assert_eq!(status(&node, "bridge", &json!({"ipMasq": true})), None);
+        let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
+            {"type": "bridge", "ipMasq": true}, {"type": "portmap", "backend": "iptables"}, {"type": "firewall"},
+        ]});
+        node.write("/etc/cni/net.d/10-pods.conflist", list.to_string());
+        let report = node.try_slipway("check-node").stdout;
+        let line = |subject: &str| report.lines().find(|line| line.contains(subject)).unwrap_or_default();
+        assert!(line("network pods, plugin portmap").starts_with("missing"), "{report}");
+        assert!(line("backend iptables").starts_with("note"), "{report}");
+        assert!(!report.contains("plugin firewall") && !report.contains("plugin bridge"), "{report}");
+    });
+}
+
 /// `check-node` has the same errors for the networks that are configured.
 #[test]
 fn check_node_names_networks_that_need_iptables() {
+    slipway_tests::needs_iptables!();
     peer_fails("there is no check-node", || {
         let node = Node::new();
         node.own_etc();

@@ -61,6 +61,7 @@ fn add_and_del_change_the_zone() {
 
 #[test]
 fn a_failed_add_leaves_nothing() {
+    slipway_tests::needs_ipv6!();
     peer_fails("the first address stays", || {
         let (node, _daemon, zones) = with_firewalld!();
         let pod = node.pod("pod");
@@ -78,6 +79,7 @@ fn a_failed_add_leaves_nothing() {
 
 #[test]
 fn check_queries_each_address() {
+    slipway_tests::needs_ipv6!();
     peer_fails("it does not read firewalld's reply", || {
         let (node, _daemon, zones) = with_firewalld!();
         let pod = node.pod("pod");
@@ -124,6 +126,7 @@ fn a_del_succeeds_when_firewalld_is_gone() {
 
 #[test]
 fn without_firewalld_the_default_backend_is_iptables() {
+    slipway_tests::needs_iptables!();
     let (node, _pod, attach) = Node::with_attachment();
     let auto = network(&node, 1, &json!({}));
     auto.add(&attach).expect("ADD");
@@ -148,6 +151,7 @@ fn without_firewalld_the_default_backend_is_iptables() {
 /// A rootless runtime reaches the machine's bus, which refuses authentication.
 #[test]
 fn where_the_bus_refuses_the_default_backend_is_iptables() {
+    slipway_tests::needs_iptables!();
     let node = Node::new();
     refusing(&node);
     let pod = node.pod("pod");

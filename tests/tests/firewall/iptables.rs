@@ -28,6 +28,8 @@ fn open() -> Value {
 
 #[test]
 fn the_rules_equal_the_references() {
+    slipway_tests::needs_ipv6!();
+    slipway_tests::needs_iptables!();
     let (node, _pod, attach) = Node::with_attachment();
     for program in ["iptables", "ip6tables"] {
         node.cmd(&format!("{program} -N THEIRS"));
@@ -60,6 +62,8 @@ fn the_rules_equal_the_references() {
 /// A node whose FORWARD chain drops, as Docker and ufw set it.
 #[test]
 fn a_container_opens_connections_through_a_chain_that_drops() {
+    slipway_tests::needs_ipv6!();
+    slipway_tests::needs_iptables!();
     let node = Node::new();
     let client = node.host("client");
     let (pod, other) = (node.pod("pod"), node.pod("other"));
@@ -83,6 +87,7 @@ fn a_container_opens_connections_through_a_chain_that_drops() {
 
 #[test]
 fn the_administrators_chain_comes_first() {
+    slipway_tests::needs_iptables!();
     let node = Node::new();
     let client = node.host("client");
     let (pod, other) = (node.pod("pod"), node.pod("other"));
@@ -112,6 +117,7 @@ fn the_administrators_chain_comes_first() {
 
 #[test]
 fn check_names_the_rule_that_is_missing() {
+    slipway_tests::needs_iptables!();
     let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     network.add(&attach).expect("ADD");
@@ -132,6 +138,7 @@ fn check_names_the_rule_that_is_missing() {
 
 #[test]
 fn del_works_without_a_result() {
+    slipway_tests::needs_iptables!();
     peer_fails("without the result it removes nothing", || {
         let (node, _pod, attach) = Node::with_attachment();
         let network = network(&node, 1, &open());
@@ -156,6 +163,7 @@ fn del_works_without_a_result() {
 /// Rules made by the reference, without a record.
 #[test]
 fn rules_of_the_reference_are_checked_and_removed() {
+    slipway_tests::needs_iptables!();
     let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     let previous = network.add_first(&attach);
@@ -170,6 +178,7 @@ fn rules_of_the_reference_are_checked_and_removed() {
 /// A late DEL must not remove the rules of the addresses' next holder.
 #[test]
 fn a_late_del_keeps_the_next_holders_rules() {
+    slipway_tests::needs_iptables!();
     peer_fails("rules name no owner", || {
         let node = Node::new();
         let (old, new) = (node.pod("old"), node.pod("new"));
@@ -187,6 +196,7 @@ fn a_late_del_keeps_the_next_holders_rules() {
 
 #[test]
 fn gc_removes_rules_of_stale_attachments() {
+    slipway_tests::needs_iptables!();
     peer_fails("it does nothing", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -207,6 +217,7 @@ fn gc_removes_rules_of_stale_attachments() {
 /// After a flush, a repeated ADD restores the rules.
 #[test]
 fn a_repeated_add_repairs_the_rules() {
+    slipway_tests::needs_iptables!();
     let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, 1, &open());
     let result = network.add(&attach).expect("ADD");
@@ -219,6 +230,7 @@ fn a_repeated_add_repairs_the_rules() {
 
 #[test]
 fn status_looks_for_the_iptables_programs() {
+    slipway_tests::needs_iptables!();
     if newest_version() == "1.0.0" {
         return;
     }

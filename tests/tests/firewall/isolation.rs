@@ -3,13 +3,20 @@
 //! `ingressPolicy`, with both backends.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, comes, is_peer, peer_fails, slipway_only};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Node, Pod, Proto, comes, has_iptables, has_ipv6, is_peer, peer_fails,
+    slipway_only,
+};
 
 use super::{filter, network};
 
 /// The backends of the tested plugins.
 fn backends() -> &'static [&'static str] {
-    if is_peer() { &["iptables"] } else { &["iptables", "nftables"] }
+    match () {
+        () if is_peer() => &["iptables"],
+        () if !has_iptables() => &["nftables"],
+        () => &["iptables", "nftables"],
+    }
 }
 
 fn keys(backend: &str, policy: &str) -> Value {
@@ -39,9 +46,11 @@ impl<'a> Stage<'a> {
     fn reaches(&self, from: usize, to: usize, wanted: bool) {
         let bridge = to / 2 + 1;
         let last = to % 2 + 2;
-        let addresses = [format!("10.1.{bridge}.{last}:80"), format!("[fd00:{bridge}::{last}]:80")];
+        let of_ipv6 = has_ipv6().then(|| format!("[fd00:{bridge}::{last}]:80"));
+        let addresses: Vec<String> =
+            [format!("10.1.{bridge}.{last}:80")].into_iter().chain(of_ipv6).collect();
         let all =
-            Proto::ALL.into_iter().flat_map(|proto| addresses.each_ref().map(|address| (proto, address)));
+            Proto::ALL.into_iter().flat_map(|proto| addresses.iter().map(move |address| (proto, address)));
         let _servers: Vec<_> =
             all.clone().map(|(proto, address)| self.pods[to].serve(proto, address, "it")).collect();
         let all = all.map(|(proto, address)| (proto, address.parse().expect("an address")));
@@ -173,6 +182,7 @@ fn gc_removes_the_isolation_of_stale_attachments() {
 /// A container made by the reference has no record, but may need the bridge's isolation.
 #[test]
 fn a_bridge_with_unrecorded_containers_stays_isolated() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let (one, unknown) = (node.pod("one"), node.pod("unknown"));
@@ -231,6 +241,7 @@ fn isolate_as_the_reference(node: &Node, link: &str) {
 /// With ptp the first link is the node's end of a veth pair, which has no ports.
 #[test]
 fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     node.cmd("ip link add vethref type veth peer name eth9");
@@ -246,6 +257,7 @@ fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
 /// DEL of a container on ptp removes its isolation, with and without the namespace.
 #[test]
 fn del_of_a_container_on_ptp_removes_its_isolation() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let (node, pod) = Node::with_pod();
     let ptp = json!({"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.1.0/24"}]]}});
@@ -266,6 +278,7 @@ fn del_of_a_container_on_ptp_removes_its_isolation() {
 /// A record of a container that is gone without a DEL must not count for a container without a record.
 #[test]
 fn the_record_of_a_gone_container_counts_for_no_other() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let (dead, unknown, last) = (node.pod("dead"), node.pod("unknown"), node.pod("last"));

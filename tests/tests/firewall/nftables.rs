@@ -3,7 +3,7 @@
 //! The nftables backend.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto, Snapshot, slipway_only};
+use slipway_tests::{Attach, Node, Proto, Snapshot, has_iptables, slipway_only};
 
 use super::{network, recorded};
 
@@ -24,6 +24,7 @@ fn rules(node: &Node) -> usize {
 
 #[test]
 fn a_container_adds_set_elements_and_no_rules() {
+    slipway_tests::needs_ipv6!();
     slipway_only!();
     let node = Node::new();
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
@@ -144,7 +145,7 @@ fn a_foreign_table_is_refused() {
 fn a_container_may_have_many_addresses() {
     slipway_only!();
     let (node, _pod, attach) = Node::with_attachment();
-    for backend in ["nftables", "iptables"] {
+    for backend in ["nftables", "iptables"].into_iter().filter(|name| *name == "nftables" || has_iptables()) {
         let network = network(&node, 1, &json!({"backend": backend}));
         let mut previous = network.add_first(&attach);
         let ips = previous["ips"].as_array_mut().expect("a list");

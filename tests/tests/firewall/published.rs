@@ -5,20 +5,28 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, at, is_peer, peer_fails};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, at, has_iptables, host_local, is_peer,
+    peer_fails, usable,
+};
 
 const PORT: u16 = 8080;
 
 /// The backends of portmap and of firewall.
-const BACKENDS: [[&str; 2]; 4] =
-    [["nftables", "iptables"], ["iptables", "iptables"], ["nftables", "nftables"], ["iptables", "nftables"]];
+fn backends() -> Vec<[&'static str; 2]> {
+    let all = [
+        ["nftables", "iptables"],
+        ["iptables", "iptables"],
+        ["nftables", "nftables"],
+        ["iptables", "nftables"],
+    ];
+    let has_iptables = has_iptables();
+    all.into_iter().filter(|names| has_iptables || !names.contains(&"iptables")).collect()
+}
 
 /// Returns a network with a bridge of this number; without `firewall` without that plugin.
 fn network<'a>(node: &'a Node, number: u8, portmap: &str, firewall: Option<Value>) -> Network<'a> {
-    let ipam = json!({
-        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-        "ranges": [[{"subnet": format!("10.1.{number}.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
-    });
+    let ipam = host_local(format!("10.1.{number}.0/24"), format!("fd00:{number}::/64"));
     let mut plugins = vec![
         json!({"type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true, "ipam": ipam}),
         json!({"type": "portmap", "backend": portmap, "capabilities": {"portMappings": true}}),
@@ -40,17 +48,17 @@ fn serve(pod: &Pod) -> Vec<slipway_tests::Server> {
     each.map(|(proto, address)| pod.serve(proto, address, pod.name())).collect()
 }
 
-fn node_addresses(client: &Host) -> [IpAddr; 2] {
-    [client.node_v4.into(), client.node_v6.into()]
+fn node_addresses(client: &Host) -> Vec<IpAddr> {
+    usable([client.node_v4.into(), client.node_v6.into()])
 }
 
 /// All of these addresses and both protocols.
-fn all(addresses: [IpAddr; 2], port: u16) -> impl Iterator<Item = (Proto, SocketAddr)> + Clone {
+fn all(addresses: Vec<IpAddr>, port: u16) -> impl Iterator<Item = (Proto, SocketAddr)> + Clone {
     addresses.into_iter().flat_map(move |ip| Proto::ALL.into_iter().map(move |proto| (proto, at(ip, port))))
 }
 
-fn pod_addresses(number: u8, last: u8) -> [IpAddr; 2] {
-    [[10, 1, number, last].into(), format!("fd00:{number}::{last}").parse().expect("an address")]
+fn pod_addresses(number: u8, last: u8) -> Vec<IpAddr> {
+    usable([[10, 1, number, last].into(), format!("fd00:{number}::{last}").parse().expect("an address")])
 }
 
 /// Docker's chains: it restricts its own containers in DOCKER-USER, and drops what none of its rules accepts.
@@ -67,6 +75,7 @@ fn docker(node: &Node, variant: &str) {
 /// The plugin firewall lets published ports through, whichever came first. Direct traffic stays dropped.
 #[test]
 fn they_pass_a_forward_chain_that_drops() {
+    slipway_tests::needs_iptables!();
     peer_fails("its rules accept no connection from outside", || {
         for (portmap, docker_first) in [("nftables", true), ("nftables", false), ("iptables", true)] {
             let (node, client) = Node::with_client();
@@ -86,7 +95,8 @@ fn they_pass_a_forward_chain_that_drops() {
             for (proto, to) in all(node_addresses(&client), PORT) {
                 client.expect(proto, to, "web");
             }
-            client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, PORT + 1))));
+            client
+                .expect_none_of(node_addresses(&client).into_iter().map(|ip| (Proto::Tcp, at(ip, PORT + 1))));
             client.expect_none_of(all(pod_addresses(1, 2), 80));
             network.check(&attach(&web)).expect("CHECK");
             network.del(&attach(&web)).expect("DEL");
@@ -99,6 +109,7 @@ fn they_pass_a_forward_chain_that_drops() {
 /// What an administrator forbids of another engine's containers stays forbidden.
 #[test]
 fn rules_for_them_open_no_port_of_another_engine() {
+    slipway_tests::needs_iptables!();
     let (node, client) = Node::with_client();
     let (web, guest) = (node.pod("web"), node.pod("guest"));
     let network = network(&node, 1, "nftables", Some(json!({"backend": "iptables"})));
@@ -110,12 +121,12 @@ fn rules_for_them_open_no_port_of_another_engine() {
     // The jump of the plugin comes before that of Docker.
     network.add(&Attach::new(&web)).expect("ADD");
     let _servers = serve(&guest);
-    client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, 9090))));
+    client.expect_none_of(node_addresses(&client).into_iter().map(|ip| (Proto::Tcp, at(ip, 9090))));
     for family in ["iptables", "ip6tables"] {
         node.cmd(&format!("{family} -P FORWARD ACCEPT"));
         node.cmd(&format!("{family} -A DOCKER-USER -o br2 -j DROP"));
     }
-    client.expect_none_of(node_addresses(&client).map(|ip| (Proto::Tcp, at(ip, 9090))));
+    client.expect_none_of(node_addresses(&client).into_iter().map(|ip| (Proto::Tcp, at(ip, 9090))));
     for family in ["iptables", "ip6tables"] {
         node.cmd(&format!("{family} -F DOCKER-USER"));
     }
@@ -126,7 +137,7 @@ fn rules_for_them_open_no_port_of_another_engine() {
 #[test]
 fn isolated_containers_publish_to_everybody() {
     peer_fails("its chains drop translated packets, too", || {
-        for [portmap, firewall] in BACKENDS {
+        for [portmap, firewall] in backends() {
             let (node, client) = Node::with_client();
             let keys = json!({"backend": firewall, "ingressPolicy": "same-bridge"});
             let pods = [1, 2].map(|number| {
@@ -169,7 +180,7 @@ fn isolated_containers_publish_to_everybody() {
 #[test]
 fn isolated_neighbours_reach_published_ports() {
     peer_fails("its chains drop translated packets, too", || {
-        for [portmap, firewall] in BACKENDS {
+        for [portmap, firewall] in backends() {
             let (node, client) = Node::with_client();
             if !node.bridge_netfilter(BridgeNetfilter::On) {
                 slipway_tests::skip!("br_netfilter");
@@ -191,6 +202,7 @@ fn isolated_neighbours_reach_published_ports() {
 /// The reference puts its rules before ours; the next container of ours repairs the order.
 #[test]
 fn the_order_of_the_chains_is_repaired() {
+    slipway_tests::needs_iptables!();
     if is_peer() {
         return;
     }

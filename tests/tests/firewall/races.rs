@@ -41,6 +41,7 @@ fn isolated() -> Value {
 /// An ADD during the last container's DEL keeps the bridge isolated.
 #[test]
 fn a_container_added_during_the_last_del_is_isolated() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let (old, new) = (node.pod("old"), node.pod("new"));
@@ -56,6 +57,7 @@ fn a_container_added_during_the_last_del_is_isolated() {
 /// Concurrent DELs of the last two containers remove the rules.
 #[test]
 fn concurrent_dels_of_the_last_two_leave_nothing() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let (gone, last) = (node.pod("gone"), node.pod("last"));
@@ -78,6 +80,7 @@ fn concurrent_dels_of_the_last_two_leave_nothing() {
 /// addresses.
 #[test]
 fn the_next_holder_of_an_address_keeps_its_rules() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let (old, new) = (node.pod("old"), node.pod("new"));

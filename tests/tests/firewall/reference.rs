@@ -38,6 +38,7 @@ fn rules(node: &Node, program: &str) -> Vec<(String, String)> {
 
 #[test]
 fn check_passes_and_names_a_rule_that_is_removed() {
+    slipway_tests::needs_iptables!();
     with_references(|reference| {
         for policy in policies(reference) {
             let (node, _pod, attach) = Node::with_attachment();
@@ -74,6 +75,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
 
 #[test]
 fn del_removes_all_rules_of_the_container() {
+    slipway_tests::needs_iptables!();
     with_references(|reference| {
         for policy in policies(reference) {
             let (node, _pod, attach) = Node::with_attachment();
@@ -94,6 +96,7 @@ fn del_removes_all_rules_of_the_container() {
 /// The rules belong to the address's next holder, not to the attachment that CHECK asks for.
 #[test]
 fn check_fails_for_an_address_of_another_container() {
+    slipway_tests::needs_iptables!();
     with_references(|reference| {
         let node = Node::new();
         let (old, new) = (node.pod("old"), node.pod("new"));
@@ -111,6 +114,7 @@ fn check_fails_for_an_address_of_another_container() {
 
 #[test]
 fn check_queries_firewalld() {
+    slipway_tests::needs_iptables!();
     with_references(|reference| {
         for keys in [json!({"backend": "firewalld"}), json!({"firewalldZone": "public"})] {
             let node = Node::new();
@@ -135,6 +139,7 @@ fn check_queries_firewalld() {
 /// `slipway migrate` records a container whose rules stay in iptables, so that GC finds them.
 #[test]
 fn migrate_records_live_containers() {
+    slipway_tests::needs_iptables!();
     with_references(|reference| {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto, at, slipway_only};
+use slipway_tests::{Attach, Node, Proto, at, has_iptables, slipway_only};
 
 use super::{filter, network, recorded};
 
@@ -19,6 +19,7 @@ fn in_our_table(node: &Node) -> usize {
 
 #[test]
 fn without_iptables_the_default_backend_is_nftables() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let (node, pods) = (Node::new(), ["one", "two", "three"]);
     let pods = pods.map(|name| node.pod(name));
@@ -45,6 +46,7 @@ fn without_iptables_the_default_backend_is_nftables() {
 /// The other way round: while a container has rules of iptables, the next one has, too.
 #[test]
 fn containers_with_rules_of_iptables_keep_the_default_backend() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     let pods = ["one", "two"].map(|name| node.pod(name));
@@ -61,6 +63,7 @@ fn containers_with_rules_of_iptables_keep_the_default_backend() {
 /// tables. In the VMs the suite runs on such a kernel.
 #[test]
 fn the_variant_that_works_is_used() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     for (broken, works) in [("legacy", Some("nft")), ("nft", Some("legacy")), ("both", None)] {
         let node = Node::new();
@@ -96,9 +99,32 @@ fn the_variant_that_works_is_used() {
     }
 }
 
+/// The programs of iptables are installed, but the kernel has no x_tables: chains can be made, and no rule of ours.
+#[test]
+fn a_kernel_without_iptables_has_our_table() {
+    slipway_tests::needs!(!has_iptables(), "a kernel without x_tables");
+    slipway_only!();
+    let (node, client) = Node::with_client();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let (asked, auto) = (network(&node, 1, &json!({"backend": "iptables"})), network(&node, 1, &json!({})));
+    let error = asked.status().expect_err("STATUS").error;
+    assert!(error.code == 50 && error.msg.contains("use backend \"nftables\""), "{error:?}");
+    auto.status().expect("STATUS of the default backend");
+    auto.add(&attach).expect("ADD");
+    assert_eq!(in_our_table(&node), 1, "{}", recorded(&node));
+    let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "client");
+    pod.expect(Proto::Tcp, (client.v4, 80), "client");
+    auto.check(&attach).expect("CHECK");
+    auto.del(&attach).expect("DEL");
+    // What was tried is gone: no table of the legacy variant, and no chain.
+    assert!(!node.ruleset().contains("TRIAL"), "{}", node.ruleset());
+}
+
 /// STATUS tries what is not in use, and leaves no table of it.
 #[test]
 fn status_leaves_no_legacy_table() {
+    slipway_tests::needs_iptables!();
     slipway_only!();
     let node = Node::new();
     node.hide_programs(&["nft"]);

@@ -147,8 +147,7 @@ fn connections_of_a_masqueraded_container() {
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
     watch(&world);
-    for (far, container) in [IpAddr::from(world.client.v4), world.client.v6.into()].into_iter().zip(web.ips())
-    {
+    for (far, container) in world.client_ips().into_iter().zip(web.ips()) {
         let _server = world.client.serve(Proto::Tcp, &at(far, 9000).to_string(), "far");
         let mut flow = web.dial(Proto::Tcp, None, at(far, 9000), 5 * QUICK).expect("a connection");
         let mut request = || {
@@ -209,9 +208,8 @@ fn a_udp_client_reaches_the_next_pod() {
             let there = offloaded(&world).iter().any(|flow| is_of(flow, container));
             assert_eq!(there, ends_offload(), "{to}");
         }
-        let mut flows = world
-            .node_ips()
-            .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 5 * QUICK).expect("a socket"));
+        let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 5 * QUICK).expect("a socket");
+        let mut flows: Vec<_> = world.node_ips().into_iter().map(dial).collect();
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(3) {
             for flow in &mut flows {

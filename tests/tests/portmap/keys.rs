@@ -27,6 +27,7 @@ fn v6(result: &Value) -> String {
 /// Each container has its own conditions: those of the last ADD do not apply to all.
 #[test]
 fn conditions_hold_for_their_container_alone() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let [red, blue] = outside(&node);
     let not_red = format!("ip saddr != {}", red.v4);
@@ -89,6 +90,7 @@ fn mark_masq_bit_is_the_containers_own() {
 
 #[test]
 fn masq_all_and_snat_false_choose_the_source_address() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let [red, _] = outside(&node);
     let (one, two) = (node.pod("one"), node.pod("two"));
@@ -110,6 +112,7 @@ fn masq_all_and_snat_false_choose_the_source_address() {
 
 #[test]
 fn the_loopback_is_opened_only_for_ports_on_it() {
+    slipway_tests::needs_ipv6!();
     let node = Node::new();
     let [red, _] = outside(&node);
     let pod = node.pod("pod");

@@ -124,6 +124,7 @@ fn single_elements_are_restored() {
 /// `iptables -F` and `-X` in the table nat, with the compatibility backend.
 #[test]
 fn chains_of_iptables_are_restored() {
+    slipway_tests::needs_iptables!();
     for variant in ["nft", "legacy"] {
         let world = World::new();
         if world.node.try_cmd(&format!("iptables-{variant} -t nat -S")).code != Some(0) {
