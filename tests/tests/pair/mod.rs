@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, is_peer, newest_version, peer_fails,
-    with_keys,
+    Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, has_ipv6, is_peer, needs, newest_version,
+    peer_fails, with_keys,
 };
 
 use crate::{NODE_LINKS, OUTER, PREFIX, TAKEN, all, dual_stack, leading, other_keys, plugin, refused};
@@ -108,6 +108,26 @@ fn a_read_only_proc_sys_is_enough() {
     let _server = second.serve(Proto::Tcp, "[::]:80", "second");
     first.expect(Proto::Tcp, at(address_of(&result, 0), 80), "second");
     network.del(&Attach::new(&second)).expect("DEL");
+}
+
+/// The IPv4 range alone works, as all other tests of such a kernel show.
+#[test]
+fn an_ipv6_range_is_refused_in_a_kernel_without_ipv6() {
+    needs!(!has_ipv6(), "a kernel without IPv6");
+    peer_fails("the kernel's own words, and the link stays", || {
+        let (node, pod) = Node::with_pod();
+        let both = json!({"type": "host-local", "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]});
+        let one = json!({"type": "host-local", "subnet": "fd00:1::/64"});
+        for ipam in [both, one] {
+            let network = network(&node, &with_keys(all(), &json!({"ipam": ipam})));
+            let failure = network.add(&Attach::new(&pod)).expect_err("no IPv6");
+            let text =
+                "this node's kernel has no IPv6, so the container cannot have the address fd00:1::2/64";
+            assert!(failure.error.msg.contains(text), "{failure}");
+            assert!(!pod.has_link("eth0") && node.reserved("net").is_empty(), "{:?}", node.reserved("net"));
+            network.del(&Attach::new(&pod)).expect("DEL");
+        }
+    });
 }
 
 #[test]
@@ -337,7 +357,8 @@ fn check_compares_the_containers_addresses_and_routes() {
     pod.cmd("ip route delete default");
     pod.cmd("ip route add default via 10.1.2.1");
     network.check(&Attach::new(&pod)).expect("CHECK");
-    pod.cmd("ip address delete fd00:1::2/64 dev eth0");
+    let last = if has_ipv6() { "fd00:1::2/64" } else { "10.1.2.2/24" };
+    pod.cmd(&format!("ip address delete {last} dev eth0"));
     network.differs(&pod, "Failed to match addr");
 }
 

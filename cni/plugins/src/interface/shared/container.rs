@@ -126,9 +126,17 @@ impl Container {
 
     /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the
     /// kernel lacks.
+    ///
+    /// # Errors
+    /// The kernel has no IPv6, or refuses a setting.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
-        if !layer3.has(AddressFamily::V6) {
-            return Ok(());
+        let Some(address) = layer3.addresses.iter().find(|net| net.addr().is_ipv6()) else { return Ok(()) };
+        if self.ipv6.is_none() {
+            // Otherwise the kernel's own words would be "Operation not supported", of an address or a setting.
+            return Err(CniError::internal(format!(
+                "this node's kernel has no IPv6, so the container cannot have the address {address}: remove the IPv6 \
+                 range from the network's IPAM, or boot the node without ipv6.disable=1"
+            )));
         }
         self.netns.run(|| set(&link.name, settings)).map_err(failed)?
     }
