@@ -11,6 +11,7 @@ use cni_nftables::Socket as NfSocket;
 use serde_json::Value;
 
 use crate::concealment::is_kept;
+use crate::feature::has_ipv6;
 use crate::node::Node;
 use crate::space::Space;
 
@@ -158,6 +159,9 @@ fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
             "route"
         };
         found.push(format!("{kind} {}", tidy(line)));
+    }
+    if !has_ipv6() {
+        return;
     }
     let rules = space.cmd("ip -o -6 rule");
     found.extend(rules.lines().map(|line| format!("rule6 {}", tidy(line))));

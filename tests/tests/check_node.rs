@@ -358,6 +358,7 @@ fn advice_on_the_page_works_when_pasted() {
 /// The unit that keeps these commands: its start opens the way, and its stop closes it again.
 #[test]
 fn the_unit_beside_docker_opens_and_closes_the_way() {
+    slipway_tests::needs_ipv6!();
     slipway_tests::needs_iptables!();
     let page = include_str!("../../docs/neighbours.md");
     let commands = |key: &str| -> String {
