@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::binaries::newest_version;
-use crate::feature::has_ipv6;
+use crate::family::has_ipv6;
 use crate::node::{Node, Pod};
 use crate::plugin::{CniFailure, Output, PluginCall};
 use crate::traffic::Proto;

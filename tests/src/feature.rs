@@ -2,26 +2,10 @@
 
 //! Features that the kernel or its tools may lack.
 
-use std::net::IpAddr;
-use std::path::Path;
-
 use cni_kernel::ethtool;
 use cni_kernel::route::RouteSocket;
 
 use crate::{Node, Space};
-
-/// The feature that [`has_ipv6`] checks, for [`crate::skip!`].
-pub const IPV6: &str = "ipv6";
-
-/// True if the kernel has IPv6. Booted with `ipv6.disable=1`, it has no socket, address, route or setting of that family.
-pub fn has_ipv6() -> bool {
-    Path::new("/proc/sys/net/ipv6").is_dir()
-}
-
-/// Those of some addresses whose family the kernel has.
-pub fn usable(addresses: impl IntoIterator<Item = IpAddr>) -> Vec<IpAddr> {
-    addresses.into_iter().filter(|address| address.is_ipv4() || has_ipv6()).collect()
-}
 
 /// The feature that [`has_iptables`] checks, for [`crate::skip!`].
 pub const IPTABLES: &str = "x_tables";

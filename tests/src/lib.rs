@@ -57,6 +57,7 @@ mod container;
 mod counters;
 mod daemon;
 mod ethtool;
+mod family;
 mod feature;
 pub mod garbage;
 mod golden;
@@ -97,10 +98,10 @@ pub use container::{
 };
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
+pub use family::{IPV6, has_ipv6, usable};
 pub use feature::{
-    ESP, FLOWTABLE, IPTABLES, IPV6, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp,
-    has_flowtable, has_iptables, has_ipv6, has_ipvs, has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
-    usable,
+    ESP, FLOWTABLE, IPTABLES, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp, has_flowtable,
+    has_iptables, has_ipvs, has_udp_gro, has_wireguard, lacks, nft_loads_ranges,
 };
 pub use golden::{golden, golden_result, normalise};
 pub use interrupt::{

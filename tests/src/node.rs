@@ -16,7 +16,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::binaries::bin_dir;
 use crate::concealment::conceal;
-use crate::feature::has_ipv6;
+use crate::family::has_ipv6;
 use crate::seen_ports::without_seen_ports;
 use crate::space::{Journal, Space};
 

@@ -11,7 +11,7 @@ use cni_nftables::Socket as NfSocket;
 use serde_json::Value;
 
 use crate::concealment::is_kept;
-use crate::feature::has_ipv6;
+use crate::family::has_ipv6;
 use crate::node::Node;
 use crate::space::Space;
 

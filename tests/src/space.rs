@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
-use crate::feature::has_ipv6;
+use crate::family::has_ipv6;
 use crate::pace::within;
 
 /// The time limit of a command. A plugin that needs longer hangs.

@@ -15,7 +15,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::feature::has_ipv6;
+use crate::family::has_ipv6;
 use crate::pace::patience;
 use crate::space::Space;
 
