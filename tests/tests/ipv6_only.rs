@@ -170,7 +170,7 @@ fn keeps_its_promises(interface: &str, backend: &str) {
     // What the operator sees.
     if !is_peer() {
         // The kernel may lack what no network here needs.
-        let of_kernel = unwell(&Node::new());
+        let of_kernel = unwell(&Node::without_bridge_netfilter());
         assert_eq!(unwell(node), of_kernel);
         let to = at(world.node_ip(), ANY);
         let said = node.slipway(&format!("explain tcp {to} --from {}", client.v6));
