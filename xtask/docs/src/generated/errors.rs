@@ -37,7 +37,8 @@ pub(super) fn text(root: &Path) -> Result<String> {
     }
     for one in &explained.error {
         let Some(file) = one.source.clone() else { continue };
-        if files::read(root.join(&file))?.contains(&one.text) {
+        let source = files::read(root.join(&file))?;
+        if source.contains(&one.text) || source.contains(&one.text.replace('"', "\\\"")) {
             messages.push(Message { text: one.shown(), file, code: None });
         }
     }

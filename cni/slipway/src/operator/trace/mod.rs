@@ -206,8 +206,11 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
         text.push_str("Events were lost: there were more than could be read.\n");
     }
     if let Some(carried) = summary.carried {
-        text.push_str(&format!("BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
-                 first packets, and one a second. Of a flow that ended, the last packets are not counted.\n"));
+        text.push_str(&format!(
+            "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
+             first packets, and up to two per second of each direction. Of a flow that ended, the last packets are not \
+             counted.\n"
+        ));
     }
     if !summary.counted.is_empty() {
         text.push_str("During the trace the BPF programs counted, for all ports of the node:\n");

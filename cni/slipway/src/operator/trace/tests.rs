@@ -156,7 +156,7 @@ fn json_has_each_packet() {
     let carried = Summary { carried: Some(3), counted, ..summary.clone() };
     expect![[r#"
         2 packets.
-        BPF programs carried 3 packets of flows to this port past netfilter: of these a trace sees the first packets, and one a second. Of a flow that ended, the last packets are not counted.
+        BPF programs carried 3 packets of flows to this port past netfilter: of these a trace sees the first packets, and up to two per second of each direction. Of a flow that ended, the last packets are not counted.
         During the trace the BPF programs counted, for all ports of the node:
           9 packets that the BPF programs carried
           2 recorded packets that came out changed in another way than the BPF programs can
