@@ -183,21 +183,20 @@ fn missing(text: &mut String, list: &Kernels) {
     }
 }
 
-/// The tests of each program that passed on each kernel.
+/// The programs of which a test was skipped or failed, or whose kernels have different results. The others are counted.
 fn programs(text: &mut String, rows: &[Known<'_>]) {
     let run: Vec<&Record> =
         rows.iter().filter_map(|(_, row)| row.as_ref().map(|(_, record)| record)).collect();
     let names: BTreeSet<&str> =
         run.iter().flat_map(|row| row.suites.iter().map(|suite| suite.name.as_str())).collect();
-    text.push_str(
-        "\n## Test programs\n\nTests that passed, in brackets how many were skipped, and the number of kernels that ran the \
-         program.\n\n| program | passed | kernels | differences |\n|---|---:|---:|---|\n",
-    );
+    let (mut table, mut unremarkable) = (String::new(), 0);
     for name in names {
         // Almost every program has the same result everywhere, so one cell for all kernels is readable on any screen.
         let mut results: Vec<(String, Vec<&str>)> = Vec::new();
+        let mut all_passed = true;
         for row in &run {
             let Some(suite) = row.suites.iter().find(|suite| suite.name == name) else { continue };
+            all_passed &= suite.ok && suite.skipped.is_empty();
             let result = match suite {
                 suite if !suite.ok => "**failed**".to_owned(),
                 suite if suite.skipped.is_empty() => suite.passed.to_string(),
@@ -211,9 +210,20 @@ fn programs(text: &mut String, rows: &[Known<'_>]) {
         results.sort_by_key(|(_, kernels)| Reverse(kernels.len()));
         let count: usize = results.iter().map(|(_, kernels)| kernels.len()).sum();
         let Some(((usual, _), others)) = results.split_first() else { continue };
+        if all_passed && others.is_empty() {
+            unremarkable += 1;
+            continue;
+        }
         let others = others.iter().map(|(result, kernels)| format!("{}: {result}", kernels.join(", ")));
-        let _ = writeln!(text, "| {name} | {usual} | {count} | {} |", others.collect::<Vec<_>>().join("; "));
+        let _ = writeln!(table, "| {name} | {usual} | {count} | {} |", others.collect::<Vec<_>>().join("; "));
     }
+    let _ = write!(
+        text,
+        "\n## Test programs\n\nOf these programs a test was skipped or failed, or the results differ between kernels. \
+         Programs that passed all tests on every kernel that ran them: {unremarkable}.\n\n\
+         The columns have the tests that passed, in brackets how many were skipped, and the number of kernels that ran \
+         the program.\n\n| program | passed | kernels | differences |\n|---|---:|---:|---|\n{table}"
+    );
 }
 
 #[cfg(test)]
@@ -260,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_program_of_every_kernel() {
+    fn the_page_has_every_program_with_a_skipped_test() {
         let mut other = record("6.12");
         other.suites[0].name = "bridge".to_owned();
         other.commit = None;
@@ -270,5 +280,17 @@ mod tests {
         assert!(page.ends_with(table), "{page}");
         assert!(page.contains("| abc | 2026-11-22 | 1 | 1 | 0 | 4.1 s | 0.0 s | ok |\n"), "{page}");
         assert!(page.contains("| several | 2026-11-22 |") && page.contains("| stale: old |\n"), "{page}");
+    }
+
+    #[test]
+    fn a_program_that_passed_all_tests_everywhere_is_only_counted() {
+        let rows = ["6.1", "6.12"].map(|name| {
+            let mut one = record(name);
+            one.suites[0].skipped.clear();
+            (name, Some((None, one)))
+        });
+        let page = page(&Kernels::load().unwrap(), &rows);
+        assert!(page.contains("on every kernel that ran them: 1.\n"), "{page}");
+        assert!(page.ends_with("|---|---:|---:|---|\n"), "{page}");
     }
 }
