@@ -166,7 +166,7 @@ impl Pool {
     /// Runs the tests of one kind. The log gets a line for each, and all output of those that fail.
     ///
     /// # Errors
-    /// A program that cannot be started, or files that cannot be written. A failed test is no error here.
+    /// A program that cannot be started, or files that cannot be written. A failed test is not an error here.
     pub(crate) fn run(&self, which: Which, log: &Log) -> Result<Summary> {
         let output = workspace::scratch("test")?.join(format!("output-{which:?}").to_lowercase());
         fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
@@ -299,7 +299,7 @@ fn note(verdict: &Verdict, log: &Log) {
         None => format!("test {} ... ok ({took})\n", verdict.title),
         Some(failure) => format!("test {} ... FAILED\n--- ({took}) {failure}\n", verdict.title),
     };
-    // The verdict stands without the log.
+    // The verdict does not depend on the log.
     let _ = (&log.file).write_all(text.as_bytes());
 }
 

@@ -60,13 +60,13 @@ const SEEDS: u64 = 1000;
 
 /// Run everything that must pass.
 ///
-/// The network tests make namespaces of their own and never touch the machine's network. They need
-/// root; for another user they run inside a user namespace, where the system allows one. A few of them
-/// run on another kernel, too, in a virtual machine; `vm-test` has more kernels, and all tests.
+/// The network tests run in network namespaces that they create, and never touch the machine's network. They need
+/// root; for another user they run inside a user namespace, where the system allows one. A few of them also run on
+/// another kernel in a virtual machine; `vm-test` runs all tests, on more kernels.
 ///
 /// Tests that kill a plugin at each of its system calls, or let each call fail, try a fifth of these points. The
-/// seed that chooses them, and the kernel, is printed. `--full` tries all points and kernels, as before a release;
-/// `--full --list` prints which.
+/// run prints the seed that chooses the points and the kernel. `--full` tries all points and kernels, as before a
+/// release; `--full --list` prints which.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only format, lints and unit tests

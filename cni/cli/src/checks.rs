@@ -33,8 +33,9 @@ pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
     matches.and_then(|matches| A::from_arg_matches(&matches)).map_err(|error| line(&error))
 }
 
-/// Checks the commands of a program: clap's own checks; that the other program knows where they are; summaries and help of all that is shown; examples that can be
-/// read; manual pages and completions that the programs of this machine understand.
+/// Checks the commands of a program: that clap accepts their definitions, that the other program's list of them is
+/// complete, that everything visible has a summary and a help text, that the examples can be parsed, and that groff and
+/// the shells of this machine understand manual pages and completions.
 ///
 /// # Panics
 /// Something is missing or invalid.

@@ -88,11 +88,11 @@ pub enum Reply {
 /// A signal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signal {
-    /// Its interface.
+    /// The interface, such as `org.fedoraproject.FirewallD1`.
     pub interface: String,
-    /// Its name in the interface.
+    /// The signal's name in the interface.
     pub member: String,
-    /// Its values up to the first one that is no text.
+    /// The signal's values up to the first one that is not a text.
     pub texts: Vec<String>,
 }
 

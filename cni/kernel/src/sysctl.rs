@@ -136,8 +136,8 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
     ensure_below(DIRECTORY.as_ref(), name, value)
 }
 
-/// [`ensure`] with another directory for [`DIRECTORY`]: a container has that read-only, and the host's settings at a
-/// path of its own.
+/// [`ensure`] with another directory than [`DIRECTORY`], which is read-only in a container, where the host's settings
+/// are mounted at another path.
 ///
 /// # Errors
 /// As of [`ensure`].

@@ -60,7 +60,7 @@ impl Attributes {
     }
 
     /// Adds bytes as they are: a protocol's own header, or attributes that are encoded already. Only the last ones
-    /// may have a length that is no multiple of four.
+    /// may have a length that is not a multiple of four.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend_from_slice(bytes);
         self

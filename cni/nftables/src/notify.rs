@@ -80,7 +80,7 @@ const NEW_ELEMENT: u16 = 12;
 const DELETE_ELEMENT: u16 = 14;
 const NEW_GENERATION: u16 = 15;
 const DELETE_TABLE: u16 = 2;
-/// As the previous one, but deleting a missing table is no error (since Linux 6.3).
+/// As the previous one, but deleting a missing table is not an error (since Linux 6.3).
 const DESTROY_TABLE: u16 = 26;
 const DESTROY_ELEMENT: u16 = 30;
 const TRACE: u16 = 17;

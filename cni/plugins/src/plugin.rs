@@ -30,8 +30,8 @@ pub trait Plugin: Sync {
     /// Attaches the container: completely, or not at all.
     ///
     /// # Errors
-    /// A configuration that cannot be used, a missing object, or the kernel's refusal. Everything that
-    /// was made is removed before.
+    /// A configuration that cannot be used, a missing object, or the kernel's refusal. By then, everything that the ADD
+    /// had made is removed again.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError>;
 
     /// Detaches the container. Needs only the attachment and the configuration; the namespace may

@@ -187,8 +187,8 @@ impl Cache {
         self.read_one(&file_name(attachment))
     }
 
-    /// The result of an attachment, also from a file of libcni before 0.8, which has nothing else; none if there
-    /// is no file.
+    /// The result of an attachment, also from a file of libcni before 0.8, which has only the result; none without a
+    /// file.
     ///
     /// # Errors
     /// [`CacheError`] if the file cannot be used.

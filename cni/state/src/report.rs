@@ -88,7 +88,7 @@ pub struct Report {
     pub code: Option<u32>,
 }
 
-/// A datagram that is no report.
+/// A datagram that is not a report.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidReport {
     /// It is longer than [`LIMIT`].

@@ -70,7 +70,7 @@ pub enum SubnetFileError {
         /// The reason.
         error: InvalidSubnets,
     },
-    /// The system refused the operation, the file is too large, or it is no regular one.
+    /// The system refused the operation, the file is too large, or it is not a regular file.
     #[error(transparent)]
     File(#[from] DirError),
 }
@@ -150,7 +150,7 @@ impl SubnetFile {
     ///
     /// # Errors
     /// [`SubnetFileError::Missing`] if there is no file; [`SubnetFileError::Content`] if it is torn or otherwise
-    /// invalid; [`SubnetFileError::File`] if it cannot be read, has more than 16 KiB, or is no regular file.
+    /// invalid; [`SubnetFileError::File`] if it cannot be read, has more than 16 KiB, or is not a regular file.
     pub fn read(path: &Path) -> Result<Self, SubnetFileError> {
         let (folder, name) = split(path);
         let content = match DurableDir::open(folder) {

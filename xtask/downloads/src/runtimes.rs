@@ -140,7 +140,7 @@ const PROTOC_SUITE: &str = "bookworm";
 /// The variable with the root file system of a cluster's nodes, for the tests.
 pub const NODE_VARIABLE: &str = "SLIPWAY_NODE_PACKAGES";
 
-/// The program without which a folder is no node's root file system.
+/// A folder without this program is not a node's root file system.
 const NODE_PROGRAM: &str = "usr/bin/containerd";
 
 /// The root file system of a cluster's nodes: Debian 12's, whose containerd has the interface that kubelet 1.20 knows. None

@@ -134,7 +134,7 @@ pub fn rebuild(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     Ok(format!("{summary}: the same bytes as ebpf/object"))
 }
 
-/// Like [`ensure`], but without a toolchain it is no error: the binary is then built without the BPF
+/// Like [`ensure`], but a missing toolchain is not an error: the binary is then built without the BPF
 /// programs.
 pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
     match ensure(execute) {

@@ -108,7 +108,7 @@ fn compare(args: &Args, stages: &Stages, bin_dir: &Path, skips: &Path) -> Result
     Ok(reference)
 }
 
-/// The skips that the tests of runtimes may have: for want of a download that failed, and those of the other tests'
+/// The skips that the tests of runtimes may have: those that a failed download causes, and those of the other tests'
 /// list that no download would prevent.
 fn allowed(
     seen: &BTreeSet<String>,

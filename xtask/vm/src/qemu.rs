@@ -355,7 +355,7 @@ mod tests {
         let (second, limit) = (Duration::from_secs, Duration::from_secs(1800));
         let mut progress = Progress::default();
         progress.see(&Event::Start("links".to_owned()), second(10));
-        // Its output is no sign of progress.
+        // The output of a test program is not a sign of progress.
         progress.see(&Event::Output("test a ... ok".to_owned()), second(1000));
         assert_eq!(progress.hung(second(1900), limit), None);
         let text = progress.hung(second(1931), limit).unwrap();

@@ -49,8 +49,7 @@ pub(crate) struct Suite {
 }
 
 impl Record {
-    /// The row of a run. None if the run was of a changed tree, or failed for a reason that is no test
-    /// program's.
+    /// The row of a run; none if the tree was changed, or if the run failed although each test program passed.
     pub(crate) fn of(outcome: &Outcome, sources: &Sources, date: &str) -> Option<Self> {
         let is_explained = outcome.passed() || outcome.suites.iter().any(|suite| !suite.passed);
         let commit = sources.commit.clone().filter(|_| is_explained && !outcome.release.is_empty())?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The table of the firewall plugin: the owner of each container's rules, and the rules themselves if the
-//! means is nftables.
+//! The table of the firewall plugin: the owner of each container's rules, and with nftables the rules themselves.
 //!
 //! ```text
 //! table inet slipway-firewall {
@@ -18,8 +17,8 @@
 //! }
 //! ```
 //!
-//! The chains of iptables and the zones of firewalld have no place for an owner. So an attachment has an
-//! entry here whatever its means: DEL and GC find its rules without the configuration.
+//! The chains of iptables and the zones of firewalld have no place for an owner. So every attachment has an entry here,
+//! by which DEL and GC find its rules without the configuration.
 
 use std::net::IpAddr;
 

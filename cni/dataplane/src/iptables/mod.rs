@@ -84,7 +84,7 @@ impl Iptables {
     /// request is for. Runs a program only if there are such chains.
     ///
     /// # Errors
-    /// [`Error::Conflict`] or [`Error::Taken`]; those of reading the chains.
+    /// [`Error::Conflict`] or [`Error::Taken`], or the chains cannot be read.
     pub(crate) fn refuse_taken(&self, request: &PortRequest) -> Result<(), Error> {
         let places = detect::places_with_ports()?;
         if places.is_empty() {

@@ -178,7 +178,7 @@ impl Session {
             match present.iter().find(|present| present.name == chain.name) {
                 None => damaged = true,
                 Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
-                // The kernel counts rules and references. Elements may refer to a chain that is no base
+                // The kernel counts rules and references. Elements may refer to a chain that is not a base
                 // chain.
                 Some(found) if chain.base.is_some() => damaged |= found.uses != expected,
                 Some(found) => damaged |= found.uses < expected,

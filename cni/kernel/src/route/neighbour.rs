@@ -164,9 +164,9 @@ impl RouteSocket {
         }
     }
 
-    /// Tells the kernel of a neighbour, as if it had heard of it: the first packet needs no request, and the kernel verifies
-    /// the entry as it does with any other when it is used. `known` is what [`Self::neighbour`] has returned for the IP
-    /// address, which is replaced; without it nothing is.
+    /// Adds a neighbour as if the kernel had received a packet from it: the first packet to it needs no request, and
+    /// the kernel verifies the entry like any other once it is used. `known` is the entry that [`Self::neighbour`] has
+    /// returned for the IP address, and is replaced; without it, no existing entry is.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the link has an entry that is not `known`; [`RouteError::is_not_found`] if the link
@@ -194,7 +194,8 @@ impl RouteSocket {
     /// address of the bridge itself, or of another port.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] for an address that the bridge knows; others if the link is no port of a bridge.
+    /// [`RouteError::already_exists`] for an address that the bridge knows; others if the link is not a port of a
+    /// bridge.
     pub fn introduce_to_bridge(&self, port: &Link, mac: Mac) -> Result<(), RouteError> {
         let header = Header { family: AF_BRIDGE, link: port.index, state: NUD_REACHABLE, flags: NTF_MASTER };
         let action = format_args!("introduce {mac} behind {}", port.name);

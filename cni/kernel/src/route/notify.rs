@@ -216,8 +216,8 @@ impl AsRawFd for Notifications {
 fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Result<(), ReplyError> {
     let deleted = matches!(kind, libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE);
     match kind {
-        // Bridges report their ports in the same group (`br_ifinfo_notify`), and a port that leaves as
-        // deleted. It is no deleted link, and the link's own change is reported, too.
+        // Bridges report their ports in the same group (`br_ifinfo_notify`), and report a port that leaves as
+        // deleted. The link itself still exists, and its own change is reported, too.
         libc::RTM_NEWLINK | libc::RTM_DELLINK
             if payload.len() >= IFINFOMSG && message::u8_of(payload) != UNSPECIFIED => {}
         libc::RTM_NEWLINK | libc::RTM_DELLINK => {

@@ -453,7 +453,7 @@ impl RouteSocket {
         )
     }
 
-    /// Deletes a route of this origin ([`Route::protocol`]) only: a foreign route to the same destination
+    /// Deletes a route if it has this origin ([`Route::protocol`]). Another program's route to the same destination
     /// stays.
     ///
     /// The kernel also compares destination, table, metric, and, if they are set, gateway and link; for IPv4

@@ -89,7 +89,7 @@ impl TokenBucket {
         // struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
         let mut parameters = vec![0, ETHERNET, 0, 0, 0, 0, 0, 0];
         parameters.extend(rate.to_ne_bytes());
-        // tbf splits packets longer than the bucket of the peak rate. This peak rate is no limit.
+        // tbf splits packets longer than the bucket of the peak rate. This peak rate does not limit anything.
         let longest = self.longest_packet(mtu);
         let peak = if longest.is_some() { u32::MAX } else { 0 };
         parameters.extend([0, ETHERNET, 0, 0, 0, 0, 0, 0]);

@@ -81,8 +81,8 @@ impl Tuple {
 }
 
 impl Conntrack {
-    /// Inserts a flow with its translation. Deletes existing flows with the same tuple in either direction:
-    /// they are of an older connection, as the caller owns this one.
+    /// Inserts a flow with its translation. Deletes existing flows with the same tuple in either direction, because
+    /// these belong to an older connection: the caller owns this one.
     ///
     /// The kernel translates only if a chain of type nat is attached.
     pub fn insert(&self, flow: &NewFlow) -> Result<(), Error> {

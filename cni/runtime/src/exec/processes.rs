@@ -34,7 +34,7 @@ const ATTEMPTS: u32 = 6;
 /// group is killed and the plugin reaped. Processes that leave the group (setsid(2)) are left running. Dropping the
 /// future kills the group, too, and tokio reaps the plugin.
 ///
-/// A process that the plugin leaves behind may hold its pipes open: that delays the result by 0.2 s at most.
+/// A process that the plugin leaves behind may keep its pipes open, which delays the result by at most 0.2 s.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Processes;
 

@@ -257,7 +257,7 @@ impl CniDriver {
         let mut lo = lo.first().map(|one| (one.network(), one.container()));
         if todo.is_empty() {
             let network = self.network()?;
-            // A missing namespace is no reason to leave addresses and ports behind.
+            // Even if the namespace is missing, addresses and ports have to be removed.
             let netns = self.host()?.netns(&pod.sandbox_id).unwrap_or_else(|error| {
                 log::warn!("CNI failed to retrieve network namespace path: {error}");
                 PathBuf::new()

@@ -58,7 +58,8 @@ impl PodNetworkStatus {
         Some(Self { kind: KIND, version: VERSION, ip: *ips.first()?, ips })
     }
 
-    /// Decodes what a driver printed for a pod: nothing is no status. `apiVersion` and `kind` are optional.
+    /// Decodes the status that a driver printed for a pod. A driver that prints nothing has none. `apiVersion` and
+    /// `kind` are optional.
     ///
     /// # Errors
     /// [`StatusError`] if it is not a status of a known version.

@@ -46,7 +46,8 @@ struct Configuration {
 }
 
 impl Used {
-    /// Reads the addresses and routes of the node, and podman's networks. A file that is no network is left out.
+    /// Reads the addresses and routes of the node, and podman's networks. A file that does not describe a network is
+    /// left out.
     pub(super) fn read() -> Result<Self, RouteError> {
         let route = RouteSocket::open()?;
         let mut used = Self::default();

@@ -44,7 +44,7 @@ pub(crate) enum TranslateError {
         /// The number of ports.
         range: u16,
     },
-    /// The configuration that was made is no list of plugins.
+    /// The configuration that was made is not a valid list of plugins.
     #[error(transparent)]
     List(#[from] cni_spec::ListError),
 }

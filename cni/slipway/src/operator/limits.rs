@@ -14,7 +14,7 @@ use cni_spec::NetConf;
 use cni_state::documents::{KernelLimit, NetworkRoom};
 use serde_json::Value;
 
-/// Containers beyond this number are no reason to raise a limit: a /48 of IPv6 addresses is no plan.
+/// Limits are raised for at most this number of containers: nobody plans to fill a /48 of IPv6 addresses.
 const MOST_CONTAINERS: u64 = 65_536;
 
 /// The networks of a node and the number of containers that fit into them.

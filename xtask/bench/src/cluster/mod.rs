@@ -42,8 +42,9 @@ const PAUSE: Duration = Duration::from_millis(400);
 
 /// Measure slipwayd with many Nodes.
 ///
-/// Each number of Nodes gets an API server and an etcd of its own, of Kubernetes 1.20.2 (`cargo xtask test --kube` builds
-/// it). All Nodes are on one link; each has the size that a kubelet gives it. Processor time is the agent's alone.
+/// For each number of Nodes, the task starts an API server and etcd of Kubernetes 1.20.2, which `cargo xtask test
+/// --kube` builds. All Nodes are on one link, and each is as large as a kubelet makes it. Processor time is that of the
+/// agent only.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClusterArgs {
     /// Numbers of other Nodes, one after the other

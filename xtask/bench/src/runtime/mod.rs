@@ -40,9 +40,10 @@ const BATCHES: [(&str, &[&str]); 2] =
 
 /// Measure callers of the same plugins: the library, cnitool, slipwayd, and the reference's cnitool.
 ///
-/// First ADD and DEL of one pod: bridge, host-local and portmap with one TCP port and ipMasq, with our plugins and the
-/// reference's, on a node (a network namespace) for each, with the state on a real disk. The callers alternate. Then
-/// many pods at once. Then the memory of `slipwayd networks --watch`, and its reaction to a changed file.
+/// The task first measures ADD and DEL of one pod (bridge, host-local, and portmap with one TCP port and ipMasq) with
+/// our plugins and with the reference's, each on a node (a network namespace) whose state is on a real disk. The
+/// callers alternate. The task then attaches many pods at once, and finally measures the memory of `slipwayd networks
+/// --watch` and how fast that command notices a changed file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RuntimeArgs {
     #[command(flatten)]

@@ -74,9 +74,9 @@ fn idle() -> Result<Idle> {
     idle_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
 }
 
-/// The first line's idle, iowait and steal, in ticks of 10 ms, see proc(5). Busy time is the rest:
-/// user, nice, system, irq and softirq are sampled at the timer's interrupts, some 250 times a second, while
-/// a processor's idle time is clocked where the timer stops with it (`CONFIG_NO_HZ_IDLE`).
+/// The idle, iowait and steal times of the first line, in ticks of 10 ms, see proc(5). Busy time is the rest. Adding up
+/// user, nice, system, irq and softirq would be less exact: the timer's interrupt samples them some 250 times a second,
+/// while the kernel measures a processor's idle time, because the timer stops meanwhile (`CONFIG_NO_HZ_IDLE`).
 fn idle_in(text: &str) -> Option<Idle> {
     let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();

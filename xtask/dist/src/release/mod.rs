@@ -33,7 +33,7 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 /// and the checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Report what stands in the way of a release, and build all the same
+    /// Report what would prevent a release, and build all the same
     #[arg(long)]
     dry_run: bool,
     /// Neither build the binaries twice nor run them: only to try the task

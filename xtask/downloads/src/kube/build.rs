@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Builds Kubernetes' programs from Debian 12's source package, with the tools of Debian 12: they are unpacked into a
-//! root file system of their own, in which `make` runs without a network. Nothing is installed. apt verifies what it
-//! downloads, by the checksums in the lists that Debian signs.
+//! Builds Kubernetes' programs from Debian 12's source package, with the tools of Debian 12. The tools are unpacked
+//! into a separate root file system, in which `make` runs without a network, and nothing is installed. apt verifies its
+//! downloads by the checksums in the lists that Debian signs.
 //!
-//! An interrupted build continues: the root file system and the source get their names when they are whole, the source
-//! is marked when its generated files are, and Go keeps the packages that it has compiled.
+//! An interrupted build can be continued: root file system and source get their names only when they are complete, the
+//! source is marked when its generated files are complete, and Go keeps the packages that it has compiled.
 
 use std::fs;
 use std::os::unix::fs::symlink;

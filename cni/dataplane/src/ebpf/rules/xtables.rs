@@ -2,7 +2,7 @@
 
 //! Matches and targets of iptables: in rules of the legacy tables, and in those that `iptables-nft` makes.
 //!
-//! Layouts of their data are those of `linux/netfilter/xt_*.h`.
+//! The layouts of their data are in `linux/netfilter/xt_*.h`.
 
 use super::judge::Reader;
 

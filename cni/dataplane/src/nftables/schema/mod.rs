@@ -21,11 +21,10 @@
 //! Every key of a published port is in one of the first four maps, also those of containers with a chain of
 //! their own: attachments compete for ports there, by exclusive creation.
 //!
-//! A bit of the packet mark is set from the translation of the destination to that of the source if one of
-//! these maps translated the destination: packets that another engine sends to the same container keep their
-//! source. The bit is set before the lookup, as a `dnat` ends the chain, and cleared if nothing was found;
-//! postrouting clears it again. That chain runs just before the usual priority of source NAT, so that no
-//! other rules for the same bit see it.
+//! A bit of the packet mark tells postrouting that one of these maps translated the destination, so that packets which
+//! another engine sends to the same container keep their source. The bit is set before the lookup, because a `dnat`
+//! ends the chain, and cleared if nothing was found. Postrouting clears it again, in a chain just before the usual
+//! priority of source NAT, so that no other rules for the same bit see it.
 
 pub(crate) mod addresses;
 mod base;

@@ -27,10 +27,10 @@ pub(super) fn create(sandbox: &str) -> Result<PathBuf, NetnsError> {
     named_netns::create(&name(sandbox))
 }
 
-/// Deletes the namespace of a sandbox, if it exists. It ends when its last process and socket do.
+/// Deletes the namespace of a sandbox, if it exists. The kernel frees it with its last process and socket.
 ///
 /// # Errors
-/// [`NetnsError`] if it cannot be unmounted or its file not be removed.
+/// [`NetnsError`] if the namespace cannot be unmounted, or its file cannot be removed.
 pub(super) fn delete(sandbox: &str) -> Result<(), NetnsError> {
     named_netns::delete(&name(sandbox))
 }

@@ -127,7 +127,7 @@ impl<'a> Inside<'a> {
 /// Checks that the container has a route of the result; see [`Inside::check_routes`].
 ///
 /// # Errors
-/// There is none.
+/// The route is missing, or the routes cannot be read.
 pub(crate) fn has_route(route: &RouteSocket, link: &Link, wanted: &Route) -> Result<(), CniError> {
     let table = wanted.table.unwrap_or(MAIN_TABLE);
     let present = route.routes(AddressFamily::of(wanted.dst.addr()), table).map_err(failed)?;

@@ -151,7 +151,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
 }
 
-/// The means that a choice stands for now.
+/// The means that a choice leads to on this node now.
 fn means(choice: Choice) -> Result<Means, cni_dataplane::Error> {
     match choice {
         Choice::Iptables => Ok(Means::Iptables),

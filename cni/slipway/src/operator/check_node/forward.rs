@@ -84,7 +84,7 @@ fn finding(chain: &DroppingChain, what: String, found: String, family: Option<Ad
     Finding::new(what, State::Warning, found).reason(REASON).fix(remedy(chain, &chain.commands(&networks)))
 }
 
-/// The remedy for a chain that drops. What stands between backquotes works when it is pasted.
+/// The remedy for a chain that drops. The text between backquotes works when it is pasted.
 fn remedy(chain: &DroppingChain, commands: &str) -> String {
     const PLUGIN: &str =
         "or chain the plugin firewall with backend iptables, which does so for each container";

@@ -103,7 +103,7 @@ fn serve_tcp(listener: &TcpListener, name: &str, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((mut stream, peer)) => {
-                // A client that is gone is no matter.
+                // It does not matter if the client is gone.
                 drop(stream.set_write_timeout(Some(TCP)));
                 drop(stream.write_all(seen(name, peer).as_bytes()));
             }

@@ -182,7 +182,7 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
     let order = Order { to, from, networks, known, settings };
     let mut progress = |done: usize, total: usize| {
         if done > 0 && done < total {
-            // A closed standard error is no reason to stop.
+            // The migration continues if standard error is closed.
             let _ = writeln!(err, "{done} of {total} checked");
         }
     };
