@@ -216,10 +216,10 @@ fn is_of(element: &ElementInfo, hash: AttachmentHash) -> bool {
 }
 
 /// Drops frames that come in by the host side `host_ifname` of the container's link with another source
-/// address than `mac`. In force on return; replaces the attachment's earlier guard.
+/// address than `mac`. The guard is in force on return, and replaces the attachment's earlier one.
 ///
-/// Displaces an earlier owner of the same interface name: the kernel has one interface of a name, so that the
-/// owner's link is gone.
+/// Displaces an earlier owner of the same interface name, whose link must be gone, because the kernel has only one
+/// interface of a name.
 ///
 /// # Errors
 /// [`Error::NoNfTables`] if the kernel has no nf_tables for bridges, [`Error::ForeignTable`],

@@ -66,7 +66,7 @@ pub fn enable(route: &RouteSocket, family: AddressFamily) -> Result<Vec<String>,
 /// [`enable`] with another directory of the settings, as [`sysctl::ensure_below`].
 ///
 /// # Errors
-/// As of [`enable`].
+/// The errors of [`enable`].
 pub fn enable_below(
     directory: &Path,
     route: &RouteSocket,

@@ -84,7 +84,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
 /// [`get`] with another directory for [`DIRECTORY`].
 ///
 /// # Errors
-/// As of [`get`].
+/// The errors of [`get`].
 pub fn get_below(directory: &Path, name: &str) -> Result<String, SysctlError> {
     let mut value = String::new();
     OpenOptions::new()
@@ -140,7 +140,7 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
 /// are mounted at another path.
 ///
 /// # Errors
-/// As of [`ensure`].
+/// The errors of [`ensure`].
 pub fn ensure_below(directory: &Path, name: &str, value: &str) -> Result<bool, SysctlError> {
     ensure_after(directory, name, value, || Ok(()))
 }
@@ -149,7 +149,7 @@ pub fn ensure_below(directory: &Path, name: &str, value: &str) -> Result<bool, S
 /// little time passes until the setting is written.
 ///
 /// # Errors
-/// As of [`ensure`], and those of the work, after which nothing is written.
+/// The errors of [`ensure`], and those of the work, after which nothing is written.
 pub fn ensure_after<E: From<SysctlError>>(
     directory: &Path,
     name: &str,
@@ -204,7 +204,7 @@ pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u6
 /// [`get`] in another namespace.
 ///
 /// # Errors
-/// As of [`get`]; [`SysctlError::Netns`] if the namespace cannot be entered.
+/// The errors of [`get`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn get_in(netns: &Netns, name: &str) -> Result<String, SysctlError> {
     netns.run(|| get(name))?
 }
@@ -212,7 +212,7 @@ pub fn get_in(netns: &Netns, name: &str) -> Result<String, SysctlError> {
 /// [`set`] in another namespace.
 ///
 /// # Errors
-/// As of [`set`]; [`SysctlError::Netns`] if the namespace cannot be entered.
+/// The errors of [`set`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn set_in(netns: &Netns, name: &str, value: &str) -> Result<(), SysctlError> {
     netns.run(|| set(name, value))?
 }
@@ -220,7 +220,7 @@ pub fn set_in(netns: &Netns, name: &str, value: &str) -> Result<(), SysctlError>
 /// [`ensure`] in another namespace.
 ///
 /// # Errors
-/// As of [`ensure`]; [`SysctlError::Netns`] if the namespace cannot be entered.
+/// The errors of [`ensure`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn ensure_in(netns: &Netns, name: &str, value: &str) -> Result<bool, SysctlError> {
     netns.run(|| ensure(name, value))?
 }

@@ -320,8 +320,8 @@ pub enum Stmt {
     /// `meta nftrace set 1`: the kernel reports the packet's way from here on ([`crate::trace`]).
     Trace,
     /// `flow add @flowtable`: from the next packet on the flow takes this flowtable and bypasses all chains.
-    /// Only in chains of the forward hook. Without effect where the kernel cannot offload the flow; the
-    /// packet continues.
+    /// Valid only in chains of the forward hook. Has no effect where the kernel cannot offload the flow. The packet
+    /// itself continues.
     Offload(String),
     Verdict(Verdict),
 }

@@ -79,7 +79,7 @@ impl Runtime {
     /// As [`crate::Runtime::add`]. Refuses what [`Self::refuse_attached`] refuses.
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::add`].
+    /// The errors of [`crate::Runtime::add`].
     pub async fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
         let attachment = network.attachment(container)?;
         let held = Arc::new(self.lock(&attachment).await?);
@@ -150,7 +150,7 @@ impl Runtime {
     /// As [`crate::Runtime::check`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::check`].
+    /// The errors of [`crate::Runtime::check`].
     pub async fn check(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
         if !network.wants_check()? {
             return Ok(());
@@ -181,7 +181,7 @@ impl Runtime {
     /// As [`crate::Runtime::del`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::del`].
+    /// The errors of [`crate::Runtime::del`].
     pub async fn del(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
         let attachment = network.attachment(container)?;
         let held = self.lock(&attachment).await?;
@@ -212,7 +212,7 @@ impl Runtime {
     /// As [`crate::Runtime::gc`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::gc`].
+    /// The errors of [`crate::Runtime::gc`].
     pub async fn gc(&self, network: &Network, scope: GcScope<'_>) -> Result<(), NetworkError> {
         if network.list().disable_gc {
             return Ok(());
@@ -252,7 +252,7 @@ impl Runtime {
     /// As [`crate::Runtime::status`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::status`].
+    /// The errors of [`crate::Runtime::status`].
     pub async fn status(&self, network: &Network) -> Result<(), NetworkError> {
         self.drive(&mut Status::new(network, &self.settings.path)).await
     }
@@ -260,7 +260,7 @@ impl Runtime {
     /// As [`crate::Runtime::validate`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::validate`].
+    /// The errors of [`crate::Runtime::validate`].
     pub async fn validate(&self, network: &Network) -> Result<(), NetworkError> {
         self.drive(&mut Validate::new(network, &self.settings.path)).await
     }
@@ -268,7 +268,7 @@ impl Runtime {
     /// As [`crate::Runtime::versions`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::versions`].
+    /// The errors of [`crate::Runtime::versions`].
     pub async fn versions(&self, plugin: &str) -> Result<Vec<String>, NetworkError> {
         self.drive(&mut Versions::new(plugin, &self.settings.path)).await
     }
@@ -276,7 +276,7 @@ impl Runtime {
     /// As [`crate::Runtime::attachments`].
     ///
     /// # Errors
-    /// Those of [`crate::Runtime::attachments`].
+    /// The errors of [`crate::Runtime::attachments`].
     pub async fn attachments(&self, container_id: &str) -> Result<Vec<Cached>, NetworkError> {
         let id = container_id.to_owned();
         self.blocking(move |store| store.of_container(&id)).await

@@ -145,7 +145,8 @@ impl Runtime {
     }
 
     /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last
-    /// result. A cached attachment whose interface is in the container is refused before the first plugin runs. Without [`Builder::undo_failed_add`] a failure undoes nothing: the caller decides on a DEL.
+    /// result. A cached attachment whose interface is in the container is refused before the first plugin runs. Without
+    /// [`Builder::undo_failed_add`] a failure undoes nothing, and the caller decides whether to call DEL.
     ///
     /// # Errors
     /// [`NetworkError::Plugin`] for the first plugin that fails, or [`NetworkError::Remember`], inside

@@ -78,8 +78,8 @@ impl Ebpf {
     }
 
     /// Adds clsact to a link that is not up yet. To one that is up, the kernel adds it under the lock of all network
-    /// configuration while it waits for a grace period (`dev_deactivate`): ADDs at once would wait for each other. A failure
-    /// is of no matter, as the programs are attached later.
+    /// configuration while it waits for a grace period (`dev_deactivate`), so concurrent ADDs would wait for each
+    /// other. A failure does not matter, because the programs are attached later.
     pub(crate) fn prepare_link(&self, name: &str) {
         if store::is_there()
             && let Err(error) = links::add_clsact(name)

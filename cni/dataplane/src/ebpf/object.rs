@@ -31,9 +31,9 @@ pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| EbpfLack::NotBuilt.into())
 }
 
-/// True if a kernel's version, as `uname -v` has it, is that of one with PREEMPT_RT. There, one softirq may preempt another
-/// on the same processor, and the programs of both would use its scratch memory. (Since Linux 6.18, without
-/// PREEMPT_RT_NEEDS_BH_LOCK; earlier ones are refused as well.)
+/// True if the version, as `uname -v` prints it, is that of a kernel with PREEMPT_RT. There, one softirq may preempt
+/// another on the same processor, and the programs of both would use the same scratch memory. This can happen since
+/// Linux 6.18 (without PREEMPT_RT_NEEDS_BH_LOCK); earlier kernels are refused as well.
 fn is_real_time(version: &str) -> bool {
     version.split_whitespace().any(|word| word == "PREEMPT_RT")
 }

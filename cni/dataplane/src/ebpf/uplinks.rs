@@ -17,8 +17,8 @@ pub(super) struct Uplink {
 }
 
 /// Finds the uplinks, by the index of their interfaces. `named` are the administrator's uplinks; if empty, the
-/// uplinks are found by addresses and routes. A tunnel in `external` mode is none: its remote comes from a packet's
-/// route, and carried packets have none.
+/// uplinks are found by addresses and routes. A tunnel in `external` mode is not an uplink: the packet's route
+/// decides about the tunnel's remote end, and carried packets have no route.
 pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError> {
     let socket = RouteSocket::open()?;
     let (links, addresses) = (socket.links()?, socket.all_addresses()?);

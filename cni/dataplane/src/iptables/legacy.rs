@@ -43,7 +43,7 @@ pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<Stri
 /// The chains of the nat table whose names have the prefix of the reference plugins.
 ///
 /// The kernel hands out a table only as a whole, at about half a microsecond a rule. So a file records the
-/// fingerprint of a large table without such chains, which is read once for each change of it, not for each
+/// fingerprint of a large table without such chains, and the table is read again only after a change, not for each
 /// container. Tables with such chains are not recorded, because one container's chains may have replaced
 /// another's of the same size.
 pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {

@@ -77,7 +77,7 @@ impl RouteSocket {
     /// As [`RouteSocket::open_in`], and does other work in the namespace, on the same thread.
     ///
     /// # Errors
-    /// As of [`RouteSocket::open_in`].
+    /// The errors of [`RouteSocket::open_in`].
     pub fn open_in_with<T: Send>(
         netns: &Netns,
         work: impl FnOnce() -> T + Send,

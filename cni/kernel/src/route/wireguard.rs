@@ -181,7 +181,7 @@ impl WireGuardSocket {
     /// Sets the private key of a link. The sessions of its peers end.
     ///
     /// # Errors
-    /// As of [`Self::device`].
+    /// The errors of [`Self::device`].
     pub fn set_private_key(&self, link: &Link, key: &PrivateKey) -> Result<(), RouteError> {
         self.set(link, format_args!("set private key of {}", link.name), |attributes| {
             attributes.attr(WGDEVICE_A_PRIVATE_KEY, &key.0);
@@ -191,8 +191,8 @@ impl WireGuardSocket {
     /// Sets the UDP port on which a link receives.
     ///
     /// # Errors
-    /// As of [`Self::device`]; EADDRINUSE if the link is up and another socket has the port. If it is down, setting it up
-    /// fails.
+    /// The errors of [`Self::device`]; EADDRINUSE if the link is up and another socket has the port. If it is down,
+    /// setting it up fails.
     pub fn set_port(&self, link: &Link, port: u16) -> Result<(), RouteError> {
         self.set(link, format_args!("set UDP port {port} of {}", link.name), |attributes| {
             attributes.attr(WGDEVICE_A_LISTEN_PORT, &port.to_ne_bytes());
@@ -204,7 +204,7 @@ impl WireGuardSocket {
     /// The kernel ignores a peer with the link's own public key.
     ///
     /// # Errors
-    /// As of [`Self::device`]; earlier changes of the list may have been made.
+    /// The errors of [`Self::device`]; earlier changes of the list may have been made.
     pub fn change_peers(&self, link: &Link, changes: &[PeerChange]) -> Result<(), RouteError> {
         for piece in pieces(changes) {
             self.set(link, format_args!("set WireGuard peers of {}", link.name), |attributes| {

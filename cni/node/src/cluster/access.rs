@@ -110,7 +110,7 @@ impl Access {
     /// As [`Self::nodes`], with all fields.
     ///
     /// # Errors
-    /// As of [`Self::nodes`].
+    /// The errors of [`Self::nodes`].
     pub(super) async fn whole_nodes(&self) -> Result<Api<DynamicObject>, AccessError> {
         Ok(Api::all_with(self.client().await?, &ApiResource::erase::<NodeObject>(&())))
     }

@@ -3,7 +3,7 @@
 //! The pod sandboxes of the node's container runtimes: `ListPodSandbox` of the Container Runtime Interface, by gRPC
 //! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>) over a Unix socket.
 //!
-//! A call with an empty request and a flat reply needs HTTP/2, which `hyper` has, and no code generator.
+//! A single call with an empty request and a flat reply needs only HTTP/2, which `hyper` has, and no code generator.
 
 use std::collections::BTreeSet;
 use std::io;

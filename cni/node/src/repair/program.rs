@@ -166,8 +166,9 @@ impl Program {
         })
     }
 
-    /// Raises the kernel's limits, and attaches the BPF programs where they are missing, if they are loaded or to be. True
-    /// if it attached them. Limits that cannot be raised are logged: they are needed by full nodes only.
+    /// Raises the kernel's limits and, if the BPF programs are loaded or shall be, attaches them where they are
+    /// missing. Returns true if it attached some. Limits that cannot be raised are only logged, because only full nodes
+    /// need them.
     ///
     /// # Errors
     /// [`ProgramError`].

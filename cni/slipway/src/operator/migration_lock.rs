@@ -2,8 +2,9 @@
 
 //! The lock between commands that move running containers' objects from one backend to another, or put them back.
 //!
-//! To `slipway restore`, what a migration is about to empty looks like what a flush has emptied. Put back there and
-//! removed from the destination, as an ADD does, it would be in neither when the migration continues.
+//! To `slipway restore`, a place that a migration is about to empty looks like one that a flush has emptied. If
+//! `restore` put an object back there, and removed it from the destination as an ADD does, the object would be in
+//! neither place once the migration continues.
 
 use std::path::Path;
 use std::time::Duration;

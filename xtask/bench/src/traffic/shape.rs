@@ -2,9 +2,9 @@
 
 //! Rules of the reference plugins in bulk.
 //!
-//! An ADD of the reference takes a tenth of a second and more, and longer with more rules. Most of sixty
-//! thousand ports are therefore loaded as text: what a real ADD adds to the output of `iptables-save` or `nft
-//! list ruleset`, with other addresses, ports and chains.
+//! An ADD of the reference takes at least a tenth of a second, and longer the more rules there are. Most of the sixty
+//! thousand ports are therefore loaded as text: as what a real ADD adds to the output of `iptables-save` or `nft list
+//! ruleset`, with other addresses, ports and chains.
 
 use std::collections::HashMap;
 use std::fmt::Write;

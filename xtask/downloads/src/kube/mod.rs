@@ -45,8 +45,8 @@ pub const FOR_VMS: [&str; 5] = ["kube-proxy", "kube-apiserver", "etcd", "ipset",
 /// Debian's suite with etcd 3.4.
 const SUITE: &str = "bookworm";
 
-/// The directory with the programs, etcd and ipset for the tests; none if something is missing, which a line reports. With
-/// `asked`, missing programs are built first. Without those of kubelets, the other tests run.
+/// The directory with the programs, etcd and ipset for the tests; none if something is missing, which is printed. With
+/// `asked`, missing programs are built first. If only those of kubelets are missing, the other tests run.
 ///
 /// # Errors
 /// A build that fails; with `require`, also a build that this machine cannot begin, or etcd or ipset

@@ -68,8 +68,8 @@ pub(crate) enum Seen {
     Nothing,
 }
 
-/// Runs `work`, then calls IPAM: an address must lead nowhere when IPAM frees it. In the opposite order if
-/// IPAM needs the link that `work` deletes. A failed step does not stop the others.
+/// Runs `work` and then calls IPAM, because an address must lead nowhere when IPAM frees it. If IPAM needs the link
+/// that `work` deletes, IPAM comes first. A failed step does not stop the others.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
