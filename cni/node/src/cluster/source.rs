@@ -5,8 +5,8 @@
 //! `kube_runtime::watcher` lists in pages of 500, watches with bookmarks, resumes a watch that ended, and lists again
 //! when the server has forgotten its place (410 Gone in the watch). Added here:
 //!
-//! - Delays after errors grow while the list fails, too: the watcher reports the beginning of each list as a success, which
-//!   resets `kube_runtime`'s own backoff.
+//! - Delays after errors grow while the list fails, too: the watcher reports the beginning of each list as a success,
+//!   which resets `kube_runtime`'s own backoff.
 //! - A list that stalls and a watch that never begins are given up: `kube`'s client has no time limit for a response.
 //! - 410 in reply to the watch request itself, and an event that cannot be decoded, lead to a new list: the watcher
 //!   would repeat the request, or skip the event.
