@@ -90,8 +90,8 @@ mod tests {
         for line in [
             "100 pods from 32 callers, 0 pods present, 200,000 flows in conntrack; 5 bursts:",
             "100 pods from 32 callers, 1,000 pods present, 200,000 flows in conntrack; 5 bursts:",
-            "| Slipway, nftables | ADD | 98.8 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |",
-            "|  | DEL | 123 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |",
+            "| Slipway, nftables | ADD | 98.8 | 1.0 | 3.0 | 5.0 |",
+            "|  | DEL | 123 | 1.0 | 3.0 | 5.0 |",
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

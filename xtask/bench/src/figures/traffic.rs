@@ -78,11 +78,15 @@ impl Report {
         self.rows.iter().map(|row| row.rounds.len()).max().unwrap_or_default()
     }
 
-    /// A table for each kind of traffic to a published port: contenders by numbers of ports.
+    /// A table for each kind of traffic to a published port: contenders by numbers of ports. Only connections depend on
+    /// the number, so the other tables have the least and the largest.
     fn by_ports(&self) -> Result<String> {
         let mut text = String::new();
-        let ports = self.numbers();
+        let numbers = self.numbers();
         for (work, title) in self.works() {
+            let ends = [numbers.first(), numbers.last()];
+            let is_shown = |one: &&u32| work == Work::Connections || ends.contains(&Some(*one));
+            let ports: Vec<u32> = numbers.iter().filter(is_shown).copied().collect();
             let columns: Vec<String> = ports.iter().map(|number| grouped(*number)).collect();
             text += &head(&title, &columns);
             for contender in self.kinds() {

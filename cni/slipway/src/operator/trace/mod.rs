@@ -207,9 +207,9 @@ fn closing(wanted: &Wanted, summary: &Summary, packets: usize) -> String {
     }
     if let Some(carried) = summary.carried {
         text.push_str(&format!(
-            "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees the \
-             first packets, and up to two per second of each direction. Of a flow that ended, the last packets are not \
-             counted.\n"
+            "BPF programs carried {carried} packets of flows to this port past netfilter: of these a trace sees \
+             the first packets, and up to two per second of each direction. Of a flow that ended, the last \
+             packets are not counted.\n"
         ));
     }
     if !summary.counted.is_empty() {
