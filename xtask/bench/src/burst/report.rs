@@ -56,7 +56,7 @@ const COLUMNS: &[Column<Figures>] = &[
     column("CPU (ms)", |of| of.cpu_ms),
     column("all busy", |of| of.busy_ms),
 ];
-/// Those of the page, which leaves out what its reader hardly compares.
+/// The columns of the page: the median and the 99th percentile are enough for its readers.
 pub(crate) const PAGE: &[Column<Figures>] = &[
     column("pods/s", |of| of.pods_per_second),
     column("p50 (ms)", |of| of.p50_ms),
