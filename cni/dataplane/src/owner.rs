@@ -115,6 +115,11 @@ impl Owner {
     /// Reads a comment; none if it is not ours.
     #[must_use]
     pub fn from_comment(comment: &str) -> Option<Self> {
+        // The names are printed on terminals, and whoever may change a link may change its alias.
+        let is_ours = |byte: u8| byte == b' ' || byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+        if !comment.bytes().all(is_ours) {
+            return None;
+        }
         let mut words = comment.split(' ');
         let mut next = || words.next();
         if next()? != MAGIC {
@@ -272,6 +277,22 @@ impl ContainerNetns {
         match Netns::open(&self.path).ok().and_then(|netns| netns.cookie()) {
             Some(found) if found != cookie => Life::Dead,
             _ => Life::NotProvenDead,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_with_letters_that_no_comment_of_ours_has_names_no_owner() {
+        let attachment = Attachment::new("pods", "c1", "eth0");
+        let comment = attachment.map(|one| Owner::of(&one).to_comment()).unwrap_or_default();
+        assert!(Owner::from_comment(&comment).is_some());
+        for letter in ['\u{1b}', '\r', '\u{9b}', '\u{202e}', 'é', '"', '\\'] {
+            let other = comment.replace("pods", &format!("p{letter}ds"));
+            assert_eq!(Owner::from_comment(&other), None, "{other:?}");
         }
     }
 }
