@@ -42,18 +42,18 @@ impl Listing {
                 }
                 continue;
             }
-            // Names of chains have no spaces and no quotes.
-            if !line.split(' ').nth(1).is_some_and(&wanted) {
+            let Some(chain) = line.split(' ').nth(1).filter(|chain| wanted(chain)) else { continue };
+            let mut words = quote::split(line).into_iter();
+            let command = words.next();
+            // Names of chains have no spaces and no quotes: in any other line the word is not the chain's name.
+            if words.next().as_deref() != Some(chain) {
                 continue;
             }
-            let mut words = quote::split(line).into_iter();
-            match (words.next().as_deref(), words.next()) {
-                (Some("-N" | "-P"), Some(chain)) => {
-                    listing.chain(&chain);
+            match command.as_deref() {
+                Some("-N" | "-P") => {
+                    listing.chain(chain);
                 }
-                (Some("-A"), Some(chain)) => {
-                    listing.chain(&chain).push(Rule::listed(words.collect()));
-                }
+                Some("-A") => listing.chain(chain).push(Rule::listed(words.collect())),
                 _ => {}
             }
         }
@@ -62,6 +62,12 @@ impl Listing {
 
     fn chain(&mut self, name: &str) -> &mut Vec<Rule> {
         self.chains.entry(name.to_owned()).or_default()
+    }
+
+    /// The names of all chains.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.chains.keys().map(String::as_str)
     }
 
     /// True if the chain exists.
@@ -132,6 +138,16 @@ COMMIT
         assert_eq!(entry.owner().unwrap().container_id, "c1");
         assert_eq!(entry.ports(), [(80, 80), (90, 95)]);
         assert!(entry.has_port_of(&key(Protocol::Tcp, 93)));
+    }
+
+    #[test]
+    fn a_line_with_a_chain_in_quotes_is_no_rule_of_any_chain() {
+        let text = "-A CNI-x -j RETURN\n-A \"CNI-y z\" -j RETURN\n-A \"\n-A  CNI-x -j ACCEPT\n";
+        let listing = Listing::parse(text, TableName::Nat);
+        let names: Vec<&str> = listing.chains.keys().map(String::as_str).collect();
+        assert_eq!(names, ["CNI-x"]);
+        assert_eq!(listing.rules("CNI-x"), [Rule::new().jump("RETURN")]);
+        assert_eq!(Listing::parse_chains(text, TableName::Nat, &["CNI-x"]), listing);
     }
 
     #[test]
