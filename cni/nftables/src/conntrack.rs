@@ -339,7 +339,7 @@ fn deletion(family: AddressFamily, body: &[u8]) -> Option<Message> {
     Some(message)
 }
 
-fn flow(body: &[u8]) -> Option<Flow> {
+pub(crate) fn flow(body: &[u8]) -> Option<Flow> {
     Some(Flow {
         original: tuple(find(body, TUPLE_ORIGINAL)?)?,
         reply: tuple(find(body, TUPLE_REPLY)?)?,
@@ -361,7 +361,8 @@ fn counted(body: &[u8]) -> Option<(u64, u64)> {
         None,
         |sum, one| {
             let (packets, bytes) = sum.unwrap_or_default();
-            Some((packets + number(one, COUNTED_PACKETS), bytes + number(one, COUNTED_BYTES)))
+            let [more_packets, more_bytes] = [COUNTED_PACKETS, COUNTED_BYTES].map(|kind| number(one, kind));
+            Some((packets.saturating_add(more_packets), bytes.saturating_add(more_bytes)))
         },
     )
 }
@@ -397,5 +398,27 @@ fn echo_ports(proto: &[u8], kind: u16, id: u16) -> (u16, u16) {
         Some(&(ECHO | ECHO_V6)) => (id, 0),
         Some(&(ECHO_REPLY | ECHO_REPLY_V6)) => (0, id),
         _ => (0, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_both_directions_are_added_up_to_the_largest_number() {
+        let body = |numbers: [u64; 2]| {
+            Attributes::encode(|message| {
+                for (kind, number) in [COUNTERS_ORIGINAL, COUNTERS_REPLY].into_iter().zip(numbers) {
+                    message.nest(kind, |counters| {
+                        let bytes = number.to_be_bytes();
+                        counters.attr(COUNTED_PACKETS, &bytes).attr(COUNTED_BYTES, &bytes);
+                    });
+                }
+            })
+        };
+        assert_eq!(counted(&body([1, 2])), Some((3, 3)));
+        assert_eq!(counted(&body([u64::MAX, 1])), Some((u64::MAX, u64::MAX)));
+        assert_eq!(counted(&[]), None);
     }
 }

@@ -282,8 +282,9 @@ impl Value {
             DataType::CtStatus => Self::CtStatus(u32_ne()?),
             DataType::EtherAddr => Self::Ether(bytes.try_into().ok()?),
             DataType::Ifname => {
-                let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-                Self::Ifname(String::from_utf8_lossy(bytes.get(..end)?).into_owned())
+                // Any other name would be encoded as that of another link.
+                let end = bytes.iter().position(|byte| *byte == 0)?;
+                Self::Ifname(String::from_utf8(bytes.get(..end)?.to_vec()).ok()?)
             }
         })
     }
@@ -438,6 +439,14 @@ mod tests {
         let bytes = encode_concat(&key);
         assert_eq!(bytes.len(), 24);
         assert_eq!(&bytes[16..], [2, 0, 0, 0, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_links_name_that_would_be_written_differently_is_no_value() {
+        let decode = |bytes: &[u8; 16]| Value::decode(DataType::Ifname, bytes);
+        assert_eq!(decode(b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"), Some(Value::Ifname("eth0".to_owned())));
+        assert_eq!(decode(b"\xffth0\0\0\0\0\0\0\0\0\0\0\0\0"), None, "not UTF-8");
+        assert_eq!(decode(b"0123456789abcdef"), None, "without an end");
     }
 
     #[test]
