@@ -17,6 +17,7 @@ pub(crate) enum Crate {
     Bench,
     Dist,
     Docs,
+    Fuzz,
     Vm,
 }
 
@@ -26,6 +27,7 @@ impl Crate {
             Self::Bench => "xtask-bench",
             Self::Dist => "xtask-dist",
             Self::Docs => "xtask-docs",
+            Self::Fuzz => "xtask-fuzz",
             Self::Vm => "xtask-vm",
         }
     }

@@ -44,6 +44,9 @@ enum Task {
     /// Run the test suites on other kernels, in virtual machines
     #[command(disable_help_flag = true)]
     VmTest(delegate::Args),
+    /// Feed mutated inputs to the parsers of foreign bytes
+    #[command(disable_help_flag = true)]
+    Fuzz(delegate::Args),
     /// Measure against other plugin sets (builds the benchmarks first)
     #[command(disable_help_flag = true)]
     Bench(delegate::Args),
@@ -78,6 +81,7 @@ impl Tasks for Task {
             Self::Test(args) => test::run(&args),
             Self::Demo(args) => demo::run(&args),
             Self::VmTest(args) => delegate::run(Crate::Vm, "vm-test", &args),
+            Self::Fuzz(args) => delegate::run(Crate::Fuzz, "fuzz", &args),
             Self::Bench(args) => delegate::run(Crate::Bench, "bench", &args),
             Self::Figures(args) => delegate::run(Crate::Bench, "figures", &args),
             Self::Dist(args) => delegate::run(Crate::Dist, "dist", &args),

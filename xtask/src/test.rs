@@ -54,6 +54,8 @@ const SAMPLE: u64 = 5;
 /// The variables with the number of inputs that the tests with mutated input try, and that number with `--full`.
 const MUTATED: [&str; 2] = ["SLIPWAY_MUTATED_NODES", "SLIPWAY_MUTATED_REPORTS"];
 const MILLION: &str = "1000000";
+/// The variable with the number of mutated inputs for each fuzz target, and that number with `--full`.
+const FUZZED: (&str, &str) = ("SLIPWAY_MUTATED_INPUTS", "10000");
 
 /// Seeds of runs that are given none are below this number, so that they are short to type.
 const SEEDS: u64 = 1000;
@@ -252,7 +254,7 @@ fn unit_tests(args: &Args, stages: &Stages) -> Result<usize> {
         let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
         let mut unit = with_filter(run::yielding(&cargo(&unit)), args);
         if args.full {
-            unit.envs(MUTATED.map(|variable| (variable, MILLION)));
+            unit.envs(MUTATED.map(|variable| (variable, MILLION))).env(FUZZED.0, FUZZED.1);
         }
         passed = tests(unit, log)?;
         Ok(some(passed))

@@ -27,6 +27,8 @@ pub mod fake;
 pub mod firewall;
 mod flow;
 pub mod foreign_nat;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod iptables;
 mod lock;
 pub mod macspoof;

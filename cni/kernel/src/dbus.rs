@@ -449,6 +449,13 @@ impl<'a> Message<'a> {
     }
 }
 
+/// A message of a peer as a signal and as a reply, for fuzzing.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read(bytes: &[u8]) -> Option<(Signal, Reply)> {
+    let message = Message::parse(bytes)?;
+    Some((message.signal(), message.reply()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

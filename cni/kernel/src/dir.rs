@@ -7,7 +7,7 @@
 //! writes returns, the change is on disk: file and directory are synced.
 
 mod error;
-mod removal;
+pub(crate) mod removal;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -15,6 +15,8 @@ pub mod dir;
 pub mod ethtool;
 mod family;
 pub mod forwarding;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod grace;
 pub mod lock;
 pub mod mac;

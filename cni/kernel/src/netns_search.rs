@@ -90,7 +90,7 @@ impl Search<'_> {
 }
 
 /// The mount points of network namespaces in the text of a mountinfo file (proc_pid_mountinfo(5)).
-fn mounted(list: &[u8]) -> Vec<PathBuf> {
+pub(crate) fn mounted(list: &[u8]) -> Vec<PathBuf> {
     let of_line = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ').skip(3);
         let (root, point) = (words.next()?, words.next()?);

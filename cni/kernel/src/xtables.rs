@@ -258,7 +258,7 @@ fn get(socket: &OwnedFd, option: SocketOption, buffer: &mut [u8]) -> Result<(), 
 
 /// Offsets in `struct ipt_entry` and `struct ip6t_entry`.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
+pub(crate) struct Layout {
     /// Offset of `target_offset`, which `next_offset` follows; both have 16 bits.
     offsets: usize,
     /// Length of an address. The entry begins with source, destination, and their masks.
@@ -271,7 +271,7 @@ struct Layout {
     len: usize,
 }
 
-fn entry_layout(family: AddressFamily) -> Layout {
+pub(crate) fn entry_layout(family: AddressFamily) -> Layout {
     match family {
         // struct ipt_ip has 84 bytes, nfcache 4.
         AddressFamily::V4 => {
@@ -286,7 +286,7 @@ fn entry_layout(family: AddressFamily) -> Layout {
 
 /// The names of chains: a chain begins with an entry whose target is ERROR and whose data is the chain's
 /// name. The last entry of the table has the name ERROR.
-fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
+pub(crate) fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = entries;
     while let (Some(target), Some(next)) = (short(rest, layout.offsets), short(rest, layout.offsets + 2)) {
@@ -318,7 +318,7 @@ const HOOKS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTI
 
 /// The chains of a table. `info` is its `struct ipt_getinfo`: the valid hooks follow the name, then the offset of each
 /// hook's first entry, and of the entry with its policy.
-fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<RawChain> {
+pub(crate) fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<RawChain> {
     let valid = number(info, NAME_LEN).unwrap_or_default();
     let hook_at = |at: usize| {
         (0..HOOKS.len())

@@ -15,6 +15,8 @@ pub mod message;
 
 mod ack;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod receive;
 mod reply;
 mod socket;

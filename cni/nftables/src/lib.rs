@@ -19,6 +19,8 @@ pub mod deferred_close;
 mod error;
 mod expr;
 mod flowtable;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod intervals;
 mod invalid;
 mod lower;

@@ -219,6 +219,16 @@ impl AsRawFd for Notifications {
     }
 }
 
+/// The notifications that messages complete, for fuzzing: each with its type and its family.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read<'a>(messages: impl IntoIterator<Item = (u16, u8, &'a [u8])>) -> Vec<Notification> {
+    let mut commit = Commit::default();
+    let all = messages.into_iter().filter_map(|(kind, family, body)| commit.message(kind, family, body));
+    let all = all.collect();
+    assert!(commit.tables.len() <= MOST_TABLES);
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use cni_netlink::Attributes;

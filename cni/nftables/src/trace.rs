@@ -123,7 +123,7 @@ impl Traces {
 }
 
 /// Decodes an event; none for one of a later kernel.
-fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
+pub(crate) fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
     let number = |kind| find(body, kind).and_then(be32);
     let kind = match number(KIND)? {
         OF_RULE => match find(body, RULE_HANDLE).and_then(be64) {

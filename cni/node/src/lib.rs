@@ -14,6 +14,8 @@
 pub mod agent_client;
 pub mod cluster;
 pub mod excerpt;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod garbage;
 pub mod host;
 pub mod kubenet;

@@ -16,6 +16,8 @@
 
 pub mod capacity;
 pub mod expected;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod interface;
 pub mod ipam;
 pub mod keys;

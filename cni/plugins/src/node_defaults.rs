@@ -126,7 +126,7 @@ impl NodeDefaults {
         }
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, SettingsError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, SettingsError> {
         let object: Map<String, Value> = serde_json::from_slice(bytes)?;
         let keys: Keys = fold::from_map(&object)?;
         let backend = backend("backend", keys.backend)?;
@@ -160,7 +160,7 @@ impl NodeDefaults {
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum SettingsError {
+pub(crate) enum SettingsError {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     #[error(transparent)]

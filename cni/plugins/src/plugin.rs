@@ -74,6 +74,15 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
+    /// Reads the configuration as `add` does, up to the first system call, for fuzzing.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, _request: &Request<'_>) -> Result<(), CniError> {
+        Ok(())
+    }
+
     /// The keys that it decodes, which a test compares with the table of known keys.
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {

@@ -290,7 +290,7 @@ fn file_name(attachment: &Attachment) -> OsString {
     format!("{}-{}-{}", attachment.network(), attachment.container_id(), attachment.ifname()).into()
 }
 
-fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     let form = |why: String| CacheError::Form(why);
     let object: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| form(e.to_string()))?;
     match object.get("kind") {

@@ -18,6 +18,8 @@ pub mod delegate;
 mod error;
 mod event_loop;
 pub mod exec;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod invoke;
 #[cfg(feature = "kubelet")]
 pub mod kubelet;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The binary: looks up the name that it was called by in the plugins' registry and answers as that plugin, as `cnitool`, as
+//! The program: looks up the name that it was called by in the plugins' registry and answers as that plugin, as `cnitool`, as
 //! netavark's driver ([`netavark`]), or as `slipway` itself, with its commands for operators ([`operator`]).
+//!
+//! A library, so that the fuzz targets reach what it reads.
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod netavark;
 mod operator;
 
@@ -30,7 +34,8 @@ impl Write for Unbuffered {
     }
 }
 
-fn main() -> ExitCode {
+/// Answers the call of this process.
+pub fn main() -> ExitCode {
     let mut args = std::env::args_os();
     let called = args.next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();

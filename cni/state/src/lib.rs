@@ -13,6 +13,8 @@
 #[cfg(test)]
 mod damaged;
 pub mod documents;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod host_local;
 pub mod report;
 pub mod subnet_env;

@@ -102,7 +102,7 @@ impl SubnetEnv {
         Ok(subnet_file::replace(path, text.as_bytes())?)
     }
 
-    fn text(&self, path: &str) -> Result<String, EnvError> {
+    pub(crate) fn text(&self, path: &str) -> Result<String, EnvError> {
         let mut text = String::new();
         for (family, prefix) in [(AddressFamily::V4, "FLANNEL_"), (AddressFamily::V6, "FLANNEL_IPV6_")] {
             let of = |nets: &[IpNet]| -> Vec<IpNet> {
@@ -127,7 +127,7 @@ impl SubnetEnv {
         Ok(text)
     }
 
-    fn parse(path: &str, text: &str) -> Result<Self, EnvError> {
+    pub(crate) fn parse(path: &str, text: &str) -> Result<Self, EnvError> {
         let mut found = Found::default();
         for line in text.lines() {
             let (key, value) = line.split_once('=').unwrap_or((line, ""));

@@ -37,7 +37,7 @@ const DATAPLANE: &[&[&str]] = &[
     &["reference", "dump", "explain", "foreign_nat", "trace", "whereabouts"],
     &["ebpf"],
     &["node", "migrate", "teardown", "other_backends"],
-    &["dispatch", "dropping", "owner_search"],
+    &["dispatch", "dropping", "owner_search", "fuzzing"],
 ];
 
 fn workspace() -> PathBuf {

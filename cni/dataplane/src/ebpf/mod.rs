@@ -22,7 +22,7 @@ pub(crate) mod migrate;
 mod names;
 mod object;
 mod port_packets;
-mod rules;
+pub(crate) mod rules;
 mod setup;
 mod store;
 mod traffic;

@@ -145,7 +145,7 @@ pub(crate) fn all() -> Result<Vec<ContainerChains>, Error> {
     Ok(all.into_values().collect())
 }
 
-fn read_ports(
+pub(super) fn read_ports(
     listing: &Listing,
     family: AddressFamily,
     chains: &BTreeSet<String>,
@@ -242,7 +242,7 @@ fn without_ports(rule: &Rule) -> Vec<String> {
     left
 }
 
-fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<Content, Unreadable> {
+pub(super) fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<Content, Unreadable> {
     let mut all = MasqueradeContent::default();
     for chain in chains {
         let (kept, rest): (Vec<&Rule>, Vec<&Rule>) =

@@ -19,6 +19,8 @@ mod detect;
 pub(crate) mod dropping;
 pub(crate) mod filter;
 pub mod forward;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod legacy;
 mod listing;
 mod names;

@@ -98,6 +98,14 @@ impl Mark {
     }
 }
 
+/// The mark in the field of an element, for fuzzing: written again, it has the same bytes.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn decode_mark(bytes: &[u8]) -> Option<impl std::fmt::Debug> {
+    let mark = Mark::decode(bytes)?;
+    assert_eq!(mark.encode(), bytes);
+    Some(mark)
+}
+
 /// Seconds since boot.
 fn uptime() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME)

@@ -78,7 +78,7 @@ fn contains_only_fixed(path: &Path) -> bool {
 }
 
 /// The fifth field of each line, in which the kernel escapes white space and backslashes (`show_mountinfo`).
-fn mount_points(mounts: &[u8]) -> impl Iterator<Item = OsString> {
+pub(crate) fn mount_points(mounts: &[u8]) -> impl Iterator<Item = OsString> {
     let lines = mounts.split(|byte| *byte == b'\n');
     lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped)
 }

@@ -208,7 +208,7 @@ fn vlan_message(port: &Link, vlan: PortVlan) -> LinkMessage {
     message
 }
 
-fn decode_vlans(payload: &[u8], wanted: u32) -> Result<Option<Vec<PortVlan>>, ReplyError> {
+pub(super) fn decode_vlans(payload: &[u8], wanted: u32) -> Result<Option<Vec<PortVlan>>, ReplyError> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or(ReplyError::NoHeader("a link"))?;
     if message::u32_of(&header[4..]) != wanted {
         return Ok(None);

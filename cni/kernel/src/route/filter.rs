@@ -334,7 +334,7 @@ fn filter(payload: &[u8]) -> Result<Filter, ReplyError> {
 }
 
 /// A filter in a list; none for what is not asked: those of other chains, and what the kernel lists for the filters' structure.
-fn ingress_filter(payload: &[u8]) -> Result<Option<IngressFilter>, ReplyError> {
+pub(super) fn ingress_filter(payload: &[u8]) -> Result<Option<IngressFilter>, ReplyError> {
     let filter = filter(payload)?;
     let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
     let handle = message::u32_of(&header[8..]);

@@ -17,6 +17,8 @@ mod bridge;
 mod create;
 mod error;
 mod filter;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod kinds;
 mod link;
 mod neighbour;

@@ -273,7 +273,7 @@ fn decode(payload: &[u8], link: u32) -> Result<Option<Neighbour>, ReplyError> {
     Ok(permanent(payload, link)?.and_then(|(family, attributes)| entry(family, attributes)))
 }
 
-fn decode_any(payload: &[u8]) -> Result<Option<KnownNeighbour>, ReplyError> {
+pub(super) fn decode_any(payload: &[u8]) -> Result<Option<KnownNeighbour>, ReplyError> {
     let (header, attributes) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
     let is_permanent = message::u16_of(&header[8..]) & NUD_PERMANENT != 0;
     let address = message::attributes(attributes).find(|(kind, _)| *kind == NDA_LLADDR);
@@ -294,7 +294,7 @@ fn entry(family: u8, attributes: &[u8]) -> Option<Neighbour> {
     address.zip(mac).map(|(address, mac)| Neighbour { address, mac })
 }
 
-fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
+pub(super) fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, ReplyError> {
     let Some((AF_BRIDGE, attributes)) = permanent(payload, link)? else { return Ok(None) };
     let (mut mac, mut remote, mut port, mut plain) = (None, None, None, true);
     for (kind, value) in message::attributes(attributes) {

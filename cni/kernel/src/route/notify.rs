@@ -213,7 +213,7 @@ impl AsRawFd for Notifications {
 }
 
 /// Decodes one message; nothing for a type that no group has.
-fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Result<(), ReplyError> {
+pub(super) fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Result<(), ReplyError> {
     let deleted = matches!(kind, libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE);
     match kind {
         // Bridges report their ports in the same group (`br_ifinfo_notify`), and report a port that leaves as

@@ -114,7 +114,7 @@ const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
 const FRA_PROTOCOL: u16 = 21;
 
-fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
+pub(super) fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
     let (header, rest) = payload.split_at_checked(HEADER).ok_or(ReplyError::NoHeader("a rule"))?;
     let Some(family) = wire::family_of(header[0]) else { return Ok(None) };
     let (source_len, flags) = (header[2], message::u32_of(&header[8..]));

@@ -108,7 +108,7 @@ impl TokenBucket {
         })
     }
 
-    fn decode(options: &[u8]) -> Option<Self> {
+    pub(super) fn decode(options: &[u8]) -> Option<Self> {
         let parameters = find(options, TCA_TBF_PARMS)?;
         let number = |at: usize| parameters.get(at..).map_or(0, message::u32_of);
         let large = find(options, TCA_TBF_RATE64).and_then(|value| value.first_chunk().copied());

@@ -316,7 +316,7 @@ fn decode_socket_address(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// A message of the list: the device's own attributes are in the first one only.
-fn decode(payload: &[u8]) -> Result<WireGuardDevice, ReplyError> {
+pub(super) fn decode(payload: &[u8]) -> Result<WireGuardDevice, ReplyError> {
     let attributes = payload.get(GENLMSGHDR..).ok_or(ReplyError::NoHeader("a WireGuard link"))?;
     let mut device = WireGuardDevice::default();
     for (kind, value) in message::attributes(attributes) {

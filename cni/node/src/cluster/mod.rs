@@ -17,6 +17,8 @@ pub mod announce;
 pub mod conflist;
 pub mod desired;
 pub mod events;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 pub mod key;
 pub mod node_name;
 pub mod nodes;

@@ -207,7 +207,7 @@ fn check(headers: &HeaderMap) -> Result<(), CallError> {
 }
 
 /// The one message of a reply.
-fn message(bytes: &[u8]) -> Result<&[u8], CallError> {
+pub(crate) fn message(bytes: &[u8]) -> Result<&[u8], CallError> {
     let (prefix, message) = bytes.split_first_chunk::<PREFIX>().ok_or(CallError::Framing)?;
     let [compressed, length @ ..] = *prefix;
     let is_whole = usize::try_from(u32::from_be_bytes(length)).is_ok_and(|length| length == message.len());

@@ -74,7 +74,7 @@ fn drops(troubles: &mut Vec<String>) -> Vec<Drops> {
 }
 
 /// Reads the counters of conntrack: a header, and a line of hexadecimal numbers for each processor.
-fn of_conntrack(text: &str) -> Vec<Drops> {
+pub(crate) fn of_conntrack(text: &str) -> Vec<Drops> {
     let mut lines = text.lines();
     let header: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
     let rows: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();

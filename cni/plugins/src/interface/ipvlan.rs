@@ -37,6 +37,11 @@ impl Plugin for Ipvlan {
         &super::shared::single::keys::decodes() | &crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Settings::new(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let mut settings = Settings::new(request.config)?;
         settings.chain(request.config.prev_result.as_ref())?;

@@ -39,6 +39,11 @@ impl Plugin for Macvlan {
         &(&keys::decodes() | &keys::decodes_mac()) | &crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Settings::new(request.config, request.args).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let recipe = Recipe {

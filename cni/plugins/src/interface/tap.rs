@@ -62,6 +62,11 @@ impl Plugin for Tap {
         &(&keys::decodes_mac() | &advertisements::decodes()) | &crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Settings::new(request.config, request.args).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let recipe = Recipe {

@@ -37,6 +37,11 @@ impl Plugin for Vlan {
         &super::shared::single::keys::decodes() | &crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Settings::new(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config)?;
         let recipe = Recipe {

@@ -36,6 +36,12 @@ impl Plugin for Static {
         crate::keys::probe::fields::<RawConfig>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let raw = request.config.decode::<RawConfig>()?;
+        Ok(raw.resolve(request.config.version, request.args).map(drop)?)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.args)?;
         let ips = config.addresses.iter().map(|one| IpConfig {

@@ -36,6 +36,11 @@ impl Plugin for Noop {
         crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        debug_file(request.args).map(drop)
+    }
+
     /// The previous result, or an empty one.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         Ok(request.config.prev_result.clone().unwrap_or_default())

@@ -79,6 +79,11 @@ impl Plugin for Vrf {
         const { since_0_3_1() }
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Config::read(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config)?;
         let previous = previous(request)?;

@@ -5,7 +5,7 @@
 mod cancel;
 mod fake;
 mod options;
-mod output;
+pub(crate) mod output;
 mod processes;
 
 use std::path::PathBuf;

@@ -14,7 +14,7 @@ mod hairpin;
 mod manager;
 mod names;
 mod selection;
-mod status;
+pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 

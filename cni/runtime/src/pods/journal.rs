@@ -42,7 +42,7 @@ pub(crate) struct Journal {
 
 /// A file that is not one of this journal's.
 #[derive(Debug, thiserror::Error)]
-enum InvalidFile {
+pub(crate) enum InvalidFile {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     #[error("unknown kind {}", text::quote(.0))]
@@ -188,7 +188,7 @@ impl Journal {
     }
 }
 
-fn parse(sandbox: &str, bytes: &[u8]) -> Result<Vec<Planned>, InvalidFile> {
+pub(crate) fn parse(sandbox: &str, bytes: &[u8]) -> Result<Vec<Planned>, InvalidFile> {
     let File { kind, container_id, attachments } = serde_json::from_slice(bytes)?;
     if kind != KIND {
         return Err(InvalidFile::Kind(kind));

@@ -28,7 +28,7 @@
 
 mod directory;
 mod error;
-mod journal;
+pub(crate) mod journal;
 mod manager;
 mod matching;
 mod names;

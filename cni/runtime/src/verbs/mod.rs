@@ -27,7 +27,7 @@ mod gc;
 mod status;
 #[cfg(test)]
 mod tests;
-mod versions;
+pub(crate) mod versions;
 
 use std::ffi::OsString;
 use std::fmt;

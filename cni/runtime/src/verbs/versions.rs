@@ -106,7 +106,7 @@ fn supported(outcome: Outcome) -> Result<Vec<String>, CallError> {
     }
 }
 
-fn decode(output: &[u8]) -> Result<Vec<String>, CniError> {
+pub(crate) fn decode(output: &[u8]) -> Result<Vec<String>, CniError> {
     let failed = |reason: &str| CniError::internal(format!("decoding version info: {reason}"));
     let reply: Map<String, Value> = serde_json::from_slice(output).map_err(|e| failed(&e.to_string()))?;
     let Some(version) = reply.get("cniVersion").and_then(Value::as_str).filter(|v| !v.is_empty()) else {

@@ -18,7 +18,7 @@ pub(super) fn create(input: Map<String, Value>) -> Result<Map<String, Value>, Dr
 }
 
 /// `isolate` is the value of a network that has none.
-fn complete(
+pub(super) fn complete(
     mut input: Map<String, Value>,
     used: &Used,
     isolate: Option<&str>,

@@ -16,6 +16,8 @@ mod bridge;
 mod create;
 mod driver;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod isolate;
 mod options;
 mod store;

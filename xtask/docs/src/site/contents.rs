@@ -119,6 +119,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/reports/kernels.md",
             "docs/reports/network-matrix.md",
             "docs/reports/cluster.md",
+            "docs/reports/fuzzing.md",
         ],
     ),
     (

@@ -6,6 +6,8 @@
 //! The first set-up, `slipway node setup` and slipwayd read all rules. An ADD reads them where slipwayd does not run and
 //! the ruleset is small, as it must not become slower with the rules of others.
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod hold;
 mod judge;
 mod tables;

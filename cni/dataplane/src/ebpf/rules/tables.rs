@@ -14,7 +14,7 @@ use super::xtables::{judge_match, judge_target};
 use crate::nftables::schema;
 use crate::{Cause, Error};
 
-const EXTENSIONS: Extensions = Extensions { of_match: judge_match, of_target: judge_target };
+pub(super) const EXTENSIONS: Extensions = Extensions { of_match: judge_match, of_target: judge_target };
 
 /// How much of the ruleset is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +180,7 @@ fn read_legacy_table(held: &mut Held, family: AddressFamily, table: &str) -> Res
     Ok(())
 }
 
-fn judge_legacy(family: AddressFamily, rule: &xtables::RawRule) -> Option<Hold> {
+pub(super) fn judge_legacy(family: AddressFamily, rule: &xtables::RawRule) -> Option<Hold> {
     let none = BTreeSet::new();
     let mut reader = Reader::new(Flows::of_family(family), &none, EXTENSIONS);
     if rule.protocol != 0 {

@@ -56,6 +56,12 @@ impl Plugin for Bridge {
         &config::decodes() | &super::shared::keys::decodes()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let settings = Settings::new(request.config, request.args)?;
+        plan::plan(&settings, request.config.prev_result.clone()).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let container = Container::open(request.netns.as_deref())?;

@@ -49,6 +49,11 @@ impl Plugin for HostDevice {
         &(&device::decodes() | &advertisements::decodes()) | &crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Device::of(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let device = Device::of(request.config)?;
         let keys: Keys = request.config.decode()?;

@@ -42,6 +42,13 @@ impl Plugin for Ptp {
         super::shared::keys::decodes()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let common = Common::new(request.config)?;
+        let answer = request.config.prev_result.clone().unwrap_or_default();
+        plan::plan(answer, common.dns.as_ref()).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let common = Common::new(request.config)?;
         let container = Container::open(request.netns.as_deref())?;

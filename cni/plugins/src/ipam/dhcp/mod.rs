@@ -7,6 +7,8 @@ mod config;
 pub mod daemon;
 mod exchange;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod keeper;
 mod lease;
 mod leases;
@@ -52,6 +54,13 @@ impl Plugin for Dhcp {
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         config::decodes()
+    }
+
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let config: RawConfig = request.config.decode()?;
+        config.priority()?;
+        Ok(config.options(request.args).map(drop)?)
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

@@ -508,7 +508,7 @@ fn family_of(version: u8) -> Option<AddressFamily> {
     AddressFamily::BOTH.into_iter().find(|family| family.version() == version)
 }
 
-fn encode_owner(owner: OwnerKey, address: IpAddr) -> [u8; OWNER_SLOT] {
+pub(super) fn encode_owner(owner: OwnerKey, address: IpAddr) -> [u8; OWNER_SLOT] {
     let bytes = [AddressFamily::of(address).version()]
         .into_iter()
         .chain(owner.0)
@@ -518,7 +518,7 @@ fn encode_owner(owner: OwnerKey, address: IpAddr) -> [u8; OWNER_SLOT] {
     slot
 }
 
-fn decode_owner(slot: &[u8]) -> Option<(OwnerKey, IpAddr)> {
+pub(super) fn decode_owner(slot: &[u8]) -> Option<(OwnerKey, IpAddr)> {
     let family = family_of(*slot.first()?)?;
     let owner = OwnerKey(slot.get(1..16)?.try_into().ok()?);
     let number = u128::from_le_bytes(slot.get(16..32)?.try_into().ok()?);
@@ -531,11 +531,11 @@ fn encode_crowded(owner: OwnerKey) -> [u8; OWNER_SLOT] {
     slot
 }
 
-fn decode_crowded(slot: &[u8]) -> Option<OwnerKey> {
+pub(super) fn decode_crowded(slot: &[u8]) -> Option<OwnerKey> {
     (*slot.first()? == CROWDED).then_some(OwnerKey(slot.get(1..16)?.try_into().ok()?))
 }
 
-fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
+pub(super) fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
     // An address without its last eight bits has 120 bits: the sixteenth byte is zero.
     let prefix = block.prefix.to_le_bytes().into_iter().take(15);
     let bytes = [block.family.version()].into_iter().chain(prefix);
@@ -545,7 +545,7 @@ fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
     slot
 }
 
-fn decode_block(slot: &[u8]) -> Option<(Block, Bits)> {
+pub(super) fn decode_block(slot: &[u8]) -> Option<(Block, Bits)> {
     let family = family_of(*slot.first()?)?;
     let mut prefix = [0; 16];
     prefix.iter_mut().zip(slot.get(1..16)?).for_each(|(to, from)| *to = *from);

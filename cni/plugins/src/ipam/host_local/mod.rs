@@ -9,6 +9,8 @@
 mod abandoned;
 mod avoidance;
 mod config;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod index;
 mod ledger;
 pub mod leftovers;
@@ -63,6 +65,11 @@ impl Plugin for HostLocal {
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         config::decodes()
+    }
+
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        resolve(request.config, request.env).map(drop)
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

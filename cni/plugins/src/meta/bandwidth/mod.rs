@@ -49,6 +49,11 @@ impl Plugin for Bandwidth {
         const { since_0_3_0() }
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Limits::read(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let limits = Limits::read(request.config)?;
         let previous = previous(request)?;

@@ -42,6 +42,12 @@ impl Plugin for Firewall {
         const { since_0_4_0() }
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let _removal = Removal::read(request.config);
+        Config::read(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config)?;
         let previous = previous(request)?;

@@ -5,7 +5,7 @@
 
 mod config;
 mod gc;
-mod saved;
+pub(crate) mod saved;
 
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
 use cni_state::subnet_env::SubnetEnv;
@@ -37,6 +37,13 @@ impl Plugin for Flannel {
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         config::decodes()
+    }
+
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let keys: Keys = request.config.decode()?;
+        let env = cni_state::subnet_env::SubnetEnv { mtu: 1450, ..Default::default() };
+        Ok(keys.delegate(request.config, Some(&env)).map(drop)?)
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

@@ -157,7 +157,7 @@ pub(super) fn is_of(config: &Map<String, Value>, network: &str) -> bool {
 }
 
 /// Parses a delegate's configuration; none if it does not name the delegate.
-fn whole(bytes: &[u8]) -> Option<Map<String, Value>> {
+pub(crate) fn whole(bytes: &[u8]) -> Option<Map<String, Value>> {
     let config: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     let kind = config.get("type").and_then(Value::as_str);
     kind.is_some_and(|kind| !kind.is_empty()).then_some(config)

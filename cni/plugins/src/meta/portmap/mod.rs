@@ -41,6 +41,15 @@ impl Plugin for Portmap {
         config::decodes()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let networks = request.config.prev_result.as_ref();
+        let networks = networks.map(|result| config::container_networks(result, request.attachment.ifname()));
+        let config = Config::read(request.config)?;
+        let _ports = config::published(&config.mappings, &networks.unwrap_or_default());
+        Ok(())
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config).map_err(unparsed)?;
         add(&config.dataplane()?, config, request, &route_localnet::open)

@@ -116,6 +116,11 @@ impl Plugin for Sbr {
         crate::keys::probe::fields::<Keys>()
     }
 
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Config::read(request.config).map(drop)
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config)?;
         let previous = previous(request)?;

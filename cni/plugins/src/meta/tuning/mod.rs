@@ -5,6 +5,8 @@
 mod backup;
 mod config;
 mod expected;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod sysctls;
 
 use cni_kernel::route::{Link, LinkChange, RouteError, RouteSocket};
@@ -38,6 +40,11 @@ impl Plugin for Tuning {
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         config::decodes()
+    }
+
+    #[cfg(feature = "fuzzing")]
+    fn read(&self, request: &Request<'_>) -> Result<(), CniError> {
+        Config::read(request.config, request.args, request.attachment.ifname()).map(drop)
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

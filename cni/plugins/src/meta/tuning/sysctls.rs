@@ -166,7 +166,7 @@ impl Allowed {
         }
     }
 
-    fn parse(content: &str) -> Result<Self, CniError> {
+    pub(super) fn parse(content: &str) -> Result<Self, CniError> {
         let lines = content.lines().map(str::trim).filter(|line| !line.is_empty());
         let patterns = lines.map(|line| match Regex::new(line) {
             Ok(pattern) => Ok((line.to_owned(), pattern)),

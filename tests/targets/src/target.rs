@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+//! A parser as a fuzz target.
+
+use crate::shape::Shape;
+use crate::table::TARGETS;
+
+/// A parser with the assertions about what it reads.
+#[derive(Debug)]
+pub struct Target {
+    pub name: &'static str,
+    /// The input, for people.
+    pub input: &'static str,
+    /// Reads an input. Panics if an assertion does not hold.
+    pub read: fn(&[u8]) -> Shape,
+    /// Words of the input's language, which mutations insert.
+    pub words: &'static [&'static str],
+}
+
+/// The target of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
