@@ -22,5 +22,5 @@ mod targets;
 
 pub use run::{Problem, run};
 pub use shape::Shape;
-pub use table::TARGETS;
-pub use target::{Target, find};
+pub use table::{TARGETS, find};
+pub use target::Target;

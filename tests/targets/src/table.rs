@@ -270,6 +270,12 @@ pub static TARGETS: &[Target] = targets! {
     "plugin_vrf": "a call of vrf", CALL, |bytes| plugin::call("vrf", bytes);
 };
 
+/// The target of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
 #[cfg(test)]
 mod tests {
     use cni_plugins::registry;

@@ -3,7 +3,6 @@
 //! A parser as a fuzz target.
 
 use crate::shape::Shape;
-use crate::table::TARGETS;
 
 /// A parser with the assertions about what it reads.
 #[derive(Debug)]
@@ -15,10 +14,4 @@ pub struct Target {
     pub read: fn(&[u8]) -> Shape,
     /// Words of the input's language, which mutations insert.
     pub words: &'static [&'static str],
-}
-
-/// The target of this name.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Target> {
-    TARGETS.iter().find(|target| target.name == name)
 }
