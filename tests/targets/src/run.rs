@@ -88,7 +88,7 @@ fn caught<T>(work: impl FnOnce() -> T + UnwindSafe) -> Result<T, Problem> {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !note(info) {
-                before(info)
+                before(info);
             }
         }));
     });

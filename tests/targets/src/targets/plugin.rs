@@ -45,7 +45,7 @@ pub(crate) fn call(name: &str, bytes: &[u8]) -> impl Debug {
 
 /// A text as a name, so that its words count for the [shape](crate::Shape).
 fn format_shape(text: &str) -> Word {
-    Word(text.chars().filter(|c| c.is_ascii_alphabetic()).take(40).collect())
+    Word(text.chars().filter(char::is_ascii_alphabetic).take(40).collect())
 }
 
 struct Word(String);
