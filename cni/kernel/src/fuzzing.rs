@@ -21,7 +21,8 @@ pub fn legacy_table(bytes: &[u8]) -> impl Debug {
     let layout = xtables::entry_layout(AddressFamily::BOTH[usize::from(choice % 2)]);
     let chains = xtables::raw_chains(entries, header, layout);
     for chain in &chains {
-        assert!(chain.leads_to.iter().all(|index| *index < chains.len()), "a jump leads to no chain");
+        let mut jumps = chain.rules.iter().filter_map(|rule| rule.leads_to);
+        assert!(jumps.all(|index| index < chains.len()), "a jump leads to no chain");
     }
     (xtables::chain_names(entries, layout), chains)
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use cni_kernel::AddressFamily;
-use cni_kernel::xtables::RawRule;
+use cni_kernel::xtables::{RawExtension, RawRule};
 
 use super::hold::Flows;
 use super::judge::judge;
@@ -32,11 +32,13 @@ pub fn legacy_rule(bytes: &[u8]) -> Option<impl Debug> {
     let mut text = || parts.next().map(|name| String::from_utf8_lossy(name).into_owned());
     let (of_match, of_target) = (text()?, text()?);
     let data = parts.next().unwrap_or_default();
+    let extension = |name| RawExtension { name, revision: 0, data: data.to_vec() };
     let rule = RawRule {
         number: 1,
         protocol: *protocol,
-        matches: vec![(of_match, data.to_vec())],
-        target: (of_target, data.to_vec()),
+        matches: vec![extension(of_match)],
+        target: extension(of_target),
+        ..RawRule::default()
     };
     Some(AddressFamily::BOTH.map(|family| judge_legacy(family, &rule)))
 }
