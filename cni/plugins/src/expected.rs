@@ -16,9 +16,15 @@ pub trait Expected {
     /// The object and its place, for reports.
     fn name(&self) -> String;
 
-    /// Who may make it again.
+    /// Who may make it again. CHECK asks each object, so the answer needs no look at the kernel.
     fn whose(&self) -> Whose {
         Whose::Ours
+    }
+
+    /// What helps where the object is missing or different, as it is now: a command that works when it is pasted, or a
+    /// setting, and the program that may have changed it.
+    fn remedy(&self) -> String {
+        "`slipway restore`".to_owned()
     }
 
     /// True for rules, which a flush of the ruleset deletes.
@@ -61,24 +67,21 @@ pub trait Expected {
 }
 
 /// Who may make an object again.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
     /// The ADD made it for this attachment or for its network: Slipway may make it again at any time.
     Ours,
     /// A setting of the whole node, which other programs set as well. It is repaired only where an ADD would set it, too.
     Shared,
-    /// A setting that the node's administrator, or a program of theirs, has made on purpose. Slipway only names it,
-    /// with what to do.
-    Theirs {
-        /// The command or setting that helps, and the program that may have changed the setting.
-        remedy: String,
-    },
+    /// A setting that the node's administrator, the container, or a program of theirs has made on purpose. Slipway only
+    /// names it, with [`Expected::remedy`].
+    Theirs,
 }
 
 impl Whose {
     /// True if `slipway restore` may make the object again, and CHECK fails without it.
     #[must_use]
-    pub const fn is_repaired(&self) -> bool {
+    pub const fn is_repaired(self) -> bool {
         matches!(self, Self::Ours | Self::Shared)
     }
 }
@@ -88,7 +91,7 @@ impl fmt::Display for Whose {
         f.write_str(match self {
             Self::Ours => "ours",
             Self::Shared => "shared",
-            Self::Theirs { .. } => "theirs",
+            Self::Theirs => "theirs",
         })
     }
 }

@@ -94,6 +94,29 @@ pub fn quote(text: &str) -> String {
     out
 }
 
+/// A text as one word of a shell, for a command that people paste. A control character, which might act on the terminal
+/// where the command is shown, is written as an escape between `$'` and `'` (POSIX.1-2024; bash, zsh, BusyBox).
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    if !text.chars().any(char::is_control) {
+        return format!("'{}'", text.replace('\'', "'\\''"));
+    }
+    let mut word = String::from("$'");
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'\'' && byte != b'\\' => word.push(char::from(byte)),
+            // Three octal digits: a digit that follows is not taken for a part of the escape.
+            _ => word.push_str(&format!("\\{byte:03o}")),
+        }
+    }
+    word.push('\'');
+    word
+}
+
 /// Quotes strings as Go prints a slice with `%q`: `["a" "b"]`.
 pub fn quote_all<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> String {
     let quoted: Vec<String> = texts.into_iter().map(|t| quote(t.as_ref())).collect();
@@ -102,7 +125,22 @@ pub fn quote_all<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    #[test]
+    fn a_shell_reads_any_text_as_one_word() {
+        let texts = ["/run/netns/cni-0f", "", "a b", "a'b", "`id`$(id);*", "ü \\n", "a\nb\u{1b}[2J'\\7é"];
+        for text in texts {
+            let word = shell_word(text);
+            assert!(!word.chars().any(char::is_control), "{word:?}");
+            let output = Command::new("bash").args(["-c", &format!("printf %s {word}")]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{word}");
+        }
+        assert_eq!(shell_word("/run/netns/cni-0f"), "/run/netns/cni-0f");
+        assert_eq!(shell_word("a b"), "'a b'");
+    }
 
     #[test]
     fn an_address_with_leading_zeros_is_none() {

@@ -342,6 +342,45 @@ fn each_object_of_tap() {
     each_object_of_a_single_link(json!({"type": "tap"}), 5);
 }
 
+/// Each is named with the command for its own namespace, although the difference reads the same.
+#[test]
+fn containers_that_lost_the_same_route_are_told_apart() {
+    let world = World::new();
+    let network = world.chain(1, "bridge", [json!({}), json!({})], Vec::new());
+    let webs =
+        [("one", PORT), ("two", PORT + 1)].map(|(name, port)| Web::published(&world, &network, name, port));
+    for web in &webs {
+        web.pod.cmd("ip route del default");
+    }
+    let checked = world.node.try_slipway("check-node").stdout;
+    for web in &webs {
+        let netns = web.pod.path().display().to_string();
+        assert!(
+            checked.contains(&format!("nsenter --net={netns} ip route add 0.0.0.0/0")),
+            "{netns}:\n{checked}"
+        );
+    }
+    for web in webs {
+        web.leave(&world, &network);
+    }
+}
+
+#[test]
+fn a_container_without_its_link_gets_no_command_for_it() {
+    let world = World::new();
+    let ipam = host_local("10.77.0.0/24", "fd00:77::/64");
+    let network = world.node.network(json!({"name": "net1", "plugins": [{"type": "tap", "ipam": ipam}]}));
+    let pod = world.node.pod("web");
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    pod.cmd("ip link del eth0");
+    let (report, _) = world.restore("--dry-run");
+    let all: Vec<_> = objects(&report).into_iter().map(|(item, state, _)| (item, state)).collect();
+    assert_eq!(all, [("container".to_owned(), "skipped".to_owned())], "{report:#}");
+    network.del(&attach).expect("DEL");
+}
+
 #[test]
 fn each_object_of_dummy() {
     if let Some(feature) = lacks("dummy") {

@@ -13,9 +13,8 @@ use crate::{AddressFamily, Error};
 
 /// `NF_IP_PRI_NAT_DST`.
 const PRIORITY: i32 = -100;
-/// Verdicts as the kernel stores them: -1 - `NF_DROP`, -1 - `NF_ACCEPT` and `XT_RETURN`.
-const DROP: i32 = -1;
-const ACCEPT: i32 = -2;
+/// `XT_RETURN`. Other negative numbers are verdicts that end the chains, and those from 0 on lead to a rule.
+const RETURN: i32 = -5;
 
 /// The command that lists the table of a family.
 pub(super) fn command(family: AddressFamily) -> &'static str {
@@ -41,6 +40,11 @@ pub(super) struct LegacyNat {
 pub(super) fn read(hook: Hook, most: usize) -> Result<Vec<LegacyNat>, Error> {
     const TABLE: &str = "nat";
     let failed = |error: xtables::XtablesError| Error::kernel("read the legacy tables", error);
+    let number = match hook {
+        Hook::Prerouting => 0,
+        Hook::Output => 3,
+        _ => return Ok(Vec::new()),
+    };
     let mut all = Vec::new();
     for family in AddressFamily::BOTH {
         match xtables::info(family, TABLE).map_err(failed)? {
@@ -48,11 +52,6 @@ pub(super) fn read(hook: Hook, most: usize) -> Result<Vec<LegacyNat>, Error> {
             _ => continue,
         }
         let chains = xtables::rules(family, TABLE).map_err(failed)?;
-        let number = match hook {
-            Hook::Prerouting => 0,
-            Hook::Output => 3,
-            _ => continue,
-        };
         if let Some(base) = chains.iter().position(|chain| chain.hook == Some(number)) {
             all.push(LegacyNat { family, chains, base });
         }
@@ -124,10 +123,8 @@ impl Walk<'_> {
             }
             if rule.target.name.is_empty() {
                 match verdict(rule) {
-                    _ if !sure => {}
-                    Some(DROP | ACCEPT) => return After::Ended,
-                    // RETURN. The policy of a base chain is a verdict, too, so that none is reached behind it.
-                    Some(..0) => return After::Returned,
+                    Some(RETURN) if sure => return After::Returned,
+                    Some(..0) if sure => return After::Ended,
                     _ => {}
                 }
                 continue;

@@ -21,6 +21,7 @@ use cni_nftables::probe::{self, Action, Data, EncodedRule, Surroundings, Unknown
 use cni_nftables::{
     ChainInfo, ChainKind, Error as NftError, Family, SetInfo, Socket, TableId, TableInfo, Verdict,
 };
+use cni_spec::text::shell_word;
 
 use crate::nftables::schema;
 use crate::{AddressFamily, Error, HostAddress, HostPorts, PublishedPort};
@@ -151,18 +152,20 @@ impl Translation {
         }
     }
 
-    /// The command that deletes the rule, or its element for the port.
+    /// The command that deletes the rule, or its element for the port. Other programs chose the names.
     #[must_use]
     pub fn deletion(&self) -> String {
+        let chain = shell_word(&self.chain);
+        let name = |table: &TableId| format!("{} {}", table.family, shell_word(&table.name));
         match &self.place {
             Place::Table { table, element: Some((map, key)), .. } => {
-                format!("nft delete element {table} {map} {{ {key} }}")
+                format!("nft delete element {} {} {{ {key} }}", name(table), shell_word(map))
             }
             Place::Table { table, handle, element: None } => {
-                format!("nft delete rule {table} {} handle {handle}", self.chain)
+                format!("nft delete rule {} {chain} handle {handle}", name(table))
             }
             Place::Legacy(family, number) => {
-                format!("{} --delete {} {number}", legacy::command(*family), self.chain)
+                format!("{} --delete {chain} {number}", legacy::command(*family))
             }
         }
     }
@@ -501,4 +504,28 @@ impl Surroundings for Sets<'_> {
 fn is_local(address: IpAddr) -> bool {
     let route = RouteSocket::open().and_then(|socket| socket.route_to(address));
     route.is_ok_and(|route| route.kind == RouteKind::Local)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_another_program_chose_is_one_word_of_the_command() {
+        let table = TableId { family: Family::Ip, name: "a;reboot".to_owned() };
+        let of = |place| Translation {
+            place,
+            chain: "x`id`".to_owned(),
+            base: "PREROUTING".to_owned(),
+            priority: -100,
+            engine: Engine::Other,
+            to: None,
+            port: None,
+            is_certain: true,
+        };
+        let rule = of(Place::Table { table, handle: 7, element: None });
+        assert_eq!(rule.deletion(), "nft delete rule ip 'a;reboot' 'x`id`' handle 7");
+        let legacy = of(Place::Legacy(AddressFamily::V6, 2));
+        assert_eq!(legacy.deletion(), "ip6tables-legacy --table nat --delete 'x`id`' 2");
+    }
 }

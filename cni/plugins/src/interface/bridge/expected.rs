@@ -35,7 +35,7 @@ pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     }
     let addresses = inside.addresses();
     all.extend(masquerade::expected(&settings.common, attachment, &inside.container, &addresses)?);
-    all.extend(container_side::of(request, &inside.ips(), previous)?);
+    all.extend(container_side::of(inside)?);
     Ok(all)
 }
 

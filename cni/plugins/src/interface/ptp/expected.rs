@@ -40,7 +40,7 @@ pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     }
     all.extend(masquerade::expected(&common, attachment, &inside.container, &addresses)?);
     all.extend(expected::settings(&end.name, &addresses, previous)?);
-    all.extend(container_side::of(request, &inside.ips(), previous)?);
+    all.extend(container_side::of(inside)?);
     Ok(all)
 }
 

@@ -25,8 +25,10 @@ pub(crate) fn previous_result<'a>(request: &'a Request<'_>, plugin: &str) -> Res
 pub(crate) struct Inside<'a> {
     /// The container's namespace.
     pub(crate) container: Container,
-    previous: &'a AddResult,
-    ifname: &'a str,
+    /// The result of the ADD.
+    pub(crate) previous: &'a AddResult,
+    /// The name of the container's interface.
+    pub(crate) ifname: &'a str,
     /// The prefix of the reference's messages.
     plugin: &'static str,
 }

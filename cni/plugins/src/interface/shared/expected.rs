@@ -105,7 +105,11 @@ impl Expected for LinkForwarding {
     }
 
     fn whose(&self) -> Whose {
-        Whose::Theirs { remedy: remedy(&self.setting(), "1") }
+        Whose::Theirs
+    }
+
+    fn remedy(&self) -> String {
+        remedy(&self.setting(), "1")
     }
 
     fn stops(&self, family: AddressFamily, is_forwarded: bool) -> bool {
@@ -162,7 +166,11 @@ impl Expected for ReversePath {
     }
 
     fn whose(&self) -> Whose {
-        Whose::Theirs { remedy: remedy(&self.setting(), "2") }
+        Whose::Theirs
+    }
+
+    fn remedy(&self) -> String {
+        remedy(&self.setting(), "2")
     }
 
     // Other uplinks may have the packet that is asked about.
@@ -213,7 +221,11 @@ impl Expected for Ipv6 {
     }
 
     fn whose(&self) -> Whose {
-        Whose::Theirs { remedy: remedy(&self.setting(), "0") }
+        Whose::Theirs
+    }
+
+    fn remedy(&self) -> String {
+        remedy(&self.setting(), "0")
     }
 
     fn stops(&self, family: AddressFamily, _is_forwarded: bool) -> bool {

@@ -243,17 +243,19 @@ impl Expected for EarlierPrograms {
     }
 
     fn whose(&self) -> Whose {
+        Whose::Theirs
+    }
+
+    fn remedy(&self) -> String {
         let delete = match self.first() {
             Ok(Some(Earlier::Filter(filter))) => {
                 format!("; without it: `{}`, then `slipway restore`", filter.command_to_delete(&self.0.veth))
             }
             _ => String::new(),
         };
-        Whose::Theirs {
-            remedy: format!(
-                "the program must give the verdict TC_ACT_UNSPEC (TCX_NEXT) where it would accept a packet{delete}"
-            ),
-        }
+        format!(
+            "the program must give the verdict TC_ACT_UNSPEC (TCX_NEXT) where it would accept a packet{delete}"
+        )
     }
 
     fn alters(&self) -> bool {

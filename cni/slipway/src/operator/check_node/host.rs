@@ -120,7 +120,7 @@ fn unexpected(differences: &Differences) -> Vec<Finding> {
         let owners: BTreeSet<&Attachment> = object.owners.iter().collect();
         Finding::new(&object.item, State::Warning, &object.found)
             .reason(format!("needed by {}", named(&owners)))
-            .fix(object.fix())
+            .fix(object.remedy.as_str())
     };
     objects.map(finding).collect()
 }

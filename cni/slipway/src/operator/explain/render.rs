@@ -355,7 +355,10 @@ impl Explanation<'_> {
     /// What the container needs, and is missing or different.
     fn obstacles(&mut self, facts: &Facts) -> Then {
         for obstacle in &facts.obstacles {
-            self.step("needed", format!("{}: {}\nremedy: {}", obstacle.item, obstacle.found, obstacle.fix()));
+            self.step(
+                "needed",
+                format!("{}: {}\nremedy: {}", obstacle.item, obstacle.found, obstacle.remedy),
+            );
         }
         match facts.obstacles.iter().find(|obstacle| !obstacle.passes) {
             Some(first) => Then::Ends(format!("It does not reach the container: {}.", first.found)),

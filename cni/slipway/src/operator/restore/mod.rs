@@ -135,8 +135,8 @@ pub(super) struct Difference {
     pub(super) item: String,
     /// What is wrong with it.
     pub(super) found: String,
-    /// What its owner has to do; none if `slipway restore` makes it again.
-    pub(super) remedy: Option<String>,
+    /// What helps: a command, or a setting of somebody else.
+    pub(super) remedy: String,
     /// True for rules, which a flush of the ruleset deletes.
     pub(super) is_rules: bool,
     /// True if packets pass nevertheless.
@@ -155,7 +155,10 @@ pub(super) fn differences() -> Result<Differences, RestoreError> {
     let mut found = Differences { table: false, objects: Vec::new() };
     found.table = restoration.rows.iter().any(|row| row.state == State::Missing && row.owner.is_none());
     for difference in restoration.differences {
-        let same = |one: &&mut Difference| one.item == difference.item && one.found == difference.found;
+        // Containers may lack a route of the same name, each with a command for its own namespace.
+        let same = |one: &&mut Difference| {
+            (&one.item, &one.found, &one.remedy) == (&difference.item, &difference.found, &difference.remedy)
+        };
         match found.objects.iter_mut().find(same) {
             Some(known) => known.owners.extend(difference.owners),
             None => found.objects.push(difference),
@@ -188,19 +191,11 @@ impl Difference {
         Self {
             item: object.name(),
             found: difference.to_string(),
-            remedy: match object.whose() {
-                Whose::Theirs { remedy } => Some(remedy),
-                Whose::Ours | Whose::Shared => None,
-            },
+            remedy: object.remedy(),
             is_rules: object.is_rules(),
             passes: object.alters(),
             owners: vec![owner.clone()],
         }
-    }
-
-    /// The command or the setting that mends it.
-    pub(super) fn fix(&self) -> &str {
-        self.remedy.as_deref().unwrap_or("`slipway restore`")
     }
 }
 
@@ -386,8 +381,10 @@ impl Restoration {
     fn restore(&mut self, owner: &Attachment, object: &dyn Expected) -> Row {
         let row = |state, reason| Row::new(Some(owner.clone()), object.name(), state, reason);
         let Err(mut difference) = object.check() else { return row(State::Present, String::new()) };
-        self.differences.push(Difference::of(owner, object, &difference));
-        if let Whose::Theirs { remedy } = object.whose() {
+        let found = Difference::of(owner, object, &difference);
+        let remedy = found.remedy.clone();
+        self.differences.push(found);
+        if object.whose() == Whose::Theirs {
             return row(State::Skipped, format!("{difference}; it is not Slipway's to change: {remedy}"));
         }
         if self.mode == Mode::DryRun {

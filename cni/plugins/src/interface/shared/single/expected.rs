@@ -37,9 +37,7 @@ pub(crate) fn of(request: &Request<'_>, below: &Below) -> Result<Objects, CniErr
 /// # Errors
 /// The container cannot be found.
 pub(crate) fn inside(request: &Request<'_>) -> Result<Objects, CniError> {
-    let previous = previous_result(request, "")?;
-    let ips = Inside::open(request, previous, "")?.ips();
-    container_side::of(request, &ips, previous)
+    container_side::of(Inside::open(request, previous_result(request, "")?, "")?)
 }
 
 /// The link of the node through which the container's packets pass.
@@ -54,12 +52,14 @@ impl Expected for Master {
     }
 
     fn whose(&self) -> Whose {
-        Whose::Theirs {
-            remedy: format!(
-                "`ip link set {} up`; to find who sets it down: networkd, NetworkManager, or the journal",
-                self.name
-            ),
-        }
+        Whose::Theirs
+    }
+
+    fn remedy(&self) -> String {
+        format!(
+            "`ip link set {} up`; to find who sets it down: networkd, NetworkManager, or the journal",
+            self.name
+        )
     }
 
     fn stops(&self, _family: AddressFamily, _is_forwarded: bool) -> bool {
