@@ -115,7 +115,7 @@ impl Owner {
     /// Reads a comment; none if it is not ours.
     #[must_use]
     pub fn from_comment(comment: &str) -> Option<Self> {
-        // The names are printed on terminals, and whoever may change a link may change its alias.
+        // Commands print the names of an owner on terminals, and anybody who may change a link may change its alias.
         let is_ours = |byte: u8| byte == b' ' || byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
         if !comment.bytes().all(is_ours) {
             return None;

@@ -343,6 +343,10 @@ mod tests {
         assert_eq!(raise(4096).unwrap(), None);
         assert_eq!(raise(2000).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "4096\n");
+        // A setting that nobody may write, as below a read-only `/proc/sys`.
+        let constant = |least| raise_below(Path::new("/proc/sys"), "kernel/ngroups_max", least);
+        assert_eq!(constant(1).unwrap(), None);
+        assert!(matches!(constant(u64::MAX), Err(SysctlError::Write { .. })));
         std::fs::write(&file, "many\n").unwrap();
         assert!(matches!(raise(1), Err(SysctlError::Write { .. })));
         assert!(matches!(raise_below(dir.path(), "../backlog", 1), Err(SysctlError::Name(_))));

@@ -94,11 +94,11 @@ pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, Xtables
 /// A match or a target, in the kernel's binary form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawExtension {
-    /// Its name; empty for a verdict, and for a target that leads to another chain.
+    /// The name, such as `tcp` or `DNAT`. A target without a name is a verdict, or leads to another chain.
     pub name: String,
-    /// Its revision, which tells the layout of the data.
+    /// The data of one name have another layout in each revision.
     pub revision: u8,
-    /// Its data.
+    /// The structure of `linux/netfilter/xt_*.h` for this name and revision, in the order of the machine.
     pub data: Vec<u8>,
 }
 
@@ -111,7 +111,7 @@ pub struct Condition<T> {
     pub is_negated: bool,
 }
 
-/// What a rule asks of a packet's addresses and links.
+/// The conditions of a rule that do not come from matches (`struct ipt_ip`, `struct ip6t_ip6`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawHeader {
     /// The source, and its mask.
@@ -129,15 +129,15 @@ pub struct RawHeader {
 pub struct RawRule {
     /// Its place in its chain, counted from 1 as `iptables --list --line-numbers` does.
     pub number: usize,
-    /// What it asks of addresses and links.
+    /// The conditions on addresses and links.
     pub header: RawHeader,
     /// The protocol that it asks for; 0 for any, and if it asks for another one than that.
     pub protocol: u8,
-    /// Its matches.
+    /// The further conditions, all of which a packet must meet.
     pub matches: Vec<RawExtension>,
-    /// Its target.
+    /// The action on packets that meet all conditions.
     pub target: RawExtension,
-    /// The index of the chain that it leads to.
+    /// The index of the chain that the target leads to.
     pub leads_to: Option<usize>,
     /// True if that chain does not return to this one.
     pub is_goto: bool,
@@ -150,7 +150,7 @@ pub struct RawChain {
     pub name: String,
     /// The number of its hook (`NF_INET_*`).
     pub hook: Option<u32>,
-    /// Its rules, without those that begin it. The last one is its policy.
+    /// The rules without the entry that begins the chain. The last one is the chain's policy, or its return.
     pub rules: Vec<RawRule>,
 }
 
@@ -394,8 +394,8 @@ impl Layout {
     }
 }
 
-/// What an entry asks of addresses and links: source, destination and their masks, then the names of the links that the
-/// packet comes in by and leaves by, and masks of these.
+/// Reads the conditions on addresses and links. An entry begins with source and destination and the masks of both; the
+/// names of the links that the packet comes in by and leaves by follow, and the masks of these names.
 fn header(entry: &[u8], layout: Layout) -> RawHeader {
     let len = layout.address;
     let address_at = |number: usize| entry.get(number * len..(number + 1) * len).unwrap_or_default();

@@ -153,12 +153,12 @@ impl Socket {
     }
 }
 
-/// Whether a rule, or a part of it, applies to a packet.
+/// The answer to the question if a rule, or one of its conditions, applies to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applies {
     Yes,
     No,
-    /// It depends on what is unknown.
+    /// The answer depends on a part of the packet that is unknown.
     Maybe,
 }
 

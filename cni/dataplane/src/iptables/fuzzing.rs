@@ -23,7 +23,7 @@ pub fn saved_rules(text: &[u8]) -> impl Debug {
         let part = Listing::parse_chains(&text, TableName::Nat, &[chain]);
         assert_eq!(part.rules(chain), listing.rules(chain), "chain {chain:?} alone is read differently");
         for rule in listing.rules(chain) {
-            // It is written to a batch, in which a line break would begin another command.
+            // Names go into the input of iptables-restore, where a line break would begin another command.
             let line = rule.to_string();
             assert!(!line.contains(['\n', '\r', '\0']), "{line:?} is several lines");
             let is_changed = rule.words().iter().any(|word| word.contains(['\n', '\r', '\0']));
