@@ -13,8 +13,10 @@ use cni_spec::Interface;
 pub(in crate::operator) enum Liveness {
     /// The container runs and is attached as in its result.
     Attached,
-    /// It does not run, or the link may be another container's: its objects must not be restored. The
-    /// reason.
+    /// The container's own link lacks an address of the result, which may belong to another container by now. So nothing
+    /// is restored. The reason.
+    WithoutAddress(String),
+    /// The container does not run, or the link may be another container's: nothing must be restored. The reason.
     Gone(String),
 }
 
@@ -70,7 +72,10 @@ impl Node {
         let present = inside.addresses(&link)?;
         let missing = addresses(cached).find(|wanted| !present.iter().any(|address| address.net == *wanted));
         match missing {
-            Some(net) => gone(format!("{name} of the container does not have the address {net}")),
+            Some(net) => {
+                let reason = format!("{name} of the container does not have the address {net}");
+                Ok(Liveness::WithoutAddress(reason))
+            }
             None => Ok(Liveness::Attached),
         }
     }

@@ -329,10 +329,13 @@ impl Restoration {
         let row = |state, reason| Row::new(Some(owner), "container", state, reason);
         let objects = match self.node.liveness(cached) {
             Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+            Ok(Liveness::WithoutAddress(reason)) => {
+                self.rows.push(row(State::Skipped, reason));
+                return self.name_what_is_missing(number);
+            }
             Ok(Liveness::Gone(reason)) => {
                 let (state, reason) = self.gone(number, reason);
-                self.rows.push(row(state, reason));
-                return self.name_what_is_missing(number);
+                return self.rows.push(row(state, reason));
             }
             Ok(Liveness::Attached) => match expected_of(cached) {
                 Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
@@ -349,8 +352,7 @@ impl Restoration {
         }
     }
 
-    /// Names what a container lacks that is left out, with the remedies. If its link is there without its address, the
-    /// container may be alive and have lost the address.
+    /// Names what a container lacks that is left out because it has lost an address, with the commands that help.
     fn name_what_is_missing(&mut self, number: usize) {
         let Some((_, cached)) = self.containers.get(number) else { return };
         let owner = cached.attachment.clone();
@@ -422,7 +424,7 @@ impl Restoration {
             let Some((number, cached)) = containers.get(one.container) else { return false };
             let is_cached = caches.get(*number).map(|cache| cache.remembers(&cached.attachment));
             let is_attached = matches!(is_cached, Some(Ok(true) | Err(_)))
-                && !matches!(node.liveness(cached), Ok(Liveness::Gone(_)));
+                && matches!(node.liveness(cached), Ok(Liveness::Attached) | Err(_));
             if is_attached {
                 return true;
             }
