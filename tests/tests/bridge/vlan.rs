@@ -146,7 +146,10 @@ fn vlans_may_have_the_same_address_but_one_vlan_has_none_twice() {
         skip!("bridge vlan filtering");
     }
     let network = |name: &str, keys: &Value| {
-        let ipam = json!({"type": "static", "addresses": [{"address": "10.9.0.5/24"}]});
+        // Room for one container: each network of the node reserves the same address.
+        let ipam = json!({
+            "type": "host-local", "subnet": "10.9.0.0/24", "rangeStart": "10.9.0.5", "rangeEnd": "10.9.0.5",
+        });
         let plugin = json!({"type": "bridge", "bridge": "br0", "ipam": ipam});
         node.network(json!({"name": name, "plugins": [slipway_tests::with_keys(plugin, keys)]}))
     };
