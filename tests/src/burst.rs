@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Datagrams that are sent at once: a limited rate lets the first of them pass, and no clock is needed to see it.
+//! Datagrams that are sent at once. A limited rate loses most of them, where its queue is short, or takes its time: with
+//! `fq_codel` as the queue. A machine may be slow, but none is faster than a limit allows.
 
 use std::net::{IpAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::space::Space;
 
@@ -12,12 +13,27 @@ const PAYLOAD: usize = 1200;
 /// A datagram that does not come within this time was dropped.
 const SILENCE: Duration = Duration::from_millis(500);
 /// Tries to send the first datagram: a queue that is still full from the last burst drops it.
-const TRIES: usize = 20;
+const TRIES: usize = 6;
+/// The datagrams that are sent at once. More than 80 do not fit into the receiver's buffer.
+const SENT: usize = 60;
+/// The most of them that pass at once by a limit: its burst and its queue.
+const LIMITED: usize = 30;
 
-/// The number of datagrams that arrive of `count` that are sent to an address of `to` at once. More than 80 do not fit into
-/// the receiver's buffer.
+/// What becomes of datagrams that are sent at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// They arrive no faster than the rate of a limit.
+    Limited,
+    /// They arrive faster.
+    Free,
+    /// None arrives.
+    Lost,
+}
+
+/// The fate of datagrams that are sent to an address of `to`, by a limit in bits per second whose burst is less than ten of
+/// them.
 #[must_use]
-pub fn datagrams_that_pass(from: &Space, to: &Space, address: IpAddr, count: usize) -> usize {
+pub fn fate_of_burst(from: &Space, to: &Space, address: IpAddr, rate: u32) -> Fate {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let receiver = to.bind(|| UdpSocket::bind((address, 0))).expect("bind");
     receiver.set_read_timeout(Some(SILENCE)).expect("a time-out");
@@ -33,8 +49,19 @@ pub fn datagrams_that_pass(from: &Space, to: &Space, address: IpAddr, count: usi
         }
     }
     while comes() {}
-    for _ in 0..count {
+    let begin = Instant::now();
+    for _ in 0..SENT {
         sender.send_to(&[0; PAYLOAD], (address, port)).expect("send");
     }
-    std::iter::from_fn(|| comes().then_some(())).count()
+    let (mut passed, mut last) = (0, begin);
+    while comes() {
+        (passed, last) = (passed + 1, Instant::now());
+    }
+    let sent_at_rate = Duration::from_secs_f64((PAYLOAD * LIMITED * 8) as f64 / f64::from(rate));
+    match passed {
+        0 => Fate::Lost,
+        1..=LIMITED => Fate::Limited,
+        _ if last - begin >= sent_at_rate => Fate::Limited,
+        _ => Fate::Free,
+    }
 }

@@ -88,7 +88,7 @@ mod tun;
 pub use advertisement::Advertisement;
 pub use binaries::{is_peer, newest_version, peer_fails, plugin_dir, plugin_names, slipway, slipwayd};
 pub use bpf::{PROGRAMS, has_programs};
-pub use burst::datagrams_that_pass;
+pub use burst::{Fate, fate_of_burst};
 pub use bus::SYSTEM_BUS;
 pub use chain::{Attach, Failure, Network, address_of, addresses_of, host_local, with_keys};
 pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges, wire};

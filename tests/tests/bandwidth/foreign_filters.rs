@@ -6,27 +6,26 @@
 use std::net::Ipv4Addr;
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, datagrams_that_pass};
+use slipway_tests::{Attach, Fate, Node, fate_of_burst};
 
 use super::{network, outer};
 
-/// The datagrams that are sent at once, and the most of them that a limit lets pass: its burst and its queue.
-const SENT: usize = 60;
-const LIMITED: usize = 30;
+/// The limit in bits per second.
+const RATE: u32 = 400_000;
 
 #[test]
 fn a_filter_of_another_program_does_not_lift_the_limit() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
-    let network = network(&node, &json!({"egressRate": 400_000, "egressBurst": 24_224}));
+    let network = network(&node, &json!({"egressRate": RATE, "egressBurst": 24_224}));
     let result = network.add(&attach).expect("ADD");
     let veth = outer(&result);
     node.cmd("ip link add monitor type ifb");
     node.cmd("ip link set monitor up");
     let gateway = Ipv4Addr::new(10, 1, 2, 1);
-    let passed = || datagrams_that_pass(&pod, &node, gateway.into(), SENT);
-    assert!(passed() <= LIMITED);
+    let fate = || fate_of_burst(&pod, &node, gateway.into(), RATE);
+    assert_eq!(fate(), Fate::Limited);
     let mut refused = 0;
     for order in ["", "pref 1", "pref 2", "pref 49151"] {
         for protocol in ["ip", "all"] {
@@ -35,8 +34,7 @@ fn a_filter_of_another_program_does_not_lift_the_limit() {
             let added = node
                 .try_cmd(&format!("tc filter add dev {veth} ingress {order} protocol {protocol} {filter}"));
             refused += usize::from(added.code != Some(0));
-            let passed = passed();
-            assert!(passed <= LIMITED, "{order} {protocol}: {passed} of {SENT} passed");
+            assert_eq!(fate(), Fate::Limited, "{order} {protocol}");
             network.check(&attach).expect("CHECK");
         }
     }
@@ -52,33 +50,33 @@ fn a_filter_from_before_the_add_is_named() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
-    let network = network(&node, &json!({"egressRate": 400_000, "egressBurst": 24_224}));
+    let network = network(&node, &json!({"egressRate": RATE, "egressBurst": 24_224}));
     let previous = network.add_first(&attach);
     let veth = outer(&previous);
     node.cmd("ip link add monitor type ifb");
     node.cmd("ip link set monitor up");
     node.cmd(&format!("tc qdisc add dev {veth} clsact"));
     let gateway = Ipv4Addr::new(10, 1, 2, 1);
-    let passed = || datagrams_that_pass(&pod, &node, gateway.into(), SENT);
-    for (protocol, matches, verdict, is_lost) in [
-        ("ip", "0 0", "", true),
-        ("all", "0 0", "", true),
-        ("ip", "0 0", "continue", false),
-        ("all", "0 0", "continue", false),
+    let fate = || fate_of_burst(&pod, &node, gateway.into(), RATE);
+    for (protocol, matches, verdict, expected) in [
+        ("ip", "0 0", "", Fate::Free),
+        ("all", "0 0", "", Fate::Free),
+        ("ip", "0 0", "continue", Fate::Limited),
+        ("all", "0 0", "continue", Fate::Limited),
     ] {
         node.cmd(&format!(
             "tc filter add dev {veth} ingress pref 1 protocol {protocol} u32 match u32 {matches} action mirred \
              egress mirror dev monitor {verdict}"
         ));
         let result = network.call_one(1, "ADD", &attach, &previous).ok();
-        assert_eq!(passed() > LIMITED, is_lost, "{protocol} {verdict}");
+        assert_eq!(fate(), expected, "{protocol} {verdict}");
         let checked = network.call_one(1, "CHECK", &attach, &result);
-        if is_lost {
+        if expected == Fate::Free {
             let error = checked.error();
             assert!(error.msg.contains("decides before packets are redirected"), "{error:?}");
             // The command in the message mends it.
             node.cmd(error.msg.split('`').nth(1).expect("a command"));
-            assert!(passed() <= LIMITED, "{protocol} {verdict}");
+            assert_eq!(fate(), Fate::Limited, "{protocol} {verdict}");
             assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
         } else {
             assert!(checked.ok().is_null());

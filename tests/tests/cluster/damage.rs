@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, ClusterNode, Daemon, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs,
+    Attach, ClusterNode, Daemon, Fate, Network, PROGRAMS, Pod, Proto, QUICK, Server, at, has_programs, needs,
     plugin_names, quoted, slipway, slipwayd, within,
 };
 use slipwayd::cluster::desired::TunnelMode;
@@ -196,8 +196,6 @@ fn a_link_of_one_container_gets_back_what_others_take() {
 /// The agent hears of queues and filters that are deleted, replaced or put before the limit of a container.
 #[test]
 fn limits_of_a_rate_come_back() {
-    const SENT: usize = 60;
-    const LIMITED: usize = 30;
     let lab = lab();
     let node = lab.node(1);
     let network = limited(&lab);
@@ -210,8 +208,8 @@ fn limits_of_a_rate_come_back() {
     };
     let (veth, device) = (link("veth"), link("bwp"));
     let gateway: IpAddr = "10.98.0.1".parse().expect("an address");
-    let out_of = || slipway_tests::datagrams_that_pass(&pod, node, gateway, SENT);
-    assert!(out_of() <= LIMITED);
+    let out_of = || slipway_tests::fate_of_burst(&pod, node, gateway, RATE);
+    assert_eq!(out_of(), Fate::Limited);
     with_repairs(&lab, program(), |repairs| {
         for (damage, cause) in [
             (format!("tc qdisc del dev {veth} clsact"), "a filter or qdisc of"),
@@ -231,12 +229,14 @@ fn limits_of_a_rate_come_back() {
             until(&damage, || network.check(&attach).is_ok());
             println!("{damage}: complete after {:?}", begin.elapsed());
             reported(repairs, before, cause);
-            let passed = out_of();
-            assert!((1..=LIMITED).contains(&passed), "{damage}: {passed}");
+            assert_eq!(out_of(), Fate::Limited, "{damage}");
         }
     });
     network.del(&attach).expect("DEL");
 }
+
+/// The limits in bits per second.
+const RATE: u32 = 400_000;
 
 /// A network with limits of both directions.
 fn limited(lab: &Lab) -> Network<'_> {
@@ -244,7 +244,7 @@ fn limited(lab: &Lab) -> Network<'_> {
         {"type": "bridge", "bridge": "br9", "isGateway": true, "ipam": slipway_tests::host_local("10.98.0.0/24", "fd98::/64")},
         {"type": "portmap", "capabilities": {"portMappings": true}},
         {
-            "type": "bandwidth", "ingressRate": 400_000, "ingressBurst": 24_224, "egressRate": 400_000,
+            "type": "bandwidth", "ingressRate": RATE, "ingressBurst": 24_224, "egressRate": RATE,
             "egressBurst": 24_224,
         },
     ]}))

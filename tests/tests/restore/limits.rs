@@ -6,13 +6,12 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Pod, datagrams_that_pass, host_local};
+use slipway_tests::{Attach, Fate, Network, Pod, fate_of_burst, host_local};
 
 use crate::{World, count};
 
-/// The datagrams that are sent at once, and the most of them that a limit lets pass: its burst and its queue.
-const SENT: usize = 60;
-const LIMITED: usize = 30;
+/// The limits in bits per second.
+const RATE: u32 = 400_000;
 
 /// A container with a limit of both directions, in the runtime's cache.
 struct Limited<'a> {
@@ -33,7 +32,7 @@ impl<'a> Limited<'a> {
             "type": "bridge", "bridge": "br0", "isGateway": true, "ipam": host_local("10.88.1.0/24", "fd00:88:1::/64"),
         });
         let limits = json!({
-            "type": "bandwidth", "ingressRate": 400_000, "ingressBurst": 24_224, "egressRate": 400_000,
+            "type": "bandwidth", "ingressRate": RATE, "ingressBurst": 24_224, "egressRate": RATE,
             "egressBurst": 24_224,
         });
         let network = world.node.network(json!({"name": "net1", "plugins": [bridge, limits]}));
@@ -50,19 +49,18 @@ impl<'a> Limited<'a> {
         Self { world, network, attach, pod, address, gateway, veth: link(1), device: link(3) }
     }
 
-    /// The datagrams that pass into the container, and out of it.
-    fn passed(&self) -> (usize, usize) {
+    /// The fate of datagrams into the container, and out of it.
+    fn fates(&self) -> (Fate, Fate) {
         let node = &self.world.node;
         (
-            datagrams_that_pass(node, &self.pod, self.address, SENT),
-            datagrams_that_pass(&self.pod, node, self.gateway, SENT),
+            fate_of_burst(node, &self.pod, self.address, RATE),
+            fate_of_burst(&self.pod, node, self.gateway, RATE),
         )
     }
 
     #[track_caller]
     fn expect_limits(&self, when: &str) {
-        let (into, out_of) = self.passed();
-        assert!((1..=LIMITED).contains(&into) && (1..=LIMITED).contains(&out_of), "{when}: {into}, {out_of}");
+        assert_eq!(self.fates(), (Fate::Limited, Fate::Limited), "{when}");
     }
 
     fn tc(&self, words: &str) {
@@ -77,22 +75,6 @@ impl<'a> Limited<'a> {
 fn in_state(report: &Value, state: &str) -> Vec<String> {
     let rows = report["items"].as_array().expect("a list").iter().filter(|row| row["state"] == state);
     rows.map(|row| row["item"].as_str().unwrap_or_default().to_owned()).collect()
-}
-
-/// The fate of packets in one direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Limited,
-    Free,
-    Lost,
-}
-
-fn fate(passed: usize) -> Fate {
-    match passed {
-        0 => Fate::Lost,
-        passed if passed > LIMITED => Fate::Free,
-        _ => Fate::Limited,
-    }
 }
 
 #[test]
@@ -134,8 +116,7 @@ fn limits_that_users_of_tc_take_away_come_back() {
         ),
     ] {
         limited.tc(&words);
-        let (into, out_of) = limited.passed();
-        assert_eq!((fate(into), fate(out_of)), fates, "{words}: {into}, {out_of}");
+        assert_eq!(limited.fates(), fates, "{words}");
         limited.network.check(&limited.attach).expect_err(&words);
         let (report, _) = world.restore("--dry-run");
         let missing = in_state(&report, "missing");
@@ -168,7 +149,7 @@ fn a_filter_that_keeps_its_place_is_named() {
     assert_eq!(code, 1, "{report:#}");
     let failed = report["items"].as_array().expect("a list").iter().find(|row| row["state"] == "failed");
     let reason = failed.expect("a failure")["reason"].as_str().expect("a reason").to_owned();
-    assert!(fate(limited.passed().1) == Fate::Free, "{reason}");
+    assert_eq!(limited.fates().1, Fate::Free, "{reason}");
     world.node.cmd(reason.split('`').nth(1).unwrap_or_else(|| panic!("no command: {reason}")));
     limited.expect_limits(&reason);
     let (report, code) = world.restore("--dry-run");
