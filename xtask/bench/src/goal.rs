@@ -41,6 +41,11 @@ impl Goal {
         Self { what, value, goal: Limit::Named(bound), met }
     }
 
+    /// The same with the name of its run.
+    pub(crate) fn of(self, run: &str) -> Self {
+        Self { what: format!("{run}: {}", self.what), ..self }
+    }
+
     /// The limit for readers, as `≤ 0.1`.
     pub(crate) fn limit(&self) -> String {
         match self.goal {

@@ -3,6 +3,7 @@
 //! `cargo xtask bench`: plugin sets measured side by side in one run; `cargo xtask figures`: what the pages show of it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod all;
 mod burst;
 mod cluster;
 mod compare;
@@ -35,10 +36,19 @@ use xtask_base::error::Result;
 #[expect(clippy::large_enum_variant, reason = "one value in the life of the process")]
 enum Task {
     /// Measure plugin sets side by side
-    #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchArgs),
     /// Write the tables of figures in the README and in docs from the data in docs/data
     Figures(figures::Args),
+}
+
+/// Measure plugin sets side by side: one benchmark, or without a command all of them, into one report.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct BenchArgs {
+    #[command(subcommand)]
+    one: Option<Bench>,
+    #[command(flatten)]
+    all: all::AllArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -106,7 +116,8 @@ pub(crate) struct ControlArgs {
 impl Tasks for Task {
     fn run(self) -> Result<()> {
         match self {
-            Self::Bench(bench) => run(&bench),
+            Self::Bench(BenchArgs { one: Some(bench), .. }) => run(&bench),
+            Self::Bench(BenchArgs { one: None, all }) => all::run(&all),
             Self::Figures(args) => figures::run(&args),
         }
     }

@@ -2,6 +2,7 @@
 
 //! The plugin sets that are compared: their directories and versions.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,6 +40,25 @@ pub(super) struct Callers {
 }
 
 impl Plugins {
+    /// These options for another benchmark's command line.
+    pub(super) fn options(&self) -> Vec<OsString> {
+        let mut options = self.directory_option();
+        if self.static_ {
+            options.push("--static".into());
+        }
+        if self.fetch_peer {
+            options.push("--fetch-peer".into());
+        } else {
+            options.extend(["--peer".into(), self.peer.clone().into()]);
+        }
+        options
+    }
+
+    /// The one that names the directory of our plugins, if there is one.
+    pub(super) fn directory_option(&self) -> Vec<OsString> {
+        self.slipway.iter().flat_map(|dir| ["--slipway".into(), dir.clone().into()]).collect()
+    }
+
     /// Our plugins: built and installed below target/, or those of a directory.
     pub(super) fn own(&self) -> Result<PathBuf> {
         if let Some(dir) = &self.slipway {

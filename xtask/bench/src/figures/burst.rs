@@ -24,12 +24,12 @@ const CONTENDERS: [(&str, &str); 5] = [
 /// The part of `docs/reports/bursts.md` about bursts.
 pub(super) fn tables(data: &Data<'_>) -> Result<String> {
     let mut text = String::new();
-    for file in FILES {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{}\n{}", table(&data.read(file)?), data.source(file)?);
-        if Some(&file) != FILES.last() {
+    for file in FILES.into_iter().filter(|file| data.runs.find(file).is_ok()) {
+        if !text.is_empty() {
             text.push('\n');
         }
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{}\n{}", table(&data.read(file)?), data.source(file)?);
     }
     Ok(text)
 }

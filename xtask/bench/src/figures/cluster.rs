@@ -18,6 +18,15 @@ pub(super) fn tables(data: &Data<'_>) -> Result<String> {
 }
 
 fn text(data: &Report) -> String {
+    let mut text = if data.rows.is_empty() { String::new() } else { by_server(data) };
+    if !data.storms.is_empty() {
+        text += &storms(data);
+    }
+    text
+}
+
+/// With a real API server.
+fn by_server(data: &Report) -> String {
     let mut text = format!(
         "| |{}\n|---|{}\n",
         column(data, |row| format!("{} Nodes", row.nodes)),
@@ -52,7 +61,8 @@ fn storms(data: &Report) -> String {
         0 => format!("{} Nodes at start", row.nodes),
         _ => format!("{} Nodes that change", row.nodes),
     });
-    let mut text = format!("\n| |{heading}\n|---|{}\n", "---:|".repeat(data.storms.len()));
+    let space = if data.rows.is_empty() { "" } else { "\n" };
+    let mut text = format!("{space}| |{heading}\n|---|{}\n", "---:|".repeat(data.storms.len()));
     for Column { name, value } in STORM_COLUMNS {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "| {name} |{}", column(&|row| digits(value(row))));

@@ -6,12 +6,13 @@
 mod burst;
 mod cluster;
 mod control;
-mod runs;
+pub(crate) mod runs;
 mod runtime;
 mod traffic;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 use crate::goal::Goal;
 use crate::output::{self, Report};
@@ -63,14 +64,14 @@ impl Part {
 
 /// The data of the figures, for one page.
 struct Data<'a> {
-    root: &'a Path,
+    dir: PathBuf,
     runs: &'a Runs,
     /// The folder of the data as the page links it.
     link: &'static str,
 }
 
 impl<'a> Data<'a> {
-    fn new(root: &'a Path, runs: &'a Runs, page: &str) -> Self {
+    fn new(root: &Path, runs: &'a Runs, page: &str) -> Self {
         let link = if page.starts_with("docs/reports/") {
             "../data"
         } else if page.starts_with("docs/") {
@@ -78,12 +79,31 @@ impl<'a> Data<'a> {
         } else {
             FOLDER
         };
-        Self { root, runs, link }
+        Self { dir: root.join(FOLDER), runs, link }
     }
 
     /// Reads what a benchmark saved.
     fn read<R: Report>(&self, file: &str) -> Result<R> {
-        output::read(&self.root.join(FOLDER).join(file))
+        output::read(&self.dir.join(file))
+    }
+
+    /// The goals of all runs that were measured.
+    fn goals(&self) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        for run in self.runs.of_benchmarks() {
+            let (file, named) = (run.file(), |goal: Goal| goal.of(run.name()));
+            let of_run = if run.is_burst() {
+                self.read::<crate::burst::report::Report>(file).map(|report| report.ratios)
+            } else if file.starts_with("control") {
+                self.read::<crate::report::Report>(file).map(|report| report.ratios)
+            } else if file.starts_with("traffic") {
+                self.read::<crate::traffic::figures::Report>(file).map(|report| report.goals)
+            } else {
+                continue;
+            };
+            goals.extend(of_run.unwrap_or_default().into_iter().map(named));
+        }
+        goals
     }
 
     /// The line below a table of a run.
@@ -92,7 +112,8 @@ impl<'a> Data<'a> {
     }
 }
 
-const FOLDER: &str = "docs/data";
+/// The folder of the committed figures.
+pub(crate) const FOLDER: &str = "docs/data";
 
 /// Write the tables of the README, docs/reports and docs/reports/cluster.md from the figures in docs/data.
 #[derive(Debug, clap::Args)]
@@ -122,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(names) = &args.measure {
         runs::measure(root, names, args.again)?;
     }
-    let runs = Runs::read(root)?;
+    let runs = Runs::read(&root.join(FOLDER))?;
     for part in PARTS {
         let written = (part.text)(&Data::new(root, &runs, part.page))?;
         if args.print {
@@ -139,7 +160,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Compares the pages' tables with the figures, and the list of runs with the files.
 fn check(root: &Path) -> Result<()> {
-    let runs = Runs::read(root)?;
+    let runs = Runs::read(&root.join(FOLDER))?;
     for part in PARTS {
         let page = files::read(root.join(part.page))?;
         let [_, written, _] = part.around(&page)?;
@@ -151,6 +172,47 @@ fn check(root: &Path) -> Result<()> {
         }
     }
     runs.check(root)
+}
+
+/// What writes a section.
+type Section = fn(&Data<'_>) -> Result<String>;
+
+/// The sections of a report of all benchmarks.
+const SECTIONS: [(&str, Section); 8] = [
+    ("ADD and DEL by the number of pods", control::pods),
+    ("A DEL that finds nothing", control::second_dels),
+    ("Next to iptables rules of others", control::iptables),
+    ("Bursts", burst::tables),
+    ("Callers", runtime::tables),
+    ("Packets to a published port", traffic::packets),
+    ("Other packets", traffic::others),
+    ("Many Nodes", cluster::tables),
+];
+
+/// The report of the runs in a folder: the missed goals, then a section for each question. What was not measured has the
+/// reason in its section.
+pub(crate) fn report(dir: &Path) -> Result<String> {
+    let runs = Runs::read(dir)?;
+    let data = Data { dir: dir.to_owned(), runs: &runs, link: "." };
+    let goals = data.goals();
+    let missed: Vec<&Goal> = goals.iter().filter(|goal| !goal.met).collect();
+    let mut text =
+        format!("# Benchmarks\n\n{} of {} goals are met.", goals.len() - missed.len(), goals.len());
+    text += if missed.is_empty() { "\n" } else { " Missed:\n\n" };
+    for goal in missed {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "- {}: {:.2}, goal {}", goal.what, goal.value, goal.limit());
+    }
+    if let Ok(control) = data.read::<crate::report::Report>("control.json") {
+        text += "\n## Conditions\n\n";
+        text.extend(control.conditions.iter().map(|line| format!("- {line}\n")));
+    }
+    for (title, section) in SECTIONS {
+        let body = section(&data).unwrap_or_else(|reason| format!("Not measured: {reason}.\n"));
+        let _ = write!(text, "\n## {title}\n\n{body}");
+    }
+    // The pages name the version of the reference; the conditions have that of this run's peer.
+    Ok(text.replace("reference 1.9.1", "reference"))
 }
 
 /// The table of goals. Goals that differ only in a number (of pods, of ports) share a row and have a column for each

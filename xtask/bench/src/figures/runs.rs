@@ -2,6 +2,7 @@
 
 //! The runs whose figures the pages have, `docs/data/runs.toml`.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -28,8 +29,8 @@ const MEASURED_BY: [&str; 4] = [
 ];
 
 /// One run of a benchmark.
-#[derive(Debug, Deserialize)]
-pub(super) struct Run {
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Run {
     /// Its figures.
     file: String,
     /// The command that repeats it.
@@ -42,14 +43,53 @@ pub(super) struct Run {
     samples: bool,
 }
 
-#[derive(Debug, Deserialize)]
-pub(super) struct Runs {
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Runs {
     run: Vec<Run>,
 }
 
 impl Run {
+    /// A run that is made today, by the command with these options.
+    pub(crate) fn today(file: &str, options: &str, commit: &str) -> Self {
+        let command = format!("{BENCH}{options}");
+        Self { file: file.to_owned(), command, date: today(), commit: commit.to_owned(), samples: false }
+    }
+
+    /// The options of its command, if it is one of this benchmark.
+    pub(crate) fn options(&self) -> Option<&str> {
+        self.command.strip_prefix(BENCH)
+    }
+
+    pub(crate) fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub(crate) fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// Measures it with more options, which shows its progress. Then keeps its figures in `dir`, and its entry in the list there.
+    pub(crate) fn measure(&self, dir: &Path, more: &[OsString]) -> Result<()> {
+        let options = self.options().unwrap_or_default();
+        let scratch = workspace::scratch("figures")?;
+        let words = options.split(' ').map(OsString::from).chain(more.iter().cloned());
+        bench(words.chain(["--save".into(), scratch.clone().into()]))?;
+        for ending in ["json", "csv"].into_iter().take(1 + usize::from(self.samples)) {
+            let from = scratch.join(Self::saved(options)).with_extension(ending);
+            files::copy(&from, dir.join(self.name()).with_extension(ending))?;
+        }
+        let list = dir.join(LIST);
+        let former =
+            if list.exists() { files::read(&list)? } else { "# The runs of these figures.\n".to_owned() };
+        files::write(&list, with_entry(&former, self))
+    }
+
+    pub(crate) fn is_burst(&self) -> bool {
+        self.options().is_some_and(|options| Self::saved(options) == "burst")
+    }
+
     /// Its name for `--measure`.
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.file.strip_suffix(".json").unwrap_or(&self.file)
     }
 
@@ -81,8 +121,9 @@ impl Run {
 }
 
 impl Runs {
-    pub(super) fn read(root: &Path) -> Result<Self> {
-        let path = root.join(FOLDER).join(LIST);
+    /// The list of a folder.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(LIST);
         toml::from_str(&files::read(&path)?)
             .map_err(|error| Error::Failed(format!("decode {}: {error}", path.display())))
     }
@@ -90,7 +131,12 @@ impl Runs {
     /// The run with these figures.
     pub(super) fn find(&self, file: &str) -> Result<&Run> {
         let run = self.run.iter().find(|run| run.file == file);
-        run.ok_or_else(|| Error::Failed(format!("{FOLDER}/{LIST} does not list {file}")))
+        run.ok_or_else(|| Error::Failed(format!("{LIST} does not list {file}")))
+    }
+
+    /// Those that a benchmark made.
+    pub(crate) fn of_benchmarks(&self) -> impl Iterator<Item = &Run> {
+        self.run.iter().filter(|run| run.options().is_some())
     }
 
     /// Compares the list with the files.
@@ -115,57 +161,44 @@ pub(super) fn measure(root: &Path, names: &[String], again: bool) -> Result<()> 
             "the figures are of one commit: commit or stash the changes first".to_owned(),
         ));
     };
-    let runs = Runs::read(root)?;
+    let dir = root.join(FOLDER);
+    let runs = Runs::read(&dir)?;
     if let Some(name) = names.iter().find(|name| !runs.run.iter().any(|run| run.name() == **name)) {
         let known: Vec<&str> = runs.run.iter().map(Run::name).collect();
         return Err(Error::Failed(format!("no run {name}: {FOLDER}/{LIST} has {}", known.join(", "))));
     }
     let chosen = |run: &&Run| names.is_empty() || names.iter().any(|name| name == run.name());
-    let list = root.join(FOLDER).join(LIST);
     for run in runs.run.iter().filter(chosen) {
-        let Some(options) = run.command.strip_prefix(BENCH) else {
+        if run.options().is_none() {
             println!("{}: not of a benchmark: {}", run.name(), run.command);
             continue;
-        };
+        }
         if !again && is_unchanged(&run.commit, &[PRODUCT.as_slice(), &MEASURED_BY].concat()) {
             println!("{}: measured on {}, the product is the same", run.name(), run.commit);
             continue;
         }
         println!("{}: {}", run.name(), run.command);
-        let scratch = workspace::scratch("figures")?;
-        bench(options.split(' ').chain(["--save"]).chain(scratch.to_str()))?;
-        for ending in ["json", "csv"].into_iter().take(1 + usize::from(run.samples)) {
-            let from = scratch.join(Run::saved(options)).with_extension(ending);
-            let to = root.join(FOLDER).join(run.name()).with_extension(ending);
-            files::copy(&from, &to)?;
-        }
-        let measured = Run {
-            file: run.file.clone(),
-            command: run.command.clone(),
-            date: today(),
-            commit: commit.clone(),
-            samples: run.samples,
-        };
-        let text = with_entry(&files::read(&list)?, &measured);
-        files::write(&list, text)?;
+        Run { date: today(), commit: commit.clone(), ..run.clone() }.measure(&dir, &[])?;
     }
-    bench(["plot"].into_iter())
+    bench(["plot".into()].into_iter())
 }
 
 /// Runs a benchmark's command, which shows its progress.
-fn bench<'a>(arguments: impl Iterator<Item = &'a str>) -> Result<()> {
-    run::show(cargo(&["run", "--quiet", "--package", "xtask-bench", "--"]).args(arguments))
+fn bench(arguments: impl Iterator<Item = OsString>) -> Result<()> {
+    run::show(cargo(&["run", "--quiet", "--package", "xtask-bench", "--", "bench"]).args(arguments))
 }
 
-/// The list with this run in the place of the file's former one.
+/// The list with this run in the place of the file's former one, or at the end.
 fn with_entry(list: &str, run: &Run) -> String {
     let line = format!("file = \"{}\"", run.file);
     let entry = run.entry();
-    let parts: Vec<&str> = list.split("\n\n").map(|part| part.trim_end_matches('\n')).collect();
-    let replaced = parts
-        .iter()
-        .map(|part| if part.lines().any(|one| one == line) { entry.trim_end_matches('\n') } else { part });
-    replaced.collect::<Vec<_>>().join("\n\n") + "\n"
+    let entry = entry.trim_end_matches('\n');
+    let mut parts: Vec<&str> = list.split("\n\n").map(|part| part.trim_end_matches('\n')).collect();
+    match parts.iter_mut().find(|part| part.lines().any(|one| one == line)) {
+        Some(former) => *former = entry,
+        None => parts.push(entry),
+    }
+    parts.join("\n\n") + "\n"
 }
 
 #[cfg(test)]
@@ -186,6 +219,7 @@ mod tests {
         let text = with_entry(list, &run(true));
         assert_eq!(text, list.replace("[[run]]\nfile = \"a.json\"\nold\n", &run(true).entry()));
         assert!(text.contains("samples = true\n") && !run(false).entry().contains("samples"), "{text}");
+        assert_eq!(with_entry("# Runs.\n", &run(false)), format!("# Runs.\n\n{}", run(false).entry()));
         assert_eq!(
             ["control --pods 0 --burst 100", "traffic --ports 1"].map(Run::saved),
             ["burst", "traffic"]
