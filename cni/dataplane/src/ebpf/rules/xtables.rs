@@ -163,3 +163,110 @@ pub(super) fn judge_target(reader: &mut Reader<'_>, name: &str, info: &[u8]) {
         _ => reader.acts_on_each(name),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cni_kernel::AddressFamily;
+    use cni_kernel::xtables::{RawExtension, RawRule};
+
+    use super::super::hold::{Flows, Hold};
+    use super::super::tables::judge_legacy;
+
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
+
+    fn extension(name: &str, data: &[u8]) -> RawExtension {
+        RawExtension { name: name.to_owned(), revision: 0, data: data.to_vec() }
+    }
+
+    /// The judgement of a rule with an IPv4 protocol, one match and a target.
+    fn judged(protocol: u8, of_match: (&str, &[u8]), target: (&str, &[u8])) -> Option<Hold> {
+        let rule = RawRule {
+            protocol,
+            matches: vec![extension(of_match.0, of_match.1)],
+            target: extension(target.0, target.1),
+            ..RawRule::default()
+        };
+        judge_legacy(AddressFamily::V4, &rule)
+    }
+
+    /// `struct xt_tcp` of a destination port, or of all.
+    fn tcp(port: Option<u16>, [option, mask, flags, negation]: [u8; 4]) -> Vec<u8> {
+        let ports = [0, u16::MAX, port.unwrap_or_default(), port.unwrap_or(u16::MAX)];
+        ports.into_iter().flat_map(u16::to_ne_bytes).chain([option, mask, flags, negation]).collect()
+    }
+
+    /// `struct xt_conntrack_mtinfo3` that asks for these things, with a state.
+    fn conntrack(asked: u16, negated: u16, state: u16) -> Vec<u8> {
+        let mut data = vec![0; 164];
+        for (at, value) in [(146, asked), (148, negated), (150, state)] {
+            data[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+        }
+        data
+    }
+
+    const DROP: (&str, &[u8]) = ("", &[]);
+
+    #[test]
+    fn what_is_the_same_for_a_flow_holds_none() {
+        for name in ["addrtype", "comment", "mark", "set", "multiport", "icmp", "esp"] {
+            assert_eq!(judged(0, (name, &[0; 64]), DROP), None, "{name}");
+        }
+        for name in ["MARK", "DNAT", "TCPMSS", "REJECT", "LOG", "CT"] {
+            assert_eq!(judged(0, ("comment", &[]), (name, &[0; 64])), None, "{name}");
+        }
+        // A limit that only logs, one of SYNs (`--syn`), and one of new connections.
+        assert_eq!(judged(0, ("limit", &[0; 40]), ("LOG", &[])), None);
+        let syn = [extension("tcp", &tcp(None, [0, 0x17, 0x02, 0])), extension("limit", &[0; 40])];
+        let rule =
+            RawRule { protocol: TCP, matches: syn.into(), target: extension("", &[]), ..RawRule::default() };
+        assert_eq!(judge_legacy(AddressFamily::V4, &rule), None);
+        assert_eq!(judged(TCP, ("conntrack", &conntrack(1, 0, 8)), ("TEE", &[])), None);
+    }
+
+    #[test]
+    fn what_differs_between_packets_holds_the_flows() {
+        let of = |protocol: u8| Flows::of_family(AddressFamily::V4).and(Flows::of_protocol(protocol));
+        let all = Flows::of_family(AddressFamily::V4);
+        let hold = |what: &str, flows, port| Some(Hold { what: what.to_owned(), flows, port });
+        assert_eq!(judged(0, ("comment", &[]), ("TEE", &[])), hold("TEE", all, None));
+        assert_eq!(judged(UDP, ("length", &[0; 8]), DROP), hold("-m length", of(UDP), None));
+        assert_eq!(judged(0, ("hashlimit", &[]), DROP), hold("-m hashlimit", all, None));
+        assert_eq!(judged(0, ("a new one", &[]), DROP), hold("-m a new one", all, None));
+        assert_eq!(judged(0, ("comment", &[]), ("NFQUEUE", &[])), hold("NFQUEUE", all, None));
+        assert_eq!(
+            judged(TCP, ("tcp", &tcp(Some(80), [0; 4])), ("TEE", &[])),
+            hold("TEE", of(TCP), Some(80))
+        );
+        // A negated port (`! --dport`), flags that some packets with ACK have, an option.
+        assert_eq!(
+            judged(TCP, ("tcp", &tcp(Some(80), [0, 0, 0, 2])), ("TEE", &[])),
+            hold("TEE", of(TCP), None)
+        );
+        assert_eq!(
+            judged(TCP, ("tcp", &tcp(None, [0, 0x08, 0x08, 0])), DROP),
+            hold("tcp flags", of(TCP), None)
+        );
+        assert_eq!(
+            judged(TCP, ("tcp", &tcp(None, [8, 0, 0, 0])), DROP),
+            hold("--tcp-option 8", of(TCP), None)
+        );
+        // Established connections, all but new ones, and those that expire.
+        let established = judged(TCP, ("conntrack", &conntrack(1, 0, 2)), ("TEE", &[]));
+        assert_eq!(established, hold("TEE", of(TCP), None));
+        assert_eq!(judged(TCP, ("conntrack", &conntrack(1, 1, 8)), ("TEE", &[])), hold("TEE", of(TCP), None));
+        let expiring = judged(0, ("conntrack", &conntrack(1 << 7, 0, 0)), DROP);
+        assert_eq!(expiring, hold("-m conntrack --ctexpire", all, None));
+        let mut helper = [0; 32];
+        helper[12..15].copy_from_slice(b"ftp");
+        assert_eq!(judged(0, ("comment", &[]), ("CT", &helper)), hold("CT --helper", all, None));
+    }
+
+    /// Data that is shorter than its structure counts as zeros.
+    #[test]
+    fn short_data_is_read_as_zeros() {
+        for name in ["tcp", "udp", "conntrack", "state"] {
+            assert_eq!(judged(0, (name, &[]), DROP), None, "{name}");
+        }
+    }
+}
