@@ -48,7 +48,9 @@ fn check_passes_and_names_a_rule_that_is_removed() {
             let check = || network.call_one(1, "CHECK", &attach, &result);
             assert!(check().ok().is_null(), "{policy}");
             let mut removed = 0;
-            for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+            let families = [("iptables", "ip"), ("ip6tables", "ip6")];
+            let families = &families[..1 + usize::from(slipway_tests::has_ipv6())];
+            for (program, family) in families {
                 for (chain, rule) in rules(&node, &format!("{program}-save")) {
                     // A final RETURN does the same as the end of the chain.
                     if rule.ends_with("-j RETURN") {
@@ -67,7 +69,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
                     removed += 1;
                 }
             }
-            assert!(removed >= 8, "{policy}: {removed} rules");
+            assert!(removed >= 4 * families.len(), "{policy}: {removed} rules");
             assert!(check().ok().is_null(), "{policy}");
         }
     });
@@ -151,11 +153,12 @@ fn migrate_records_live_containers() {
         }
         two.remove();
         let before = filter(&node, "iptables-save");
+        let addresses = if slipway_tests::has_ipv6() { "10.1.1.2, fd00:1::2" } else { "10.1.1.2" };
         let migrate = |more: &str, wanted: i32, line: &str| {
             let output = node.try_slipway(&format!("migrate --to nftables {more}"));
             assert_eq!(output.code, Some(wanted), "{output}");
             assert_eq!(
-                output.stdout.contains("net1 one eth0: firewall rules of 10.1.1.2, fd00:1::2"),
+                output.stdout.contains(&format!("net1 one eth0: firewall rules of {addresses}")),
                 !line.is_empty()
             );
             assert!(output.stdout.contains(line) && !output.stdout.contains("net1 two"), "{output}");

@@ -118,9 +118,10 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     masquerade::prepare(common, &outer)?;
-    host.serve(&outer, &plan.outside, attachment)?;
+    // Before the host's end gets addresses: it has the words for a kernel without IPv6.
     common.advertisements.apply(container, &inner)?;
     container.prepare(&inner, &plan.layer3, INSIDE)?;
+    host.serve(&outer, &plan.outside, attachment)?;
     container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
     host.wait_for_pair(&outer)?;
     masquerade::start(common, attachment, container, &plan.layer3.addresses, undo)?;
