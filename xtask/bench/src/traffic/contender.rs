@@ -124,6 +124,8 @@ pub(super) struct Setting {
     pub(super) peer_live: u32,
     pub(super) habits: Habits,
     pub(super) pin: Pin,
+    /// The protocol of all published ports.
+    pub(super) protocol: &'static str,
 }
 
 /// Published ports by how their rules were made.
@@ -293,7 +295,7 @@ impl Contender {
         let (netns, _) = self.space.pod(&name(index))?;
         let pod = Pod { id: cni::container_id(u32::try_from(index + 1).unwrap_or(0)), netns };
         let mappings = (0..ports.count).map(
-            |n| json!({ "hostPort": ports.first + n, "containerPort": plan::INSIDE + n, "protocol": "tcp" }),
+            |n| json!({ "hostPort": ports.first + n, "containerPort": plan::INSIDE + n, "protocol": self.setting.protocol }),
         );
         let mappings = Value::Array(mappings.collect());
         let chain = self.chain(index / PODS_PER_BRIDGE);

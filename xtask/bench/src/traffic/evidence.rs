@@ -21,6 +21,7 @@ struct Done {
     kib: f64,
     transactions: f64,
     connections: f64,
+    datagrams: f64,
 }
 
 impl Done {
@@ -32,6 +33,10 @@ impl Done {
                 Work::Stream => done.kib += operations,
                 Work::Requests => done.transactions += operations,
                 Work::Connections => done.connections += operations,
+                Work::Datagrams
+                | Work::LargeDatagrams
+                | Work::DatagramsOfMany
+                | Work::LargeDatagramsOfMany => done.datagrams += operations,
             }
         }
         done
@@ -73,8 +78,9 @@ impl Evidence {
         let carried = counted(programs) - counted(&self.programs);
         let done = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way));
         // Two packets for each transaction, and at most 64 KiB in one. All packets of short connections, and the first of
-        // others, pass netfilter alone.
-        let least: f64 = done.iter().map(|done| done.transactions + done.kib / 64.0).sum();
+        // others, pass netfilter alone; of datagrams a sample once a second.
+        let least: f64 =
+            done.iter().map(|done| done.transactions + done.kib / 64.0 + done.datagrams / 2.0).sum();
         (carried < least).then(|| {
             let counters = &programs["counters"];
             format!("the programs carried {carried} packets, and {least} went there: {counters}")

@@ -101,6 +101,10 @@ impl Work {
             Self::Stream => "STREAM",
             Self::Requests => "RR",
             Self::Connections => "CRR",
+            Self::Datagrams => "UDP64",
+            Self::LargeDatagrams => "UDP1400",
+            Self::DatagramsOfMany => "UDP64 x 1000",
+            Self::LargeDatagramsOfMany => "UDP1400 x 1000",
         }
     }
 
@@ -109,6 +113,9 @@ impl Work {
         match self {
             Self::Stream => ("ns/KiB", 1e9),
             Self::Requests | Self::Connections => ("µs", 1e6),
+            Self::Datagrams | Self::LargeDatagrams | Self::DatagramsOfMany | Self::LargeDatagramsOfMany => {
+                ("ns", 1e9)
+            }
         }
     }
 }
@@ -258,6 +265,14 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
                 let what = format!("port {} {}, {ports} ports to {fewest}", work.name(), kind.name());
                 add(what, ratio / first, 1.05);
             }
+        }
+    }
+    let of_datagrams =
+        |row: &&Row| row.work.protocol() == "udp" && row.way == Way::Port && row.contender == Kind::Ebpf;
+    for row in rows.iter().filter(of_datagrams) {
+        if let Some(base) = find(rows, Way::Port, row.work, Kind::Nftables, row.ports) {
+            let what = format!("{} with {} ports, to nftables", row.what(), row.ports);
+            add(what, median(row.to(base, |spent| spent.busy)), 0.8);
         }
     }
     for row in rows.iter().filter(|row| (row.way, row.contender) == (Way::Masquerade, Kind::Ebpf)) {

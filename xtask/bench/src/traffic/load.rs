@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The load: one connection at a time, from one thread to another.
+//! The load, from one thread to another.
 //!
 //! TCP_STREAM, TCP_RR and TCP_CRR in the words of netperf: bytes in one direction; one byte there and back,
-//! over and over; a connection for each byte there and back.
+//! over and over; a connection for each byte there and back; one connection at a time. And datagrams in one direction, of
+//! one flow or of a thousand in turn.
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc;
 use std::thread;
@@ -41,6 +42,13 @@ const CLIENT_PORTS: std::ops::Range<u16> = 1_024..65_000;
 /// The first byte of a connection, which is the kind of traffic.
 const TAKE: u8 = b'S';
 const ECHO: u8 = b'R';
+/// The datagrams after which the client waits for the server's reply. They fit into the server's buffer, so that none is lost
+/// to a server that is behind.
+const WINDOW: u32 = 64;
+/// The time after which a reply counts as lost.
+const LOST: Duration = Duration::from_millis(500);
+/// The flows that take turns.
+const MANY_FLOWS: usize = 1_000;
 
 /// The kind of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
@@ -56,6 +64,40 @@ pub(crate) enum Work {
     #[serde(rename = "CRR")]
     #[value(name = "crr")]
     Connections,
+    /// An operation is a datagram of 64 bytes, in one flow.
+    #[serde(rename = "UDP64")]
+    #[value(name = "udp64")]
+    Datagrams,
+    /// The same with 1,400 bytes.
+    #[serde(rename = "UDP1400")]
+    #[value(name = "udp1400")]
+    LargeDatagrams,
+    /// The same with 64 bytes, in a thousand flows that take turns.
+    #[serde(rename = "UDP64 x 1000")]
+    #[value(name = "udp64x1000")]
+    DatagramsOfMany,
+    /// The same with 1,400 bytes.
+    #[serde(rename = "UDP1400 x 1000")]
+    #[value(name = "udp1400x1000")]
+    LargeDatagramsOfMany,
+}
+
+impl Work {
+    /// The size of a datagram and the number of flows; none for TCP.
+    fn datagrams(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Stream | Self::Requests | Self::Connections => None,
+            Self::Datagrams => Some((64, 1)),
+            Self::LargeDatagrams => Some((1_400, 1)),
+            Self::DatagramsOfMany => Some((64, MANY_FLOWS)),
+            Self::LargeDatagramsOfMany => Some((1_400, MANY_FLOWS)),
+        }
+    }
+
+    /// The protocol of its ports, as portmap names it.
+    pub(crate) fn protocol(self) -> &'static str {
+        if self.datagrams().is_some() { "udp" } else { "tcp" }
+    }
 }
 
 /// The processors of threads.
@@ -86,13 +128,25 @@ impl Pin {
 
 /// Serves in a namespace until the process ends.
 pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
-    let listener = in_net(net, || {
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))
-            .map_err(|e| Error::system(format!("listen on port {PORT}"), e))
+    let (listener, socket) = in_net(net, || {
+        let failed = |e| Error::system(format!("listen on port {PORT}"), e);
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).map_err(failed)?;
+        Ok((listener, UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).map_err(failed)?))
     })?;
     let (sender, ready) = mpsc::channel();
+    let of_datagrams = sender.clone();
     thread::spawn(move || {
         // If that fails, the receiver has given up.
+        let _ = of_datagrams.send(pin.apply(1));
+        let mut bytes = [0; 2_048];
+        // The client misses a reply that cannot be sent.
+        while let Ok((length, from)) = socket.recv_from(&mut bytes) {
+            if length > 0 && bytes[0] == ECHO {
+                let _ = socket.send_to(&bytes[..1], from);
+            }
+        }
+    });
+    thread::spawn(move || {
         let _ = sender.send(pin.apply(1));
         let mut bytes = vec![0; CHUNK];
         for mut stream in listener.incoming().flatten() {
@@ -100,7 +154,9 @@ pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
             let _ = answer(&mut stream, &mut bytes);
         }
     });
-    ready.recv().unwrap_or_else(|e| Err(Error::system("start the server", std::io::Error::other(e))))
+    let started =
+        || ready.recv().unwrap_or_else(|e| Err(Error::system("start the server", std::io::Error::other(e))));
+    started().and_then(|()| started())
 }
 
 fn answer(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
@@ -126,6 +182,9 @@ fn answer(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
 pub(super) struct Client {
     next: u16,
     turn: usize,
+    /// The sockets of the last flows of datagrams, and their server.
+    flows: Vec<UdpSocket>,
+    flows_to: Option<SocketAddrV4>,
 }
 
 /// A client's servers.
@@ -139,7 +198,7 @@ pub(super) struct Target {
 impl Client {
     /// Starts with the first port.
     pub(super) const fn new() -> Self {
-        Self { next: CLIENT_PORTS.start, turn: 0 }
+        Self { next: CLIENT_PORTS.start, turn: 0, flows: Vec::new(), flows_to: None }
     }
 
     /// Makes traffic for a time, from the calling thread's namespace.
@@ -152,7 +211,65 @@ impl Client {
                 self.connections(to, WARM_UP)?;
                 self.connections(to, time)
             }
+            Work::Datagrams | Work::LargeDatagrams | Work::DatagramsOfMany | Work::LargeDatagramsOfMany => {
+                let (size, flows) = work.datagrams().unwrap_or_default();
+                self.datagrams(to, time, size, flows)
+            }
         }
+    }
+
+    /// Datagrams of flows that stay from one sample to the next, so that only the first sample has new ones.
+    fn datagrams(&mut self, to: &Target, time: Duration, size: usize, flows: usize) -> Result<Spent> {
+        self.keep_flows(to, flows)?;
+        let to = self.flows_to.map_or_else(String::new, |to| to.to_string());
+        let failed = |e| Error::system(format!("send a datagram to {to}"), e);
+        let (plain, asking) = (vec![TAKE; size], vec![ECHO; size]);
+        let mut reply = [0];
+        let mut sockets = self.flows.iter().cycle();
+        let mut send_for = |time: Duration| {
+            let (begun, mut windows, mut lost) = (Instant::now(), 0_u32, 0_u32);
+            while begun.elapsed() < time {
+                for turn in 1..=WINDOW {
+                    let Some(socket) = sockets.next() else { continue };
+                    let bytes = if turn < WINDOW { &plain } else { &asking };
+                    socket.send(bytes).map_err(failed)?;
+                    if turn == WINDOW && socket.recv(&mut reply).is_err() {
+                        lost += 1;
+                    }
+                }
+                windows += 1;
+            }
+            if lost > windows / 100 {
+                return Err(Error::Failed(format!("{lost} of {windows} replies of {to} were lost")));
+            }
+            Ok(f64::from(windows * WINDOW))
+        };
+        // Each flow has some packets before it is measured.
+        send_for(if flows > 1 { 10 * WARM_UP } else { WARM_UP })?;
+        let clock = Clock::start()?;
+        let count = send_for(time)?;
+        clock.stop(count)
+    }
+
+    /// Opens a socket for each flow, and has the server reply to it, if there are others yet.
+    fn keep_flows(&mut self, to: &Target, flows: usize) -> Result<()> {
+        let address = to.addresses.first().copied().unwrap_or(Ipv4Addr::LOCALHOST);
+        let to = SocketAddrV4::new(address, to.port);
+        if self.flows_to != Some(to) {
+            self.flows.clear();
+            self.flows_to = Some(to);
+        }
+        self.flows.truncate(flows);
+        let failed = |e| Error::system(format!("open a flow of datagrams to {to}"), e);
+        while self.flows.len() < flows {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed)?;
+            socket.connect(to).map_err(failed)?;
+            socket.set_read_timeout(Some(LOST)).map_err(failed)?;
+            let asked = socket.send(&[ECHO]).and_then(|_| socket.recv(&mut [0]));
+            asked.map_err(|e| Error::system(format!("ask {to} by a datagram"), e))?;
+            self.flows.push(socket);
+        }
+        Ok(())
     }
 
     fn stream(&mut self, to: &Target, time: Duration) -> Result<Spent> {

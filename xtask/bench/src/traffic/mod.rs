@@ -48,7 +48,7 @@ const TRIES: u32 = 3;
 
 /// Measure the cost of a packet through the namespaces of a client, a node and a pod.
 ///
-/// TCP_STREAM, TCP_RR and TCP_CRR, in processor time of the whole machine and by the wall clock, without
+/// TCP_STREAM, TCP_RR and TCP_CRR, or UDP datagrams, in processor time of the whole machine and by the wall clock, without
 /// translation and through the published ports of each plugin set. Each contender has its own node; they
 /// alternate every second. Up to 1,000 published ports each belong to a pod of their own, beyond that 250 to
 /// one. Pods are attached by real ADDs; of the reference's only some, and the rules of the others, of the
@@ -287,7 +287,18 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
             congestion: args.congestion.clone().map_or_else(own_congestion, Ok)?,
         },
         pin: args.pin,
+        protocol: protocol(&args.works)?,
     })
+}
+
+/// The protocol of all ports of a run: a contender's rules are those of one protocol.
+fn protocol(works: &[Work]) -> Result<&'static str> {
+    let mut protocols: Vec<&str> = works.iter().map(|work| work.protocol()).collect();
+    protocols.dedup();
+    match *protocols {
+        [one] => Ok(one),
+        _ => Err(Error::Failed("--works: TCP and datagrams are measured by runs of their own".to_owned())),
+    }
 }
 
 /// The machine's TCP congestion control.
