@@ -35,7 +35,7 @@ const HEAVY: usize = 2;
 /// The longest that one test may take. The harness ends each command after a minute.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The number of slowest tests that a run lists.
+/// The number of slowest tests that a run lists, and of test programs.
 const SLOWEST: usize = 8;
 
 #[derive(Debug)]
@@ -105,15 +105,17 @@ pub(crate) struct Summary {
     failed: Vec<Failure>,
     /// The slowest tests, slowest first.
     slowest: Vec<(String, Duration)>,
+    /// The test programs with the longest sums of their tests, longest first.
+    programs: Vec<(String, Duration)>,
 }
 
 impl Summary {
-    /// The slowest tests as text, one a line.
+    /// The slowest tests as text, one a line, and the slowest programs.
     pub(crate) fn slowest(&self) -> String {
-        self.slowest
-            .iter()
-            .map(|(title, took)| format!("\n          {:>8}  {title}", seconds(*took)))
-            .collect()
+        let line = |(title, took): &(String, Duration)| format!("\n          {:>8}  {title}", seconds(*took));
+        let tests: String = self.slowest.iter().map(line).collect();
+        let programs: String = self.programs.iter().map(line).collect();
+        format!("{tests}\n          by test program, all tests together:{programs}")
     }
 
     /// The number of runs that passed.
@@ -331,7 +333,10 @@ fn read_durations(path: &Path) -> BTreeMap<String, u64> {
 fn summary(verdicts: Vec<Verdict>) -> Summary {
     let mut all = Summary::default();
     let mut slowest: BTreeMap<String, Duration> = BTreeMap::new();
+    let mut programs: BTreeMap<String, Duration> = BTreeMap::new();
     for Verdict { title, took, failure } in verdicts {
+        let program = title.split("::").next().unwrap_or_default();
+        *programs.entry(program.to_owned()).or_default() += took;
         let longest = slowest.entry(title.clone()).or_default();
         *longest = took.max(*longest);
         match failure {
@@ -339,10 +344,16 @@ fn summary(verdicts: Vec<Verdict>) -> Summary {
             Some(output) => all.failed.push(Failure { title, output }),
         }
     }
-    all.slowest = slowest.into_iter().collect();
-    all.slowest.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
-    all.slowest.truncate(SLOWEST);
+    all.slowest = longest(slowest);
+    all.programs = longest(programs);
     all
+}
+
+fn longest(times: BTreeMap<String, Duration>) -> Vec<(String, Duration)> {
+    let mut times: Vec<_> = times.into_iter().collect();
+    times.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+    times.truncate(SLOWEST);
+    times
 }
 
 #[cfg(test)]
