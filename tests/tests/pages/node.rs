@@ -40,7 +40,7 @@ pub(crate) fn installing(page: &mut Reader) {
     page.types_in(&world.node, "/root", "./slipway install --replace");
     let web = world.web("web1");
     world.delete(&web);
-    page.types(&world.node, "slipway uninstall");
+    world.node.cmd(&format!("{PLUGINS}/slipway uninstall"));
     assert_eq!(world.node.list(PLUGINS), plugin_names(), "the former plugins are back");
 }
 
@@ -58,7 +58,6 @@ pub(crate) fn inspecting(page: &mut Reader) {
     let _web = world.web("web1");
     world.drops_forwarded();
     page.types(node, "slipway explain");
-    world.while_tried(&world.client, (world.client.node_v4, 8080), || page.types(node, "slipway trace"));
 }
 
 pub(crate) fn removing(page: &mut Reader) {
