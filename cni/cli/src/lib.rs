@@ -69,9 +69,11 @@ mod share;
 mod sibling;
 #[cfg(test)]
 mod tests;
+mod visible;
 
 pub use error::Failure;
 pub use output::{Format, OutOfRange, Output, UnlessClosed, number};
 pub use own::Own;
 pub use program::{command, report, run, utf8};
 pub use share::{Plan as SharePlan, ShareError};
+pub use visible::Visible;

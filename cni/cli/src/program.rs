@@ -11,6 +11,7 @@ use clap::{Arg, ArgMatches, Command, Parser};
 
 use crate::error::{Failure, escaped, line, unknown_command};
 use crate::sibling;
+use crate::visible::Visible;
 
 /// The width of help texts, whatever the terminal's is: pages show them.
 const WIDTH: usize = 100;
@@ -33,13 +34,15 @@ pub fn utf8(
 }
 
 /// Runs a program and returns the exit code: 0 for success, 1 for a failure, 2 for arguments that cannot be used, others
-/// as in the command's help.
+/// as in the command's help. What it writes is [visible](Visible).
 pub fn run<P: Parser>(
     args: &[String],
     out: &mut dyn Write,
     err: &mut dyn Write,
     code: impl FnOnce(P, &mut dyn Write, &mut dyn Write) -> Result<u8, Failure>,
 ) -> u8 {
+    let (mut out, mut err) = (Visible::new(out), Visible::new(err));
+    let (out, err): (&mut dyn Write, &mut dyn Write) = (&mut out, &mut err);
     let program = command::<P>();
     let name = program.get_name().to_owned();
     // Without a command: the overview, as with `help`.

@@ -9,6 +9,7 @@
 
 pub mod activation;
 pub mod boot;
+pub mod bounded;
 pub mod bpf_elements;
 pub mod dbus;
 pub mod dir;

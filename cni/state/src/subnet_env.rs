@@ -4,12 +4,12 @@
 //! plugin flannel reads. [`crate::subnet_file`] is the form that host-local reads.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use cni_kernel::AddressFamily;
+use cni_kernel::bounded;
 use cni_kernel::dir::DirError;
 use cni_spec::text::parse_net;
 use ipnet::IpNet;
@@ -185,12 +185,7 @@ impl Found {
 }
 
 fn text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    let _length = File::open(path)?.take(LIMIT + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LIMIT {
-        return Err(io::Error::other(format!("larger than {LIMIT} bytes")));
-    }
-    Ok(text)
+    String::from_utf8(bounded::read(path, LIMIT)?).map_err(io::Error::other)
 }
 
 /// The first address after the network's, with the prefix length: flanneld writes it, for the node's bridge.

@@ -3,8 +3,11 @@
 //! noop: the plugin that the CNI project's own tests use in place of others. A file, named by `DEBUG=` in
 //! `CNI_ARGS` or by the key `debugFile`, holds its output; noop writes into the same file how it was called.
 
+use std::path::Path;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use cni_kernel::bounded;
 use cni_spec::Declared;
 use cni_spec::{AddResult, Args, CniError, ErrorCode, NetConf, fold, incompatible, text};
 use serde::Deserialize;
@@ -166,7 +169,8 @@ fn entry(env: &Env, config: &NetConf) -> Value {
 }
 
 fn read(path: &str) -> Result<(Map<String, Value>, Debug), CniError> {
-    let bytes = std::fs::read(path).map_err(|e| failed("read", path, &e))?;
+    let bytes =
+        bounded::read(Path::new(path), bounded::CONFIGURATION).map_err(|e| failed("read", path, &e))?;
     let file: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|e| failed("decode", path, &e))?;
     let debug = fold::from_map(&file).map_err(|e| failed("decode", path, &e))?;
     Ok((file, debug))
@@ -178,7 +182,7 @@ fn write(path: &str, value: &Value) -> Result<(), CniError> {
 
 /// Appends to the list in a file, which is made if missing.
 fn append(path: &str, entry: Value) -> Result<(), CniError> {
-    let mut list: Vec<Value> = match std::fs::read(path) {
+    let mut list: Vec<Value> = match bounded::read(Path::new(path), bounded::CONFIGURATION) {
         Ok(bytes) if bytes.is_empty() => Vec::new(),
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| failed("decode", path, &e))?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),

@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cni_kernel::bounded;
 use nix::unistd::getppid;
 use serde::Deserialize;
 
@@ -52,7 +53,7 @@ pub(crate) fn open_since_an_earlier_version(directory: &Path) -> Vec<PathBuf> {
 
 fn is_open(path: &Path) -> bool {
     let Some(Stored { driver, network }) =
-        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok())
+        bounded::read(path, bounded::CONFIGURATION).ok().and_then(|text| serde_json::from_slice(&text).ok())
     else {
         return false;
     };

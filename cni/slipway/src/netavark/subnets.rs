@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use cni_kernel::AddressFamily;
+use cni_kernel::bounded;
 use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
@@ -67,7 +68,7 @@ impl Used {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let Ok(text) = std::fs::read(&path) else { continue };
+            let Ok(text) = bounded::read(&path, bounded::CONFIGURATION) else { continue };
             match serde_json::from_slice::<Configuration>(&text) {
                 Ok(found) => {
                     has_default |= path.ends_with(DEFAULT_FILE);

@@ -29,6 +29,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use cni_kernel::bounded;
 use cni_kernel::lock::LockError;
 use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
 use cni_state::host_local::{Range, number};
@@ -193,10 +194,16 @@ fn with_subnets(mut config: Config, version: Version) -> Result<Config, CniError
     Ok(config)
 }
 
+/// The most bytes of a `resolv.conf`. The resolvers read a few lines of it.
+const LARGEST_RESOLV_CONF: u64 = 1 << 20;
+
 fn read_resolv_conf(path: &Path) -> Result<Dns, CniError> {
-    let text = std::fs::read(path).map_err(|error| {
-        let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        CniError::new(ErrorCode::Io, format!("ipam.resolvConf: read {path:?}: {errno}"))
+    let text = bounded::read(path, LARGEST_RESOLV_CONF).map_err(|error| {
+        let reason = match error.raw_os_error() {
+            Some(code) => Errno::from_raw(code).to_string(),
+            None => error.to_string(),
+        };
+        CniError::new(ErrorCode::Io, format!("ipam.resolvConf: read {path:?}: {reason}"))
     })?;
     Ok(resolv::parse(&String::from_utf8_lossy(&text)))
 }

@@ -3,9 +3,9 @@
 //! What the administrator has written: the node's settings and the networks. A misspelt key has no effect, and
 //! nothing fails because of it.
 
-use std::fs;
 use std::path::Path;
 
+use cni_kernel::bounded;
 use cni_plugins::keys;
 use cni_plugins::node_defaults::NodeDefaults;
 use cni_runtime::config;
@@ -44,7 +44,7 @@ fn networks(directory: &Path) -> Vec<Finding> {
 }
 
 fn unknown_keys(path: &Path) -> Option<Finding> {
-    let file = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let file = serde_json::from_slice(&bounded::read(path, bounded::CONFIGURATION).ok()?).ok()?;
     let keys: Vec<String> = keys::unknown_in_network(&file).iter().map(ToString::to_string).collect();
     if keys.is_empty() {
         return None;
