@@ -35,11 +35,11 @@ pub(crate) use on;
 
 on! {
     trixie: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver;
+        from_the_bridge_driver a_reload_with_a_fixed_address;
     unstable: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver;
+        from_the_bridge_driver a_reload_with_a_fixed_address;
     experimental: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver;
+        from_the_bridge_driver a_reload_with_a_fixed_address;
 }
 
 /// A node with podman, and a host outside.
@@ -245,8 +245,11 @@ fn networks(packages: &Path) {
     }
     world.podman("network create --driver slipway --internal --subnet 10.90.7.0/24 hidden");
     let named = "--network blue:ip=10.89.0.77,mac=02:00:00:00:89:77 --network green --publish 8080:80";
-    world.run_web("first", named);
-    world.podman("rm --force first");
+    // The chains of these networks, alone and together, stay.
+    for networks in [named, "--network blue --network hidden --publish 8080:80"] {
+        world.run_web("first", networks);
+        world.podman("rm --force first");
+    }
     let before = world.state();
 
     world.run_web("web", named);
@@ -391,7 +394,13 @@ fn options_of_networks(packages: &Path) {
     assert!(explained.contains(&id[..32]), "{id}: {explained}");
 
     node.cmd("nft flush ruleset");
-    world.podman("network reload --all");
+    if packages.ends_with("experimental") {
+        // It loses the network of `web`: see `a_reload_with_a_fixed_address`.
+        world.podman("network reload other");
+        system.run(&["/opt/cni/bin/slipway", "restore"]);
+    } else {
+        world.podman("network reload --all");
+    }
     world.open(8080, "web");
     expect(client, (client.node_v4, 8081), "other");
     let address = at(world.address("web", "red").1, 53).to_string();
@@ -407,6 +416,25 @@ fn options_of_networks(packages: &Path) {
     assert!(!has_sctp_rule() && !node.has_link("br-red"), "{}", node.ruleset());
     before.assert_same(&world.state());
     world.podman("network rm red plain");
+}
+
+/// podman 6.1 does not free an address that it was asked for before it asks for it again. Netavark's own driver is the control:
+/// what a reload does with it, it does with ours.
+fn a_reload_with_a_fixed_address(packages: &Path) {
+    let Some(world) = World::new(packages) else { return };
+    let outcomes = [("bridge", 120), ("slipway", 121)].map(|(driver, number)| {
+        let (name, subnet) = (format!("by-{driver}"), format!("10.{number}.0.0/24"));
+        world.podman(&format!("network create --driver {driver} --subnet {subnet} {name}"));
+        world.run_web(driver, &format!("--network {name} --ip 10.{number}.0.77 --publish 8{number}:80"));
+        let reload = || world.system.try_run(&["podman", "network", "reload", driver]);
+        let first = reload();
+        assert_eq!(reload().code, Some(0), "the second time");
+        expect(&world.client, (world.client.node_v4, 8000 + number), driver);
+        (first.code, first.stderr.contains("is already allocated to container ID"))
+    });
+    assert_eq!(outcomes[1], outcomes[0]);
+    let fails = packages.ends_with("experimental");
+    assert_eq!(outcomes[0], if fails { (Some(125), true) } else { (Some(0), false) });
 }
 
 fn every_form_of_publish(packages: &Path) {
