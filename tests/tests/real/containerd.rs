@@ -10,6 +10,7 @@ use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
 use slipway_tests::system::{Daemon, System};
 use slipway_tests::{Node, Proto, is_peer, pages, peer_fails};
 
+use crate::agents_list::the_agents_list;
 use crate::cri::{Cri, PodConfig, Port};
 use crate::garbage::{a_leak, a_long_add};
 use crate::state;
@@ -38,11 +39,11 @@ macro_rules! on {
 // 1.6, 1.7 and 2.1, as this is written.
 on! {
     bookworm "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
-        a_long_add;
+        a_long_add the_agents_list;
     trixie "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
-        a_long_add;
+        a_long_add the_agents_list;
     unstable "1.1.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
-        a_long_add status;
+        a_long_add the_agents_list status;
 }
 
 pub(crate) fn list(specification: &str) -> Value {
@@ -62,9 +63,14 @@ pub(crate) fn list(specification: &str) -> Value {
     })
 }
 
-/// Writes the configuration, starts the daemon and gives it the images.
+/// Writes the network's configuration, starts the daemon and gives it the images.
 pub(crate) fn start(system: &System, list: &Value) -> Daemon {
     system.write(LIST, list.to_string());
+    start_with_its_list(system)
+}
+
+/// The same with the network's configuration that is there.
+pub(crate) fn start_with_its_list(system: &System) -> Daemon {
     // The page's configuration, and what the machine of a test needs.
     let page = pages::file("docs/runtimes.md", CONFIGURATION);
     let (version, cni) = page.split_once('\n').expect("two lines");

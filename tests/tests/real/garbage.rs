@@ -56,7 +56,7 @@ fn agent(system: &System) -> Daemon {
 }
 
 /// Replaces a plugin during `body`.
-fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
+pub(crate) fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
     let path = system.path(&format!("/opt/cni/bin/{name}"));
     let away = path.with_extension("away");
     system.space().run(|| {

@@ -6,6 +6,7 @@
 //! `cargo xtask test --runtimes` fetches them and names the folder in `SLIPWAY_RUNTIMES`; without it,
 //! every test here is skipped.
 
+mod agents_list;
 mod cnitool;
 mod containerd;
 mod cri;
