@@ -71,20 +71,7 @@ pub(crate) fn start(system: &System, list: &Value) -> Daemon {
 
 /// The same with the network's configuration that is there.
 pub(crate) fn start_with_its_list(system: &System) -> Daemon {
-    // The page's configuration, and what the machine of a test needs.
-    let page = pages::file("docs/runtimes.md", CONFIGURATION);
-    let (version, cni) = page.split_once('\n').expect("two lines");
-    system.write(
-        CONFIGURATION,
-        format!(
-            "{version}\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
-             disable_apparmor = true\nrestrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
-             runtime_type = \"io.containerd.runc.v2\"\n\
-             {cni}"
-        ),
-    );
+    system.write(CONFIGURATION, configuration(system));
     image::make(system);
     let daemon = restart(system);
     // From 2.0 on images are unpacked by the daemon, for the snapshotter of another configuration.
@@ -94,6 +81,34 @@ pub(crate) fn start_with_its_list(system: &System) -> Daemon {
     system.run(&[&import, local, &[ARCHIVE]].concat());
     system.wait_for("the images", || Cri(system.space()).has_images());
     daemon
+}
+
+/// The page's configuration for this containerd, and what the machine of a test needs.
+fn configuration(system: &System) -> String {
+    let [old, new] = [0, 1].map(|at| {
+        let mut blocks = pages::blocks("docs/runtimes.md").into_iter();
+        let shown = blocks.by_ref().filter(|block| block.value("file") == Some(CONFIGURATION)).nth(at);
+        shown.expect("the page shows a configuration for both forms").text()
+    });
+    let knows_a_list = system.run(&["containerd", "config", "default"]).contains("bin_dirs");
+    let (version, cni) = if knows_a_list { &new } else { &old }.split_once('\n').expect("two lines");
+    let options =
+        "disable_apparmor = true\nrestrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true";
+    let runc = "runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"";
+    if knows_a_list {
+        let (images, runtime) = ("io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime");
+        format!(
+            "{version}\n[plugins.\"{images}\"]\nsnapshotter = \"native\"\n\
+             [plugins.\"{images}\".pinned_images]\nsandbox = \"{PAUSE}\"\n\
+             [plugins.\"{runtime}\"]\n{options}\n[plugins.\"{runtime}\".containerd.{runc}\n{cni}"
+        )
+    } else {
+        let cri = "io.containerd.grpc.v1.cri";
+        format!(
+            "{version}\n[plugins.\"{cri}\"]\nsandbox_image = \"{PAUSE}\"\n{options}\n\
+             [plugins.\"{cri}\".containerd]\nsnapshotter = \"native\"\n[plugins.\"{cri}\".containerd.{runc}\n{cni}"
+        )
+    }
 }
 
 pub(crate) fn restart(system: &System) -> Daemon {
