@@ -257,7 +257,9 @@ fn networks(packages: &Path, backend: Backend) {
         system.run(&["podman", "rm", "--force", "both"]);
         expect_closed(&client, (client.node_v4, 8080));
     }
-    before.assert_same(&state(&node));
+    // The chains of the networks stay, alone and together: which of them there are depends on that order.
+    let without_chains = |state: slipway_tests::Snapshot| state.without(&["inet slipway hairpin-"]);
+    without_chains(before).assert_same(&without_chains(state(&node)));
 }
 
 /// Two containers publish one port, each on an address of its own; a third one cannot have either.
