@@ -27,7 +27,7 @@ const FAR: u16 = 7000;
 const QUICK: Duration = Duration::from_millis(2000);
 /// A flow without a reply for this time has ended.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The time after a change until its outcome shows: the BPF programs follow changed rules within three seconds.
+/// The time after a change until its outcome shows: running flows follow within a second, and a busy machine takes longer.
 const SETTLED: Duration = Duration::from_secs(7);
 /// A loaded machine's engines need several of these times.
 const ROUNDS: usize = 8;
