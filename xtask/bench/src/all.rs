@@ -19,8 +19,8 @@ use xtask_base::workspace;
 /// The report, in the folder of the figures.
 const REPORT: &str = "report.md";
 
-/// The short runs: the files of the long ones, with fewer pods, ports and repetitions, but five rounds at least.
-const QUICK: [(&str, &str); 12] = [
+/// The short runs. They have the files of the long ones, fewer pods, ports and repetitions, and at least five rounds.
+const QUICK: [(&str, &str); 13] = [
     ("control.json", "control --ebpf --pods 0,100 --reps 5"),
     ("control-foreign-nft-0.json", "control --pods 0 --iptables nft --reps 5"),
     ("control-foreign-nft-10000.json", "control --pods 0 --foreign-rules 10000 --iptables nft --reps 5"),
@@ -37,6 +37,11 @@ const QUICK: [(&str, &str); 12] = [
         "traffic-one-port.json",
         "traffic --ports 1 --pin one --works crr --rounds 9 --seconds 0.5 --contenders \
          direct,routed,tracked,reference-iptables,reference-nftables,nftables,ebpf",
+    ),
+    (
+        "traffic-datagrams.json",
+        "traffic --ports 1 --pin one --works udp64,udp1400,udp64x1000,udp1400x1000 --rounds 5 --seconds 0.5 --contenders \
+         routed,reference-iptables,reference-nftables,nftables,ebpf",
     ),
     (
         "traffic-unpinned.json",
@@ -57,7 +62,7 @@ const QUICK: [(&str, &str); 12] = [
 pub(crate) struct AllArgs {
     #[command(flatten)]
     plugins: Plugins,
-    /// Short runs, in less than twenty minutes; this is what is done without --full
+    /// Short runs, which is also what happens without --full
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// The runs of docs/data/runs.toml, which take more than an hour
@@ -73,12 +78,16 @@ pub(crate) struct AllArgs {
 /// # Errors
 /// A benchmark that failed; the others are measured nevertheless.
 pub(crate) fn run(args: &AllArgs) -> Result<()> {
-    let dir = workspace::absolute(&workspace::root().join(&args.save))?;
-    workspace::remove(&dir)?;
+    let dir = workspace::root().join(&args.save);
     files::create_dir(&dir)?;
     let runs = runs(args.full)?;
+    // The directory is the user's: only what an earlier report left there goes.
+    for run in &runs {
+        run.forget(&dir)?;
+    }
     let (begun, count) = (Instant::now(), runs.len());
     let mut failed = Vec::new();
+    Runs::begin(&dir)?;
     for (number, run) in runs.iter().enumerate() {
         println!("\n{} of {count}, after {}: {}", number + 1, seconds(begun.elapsed()), run.command());
         if let Err(error) = run.measure(&dir, &options(&args.plugins, run)) {
@@ -157,6 +166,18 @@ mod tests {
             matches!(Cli::parse_from(["xtask", "bench", "plot"]).task, Task::Bench(args) if matches!(args.one, Some(Bench::Plot(_))))
         );
         assert!(Cli::try_parse_from(["xtask", "bench", "--quick", "--full"]).is_err());
+    }
+
+    #[test]
+    fn files_of_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["control.json", "mine.json"] {
+            std::fs::write(dir.path().join(name), "{}").unwrap();
+        }
+        for run in runs(false).unwrap() {
+            run.forget(dir.path()).unwrap();
+        }
+        assert!(!dir.path().join("control.json").exists() && dir.path().join("mine.json").exists());
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) struct Callers {
 }
 
 impl Plugins {
-    /// These options for another benchmark's command line.
+    /// The options, as another benchmark takes them on its command line.
     pub(super) fn options(&self) -> Vec<OsString> {
         let mut options = self.directory_option();
         if self.static_ {
@@ -54,7 +54,7 @@ impl Plugins {
         options
     }
 
-    /// The one that names the directory of our plugins, if there is one.
+    /// The option that names the directory of our plugins, if it was given.
     pub(super) fn directory_option(&self) -> Vec<OsString> {
         self.slipway.iter().flat_map(|dir| ["--slipway".into(), dir.clone().into()]).collect()
     }

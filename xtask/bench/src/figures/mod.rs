@@ -34,7 +34,7 @@ struct Part {
     text: fn(&Data<'_>) -> Result<String>,
 }
 
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     Part { page: "README.md", name: "pods", text: control::readme },
     Part { page: "README.md", name: "packets", text: traffic::readme },
     Part { page: "docs/reports/add-and-del.md", name: "pods", text: control::pods },
@@ -43,6 +43,7 @@ const PARTS: [Part; 10] = [
     Part { page: "docs/reports/bursts.md", name: "bursts", text: burst::tables },
     Part { page: "docs/reports/callers.md", name: "callers", text: runtime::tables },
     Part { page: "docs/reports/packets.md", name: "packets", text: traffic::packets },
+    Part { page: "docs/reports/packets.md", name: "datagrams", text: traffic::datagrams },
     Part { page: "docs/reports/packets.md", name: "other packets", text: traffic::others },
     Part { page: "docs/reports/cluster.md", name: "nodes", text: cluster::tables },
 ];
@@ -174,17 +175,18 @@ fn check(root: &Path) -> Result<()> {
     runs.check(root)
 }
 
-/// What writes a section.
+/// A function that writes a section.
 type Section = fn(&Data<'_>) -> Result<String>;
 
 /// The sections of a report of all benchmarks.
-const SECTIONS: [(&str, Section); 8] = [
+const SECTIONS: [(&str, Section); 9] = [
     ("ADD and DEL by the number of pods", control::pods),
     ("A DEL that finds nothing", control::second_dels),
     ("Next to iptables rules of others", control::iptables),
     ("Bursts", burst::tables),
     ("Callers", runtime::tables),
     ("Packets to a published port", traffic::packets),
+    ("Datagrams", traffic::datagrams),
     ("Other packets", traffic::others),
     ("Many Nodes", cluster::tables),
 ];
@@ -279,7 +281,7 @@ mod tests {
         for file in ["burst-100.json", "burst-250.json", "burst-flows.json"] {
             again::<crate::burst::report::Report>(file);
         }
-        for file in ["traffic.json", "traffic-ways.json"] {
+        for file in ["traffic.json", "traffic-ways.json", "traffic-datagrams.json"] {
             again::<crate::traffic::figures::Report>(file);
         }
         again::<crate::runtime::report::Report>("runtime.json");

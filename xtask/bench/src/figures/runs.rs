@@ -45,6 +45,7 @@ pub(crate) struct Run {
 
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Runs {
+    #[serde(default)]
     run: Vec<Run>,
 }
 
@@ -79,9 +80,14 @@ impl Run {
             files::copy(&from, dir.join(self.name()).with_extension(ending))?;
         }
         let list = dir.join(LIST);
-        let former =
-            if list.exists() { files::read(&list)? } else { "# The runs of these figures.\n".to_owned() };
-        files::write(&list, with_entry(&former, self))
+        files::write(&list, with_entry(&files::read(&list)?, self))
+    }
+
+    /// Removes the figures that an earlier run of this name has left in `dir`.
+    pub(crate) fn forget(&self, dir: &Path) -> Result<()> {
+        ["json", "csv"]
+            .iter()
+            .try_for_each(|end| workspace::remove(&dir.join(self.name()).with_extension(end)))
     }
 
     pub(crate) fn is_burst(&self) -> bool {
@@ -121,6 +127,11 @@ impl Run {
 }
 
 impl Runs {
+    /// Writes the list of a folder that has no run yet.
+    pub(crate) fn begin(dir: &Path) -> Result<()> {
+        files::write(dir.join(LIST), "# The runs of these figures.\n")
+    }
+
     /// The list of a folder.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(LIST);
@@ -134,7 +145,7 @@ impl Runs {
         run.ok_or_else(|| Error::Failed(format!("{LIST} does not list {file}")))
     }
 
-    /// Those that a benchmark made.
+    /// The runs that a benchmark of this crate makes.
     pub(crate) fn of_benchmarks(&self) -> impl Iterator<Item = &Run> {
         self.run.iter().filter(|run| run.options().is_some())
     }

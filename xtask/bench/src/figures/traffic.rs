@@ -17,6 +17,7 @@ const ONE_PORT: &str = "traffic-one-port.json";
 const WAYS: &str = "traffic-ways.json";
 /// Client and server on any processor.
 const UNPINNED: &str = "traffic-unpinned.json";
+const DATAGRAMS: &str = "traffic-datagrams.json";
 
 /// The contenders of the README, and their names for readers.
 const README: [(Kind, &str); 4] = [
@@ -165,6 +166,19 @@ pub(super) fn packets(data: &Data<'_>) -> Result<String> {
         run.shares()?,
         goals(&run.goals),
         data.source(TRAFFIC)?
+    ))
+}
+
+/// Datagrams, of one flow and of many.
+pub(super) fn datagrams(data: &Data<'_>) -> Result<String> {
+    let run: Report = data.read(DATAGRAMS)?;
+    Ok(format!(
+        "Processor time of the whole machine per UDP datagram to a published port, in parentheses the median of its ratios to \
+         `routed`;\nof 64 and 1,400 bytes, in one flow and in 1,000 that take turns; both ends on one processor, {} rounds:\n\n{}{}\n{}",
+        run.rounds(),
+        run.by_ports()?,
+        goals(&run.goals),
+        data.source(DATAGRAMS)?
     ))
 }
 

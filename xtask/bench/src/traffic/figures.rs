@@ -103,8 +103,8 @@ impl Work {
             Self::Connections => "CRR",
             Self::Datagrams => "UDP64",
             Self::LargeDatagrams => "UDP1400",
-            Self::DatagramsOfMany => "UDP64 x 1000",
-            Self::LargeDatagramsOfMany => "UDP1400 x 1000",
+            Self::DatagramsOfMany => "UDP64 many",
+            Self::LargeDatagramsOfMany => "UDP1400 many",
         }
     }
 

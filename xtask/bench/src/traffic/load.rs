@@ -73,11 +73,11 @@ pub(crate) enum Work {
     #[value(name = "udp1400")]
     LargeDatagrams,
     /// The same with 64 bytes, in a thousand flows that take turns.
-    #[serde(rename = "UDP64 x 1000")]
+    #[serde(rename = "UDP64 many")]
     #[value(name = "udp64x1000")]
     DatagramsOfMany,
     /// The same with 1,400 bytes.
-    #[serde(rename = "UDP1400 x 1000")]
+    #[serde(rename = "UDP1400 many")]
     #[value(name = "udp1400x1000")]
     LargeDatagramsOfMany,
 }
