@@ -98,7 +98,7 @@ pub(crate) fn the_agents_list(packages: &Path, specification: &str) {
     let expected: Vec<String> = commands.map(|command| format!("{command} {specification}")).collect();
     assert!(calls.iter().eq(&expected), "{recorded}");
 
-    // What kubelet learns of a node on which no pod could start.
+    // Without the file no pod can start, and kubelet learns the reason beforehand from containerd 2.
     let away = format!("{SUBNET_FILE}.away");
     let rename = |from: &str, to: &str| node.run(|| fs::rename(from, to)).expect("rename the node's subnets");
     rename(SUBNET_FILE, &away);

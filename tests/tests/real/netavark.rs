@@ -4,7 +4,9 @@
 //! netavark, as this is written.
 
 mod figures;
+mod from_bridge;
 mod isolation;
+mod reload;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -13,7 +15,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, ask_once, expect, expect_closed};
 use slipway_tests::system::System;
-use slipway_tests::{Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer, patience};
+use slipway_tests::{Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer};
 
 /// Each test on podman and netavark of each Debian suite that has them.
 macro_rules! on {
@@ -34,12 +36,9 @@ macro_rules! on {
 pub(crate) use on;
 
 on! {
-    trixie: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver a_reload_with_a_fixed_address;
-    unstable: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver a_reload_with_a_fixed_address;
-    experimental: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors
-        from_the_bridge_driver a_reload_with_a_fixed_address;
+    trixie: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors;
+    unstable: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors;
+    experimental: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors;
 }
 
 /// A node with podman, and a host outside.
@@ -395,7 +394,7 @@ fn options_of_networks(packages: &Path) {
 
     node.cmd("nft flush ruleset");
     if packages.ends_with("experimental") {
-        // It loses the network of `web`: see `a_reload_with_a_fixed_address`.
+        // A reload of `web` would fail: see [`reload`].
         world.podman("network reload other");
         system.run(&["/opt/cni/bin/slipway", "restore"]);
     } else {
@@ -416,25 +415,6 @@ fn options_of_networks(packages: &Path) {
     assert!(!has_sctp_rule() && !node.has_link("br-red"), "{}", node.ruleset());
     before.assert_same(&world.state());
     world.podman("network rm red plain");
-}
-
-/// podman 6.1 does not free an address that it was asked for before it asks for it again. Netavark's own driver is the control:
-/// what a reload does with it, it does with ours.
-fn a_reload_with_a_fixed_address(packages: &Path) {
-    let Some(world) = World::new(packages) else { return };
-    let outcomes = [("bridge", 120), ("slipway", 121)].map(|(driver, number)| {
-        let (name, subnet) = (format!("by-{driver}"), format!("10.{number}.0.0/24"));
-        world.podman(&format!("network create --driver {driver} --subnet {subnet} {name}"));
-        world.run_web(driver, &format!("--network {name} --ip 10.{number}.0.77 --publish 8{number}:80"));
-        let reload = || world.system.try_run(&["podman", "network", "reload", driver]);
-        let first = reload();
-        assert_eq!(reload().code, Some(0), "the second time");
-        expect(&world.client, (world.client.node_v4, 8000 + number), driver);
-        (first.code, first.stderr.contains("is already allocated to container ID"))
-    });
-    assert_eq!(outcomes[1], outcomes[0]);
-    let fails = packages.ends_with("experimental");
-    assert_eq!(outcomes[0], if fails { (Some(125), true) } else { (Some(0), false) });
 }
 
 fn every_form_of_publish(packages: &Path) {
@@ -600,40 +580,4 @@ fn errors(packages: &Path) {
     system.write(path, text);
     world.podman("start web");
     world.podman("rm --force web");
-}
-
-/// The paths from a network of podman's own driver: one container after the other while they run, and with a restart.
-fn from_the_bridge_driver(packages: &Path) {
-    let Some(world) = World::new(packages) else { return };
-    let World { node, client, system } = &world;
-    if system.try_run(&["nft", "list", "ruleset"]).code != Some(0) {
-        panic!("netavark's own driver needs nft");
-    }
-    world.podman("network create --subnet 10.91.0.0/24 --subnet fd00:91::/64 old");
-    world.run_web("web", "--network old --publish 8080:80");
-    expect(client, (client.node_v4, 8080), "web");
-    let pid = world.podman("inspect --format {{.State.Pid}} web");
-    // While it runs.
-    world.podman("network connect blue web");
-    assert!(ask_once(client, at(client.node_v4, 8080), patience()).is_ok());
-    world.podman("network disconnect old web");
-    world.open(8080, "web");
-    assert_eq!(world.podman("inspect --format {{.State.Pid}} web"), pid, "it has run all the time");
-    world.podman("restart web");
-    world.open(8080, "web");
-    assert!(node.slipway("ports").contains("blue"));
-    world.podman("rm --force web");
-    world.closed(8080);
-    // The same network, name and addresses: with a restart.
-    world.run_web("web", "--network old --ip 10.91.0.7 --publish 8080:80");
-    world.podman("stop web");
-    let path = "/etc/containers/networks/old.json";
-    let text = system.read(path).replace("\"driver\": \"bridge\"", "\"driver\": \"slipway\"");
-    system.write(path, text);
-    world.podman("start web");
-    world.open(8080, "web");
-    assert_eq!(world.inspect("web")["Networks"]["old"]["IPAddress"], "10.91.0.7");
-    assert!(node.slipway("ports").contains("old"));
-    world.podman("rm --force web");
-    world.podman("network rm old");
 }
