@@ -3,6 +3,7 @@
 //! Checks statements of the documentation against the tree and the programs.
 
 mod mentions;
+mod tests_named;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -80,6 +81,7 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
                 .map(|object| format!("{name}: {source} has no {object}")),
         );
     }
+    wrong.extend(tests_named::missing(root, page(pages, tests_named::PAGE)?)?);
     wrong.extend(generated::stale(root)?);
     let all = error_codes(&files::read(root.join(ERROR_CODES))?);
     let known: BTreeSet<u32> = all.values().copied().collect();
