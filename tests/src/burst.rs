@@ -19,12 +19,12 @@ const SENT: usize = 60;
 /// The most of them that pass at once by a limit: its burst and its queue.
 const LIMITED: usize = 30;
 
-/// What becomes of datagrams that are sent at once.
+/// The outcome for datagrams that are sent at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// They arrive no faster than the rate of a limit.
+    /// Some arrive, and no faster than the limit's rate.
     Limited,
-    /// They arrive faster.
+    /// Most arrive, faster than the limit's rate.
     Free,
     /// None arrives.
     Lost,

@@ -3,6 +3,7 @@
 //! `cargo xtask test`: everything that must pass, stage by stage.
 
 mod machines;
+mod parts;
 mod with_runtimes;
 
 use std::collections::BTreeSet;
@@ -76,7 +77,7 @@ pub(crate) struct Args {
     quick: bool,
     /// Only these parts, one after the other, so that a job of continuous integration says by its name what has failed
     #[arg(long, value_enum, value_name = "PART", num_args = 1.., conflicts_with_all = ["quick", "full", "runtimes", "kube", "suite", "filter"])]
-    only: Vec<Part>,
+    only: Vec<parts::Part>,
     /// Try every point and every kernel of the smoke tests, not a sample, and check the pages as a site
     #[arg(long, conflicts_with_all = ["quick", "seed"])]
     full: bool,
@@ -110,19 +111,6 @@ pub(crate) struct Args {
     /// target: half an hour of CPU, 4 GB of disk space. containerd is fetched for its nodes
     #[arg(long, conflicts_with_all = ["quick", "runtimes"])]
     kube: bool,
-}
-
-/// A part of the stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-enum Part {
-    /// Format, lints, dependencies, and the rebuild of the BPF programs
-    Lints,
-    /// Unit tests
-    Unit,
-    /// Network tests, and the pages, which need the built programs
-    Network,
-    /// A sample of the network tests on another kernel, in virtual machines
-    Kernels,
 }
 
 impl Args {
@@ -180,7 +168,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     stages.run("setup", |_| setup::ensure())?;
     stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
     if !args.only.is_empty() {
-        return run_parts(args, stages);
+        return parts::run(args, stages);
     }
     if !args.is_part() {
         stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
@@ -231,46 +219,6 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     doc?;
     none_is_no_proof(passed)?;
     Ok(skips? + &machines.transpose()?.unwrap_or_default())
-}
-
-/// The parts that were asked for, in the order of a whole run.
-fn run_parts(args: &Args, stages: &Stages) -> Result<String> {
-    let mut parts = args.only.clone();
-    parts.sort();
-    parts.dedup();
-    let seed = args.seed.unwrap_or_else(new_seed);
-    let mut skipped = String::new();
-    for part in parts {
-        match part {
-            Part::Lints => {
-                stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
-                rebuild_bpf_programs(stages)?;
-                lints(args, stages)?;
-            }
-            Part::Unit => none_is_no_proof(unit_tests(args, stages)?)?,
-            Part::Network => {
-                let ready = prepare(args, &[], seed, stages)?;
-                let mut passed = 0;
-                for which in [Which::Pooled, Which::Heavy, Which::Alone] {
-                    passed += ready.tests(which, args.repeat, stages)?;
-                }
-                none_is_no_proof(passed)?;
-                documentation(stages)?;
-                skipped += &ready.skips(stages)?;
-            }
-            Part::Kernels => {
-                stages.run("build", |log| {
-                    run::log(&mut cargo(&["build", "--package", "xtask-vm"]), &log.file)?;
-                    Ok(String::new())
-                })?;
-                // Nothing else runs for which the VMs would have to wait.
-                let (done, wait) = mpsc::channel();
-                drop(done);
-                skipped += &machines::run(args, Some(seed), stages, &wait)?;
-            }
-        }
-    }
-    Ok(skipped)
 }
 
 fn joined<T>(ended: thread::Result<T>) -> T {

@@ -366,7 +366,8 @@ mod tests {
         with_address(Scope::Probes, async |address| {
             let mut held = std::collections::VecDeque::new();
             for _ in 0..20 {
-                // They wait for this thread, which accepts them while the probe waits. A full queue would keep every client waiting.
+                // This thread accepts the connections while its probe waits. There are too few of them to fill the queue, in
+                // which every client would have to wait.
                 held.extend((0..100).map(|_| std::net::TcpStream::connect(address).unwrap()));
                 while held.len() > 2 * ALL {
                     held.pop_front();
