@@ -47,6 +47,18 @@ enum Loaded {
     Flags(u8),
     /// conntrack's state, of which a mask is left.
     State(u32),
+    /// The type of service, at this byte, with what became of the bits that report congestion.
+    Service(usize, Congestion),
+}
+
+/// The bits of the type of service that report congestion (RFC 3168), which differ between the packets of a flow: the part
+/// of them that a register has after a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Congestion {
+    /// As they are in the packet.
+    Kept,
+    Masked,
+    Changed,
 }
 
 /// A rule while its expressions are read.
@@ -134,6 +146,13 @@ impl<'a> Reader<'a> {
 
     fn step(&mut self, name: &str, body: &[u8]) {
         let loaded = std::mem::replace(&mut self.loaded, Loaded::Other);
+        let is_write = name == "payload" && find(body, 5).is_some();
+        if let Loaded::Service(_, Congestion::Kept | Congestion::Changed) = loaded
+            && !is_write
+            && name != "bitwise"
+        {
+            self.condition("ecn");
+        }
         match name {
             "counter" | "last" | "log" | "byteorder" | "fib" | "rt" | "socket" | "xfrm" | "tunnel"
             | "hash" => {}
@@ -146,11 +165,11 @@ impl<'a> Reader<'a> {
             "osf" => self.flows = Flows::NONE,
             "dup" | "queue" => self.action(name),
             "immediate" => self.immediate(body),
-            "payload" => self.payload(body),
+            "payload" => self.payload(loaded, body),
             "meta" => self.meta(body),
             "ct" => self.ct(body),
             "exthdr" => self.exthdr(body),
-            "bitwise" => self.loaded = mask(loaded, body),
+            "bitwise" => self.loaded = mask(loaded, self.congestion_bits(), body),
             "cmp" => self.compare(loaded, body),
             "range" => {}
             "lookup" => self.lookup(body),
@@ -179,7 +198,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Fields of the packet's headers, by base, offset and length.
-    fn payload(&mut self, body: &[u8]) {
+    fn payload(&mut self, loaded: Loaded, body: &[u8]) {
         let [base, offset, len] = [2, 3, 4].map(|kind| number(body, kind).unwrap_or_default());
         let is_written = find(body, 5).is_some();
         self.has_effect |= is_written;
@@ -194,6 +213,14 @@ impl<'a> Reader<'a> {
                 let is_plain = |family, ranges| !self.flows.has_family(family) || is_in(ranges);
                 if !is_plain(AddressFamily::V4, v4) || !is_plain(AddressFamily::V6, v6) {
                     self.field("network header", is_written, offset, len);
+                }
+                if offset <= 1 && end == 2 {
+                    let at = 1 - offset as usize;
+                    if !is_written {
+                        self.loaded = Loaded::Service(at, Congestion::Kept);
+                    } else if loaded != Loaded::Service(at, Congestion::Kept) {
+                        self.action("a change of ecn");
+                    }
                 }
                 let protocol_at = if self.flows.has_family(AddressFamily::V4) { 9 } else { 6 };
                 if (offset, len) == (protocol_at, 1) {
@@ -212,6 +239,12 @@ impl<'a> Reader<'a> {
             2 => self.field("transport header", is_written, offset, len),
             _ => self.field("payload", is_written, offset, len),
         }
+    }
+
+    /// The bits that report congestion, in the second byte of the header.
+    fn congestion_bits(&self) -> u8 {
+        let of = |family, bits| if self.flows.has_family(family) { bits } else { 0 };
+        of(AddressFamily::V4, 0x03) | of(AddressFamily::V6, 0x30)
     }
 
     fn field(&mut self, header: &str, is_written: bool, offset: u32, len: u32) {
@@ -401,13 +434,25 @@ impl<'a> Reader<'a> {
 }
 
 /// What a mask leaves.
-fn mask(loaded: Loaded, body: &[u8]) -> Loaded {
-    let has_xor = data(body, 5).is_some_and(|xor| xor.iter().any(|byte| *byte != 0));
+fn mask(loaded: Loaded, congestion_bits: u8, body: &[u8]) -> Loaded {
+    let xor = data(body, 5).unwrap_or_default();
+    let has_xor = xor.iter().any(|byte| *byte != 0);
     match (loaded, data(body, 4)) {
         (Loaded::Flags(_), Some([mask, ..])) if !has_xor => Loaded::Flags(*mask),
         (Loaded::State(_), Some([a, b, c, d])) if !has_xor => {
             Loaded::State(u32::from_ne_bytes([*a, *b, *c, *d]))
         }
+        (Loaded::Service(at, Congestion::Kept), mask) => {
+            // A shift has no mask, and keeps them at another place.
+            let bits = |bytes: &[u8], missing| bytes.get(at).copied().unwrap_or(missing) & congestion_bits;
+            let left = match (mask.map(|mask| bits(mask, 0)), bits(xor, 0)) {
+                (Some(0), 0) => Congestion::Masked,
+                (Some(left), 0) if left == congestion_bits => Congestion::Kept,
+                _ => Congestion::Changed,
+            };
+            Loaded::Service(at, left)
+        }
+        (Loaded::Service(at, left), _) => Loaded::Service(at, left),
         _ => Loaded::Other,
     }
 }

@@ -192,6 +192,36 @@ fn rules_about_packets_hold_the_flows_to_which_they_can_apply() {
     holds(&[time_to_live], "a change of bytes 8 to 8 of the network header", Flows::all(), None);
 }
 
+/// Of the type of service, the packets of a carried flow have one DSCP, but not the same report of congestion.
+#[test]
+fn rules_about_congestion_hold_the_flows() {
+    let of_family = |number: &'static [u8], rule: Vec<(&'static str, Body)>| {
+        [meta(15), cmp(0, number)].into_iter().chain(rule).collect::<Vec<_>>()
+    };
+    let write = |offset: u32, len: u32| {
+        expr("payload", move |body| {
+            body.be32(5, 1).be32(2, 1).be32(3, offset).be32(4, len);
+        })
+    };
+    let (v4, v6) = (Flows::of_family(AddressFamily::V4), Flows::of_family(AddressFamily::V6));
+    for rule in [
+        of_family(&[2], vec![load(1, 1, 1), and(&[0xfc]), cmp(0, &[0x48]), drop()]),
+        of_family(&[10], vec![load(1, 0, 2), and(&[0x0f, 0xc0]), cmp(0, &[0x04, 0x80]), drop()]),
+        // `ip dscp set`
+        of_family(&[2], vec![load(1, 0, 2), and(&[0xff, 0x03]), write(0, 2)]),
+    ] {
+        assert_eq!(judged(&rule).hold, None);
+    }
+    // `ip ecn ce`, `ip6 ecn ce`, the whole byte.
+    holds(&of_family(&[2], vec![load(1, 1, 1), and(&[0x03]), cmp(0, &[3]), drop()]), "ecn", v4, None);
+    holds(&of_family(&[10], vec![load(1, 1, 1), and(&[0x30]), cmp(0, &[0x30]), drop()]), "ecn", v6, None);
+    holds(&of_family(&[2], vec![load(1, 1, 1), cmp(0, &[3]), drop()]), "ecn", v4, None);
+    // `ip ecn set not-ect`, and the whole byte.
+    let change = "a change of ecn";
+    holds(&of_family(&[2], vec![load(1, 0, 2), and(&[0xff, 0xfc]), write(0, 2)]), change, v4, None);
+    holds(&of_family(&[2], vec![write(1, 1)]), change, v4, None);
+}
+
 #[test]
 fn chains_and_maps_are_followed() {
     let map = expr("lookup", |body| {
