@@ -2,6 +2,11 @@
 
 //! The objects of Kubernetes: the agent's service account with its rights, and the DaemonSet.
 
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec,
+    Validation,
+};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::{PodTemplateSpec, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
@@ -10,6 +15,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
 use super::{Deployment, NAME, RenderError, pod, yaml};
+
+/// The name of the node of the pod that a token is bound to, among what the API server knows of a user (KEP-4193).
+const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
 /// An object of the API server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -21,6 +29,10 @@ pub enum Object {
     ClusterRole(ClusterRole),
     /// The connection of the two.
     ClusterRoleBinding(ClusterRoleBinding),
+    /// The limit of these rights to the Node of the agent's own node, which RBAC cannot express.
+    Policy(Box<ValidatingAdmissionPolicy>),
+    /// What makes the limit hold.
+    PolicyBinding(Box<ValidatingAdmissionPolicyBinding>),
     /// The agents.
     DaemonSet(Box<DaemonSet>),
 }
@@ -29,12 +41,17 @@ impl Deployment {
     /// All objects, in the order in which they are created.
     #[must_use]
     pub fn objects(&self) -> Vec<Object> {
-        vec![
+        let mut objects = vec![
             Object::ServiceAccount(self.service_account()),
             Object::ClusterRole(self.cluster_role()),
             Object::ClusterRoleBinding(self.cluster_role_binding()),
-            Object::DaemonSet(self.daemon_set().into()),
-        ]
+        ];
+        if self.kubernetes.has_policies() {
+            objects.push(Object::Policy(self.policy().into()));
+            objects.push(Object::PolicyBinding(policy_binding().into()));
+        }
+        objects.push(Object::DaemonSet(self.daemon_set().into()));
+        objects
     }
 
     /// All objects as a YAML stream.
@@ -96,6 +113,46 @@ impl Deployment {
         }
     }
 
+    /// Refuses what one agent's token changes of another node's Node. The API server knows the node from the token, which
+    /// is bound to the agent's pod.
+    fn policy(&self) -> ValidatingAdmissionPolicy {
+        let list = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
+        ValidatingAdmissionPolicy {
+            metadata: metadata(),
+            spec: Some(ValidatingAdmissionPolicySpec {
+                match_constraints: Some(MatchResources {
+                    resource_rules: Some(vec![NamedRuleWithOperations {
+                        api_groups: list(&[""]),
+                        api_versions: list(&["v1"]),
+                        operations: list(&["UPDATE"]),
+                        resources: list(&["nodes", "nodes/status"]),
+                        ..NamedRuleWithOperations::default()
+                    }]),
+                    ..MatchResources::default()
+                }),
+                match_conditions: Some(vec![MatchCondition {
+                    name: "agent".to_owned(),
+                    expression: format!(
+                        "request.userInfo.username == 'system:serviceaccount:{}:{NAME}'",
+                        self.namespace
+                    ),
+                }]),
+                validations: Some(vec![Validation {
+                    expression: format!(
+                        "has(request.userInfo.extra) && '{NODE_OF_TOKEN}' in request.userInfo.extra && \
+                         request.userInfo.extra['{NODE_OF_TOKEN}'][0] == object.metadata.name"
+                    ),
+                    message: Some("an agent may only change the Node of its own node".to_owned()),
+                    reason: Some("Forbidden".to_owned()),
+                    ..Validation::default()
+                }]),
+                failure_policy: Some("Fail".to_owned()),
+                ..ValidatingAdmissionPolicySpec::default()
+            }),
+            ..ValidatingAdmissionPolicy::default()
+        }
+    }
+
     /// The DaemonSet.
     #[must_use]
     pub fn daemon_set(&self) -> DaemonSet {
@@ -127,6 +184,17 @@ impl Deployment {
 
     fn namespaced(&self) -> ObjectMeta {
         ObjectMeta { namespace: Some(self.namespace.clone()), ..metadata() }
+    }
+}
+
+fn policy_binding() -> ValidatingAdmissionPolicyBinding {
+    ValidatingAdmissionPolicyBinding {
+        metadata: metadata(),
+        spec: Some(ValidatingAdmissionPolicyBindingSpec {
+            policy_name: Some(NAME.to_owned()),
+            validation_actions: Some(vec!["Deny".to_owned()]),
+            ..ValidatingAdmissionPolicyBindingSpec::default()
+        }),
     }
 }
 
@@ -168,7 +236,46 @@ mod tests {
             deployment.objects().iter().map(|object| serde_json::to_value(object).unwrap()).collect();
         assert_eq!(parsed, objects, "{text}");
         let kinds: Vec<&str> = parsed.iter().filter_map(|object| object["kind"].as_str()).collect();
-        assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]);
+        let rights = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];
+        let policies = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+        assert_eq!(kinds, [&rights[..], &policies, &["DaemonSet"]].concat());
+    }
+
+    #[test]
+    fn the_policy_lets_an_agent_change_its_own_node() {
+        let spec = sample().policy().spec.unwrap();
+        let validation = spec.validations.unwrap().remove(0);
+        let program = cel::Program::compile(&validation.expression).unwrap();
+        let allows = |extra: Value| {
+            let mut context = cel::Context::default();
+            let request = serde_json::json!({ "userInfo": { "extra": extra } });
+            context.add_variable("request", request).unwrap();
+            let object = serde_json::json!({ "metadata": { "name": "one" } });
+            context.add_variable("object", object).unwrap();
+            program.execute(&context).unwrap() == true.into()
+        };
+        assert!(allows(serde_json::json!({ NODE_OF_TOKEN: ["one"] })));
+        assert!(!allows(serde_json::json!({ NODE_OF_TOKEN: ["another"] })));
+        // A token of a Secret, which is bound to no pod.
+        assert!(!allows(serde_json::json!({})));
+    }
+
+    /// Before 1.30 an API server refuses the kinds, or does not know a token's node.
+    #[test]
+    fn old_versions_have_no_policy() {
+        for (version, count) in [("1.29", 4), ("1.30", 6), ("1.37", 6)] {
+            let deployment = Deployment { kubernetes: version.parse().unwrap(), ..sample() };
+            assert_eq!(deployment.objects().len(), count, "{version}");
+        }
+    }
+
+    #[test]
+    fn the_policy_is_about_the_agents_user_in_its_namespace() {
+        let deployment = Deployment { namespace: "net".to_owned(), ..sample() };
+        let conditions = deployment.policy().spec.unwrap().match_conditions.unwrap();
+        let user = "request.userInfo.username == 'system:serviceaccount:net:slipwayd'";
+        assert_eq!(conditions.iter().map(|one| one.expression.as_str()).collect::<Vec<_>>(), [user]);
+        assert_eq!(deployment.service_account().metadata.name.as_deref(), Some("slipwayd"));
     }
 
     proptest! {

@@ -11,6 +11,9 @@ const OLDEST: u16 = 20;
 /// (KEP-24).
 const APP_ARMOR: u16 = 30;
 
+/// The minor version from which on ValidatingAdmissionPolicy is stable (KEP-3488) and a token has its node (KEP-4193).
+const POLICIES: u16 = 30;
+
 /// A version of Kubernetes: 1 and a minor version, of at least 20.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KubernetesVersion(u16);
@@ -24,6 +27,11 @@ impl KubernetesVersion {
     /// True if containers have the field `appArmorProfile`.
     pub(super) fn has_app_armor_field(self) -> bool {
         self.0 >= APP_ARMOR
+    }
+
+    /// True if a policy can limit an agent to the Node of its node.
+    pub(super) fn has_policies(self) -> bool {
+        self.0 >= POLICIES
     }
 }
 
