@@ -14,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use slipway_ebpf_abi::Counter;
 use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, address_of, has_programs, needs, within};
 
-use crate::{Connection, Engine, FAR, PORT, Stage};
+use crate::{Connection, Engine, FAR, PORT, Stage, xdp};
 
 /// The time in which a change of rules, programs or neighbours holds for flows that run.
 const HOLDS_WITHIN: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const HOLDS_WITHIN: Duration = Duration::from_secs(1);
 const RATE: u32 = 40;
 
 /// A flow of numbered datagrams in one direction.
-struct Datagrams {
+pub(crate) struct Datagrams {
     sender: UdpSocket,
     receiver: UdpSocket,
     next: u32,
@@ -39,7 +39,7 @@ impl Datagrams {
     }
 
     /// From the client to the published port of a pod.
-    fn to_pod(stage: &Stage, pod: &Pod, own: [IpAddr; 2], family: usize) -> Self {
+    pub(crate) fn to_pod(stage: &Stage, pod: &Pod, own: [IpAddr; 2], family: usize) -> Self {
         let to = SocketAddr::new(stage.node_ips()[family], PORT);
         Self::new(&stage.client, to, pod, SocketAddr::new(own[family], 80))
     }
@@ -52,10 +52,20 @@ impl Datagrams {
 
     /// Sends `count` datagrams at a rate, each of a length that its number has, and returns the numbers that arrived.
     fn send_lengths(&mut self, count: u32, rate: u32, length: impl Fn(u32) -> usize) -> Vec<u32> {
+        self.send_with(count, rate, |number, _| length(number))
+    }
+
+    /// The same; `prepare` may change the sender's options before it returns the length.
+    pub(crate) fn send_with(
+        &mut self,
+        count: u32,
+        rate: u32,
+        prepare: impl Fn(u32, &UdpSocket) -> usize,
+    ) -> Vec<u32> {
         let begin = Instant::now();
         let mut arrived = Vec::new();
         for sent in 0..count {
-            let mut bytes = vec![0; length(self.next).max(4)];
+            let mut bytes = vec![0; prepare(self.next, &self.sender).max(4)];
             bytes[..4].copy_from_slice(&self.next.to_be_bytes());
             // ICMP errors of earlier ones.
             let _ = self.sender.send(&bytes).or_else(|_| self.sender.send(&bytes));
@@ -71,7 +81,7 @@ impl Datagrams {
         arrived
     }
 
-    fn send(&mut self, count: u32) -> Vec<u32> {
+    pub(crate) fn send(&mut self, count: u32) -> Vec<u32> {
         self.send_lengths(count, RATE, |_| 64)
     }
 
@@ -93,14 +103,14 @@ fn each_engine(mut test: impl FnMut(&Stage)) {
 }
 
 /// What slipwayd does once a second.
-fn follow(stage: &Stage) {
+pub(crate) fn follow(stage: &Stage) {
     if stage.engine == Engine::Carried {
         stage.node.run(|| Follower::default().look(true)).expect("follow the rules");
     }
 }
 
 /// A second uplink, to which copies go.
-fn collector(stage: &Stage) -> slipway_tests::Host {
+pub(crate) fn collector(stage: &Stage) -> slipway_tests::Host {
     let collector = stage.node.host("collector");
     let (mac, link) = (collector.mac("eth0"), &collector.node_link);
     stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev {link} nud permanent", collector.v4));
@@ -109,13 +119,13 @@ fn collector(stage: &Stage) -> slipway_tests::Host {
 
 /// True if all of `expected` have arrived once.
 #[track_caller]
-fn assert_all(arrived: &[u32], expected: std::ops::Range<u32>, what: &str) {
+pub(crate) fn assert_all(arrived: &[u32], expected: std::ops::Range<u32>, what: &str) {
     let missing: BTreeSet<u32> = expected.clone().filter(|number| !arrived.contains(number)).collect();
     assert!(missing.is_empty(), "{what}: {} of {} are missing: {missing:?}", missing.len(), expected.len());
 }
 
 /// The copies that a space receives while `act` runs.
-fn copies<T>(at: &Space, act: impl FnOnce() -> T) -> (T, u64) {
+pub(crate) fn copies<T>(at: &Space, act: impl FnOnce() -> T) -> (T, u64) {
     let received = || -> u64 {
         let text = at.cmd("ip -s -json link show dev eth0");
         let links: serde_json::Value = serde_json::from_str(&text).expect("ip prints JSON");
@@ -403,51 +413,4 @@ fn a_native_xdp_program_in_the_container_sees_each_packet() {
         assert_all(&flow.send(40), first..first + 40, "after");
         assert_eq!(listed(), 0);
     });
-}
-
-/// Loads a program without a compiler.
-#[allow(
-    unsafe_code,
-    reason = "bpf(2) is a system call that no crate wraps for a program of two instructions"
-)]
-mod xdp {
-    use std::ffi::CString;
-    use std::io;
-
-    use nix::libc::{SYS_bpf, c_long, syscall};
-
-    /// `BPF_PROG_LOAD` and `BPF_OBJ_PIN` (linux/bpf.h).
-    const LOAD: c_long = 5;
-    const PIN: c_long = 6;
-    /// `BPF_PROG_TYPE_XDP`.
-    const XDP: u32 = 6;
-
-    fn bpf(command: c_long, attributes: &[u64]) -> io::Result<c_long> {
-        // SAFETY: the kernel reads `attributes`, and what these point to, which the callers keep.
-        let result = unsafe { syscall(SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-    }
-
-    /// Pins a program that drops all packets: `r0 = XDP_DROP; exit`.
-    pub(super) fn pin_one_that_drops(path: &str) -> io::Result<()> {
-        let instructions: [u64; 2] = [0x1_0000_00b7, 0x95];
-        let license = CString::new("GPL").expect("a text");
-        let count = instructions.len() as u64;
-        let load = [
-            u64::from(XDP) | count << 32,
-            instructions.as_ptr() as u64,
-            license.as_ptr() as u64,
-            0,
-            0,
-            0,
-            0,
-            0,
-        ];
-        let program = bpf(LOAD, &load)?;
-        let path = CString::new(path).expect("a path");
-        let pinned = bpf(PIN, &[path.as_ptr() as u64, program.unsigned_abs()]);
-        // The pin keeps the program.
-        nix::unistd::close(i32::try_from(program).expect("a descriptor"))?;
-        pinned.map(drop)
-    }
 }

@@ -9,12 +9,14 @@ mod cost;
 mod engines;
 mod filters;
 mod flows;
+mod iptables;
 mod left;
 #[path = "../ebpf/list.rs"]
 mod list;
 mod long;
 mod property;
 mod setup;
+mod xdp;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

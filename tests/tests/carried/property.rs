@@ -7,14 +7,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::ebpf::Follower;
-use slipway_tests::{Host, PROGRAMS, Pod, Random, has_programs, needs};
+use slipway_tests::{Host, PROGRAMS, Pod, Random, Space, has_programs, needs, patience};
 
-use crate::{Engine, FAR, PORT, Stage};
+use crate::{Engine, FAR, PORT, Stage, xdp};
 
 const SECONDS: &str = "SLIPWAY_PROPERTY_SECONDS";
 const USUAL: Duration = Duration::from_secs(40);
@@ -24,6 +26,10 @@ const RATE: u32 = 100;
 /// The first one after an event for which the event must hold: a second and a bit later.
 const EVENT_AT: u32 = 30;
 const HOLDS_FROM: u32 = EVENT_AT + RATE + 10;
+/// The data port that the first command of FTP names.
+const FIRST_DATA_PORT: u16 = 40_000;
+/// The port of the next sender: both nodes' senders have the same one, because messages contain it.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
 /// The difference between two runs of a rule that asks the clock or chance.
 const CHANCE: usize = 8;
 
@@ -84,7 +90,10 @@ impl Rule {
                     .to_owned()
             }
             Self::Dup => format!("meta l4proto udp dup to {} device {}", collector.v4, collector.node_link),
-            Self::Helper => "udp dport { 8080, 7000 } ct helper set \"tftp\"".to_owned(),
+            Self::Helper => {
+                "udp dport { 8080, 7000 } ct helper set \"sip\"\ntcp dport { 8080, 7000 } ct helper set \"ftp\""
+                    .to_owned()
+            }
             Self::TimeToLive => "meta l4proto udp ip ttl set 9".to_owned(),
             Self::DnatToOther => format!("udp dport {} dnat to {other}:80", PORT + 1),
         }
@@ -107,6 +116,68 @@ enum Event {
     Flood,
     /// The uplink's MTU shrinks.
     Mtu,
+    /// The container loads a native XDP program that drops all frames.
+    Xdp,
+}
+
+impl Event {
+    const ALL: [Self; 5] = [Self::None, Self::Rules, Self::Flood, Self::Mtu, Self::Xdp];
+}
+
+/// What a flow carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Datagrams with a number.
+    Plain,
+    /// Requests of SIP (RFC 3261), whose addresses conntrack's helper translates where a rule assigns it.
+    Sip,
+    /// Commands of FTP (RFC 959) over TCP, likewise.
+    Ftp,
+}
+
+impl Content {
+    const ALL: [Self; 3] = [Self::Plain, Self::Sip, Self::Ftp];
+
+    /// A message with this number, of `length` bytes if that is more than it needs.
+    fn message(self, number: u32, length: usize, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+        match self {
+            Self::Plain => {
+                let mut bytes = vec![(number % 251) as u8; length];
+                bytes[..4].copy_from_slice(&number.to_be_bytes());
+                bytes
+            }
+            Self::Sip => {
+                let host = from.ip();
+                let head = format!(
+                    "OPTIONS sip:{to} SIP/2.0\r\nVia: SIP/2.0/UDP {from};branch=z9hG4bK{number}\r\n\
+                     From: <sip:one@{host}>;tag=1\r\nTo: <sip:two@{}>\r\nCall-ID: {number}\r\n\
+                     CSeq: {number} OPTIONS\r\nContact: <sip:one@{from}>\r\nContent-Length: 0\r\nSubject: ",
+                    to.ip()
+                );
+                let subject = "x".repeat(length.saturating_sub(head.len() + 4));
+                format!("{head}{subject}\r\n\r\n").into_bytes()
+            }
+            Self::Ftp => {
+                let host = from.ip().to_string().replace('.', ",");
+                let [high, low] = (FIRST_DATA_PORT + number as u16).to_be_bytes();
+                format!("PORT {host},{high},{low}\r\n").into_bytes()
+            }
+        }
+    }
+
+    /// The number of a message.
+    fn number(self, bytes: &[u8]) -> Option<u32> {
+        let text = || std::str::from_utf8(bytes).ok();
+        match self {
+            Self::Plain => Some(u32::from_be_bytes(*bytes.first_chunk()?)),
+            Self::Sip => text()?.split_once("CSeq: ")?.1.split_once(' ')?.0.parse().ok(),
+            Self::Ftp => {
+                let mut last = text()?.trim_end().rsplit(',').map(|part| part.parse::<u8>().ok());
+                let (low, high) = (last.next()??, last.next()??);
+                Some(u16::from_be_bytes([high, low]).wrapping_sub(FIRST_DATA_PORT).into())
+            }
+        }
+    }
 }
 
 /// A case.
@@ -114,6 +185,7 @@ enum Event {
 struct Case {
     rules: Vec<(Rule, &'static str)>,
     event: Event,
+    content: Content,
     from_pod: bool,
     /// One datagram in so many is long.
     long_every: u32,
@@ -134,7 +206,8 @@ impl Case {
         });
         Self {
             rules: rules.collect(),
-            event: [Event::None, Event::Rules, Event::Flood, Event::Mtu][pick(random, 4)],
+            event: Event::ALL[pick(random, Event::ALL.len())],
+            content: Content::ALL[pick(random, Content::ALL.len())],
             from_pod: random.below(2) == 0,
             long_every: [2, 3, 6, 1000][pick(random, 4)],
         }
@@ -146,7 +219,7 @@ impl Case {
                         set m { type ipv4_addr; size 100; flags dynamic; }\n"
             .to_owned();
         if self.rules.iter().any(|(rule, _)| *rule == Rule::Helper) {
-            text.push_str("ct helper tftp { type \"tftp\" protocol udp; }\n");
+            text.push_str("ct helper sip { type \"sip\" protocol udp; }\nct helper ftp { type \"ftp\" protocol tcp; }\n");
         }
         for (number, (rule, hook)) in self.rules.iter().enumerate() {
             let (kind, priority) = match rule {
@@ -178,6 +251,9 @@ impl Case {
         if self.event != Event::None {
             all.push(Self { event: Event::None, ..self.clone() });
         }
+        if self.content != Content::Plain {
+            all.push(Self { content: Content::Plain, ..self.clone() });
+        }
         if self.long_every != 1000 {
             all.push(Self { long_every: 1000, ..self.clone() });
         }
@@ -185,8 +261,73 @@ impl Case {
     }
 }
 
+/// The pin of the XDP program.
+const DROPS_FRAMES: &str = "/sys/fs/bpf/drops-frames";
+
 /// What the spaces received: the place, the number of the datagram, its bytes.
 type Received = BTreeMap<(&'static str, u32), Vec<Vec<u8>>>;
+
+/// The place where messages arrive, and the way in which they do.
+enum Place {
+    Datagrams(UdpSocket),
+    /// A connection, and what was read of it after the last whole line.
+    Lines(TcpStream, Vec<u8>),
+}
+
+impl Place {
+    fn bind(space: &Space, address: SocketAddr) -> Self {
+        let socket = space.bind(|| UdpSocket::bind(address)).expect("bind");
+        socket.set_nonblocking(true).expect("non-blocking");
+        Self::Datagrams(socket)
+    }
+
+    /// Calls `take` with each message that has arrived.
+    fn read(&mut self, mut take: impl FnMut(&[u8])) {
+        let mut bytes = [0; 2000];
+        match self {
+            Self::Datagrams(socket) => {
+                while let Ok(length) = socket.recv(&mut bytes) {
+                    take(&bytes[..length]);
+                }
+            }
+            Self::Lines(stream, rest) => {
+                while let Ok(length @ 1..) = stream.read(&mut bytes) {
+                    rest.extend_from_slice(&bytes[..length]);
+                }
+                while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                    take(&rest.drain(..=end).collect::<Vec<u8>>());
+                }
+            }
+        }
+    }
+}
+
+/// The sender of a flow.
+enum Sender {
+    Datagrams(UdpSocket),
+    Lines(TcpStream),
+}
+
+impl Sender {
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Datagrams(socket) => socket.local_addr(),
+            Self::Lines(stream) => stream.local_addr(),
+        }
+        .expect("the sender's address")
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        match self {
+            // The first call may report an ICMP error of an earlier datagram.
+            Self::Datagrams(socket) => drop(socket.send(bytes).or_else(|_| socket.send(bytes))),
+            Self::Lines(stream) => match stream.write_all(bytes) {
+                Err(e) if e.kind() != ErrorKind::WouldBlock => panic!("write: {e}"),
+                _ => {}
+            },
+        }
+    }
+}
 
 /// A node with one of the backends.
 struct Bed {
@@ -204,6 +345,10 @@ impl Bed {
         let collector = stage.node.host("collector");
         let (web, own) = stage.pod("web");
         let (other, others) = stage.pod_at("other", PORT + 1);
+        if engine == Engine::Nftables {
+            stage.node.cmd("mount -t bpf bpf /sys/fs/bpf");
+        }
+        stage.node.run(|| xdp::pin_one_that_drops(DROPS_FRAMES)).expect("load a program of XDP");
         Self { stage, web, own: own[0], other, others: others[0], collector }
     }
 
@@ -220,30 +365,42 @@ impl Bed {
         self.follow();
     }
 
-    fn run(&self, case: &Case) -> Received {
+    fn run(&self, case: &Case, from: u16) -> Received {
         let (stage, far) = (&self.stage, SocketAddr::new(self.stage.client_ips()[0], FAR));
-        let at = |space: &slipway_tests::Space, address: SocketAddr| {
-            let socket = space.bind(|| UdpSocket::bind(address)).expect("bind");
-            socket.set_nonblocking(true).expect("non-blocking");
-            socket
-        };
         let copied = SocketAddr::new(self.collector.v4.into(), FAR);
-        let places = [
-            ("web", at(&self.web, (self.own, 80).into())),
-            ("other", at(&self.other, (self.others, 80).into())),
-            ("client", at(&stage.client, far)),
-            ("collector", at(&self.collector, copied)),
-        ];
-        let (space, to): (&slipway_tests::Space, _) = if case.from_pod {
+        let (web, client) = ((self.own, 80).into(), far);
+        let (space, to): (&Space, SocketAddr) = if case.from_pod {
             (&self.web, far)
         } else {
             (&stage.client, (stage.node_ips()[0], PORT).into())
         };
-        let sender = space.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
-        sender.connect(to).expect("connect");
         if case.event != Event::Rules {
             self.apply(case);
         }
+        let (mut sender, mut places) = if case.content == Content::Ftp {
+            let (at, place, address): (&Space, _, _) =
+                if case.from_pod { (&stage.client, "client", client) } else { (&self.web, "web", web) };
+            let listener = at.bind(|| TcpListener::bind(address)).expect("listen");
+            let stream = space.run(|| TcpStream::connect_timeout(&to, patience())).expect("connect");
+            let (accepted, _) = listener.accept().expect("accept");
+            for one in [&stream, &accepted] {
+                one.set_nodelay(true).expect("no delay");
+                one.set_nonblocking(true).expect("non-blocking");
+            }
+            (Sender::Lines(stream), vec![(place, Place::Lines(accepted, Vec::new()))])
+        } else {
+            let source = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), from);
+            let sender = space.bind(|| UdpSocket::bind(source)).expect("bind");
+            sender.connect(to).expect("connect");
+            let places = vec![
+                ("web", Place::bind(&self.web, web)),
+                ("other", Place::bind(&self.other, (self.others, 80).into())),
+                ("client", Place::bind(&stage.client, client)),
+                ("collector", Place::bind(&self.collector, copied)),
+            ];
+            (Sender::Datagrams(sender), places)
+        };
+        let source = sender.address();
         let mut received = Received::new();
         let begin = Instant::now();
         for number in 0..COUNT {
@@ -251,15 +408,13 @@ impl Bed {
                 self.happen(case);
             }
             let length = if number % case.long_every == 1 { 1200 } else { 40 };
-            let mut bytes = vec![(number % 251) as u8; length];
-            bytes[..4].copy_from_slice(&number.to_be_bytes());
-            let _ = sender.send(&bytes).or_else(|_| sender.send(&bytes));
-            gather(&places, &mut received);
+            sender.send(&case.content.message(number, length, source, to));
+            gather(case.content, &mut places, &mut received);
             let next = begin + Duration::from_secs(1) * (number + 1) / RATE;
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
         thread::sleep(Duration::from_millis(50));
-        gather(&places, &mut received);
+        gather(case.content, &mut places, &mut received);
         self.restore(case);
         received
     }
@@ -274,6 +429,10 @@ impl Bed {
                 node.cmd("ip link set cni0 type bridge ageing_time 0");
                 node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", self.own));
                 node.cmd("bridge fdb flush dev cni0");
+            }
+            Event::Xdp => {
+                self.web.cmd(&format!("ip link set dev eth0 xdpdrv pinned {DROPS_FRAMES}"));
+                self.follow();
             }
             Event::Mtu => {
                 self.stage.client.cmd("ip link set eth0 mtu 1000");
@@ -295,19 +454,19 @@ impl Bed {
                 node.cmd(&format!("ip link set {} mtu 1500", self.stage.client.node_link));
                 let _ = self.web.try_cmd("ip route flush cache");
             }
+            Event::Xdp => drop(self.web.cmd("ip link set dev eth0 xdpdrv off")),
             Event::None | Event::Rules => {}
         }
         self.follow();
     }
 }
 
-fn gather(places: &[(&'static str, UdpSocket)], received: &mut Received) {
-    let mut bytes = [0; 2000];
-    for (place, socket) in places {
-        while let Ok(length) = socket.recv(&mut bytes) {
-            let number = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            received.entry((place, number)).or_default().push(bytes[..length].to_vec());
-        }
+fn gather(content: Content, places: &mut [(&'static str, Place)], received: &mut Received) {
+    for (place, one) in places {
+        one.read(|bytes| {
+            let number = content.number(bytes).unwrap_or(u32::MAX);
+            received.entry((place, number)).or_default().push(bytes.to_vec());
+        });
     }
 }
 
@@ -345,7 +504,8 @@ fn difference(case: &Case, [nftables, carried]: &[Received; 2]) -> Option<String
 
 fn compare(beds: &[Bed; 2], case: &Case) -> Option<String> {
     let received = thread::scope(|scope| {
-        let runs = [&beds[0], &beds[1]].map(|bed| scope.spawn(move || bed.run(case)));
+        let from = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+        let runs = [&beds[0], &beds[1]].map(|bed| scope.spawn(move || bed.run(case, from)));
         runs.map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     difference(case, &received)
