@@ -28,8 +28,17 @@ const RULES: [(&str, &[&str]); 9] = [
     ("quota", &["-p udp -m quota --quota 5000 -j ACCEPT", "-p udp -j DROP"]),
     ("length", &["-p udp -m length --length 100:65535 -j DROP"]),
     ("u32", &["-p udp -m u32 --u32 28&0x1=0x1 -j DROP"]),
-    ("recent", &["-p udp -m recent --set --name drawn", "-p udp -m recent --update --hitcount 15 --name drawn -j DROP"]),
-    ("connbytes", &["-p udp -m connbytes --connbytes 20: --connbytes-dir both --connbytes-mode packets -j DROP"]),
+    (
+        "recent",
+        &[
+            "-p udp -m recent --set --name drawn",
+            "-p udp -m recent --update --hitcount 15 --name drawn -j DROP",
+        ],
+    ),
+    (
+        "connbytes",
+        &["-p udp -m connbytes --connbytes 20: --connbytes-dir both --connbytes-mode packets -j DROP"],
+    ),
     ("tos", &["-p udp -m tos --tos 0x03/0x03 -j DROP"]),
 ];
 

@@ -28,16 +28,8 @@ pub(crate) fn pin_one_that_drops(path: &str) -> io::Result<()> {
     let instructions: [u64; 2] = [0x1_0000_00b7, 0x95];
     let license = CString::new("GPL").expect("a text");
     let count = instructions.len() as u64;
-    let load = [
-        u64::from(XDP) | count << 32,
-        instructions.as_ptr() as u64,
-        license.as_ptr() as u64,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ];
+    let load =
+        [u64::from(XDP) | count << 32, instructions.as_ptr() as u64, license.as_ptr() as u64, 0, 0, 0, 0, 0];
     let program = bpf(LOAD, &load)?;
     let path = CString::new(path).expect("a path");
     let pinned = bpf(PIN, &[path.as_ptr() as u64, program.unsigned_abs()]);

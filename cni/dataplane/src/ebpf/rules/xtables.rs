@@ -257,10 +257,7 @@ mod tests {
         assert_eq!(judged(0, ("tos", &[0xfc, 0x10, 0]), DROP), None);
         assert_eq!(judged(0, ("tos", &[0x03, 0x03, 0]), DROP), hold("-m tos with bits of ecn", all, None));
         assert_eq!(judged(0, ("comment", &[]), ("TOS", &[0, 0xfc])), None);
-        assert_eq!(
-            judged(0, ("comment", &[]), ("TOS", &[0, 0x03])),
-            hold("TOS with bits of ecn", all, None)
-        );
+        assert_eq!(judged(0, ("comment", &[]), ("TOS", &[0, 0x03])), hold("TOS with bits of ecn", all, None));
         // A negated port (`! --dport`), flags that some packets with ACK have, an option.
         assert_eq!(
             judged(TCP, ("tcp", &tcp(Some(80), [0, 0, 0, 2])), ("TEE", &[])),
