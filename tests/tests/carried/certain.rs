@@ -213,7 +213,7 @@ fn flooded_frames_give_no_flow_to_another_pod() {
         let mac = web.mac("eth0");
         stage.node.cmd("ip link set cni0 type bridge ageing_time 0");
         stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", own[0]));
-        stage.node.cmd("bridge fdb flush dev cni0");
+        stage.node.cmd("bridge fdb flush dev cni0 nopermanent");
         let mut flow = Datagrams::to_pod(stage, &web, own, 0);
         assert_all(&flow.send(80), 0..80, &format!("{:?}", stage.engine));
         if stage.engine == Engine::Carried {

@@ -90,8 +90,9 @@ fn rules_of_iptables_decide_about_each_datagram() {
 fn copies_that_iptables_makes_divert_no_flow() {
     needs!(has_programs(), PROGRAMS);
     let stages = [Engine::Nftables, Engine::Carried].map(Stage::new);
-    let pods = [&stages[0], &stages[1]].map(|stage| stage.pod("web"));
+    // Programs are attached to the links that exist at an ADD.
     let collectors = [&stages[0], &stages[1]].map(collector);
+    let pods = [&stages[0], &stages[1]].map(|stage| stage.pod("web"));
     for variant in ["iptables-nft", "iptables-legacy"] {
         for chain in ["PREROUTING", "FORWARD", "POSTROUTING"] {
             on_both(&stages, |stage| {

@@ -216,7 +216,7 @@ fn rules_about_congestion_hold_the_flows() {
     holds(&of_family(&[2], vec![load(1, 1, 1), and(&[0x03]), cmp(0, &[3]), drop()]), "ecn", v4, None);
     holds(&of_family(&[10], vec![load(1, 1, 1), and(&[0x30]), cmp(0, &[0x30]), drop()]), "ecn", v6, None);
     holds(&of_family(&[2], vec![load(1, 1, 1), cmp(0, &[3]), drop()]), "ecn", v4, None);
-    // `ip ecn set not-ect`, and the whole byte.
+    // `ip ecn set` to zero, and the whole byte.
     let change = "a change of ecn";
     holds(&of_family(&[2], vec![load(1, 0, 2), and(&[0xff, 0xfc]), write(0, 2)]), change, v4, None);
     holds(&of_family(&[2], vec![write(1, 1)]), change, v4, None);
