@@ -126,7 +126,7 @@ pub(crate) const STORM_COLUMNS: &[Column<StormRow>] = &[
     column("changes per second", |row| row.reports_per_second),
     column("CPU with them (% of one processor)", |row| row.cpu_percent),
     column("changed address to route, median (ms)", |row| row.change_p50_ms),
-    column("p95", |row| row.change_p95_ms),
+    column("95th percentile", |row| row.change_p95_ms),
     column("longest", |row| row.change_longest_ms),
 ];
 

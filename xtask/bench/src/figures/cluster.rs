@@ -46,9 +46,6 @@ fn by_server(data: &Report) -> String {
         data.heartbeats_per_second,
         data.other_work * 100.0
     );
-    if !data.storms.is_empty() {
-        text += &storms(data);
-    }
     text
 }
 
@@ -65,10 +62,15 @@ fn storms(data: &Report) -> String {
     let mut text = format!("{space}| |{heading}\n|---|{}\n", "---:|".repeat(data.storms.len()));
     for Column { name, value } in STORM_COLUMNS {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "| {name} |{}", column(&|row| digits(value(row))));
+        // Where only the start is measured, the rest is zero.
+        let cell = |row: &StormRow| match value(row) {
+            0.0 => "–".to_owned(),
+            number => digits(number),
+        };
+        let _ = writeln!(text, "| {name} |{}", column(&cell));
     }
-    text += "\nThe API server of this table is a part of the benchmark and uses no TLS. Every Node reports once a second, and each \
-             time one in\na hundred has another address; 0 where only the start was measured.\n";
+    text += "\nThe API server of this table is a part of the benchmark and uses no TLS. Every Node reports once a second, \
+             and each\ntime one in a hundred has another address.\n";
     text
 }
 
