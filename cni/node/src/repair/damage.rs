@@ -202,10 +202,11 @@ pub struct Observer {
 
 /// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
-/// The same for a filter or queue of another program's link, which may be an uplink with BPF programs.
-const SECOND_LOOK_AT_UPLINK: Duration = Duration::from_millis(400);
-/// The same for a limit of a container: bandwidth's DEL removes it, and the link goes with the DEL of another plugin, which a
-/// busy node may start a second later. A repair in between would restore the ports of a container that is being deleted.
+/// The same for filters and queues of links without a known limit: BPF programs, or a limit that an ADD is setting up.
+const SECOND_LOOK_AT_FILTER: Duration = Duration::from_millis(400);
+/// The same for links with a limit, which is not urgent: bandwidth's DEL removes it, and the link goes with the DEL of
+/// another plugin, which a busy node may start a second later. A repair in between would restore the ports of a container
+/// that is being deleted.
 const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(1500);
 /// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
 const SUSPECTS: usize = 4096;
@@ -357,11 +358,8 @@ impl Observer {
             return Some(Damage::Lost);
         }
         let wait = match lost {
-            Loss::Limit | Loss::Filter => match self.socket.link_by_index(link) {
-                Ok(link) if is_own_link(&link.alias) => SECOND_LOOK_AT_LIMIT,
-                Ok(_) => SECOND_LOOK_AT_UPLINK,
-                Err(_) => return None,
-            },
+            Loss::Limit | Loss::Filter if self.limits.has(link) => SECOND_LOOK_AT_LIMIT,
+            Loss::Limit | Loss::Filter => SECOND_LOOK_AT_FILTER,
             _ => SECOND_LOOK,
         };
         self.suspects.push((Instant::now() + wait, link, lost));

@@ -29,6 +29,11 @@ impl Limits {
         Ok(all)
     }
 
+    /// True if the link has a limit, or had one when it was last read.
+    pub(super) fn has(&self, link: u32) -> bool {
+        self.0.get(&link).is_some_and(|limit| limit.queue.is_some() || !limit.redirections.is_empty())
+    }
+
     /// Forgets the limits of a link that is gone. Returns the links that were redirected to it.
     pub(super) fn forget(&mut self, link: u32) -> Vec<u32> {
         self.0.remove(&link);
@@ -81,7 +86,9 @@ mod tests {
     #[test]
     fn links_whose_target_is_gone_are_known() {
         let limit = |to: u32| Limit { queue: None, redirections: vec![to] };
-        let mut limits = Limits([(3, limit(7)), (4, limit(8)), (7, limit(9))].into());
+        let none = Limit { queue: None, redirections: Vec::new() };
+        let mut limits = Limits([(3, limit(7)), (4, limit(8)), (5, none), (7, limit(9))].into());
+        assert_eq!([3, 5, 6].map(|link| limits.has(link)), [true, false, false]);
         assert_eq!((limits.forget(7), limits.forget(7), limits.forget(9)), (vec![3], vec![3], vec![]));
     }
 }
