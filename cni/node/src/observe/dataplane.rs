@@ -80,27 +80,11 @@ impl Dataplane {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::path::Path;
-
-    use cni_state::documents::{BpfMap, Document, Form};
-    use serde::Serialize;
+    use cni_state::documents::BpfMap;
 
     use super::super::tests::port;
     use super::*;
-
-    /// The command that prints a document.
-    fn echo(content: impl Serialize + Form) -> String {
-        format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
-    }
-
-    fn program(dir: &Path, script: &str) -> Program {
-        let path = dir.join("slipway");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        Program::new(path)
-    }
+    use crate::repair::program::tests::{echo, script};
 
     #[tokio::test(flavor = "current_thread")]
     async fn both_commands_are_read_once_within_the_interval() {
@@ -115,12 +99,12 @@ mod tests {
             ..BpfNode::default()
         };
         let expected = DataplaneView { node, ports: vec![port()] };
-        let script = format!(
+        let text = format!(
             "echo \"$*\" >> \"$0.calls\"\ncase $1 in\nnode) {} ;;\nports) {} ;;\nesac",
             echo(&expected.node),
             echo(Ports { attachments: Vec::new(), ports: expected.ports.clone() })
         );
-        let dataplane = Dataplane::new(program(temp.path(), &script));
+        let dataplane = Dataplane::new(script(temp.path(), &text));
         let view = dataplane.view().await.unwrap();
         assert_eq!(*view, expected);
         assert_eq!(dataplane.view().await.unwrap(), view);
@@ -142,9 +126,9 @@ mod tests {
             "{missing}"
         );
         let ports = r#"[ $1 = ports ] && exec echo '{"schema": 2, "attachments": [], "ports": []}'"#;
-        let failed = error(program(temp.path(), &format!("{ports}\nexit 3"))).await;
+        let failed = error(script(temp.path(), &format!("{ports}\nexit 3"))).await;
         assert_eq!(failed, format!("{name} node status --output json: exit status: 3"));
-        let invalid = program(temp.path(), &format!("{ports}\necho '{{'"));
+        let invalid = script(temp.path(), &format!("{ports}\necho '{{'"));
         let text = error(invalid.clone()).await;
         assert!(
             text.starts_with(&format!("{name} node status --output json: unexpected output: EOF")),

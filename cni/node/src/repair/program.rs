@@ -301,8 +301,7 @@ fn report(items: Vec<RestoreItem>) -> Restoration {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
+pub(crate) mod tests {
     use std::path::Path;
 
     use cni_state::documents::Document;
@@ -310,16 +309,20 @@ mod tests {
 
     use super::*;
 
-    /// A program with this script.
-    fn script(directory: &Path, text: &str) -> Program {
+    /// A program with this script. Another process writes it: a child that another test starts meanwhile would inherit this
+    /// process's descriptor, and the kernel runs no file that somebody may write (ETXTBSY).
+    pub(crate) fn script(directory: &Path, text: &str) -> Program {
         let path = directory.join("slipway");
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        let mut write = std::process::Command::new("sh");
+        write
+            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"", "sh", text])
+            .arg(&path);
+        assert!(write.status().unwrap().success());
         Program::new(path)
     }
 
     /// The command that prints a document.
-    fn echo(content: impl Serialize + Form) -> String {
+    pub(crate) fn echo(content: impl Serialize + Form) -> String {
         format!("echo '{}'", serde_json::to_string(&Document::new(content)).unwrap())
     }
 
