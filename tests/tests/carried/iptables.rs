@@ -16,7 +16,7 @@ const COUNT: u32 = 150;
 /// The difference that the clock makes between two nodes.
 const CHANCE: usize = 15;
 
-/// A name, and the arguments of rules. `FORWARD` has a chain of ours before it, so the rules come first.
+/// Names of cases, and their rules, which are inserted at the top of `FORWARD`.
 const RULES: [(&str, &[&str]); 9] = [
     ("limit", &["-p udp -m limit --limit 50/second --limit-burst 5 -j ACCEPT", "-p udp -j DROP"]),
     (
@@ -42,7 +42,7 @@ const RULES: [(&str, &[&str]); 9] = [
     ("tos", &["-p udp -m tos --tos 0x03/0x03 -j DROP"]),
 ];
 
-/// Calls `act` with a table of each variant, on two nodes at once, and returns what it returns for each.
+/// Calls `act` with both nodes at once.
 fn on_both<T: Send>(stages: &[Stage; 2], act: impl Fn(&Stage) -> T + Sync) -> [T; 2] {
     thread::scope(|scope| {
         let runs = [&stages[0], &stages[1]].map(|stage| scope.spawn(|| act(stage)));

@@ -125,7 +125,7 @@ impl Event {
     const ALL: [Self; 5] = [Self::None, Self::Rules, Self::Flood, Self::Mtu, Self::Xdp];
 }
 
-/// What a flow carries.
+/// The content of the messages of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// Datagrams with a number.

@@ -24,9 +24,9 @@ Examples:
 
 /// Print the files of a deployment in a cluster
 ///
-/// Prints the objects of Kubernetes (service account, rights and their limit, DaemonSet) as YAML, or another file: the container file, a
-/// kustomize base, a configuration for kind, or a systemd unit for nodes without a DaemonSet. Options of `slipwayd run`
-/// become arguments of the agent. Nothing is sent to a cluster.
+/// Prints the objects of Kubernetes (service account, rights and their limit, DaemonSet) as YAML, or another file: the
+/// container file, a kustomize base, a configuration for kind, or a systemd unit for nodes without a DaemonSet. Options of
+/// `slipwayd run` become arguments of the agent. Nothing is sent to a cluster.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {

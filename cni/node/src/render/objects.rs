@@ -29,9 +29,9 @@ pub enum Object {
     ClusterRole(ClusterRole),
     /// The connection of the two.
     ClusterRoleBinding(ClusterRoleBinding),
-    /// The limit of these rights to the Node of the agent's own node, which RBAC cannot express.
+    /// The policy that limits these rights to the Node of the agent's own node, which RBAC cannot express.
     Policy(Box<ValidatingAdmissionPolicy>),
-    /// What makes the limit hold.
+    /// The binding that puts the policy into force.
     PolicyBinding(Box<ValidatingAdmissionPolicyBinding>),
     /// The agents.
     DaemonSet(Box<DaemonSet>),

@@ -15,7 +15,7 @@ super::on! {
     experimental: running_and_restarted;
 }
 
-/// One container after the other while they run, and with a restart.
+/// A running container moves to another network; a stopped one finds its network's driver changed when it starts again.
 fn running_and_restarted(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, system } = &world;

@@ -32,7 +32,7 @@ const SYNC: Duration = Duration::from_secs(300);
 const MOVING: u32 = 100;
 /// The reports that are sent together: 100 pieces of a second.
 const PIECES: u32 = 100;
-/// What stands for a Node's address and version in the text that each of its reports is made from.
+/// Placeholders for a Node's address and version, in the text from which its reports are made.
 const ADDRESS_PLACE: &str = "@address@";
 const VERSION_PLACE: &str = "@version@";
 /// The events that a watch may be behind.
@@ -86,7 +86,7 @@ pub(super) async fn measure(
 
 /// Sends the reports. Returns their number, and the times from a report to the kernel's notification of its route.
 async fn storm(server: &Server, nodes: u32, seconds: u32) -> Result<(u32, Vec<Duration>)> {
-    // Making each object anew takes this process longer than the agent takes to read it.
+    // Serializing an object for each report would take longer than the agent needs to read it.
     let forms: Vec<String> = (0..=nodes).map(|number| object(number, ADDRESS_PLACE, VERSION_PLACE)).collect();
     let (mut version, mut sent, mut reactions) = (2_u64, 0, Vec::new());
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / PIECES);

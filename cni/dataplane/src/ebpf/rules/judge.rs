@@ -47,17 +47,18 @@ enum Loaded {
     Flags(u8),
     /// conntrack's state, of which a mask is left.
     State(u32),
-    /// The type of service, at this byte, with what became of the bits that report congestion.
+    /// The type of service: its byte within the register, and the state of its bits that report congestion.
     Service(usize, Congestion),
 }
 
-/// The bits of the type of service that report congestion (RFC 3168), which differ between the packets of a flow: the part
-/// of them that a register has after a mask.
+/// The state, in a register, of the bits that report congestion (RFC 3168). They differ between the packets of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Congestion {
-    /// As they are in the packet.
+    /// All are as in the packet.
     Kept,
+    /// A mask has removed them.
     Masked,
+    /// Only some of them are left, or others were set.
     Changed,
 }
 
