@@ -28,5 +28,5 @@ pub use flow::{
     TICK_SHIFT, TO_PEER, Way,
 };
 pub use hash::{KEYS, Keyed};
-pub use life::{Arrival, CARRIED_FOR, Count, State, Step, first_candidate};
+pub use life::{Arrival, CARRIED_FOR, Count, State, Step, Young, first_candidate};
 pub use record::{Departure, Outcome, PROOF, Record, Record4, Record6, Stage};

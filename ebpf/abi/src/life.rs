@@ -165,6 +165,17 @@ impl Count {
     }
 }
 
+/// An element of [`YOUNG`](crate::maps::YOUNG). All directions whose hashes have the same remainder share it. The
+/// programs add to the upper word by atomic operations on both words, as there are none on one.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Young {
+    pub count: Count,
+    /// The number of entries that directions with the protocol TCP have here. It is too high after an entry was evicted,
+    /// which costs look-ups, but never too low, as a connection's end must find its entry.
+    pub entries: u32,
+}
+
 /// A packet that arrives, without SYN, FIN and RST.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {

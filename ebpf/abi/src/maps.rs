@@ -62,7 +62,7 @@ pub const PENDING4: &str = "pending4";
 pub const PENDING6: &str = "pending6";
 /// Per-CPU array: a single `u32`, the number of the last record.
 pub const CURSORS: &str = "cursors";
-/// Array: [`Count`](crate::Count) of the packets of flows without an entry.
+/// Array of [`Young`](crate::Young): counts of the packets of flows without an entry, and of TCP's entries.
 pub const YOUNG: &str = "young";
 /// The pinned maps. Programs share them even if one process loaded some and was killed, and another loaded the rest.
 pub const ALL: [&str; 14] = [
@@ -78,8 +78,8 @@ pub const PENDING_EACH: u32 = 1024;
 /// Processors with records of their own; a power of two. `tc_index` has 16 bits for both.
 pub const PENDING_CPUS: u32 = 64;
 pub const UPLINKS_SIZE: u32 = 1024;
-/// Slots that count the packets of flows without an entry; a power of two.
-pub const YOUNG_SIZE: u32 = 16_384;
+/// A power of two.
+pub const YOUNG_SIZE: u32 = 32_768;
 
 /// As in the object file.
 pub mod programs {

@@ -5,13 +5,14 @@
 //! A packet with a record ends the record's life (the diagram at [`Stage`]), and begins or renews the life of its
 //! direction of the flow (the diagram at [`State`](slipway_ebpf_abi::State)).
 
+use aya_ebpf::bindings::{BPF_EXIST, BPF_NOEXIST};
 use slipway_ebpf_abi::maps::{HELD_PORTS, held_port};
 use slipway_ebpf_abi::{
-    Counter, Departure, Entry, HAS_ETHERNET, IPPROTO_UDP, Outcome, Record, Stage, TO_PEER, Way,
+    Counter, Departure, Entry, HAS_ETHERNET, IPPROTO_TCP, IPPROTO_UDP, Outcome, Record, Stage, TO_PEER, Way,
 };
 
 use crate::family::{Addr, Family};
-use crate::maps::{self, Maps, add};
+use crate::maps::{self, Maps, Slot, add};
 use crate::memory::{clear, copy, same};
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
@@ -130,7 +131,23 @@ fn bar<F: Maps>(scratch: &mut Scratch<F>, now: u32) -> i32 {
     clear(&raw mut scratch.entry);
     scratch.entry.bar(now);
     scratch.entry.asked = now;
-    let _ = F::entries().insert(&scratch.record.key, &scratch.entry, 0);
+    insert(scratch)
+}
+
+/// Inserts [`Scratch::entry`] for a direction that has none. If the map is full of elements in use, netfilter serves the
+/// flow.
+#[inline(never)]
+fn insert<F: Maps>(scratch: &Scratch<F>) -> i32 {
+    let key = &scratch.record.key;
+    let is_counted = key.protocol == u32::from(IPPROTO_TCP);
+    let slot = Slot::of(key);
+    if is_counted {
+        slot.add_entries(1);
+    }
+    // Another processor may have inserted one meanwhile, which then is counted already.
+    if F::entries().insert(key, &scratch.entry, u64::from(BPF_NOEXIST)).is_err() && is_counted {
+        slot.add_entries(-1);
+    }
     Act::NEXT
 }
 
@@ -162,6 +179,7 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
     add(Counter::Checked, 1);
     let packet = scratch.packet.arrival();
     clear(&raw mut scratch.entry);
+    let mut is_new = true;
     if let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) {
         // SAFETY: as in `ingress`.
         let entry = unsafe { &mut *entry };
@@ -182,6 +200,7 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
             return Act::NEXT;
         }
         keep_numbers::<F>(&mut scratch.entry, entry);
+        is_new = false;
     } else if has_held_port(scratch) || is_wholly_translated(scratch) {
         return Act::NEXT;
     }
@@ -189,9 +208,11 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
     entry.begin(packet, scratch.record.epoch, now);
     entry.acknowledgment = scratch.acknowledgment;
     copy(&raw const scratch.way, &raw mut entry.way);
-    // Replaces the whole element: a reader sees one way or the other. If the map is full of elements in use,
-    // netfilter serves the flow.
-    let _ = F::entries().insert(&scratch.record.key, &scratch.entry, 0);
+    if is_new {
+        return insert(scratch);
+    }
+    // Replaces the whole element: a reader sees one way or the other. If it was removed meanwhile, the flow begins again.
+    let _ = F::entries().insert(&scratch.record.key, &scratch.entry, u64::from(BPF_EXIST));
     Act::NEXT
 }
 

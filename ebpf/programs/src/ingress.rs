@@ -7,7 +7,7 @@
 
 use slipway_ebpf_abi::maps::held_bit;
 use slipway_ebpf_abi::{
-    Counter, Entry, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER, first_candidate,
+    Counter, Entry, FlowKey, HAS_ETHERNET, IPPROTO_TCP, Stage, State, Step, TO_PEER, first_candidate,
 };
 
 use crate::family::Addr;
@@ -39,7 +39,13 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     }
     let is_control = scratch.packet.is_control();
     let first = first_candidate(scratch.key.protocol);
-    let slot = Slot::of(maps::hash(&raw const scratch.key));
+    let slot = Slot::of(&raw const scratch.key);
+    if scratch.key.protocol == u32::from(IPPROTO_TCP) && slot.has_no_entry() {
+        if !is_control && candidate(slot, first) == Step::Note {
+            note(skb, scratch, epoch, now(), Stage::Original);
+        }
+        return Act::NEXT;
+    }
     // Whoever can have a count begin again must not hide an entry from the segments that end a connection.
     if !is_control && slot.state(first) == State::Young {
         slot.count();
@@ -170,10 +176,18 @@ fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>
     entry.suspend();
     if scratch.packet.tcp & SYN == 0 {
         set_reverse(scratch, entry);
-        let _ = F::entries().remove(&scratch.reverse);
-        let _ = F::entries().remove(&scratch.key);
+        remove::<F>(&scratch.reverse);
+        remove::<F>(&scratch.key);
     }
     Act::NEXT
+}
+
+/// Removes the entry of a direction of a connection.
+#[inline(always)]
+fn remove<F: Maps>(key: &FlowKey<Addr<F>>) {
+    if F::entries().remove(key).is_ok() {
+        Slot::of(key).add_entries(-1);
+    }
 }
 
 /// A SYN, FIN or RST from outside. Netfilter sees it, except a FIN or RST that the pod's acknowledgment

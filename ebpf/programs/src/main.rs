@@ -14,6 +14,7 @@
 //! kernel's stack.
 #![no_std]
 #![no_main]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![allow(clippy::cast_possible_truncation, reason = "lengths, offsets and codes of the kernel are small")]
 #![allow(
     clippy::needless_borrows_for_generic_args,

@@ -11,7 +11,7 @@ use slipway_ebpf_abi::maps::{
 };
 use slipway_ebpf_abi::{
     COUNTERS, Container, Count, Counter, Entry, Entry4, Entry6, FlowKey, FlowKey4, FlowKey6, KEYS, Keyed,
-    Record, Record4, Record6, State,
+    Record, Record4, Record6, State, Young,
 };
 
 use crate::family::{Addr, Family};
@@ -51,7 +51,7 @@ static PENDING6: Array<Record6> = Array::with_max_entries(PENDING_EACH * PENDING
 #[map(name = "cursors")]
 static CURSORS: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "young")]
-static YOUNG: Array<Count> = Array::with_max_entries(YOUNG_SIZE, 0);
+static YOUNG: Array<Young> = Array::with_max_entries(YOUNG_SIZE, 0);
 #[map(name = "carrying4")]
 static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "carrying6")]
@@ -123,7 +123,7 @@ pub(crate) fn container(link: u32) -> Option<Container> {
 
 /// A [hash](Keyed) of a value whose size is a multiple of 4 bytes.
 #[inline(always)]
-pub(crate) fn hash<T: Copy>(value: *const T) -> u32 {
+fn hash<T: Copy>(value: *const T) -> u32 {
     let Some(keys) = HASH_KEYS.get(0) else { return 0 };
     let mut hash = Keyed::new(keys[0]);
     for word in 0..size_of::<T>() / 4 {
@@ -162,16 +162,17 @@ pub(crate) fn next_record() -> Option<u32> {
     Some(((processor & (PENDING_CPUS - 1)) * PENDING_EACH) | next)
 }
 
-/// The slot that counts the packets of a direction without an entry.
+/// What is counted for a direction and for those that share its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Slot {
     hash: u32,
-    place: Option<*mut Count>,
+    place: Option<*mut Young>,
 }
 
 impl Slot {
     #[inline(always)]
-    pub(crate) fn of(hash: u32) -> Self {
+    pub(crate) fn of<A: Copy>(key: *const FlowKey<A>) -> Self {
+        let hash = hash(key);
         // The upper bits are the better ones.
         Self { hash, place: YOUNG.get_ptr_mut((hash ^ hash >> 16) & (YOUNG_SIZE - 1)) }
     }
@@ -181,19 +182,52 @@ impl Slot {
     pub(crate) fn state(self, first: u32) -> State {
         let Some(place) = self.place else { return State::Candidate };
         // SAFETY: one aligned word of a map, which stays allocated.
-        unsafe { place.read_volatile() }.state(self.hash, first)
+        unsafe { (&raw const (*place).count).read_volatile() }.state(self.hash, first)
+    }
+
+    /// True if no direction of this slot with the protocol TCP has an entry.
+    #[inline(always)]
+    pub(crate) fn has_no_entry(self) -> bool {
+        // SAFETY: as above.
+        self.place.is_some_and(|place| unsafe { (&raw const (*place).entries).read_volatile() } == 0)
+    }
+
+    /// Adds to the number of entries: 1 before an entry is inserted, -1 after it was removed.
+    #[inline(always)]
+    pub(crate) fn add_entries(self, number: i64) {
+        if let Some(place) = self.place {
+            // SAFETY: as above, and aligned to 8 bytes. The sum leaves the lower word, the count of packets, as it is.
+            unsafe { add_atomically(place.cast(), number.cast_unsigned() << 32) };
+        }
     }
 
     /// Counts a packet; none if the slot remains another direction's.
     #[inline(always)]
     pub(crate) fn count(self) -> Option<Count> {
-        let place = self.place?;
+        // SAFETY: as above.
+        let place = unsafe { &raw mut (*self.place?).count };
         // SAFETY: as above.
         let count = unsafe { place.read_volatile() }.next(self.hash, coin)?;
         // SAFETY: as above; processors that write concurrently lose a count.
         unsafe { place.write_volatile(count) };
         Some(count)
     }
+}
+
+/// Adds to a number in a map. `core` has no such operation for this target.
+///
+/// # Safety
+///
+/// The number is in a map, and aligned to 8 bytes.
+#[inline(always)]
+unsafe fn add_atomically(number: *mut u64, more: u64) {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: the caller's.
+    unsafe {
+        core::arch::asm!("lock *(u64 *)({number} + 0) += {more}", number = in(reg) number, more = in(reg) more);
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    unreachable!("{number:?} {more}");
 }
 
 /// True half of the time.

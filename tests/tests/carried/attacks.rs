@@ -108,10 +108,12 @@ fn a_segment_that_ends_a_connection_is_looked_up_whatever_was_counted() {
     let mut connection = stage.connect(&pod, own);
     connection.requests(50).expect("replies");
     let keys = hash_keys(&stage);
-    let mut young = Array::<_, u32>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
+    let mut young = Array::<_, [u32; 2]>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
     for (key, _) in stage.carried4() {
         let (slot, hash) = slot(&key, &keys);
-        young.set(slot, hash & !0xff | 1, 0).expect("write a count");
+        let [_, entries] = young.get(&slot, 0).expect("the counts");
+        assert!(entries > 0, "{key:?}");
+        young.set(slot, [hash & !0xff | 1, entries], 0).expect("write a count");
     }
     let SocketAddr::V4(from) = connection.client.local_addr().expect("an address") else {
         unreachable!("IPv4")

@@ -3,14 +3,16 @@
 //! The cost of the BPF programs: instructions that the verifier processes, and time for each packet.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use aya::maps::{Array, HashMap};
-use aya::programs::{ProgramInfo, SchedClassifier, TestRun, TestRunOptions};
+use aya::maps::{Array, HashMap, Map};
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, EbpfLoader};
-use slipway_ebpf_abi::maps::{CARRIED4, CARRIED6, EPOCH, programs};
+use slipway_ebpf_abi::maps::{CARRIED4, CARRIED6, EPOCH, EPOCH_AT, HELD_AT, YOUNG, programs};
 use slipway_ebpf_abi::{Entry4, FlowKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
 use slipway_tests::{Node, PROGRAMS, has_programs, needs};
 
@@ -145,6 +147,8 @@ fn time_per_packet() {
         epoch.set(0, 1, 0).expect("set the epoch");
         let mut flows = HashMap::<_, FlowKey4, Entry4>::try_from(ebpf.take_map(CARRIED4).expect("a map"))
             .expect("a hash");
+        let mut slots =
+            Array::<_, [u32; 2]>::try_from(ebpf.take_map(YOUNG).expect("a map")).expect("an array");
         let key = FlowKey4 {
             source: client.into(),
             destination: own.into(),
@@ -180,6 +184,8 @@ fn time_per_packet() {
         };
         // The connection's first packets: before they are recorded.
         let young: Vec<_> = (0..RUNS).map(|_| run().1).collect();
+        // Without random keys, each hash is 0. The programs would have counted the entry when they inserted it.
+        slots.set(0, [0, 1], 0).expect("count an entry");
         let mut carried = Vec::with_capacity(RUNS);
         while carried.len() < RUNS {
             let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("the time");
@@ -237,4 +243,132 @@ fn time_per_connection() {
         let each = time.as_nanos() / u128::from(runs.max(1));
         println!("{name}: {:.1} runs of a connection, {each} ns each", runs as f64 / f64::from(CONNECTIONS));
     }
+}
+
+/// What connections of one request to a published port pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passed {
+    /// The rules of the nftables backend alone.
+    Rules,
+    /// Those of the eBPF backend, without programs.
+    Detached,
+    /// With programs that return at once, attached by tcx.
+    ReturnAtTcx,
+    /// Likewise, attached to clsact as a node has them.
+    ReturnAtClsact,
+    /// With programs that parse each packet and leave it.
+    Parse,
+    /// With the programs.
+    Programs,
+}
+
+impl Passed {
+    const ALL: [Self; 6] =
+        [Self::Rules, Self::Detached, Self::ReturnAtTcx, Self::ReturnAtClsact, Self::Parse, Self::Programs];
+}
+
+/// Measures which part of the programs' work a connection of one request pays for, and how long tcx takes to attach:
+/// `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_of_each_part`.
+#[test]
+#[ignore = "a measurement"]
+fn time_of_each_part() {
+    const ROUNDS: usize = 150;
+    const CONNECTIONS: u32 = 200;
+    let stages = [Engine::Nftables, Engine::Carried, Engine::Carried, Engine::Carried].map(Stage::new);
+    let listeners = stages.each_ref().map(|stage| {
+        let (pod, own) = stage.pod("web");
+        (pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen"), pod)
+    });
+    for stage in &stages[1..3] {
+        hooked(stage)
+            .iter()
+            .for_each(|link| drop(stage.node.cmd(&format!("tc qdisc del dev {link} clsact"))));
+    }
+    let (_attached, attaching) = at_tcx(&stages[2]);
+    println!("to attach a program by tcx: {attaching:?}");
+    let epoch = Map::Array(stages[3].map(EPOCH));
+    let mut epoch = Array::<_, u32>::try_from(epoch).expect("an array");
+    let before = [EPOCH_AT, HELD_AT].map(|index| epoch.get(&index, 0).expect("a word"));
+    let mut taken: Vec<Vec<f64>> = vec![Vec::new(); Passed::ALL.len()];
+    for round in 0..ROUNDS {
+        for turn in 0..Passed::ALL.len() {
+            let index = (round + turn) % Passed::ALL.len();
+            let (stage, words) = match Passed::ALL[index] {
+                Passed::Rules => (0, before),
+                Passed::Detached => (1, before),
+                Passed::ReturnAtTcx => (2, before),
+                Passed::ReturnAtClsact => (3, [0, before[1]]),
+                Passed::Parse => (3, [before[0], u32::MAX]),
+                Passed::Programs => (3, before),
+            };
+            epoch.set(EPOCH_AT, words[0], 0).expect("set the epoch");
+            epoch.set(HELD_AT, words[1], 0).expect("set what is held");
+            let to = SocketAddr::new(stages[stage].node_ips()[0], PORT);
+            let listener = &listeners[stage].0;
+            let begun = stages[stage].client.run(|| {
+                let one = || {
+                    let mut client = TcpStream::connect(to).expect("connect");
+                    let (mut server, _) = listener.accept().expect("accept");
+                    let mut byte = [0];
+                    client.write_all(b"?").expect("write");
+                    server.read_exact(&mut byte).expect("read");
+                    server.write_all(b"!").expect("write");
+                    client.read_exact(&mut byte).expect("read");
+                };
+                (0..20).for_each(|_| one());
+                let begun = Instant::now();
+                (0..CONNECTIONS).for_each(|_| one());
+                begun.elapsed()
+            });
+            taken[index].push(begun.as_secs_f64() * 1e6 / f64::from(CONNECTIONS));
+        }
+    }
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    for (index, passed) in Passed::ALL.iter().enumerate() {
+        let more = taken[index].iter().zip(&taken[0]).map(|(one, rules)| one - rules).collect();
+        println!(
+            "{passed:?}: {:.1} us, {:+.2} us to the rules alone",
+            median(taken[index].clone()),
+            median(more)
+        );
+    }
+}
+
+/// The uplink and the container's link.
+fn hooked(stage: &Stage) -> Vec<String> {
+    let links: serde_json::Value =
+        serde_json::from_str(&stage.node.cmd("ip -json link show type veth")).expect("a list of links");
+    let names: Vec<_> =
+        links.as_array().expect("an array").iter().map(|link| link["ifname"].as_str()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    names.into_iter().map(|name| name.expect("a name").to_owned()).collect()
+}
+
+/// Attaches programs that return at once to both links of a node by tcx, until the result is dropped; with the time of each.
+fn at_tcx(stage: &Stage) -> (Ebpf, Vec<Duration>) {
+    let object = cni_dataplane::ebpf::object().expect("the object");
+    let links = hooked(stage);
+    stage.node.run(|| {
+        let mut taken = Vec::new();
+        let mut ebpf: Ebpf = EbpfLoader::new()
+            .map_max_entries(CARRIED4, 64)
+            .map_max_entries(CARRIED6, 64)
+            .load(object)
+            .unwrap_or_else(|error| panic!("load: {error:?}"));
+        let sides = [(programs::INGRESS, TcAttachType::Ingress), (programs::EGRESS, TcAttachType::Egress)];
+        for (name, side) in sides {
+            let program: &mut SchedClassifier =
+                ebpf.program_mut(name).expect("the program").try_into().expect("a program of tc");
+            program.load().expect("load");
+            for link in &links {
+                let (order, begun) = (TcAttachOptions::TcxOrder(LinkOrder::default()), Instant::now());
+                program.attach_with_options(link, side, order).expect("attach");
+                taken.push(begun.elapsed());
+            }
+        }
+        (ebpf, taken)
+    })
 }
