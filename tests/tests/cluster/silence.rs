@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use serde_json::{Value, json};
-use slipway_tests::{Node, within};
+use slipway_tests::{Node, patience, within};
 use slipwayd::cluster::access::Access;
 use slipwayd::cluster::announce::{self, Announcement, Unavailable};
 use slipwayd::cluster::events::{self, Notice};
@@ -22,8 +22,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::name;
 
-/// The time for a reply.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The time for a reply where some requests get none.
+const SHORT: Duration = Duration::from_millis(500);
 
 /// A request that the server has received.
 #[derive(Debug)]
@@ -79,15 +79,15 @@ async fn serve(
 type Reply = fn(usize, &Request) -> Option<Value>;
 type Requests = mpsc::UnboundedReceiver<Request>;
 
-/// Runs `body` on a node with a server.
-fn with_server(reply: Reply, body: impl AsyncFnOnce(Access, Requests) + Send) {
+/// Runs `body` on a node with a server, whose replies have to come within the limit.
+fn with_server(limit: Duration, reply: Reply, body: impl AsyncFnOnce(Access, Requests) + Send) {
     Node::new().run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        LocalSet::new().block_on(&runtime.expect("a tokio runtime"), at_server(reply, body));
+        LocalSet::new().block_on(&runtime.expect("a tokio runtime"), at_server(limit, reply, body));
     });
 }
 
-async fn at_server(reply: Reply, body: impl AsyncFnOnce(Access, Requests)) {
+async fn at_server(limit: Duration, reply: Reply, body: impl AsyncFnOnce(Access, Requests)) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let temp = tempfile::tempdir().expect("a directory");
@@ -108,7 +108,6 @@ async fn at_server(reply: Reply, body: impl AsyncFnOnce(Access, Requests)) {
             spawn_local(serve(stream, reply, received.clone(), Rc::clone(&count)));
         }
     });
-    let limit = within(PATIENCE);
     let access = Access { reply: limit, silence: limit, ..Access::new(Some(path)) };
     timeout(within(Duration::from_secs(60)), body(access, requests)).await.expect("it ends");
 }
@@ -140,6 +139,7 @@ fn announcement(uid: &str, unavailable: Unavailable) -> Announcement {
 #[test]
 fn a_patch_without_a_reply_is_sent_again() {
     with_server(
+        within(SHORT),
         |number, _| (number > 0).then(node),
         async |access, mut requests| {
             let (sender, announcements) = watch::channel(announcement("1", Unavailable::No));
@@ -160,6 +160,7 @@ fn a_patch_without_a_reply_is_sent_again() {
 #[test]
 fn an_event_without_a_reply_does_not_keep_the_next_one() {
     with_server(
+        within(SHORT),
         |number, request| (number > 0).then(|| request.body.clone()),
         async |access, mut requests| {
             let (sender, notices) = mpsc::channel(2);
@@ -189,7 +190,7 @@ fn a_list_and_a_watch_without_a_reply_begin_again() {
         });
         (number == 1).then_some(list)
     };
-    with_server(list, async |access, mut requests| {
+    with_server(within(SHORT), list, async |access, mut requests| {
         let (snapshots, _, follow) = source::follow(access);
         let body = async {
             for is_watch in [false, false, true, true] {
@@ -210,6 +211,7 @@ fn a_list_and_a_watch_without_a_reply_begin_again() {
 fn a_node_that_is_created_again_is_written_again() {
     const FIRST: [(&str, &str); 3] = [("patch", STATUS), ("get", NODE), ("patch", NODE)];
     with_server(
+        patience(),
         |_, _| Some(node()),
         async |access, mut requests| {
             let (sender, announcements) = watch::channel(Announcement::default());
