@@ -312,3 +312,8 @@ fn an_end_is_far_beyond_what_is_in_flight_and_conntracks_margin() {
     assert!(!fast.is_far(1 << 30, 0));
     assert!(fast.is_far((1 << 30) + 66_001, 0));
 }
+
+#[test]
+fn the_number_of_entries_is_the_upper_word() {
+    assert_eq!((size_of::<Young>(), align_of::<Young>(), core::mem::offset_of!(Young, entries)), (8, 8, 4));
+}
