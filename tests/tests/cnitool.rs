@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use slipway_tests::{
-    CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, address_of, needs, quoted, slipway,
-    slipway_only,
+    CommandOutput, Node, PROGRAMS, Pod, Proto, REFERENCE, Reference, Snapshot, address_of, confined,
+    has_programs, needs, quoted, slipway, slipway_only,
 };
 
 /// Folder of the lists. /var/lib is private to the node.
@@ -356,4 +356,93 @@ fn configurations_of_every_kind_are_found() {
     command.args(["add", "old", path(&pod)]).env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR);
     let output = tool.node.exec(command, b"");
     assert!(output.code == Some(0) && output.stdout.contains("\"cniVersion\": \"0.4.0\""), "{output}");
+}
+
+/// The capabilities that the page about security names suffice for each verb, and no plugin works with fewer.
+#[test]
+fn plugins_need_only_the_capabilities_that_the_page_names() {
+    slipway_only!();
+    const NEEDED: [&str; 2] = ["NET_ADMIN", "SYS_ADMIN"];
+    for (backend, feature) in [("nftables", None), ("iptables", None), ("ebpf", Some(PROGRAMS))] {
+        if feature.is_some() && !has_programs() {
+            println!("without {backend}");
+            continue;
+        }
+        let mut list = list();
+        let [bridge, portmap] = [0, 1].map(|index| list["plugins"][index].clone());
+        let masquerade = json!({"ipMasq": true, "ipMasqBackend": backend});
+        list["plugins"] = json!([
+            merged(bridge, masquerade),
+            merged(portmap, json!({"backend": backend})),
+            {"type": "firewall", "backend": if backend == "iptables" { "iptables" } else { "nftables" }},
+            {"type": "tuning", "sysctl": {"net.ipv4.conf.all.log_martians": "1"}, "allmulti": true},
+            {"type": "sbr"},
+        ]);
+        let tool = Tool::new(&list);
+        let client = tool.node.host("client");
+        let pod = tool.node.pod("web");
+        let call = |verb: &str, kept: &[&str]| {
+            let kept: Vec<String> = kept.iter().map(|name| (*name).to_owned()).collect();
+            let words = confined(&kept);
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).arg(slipway()).args(["cnitool", verb, "tool", path(&pod)]);
+            command.env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR).env("CAP_ARGS", PORTS);
+            tool.node.exec(command, b"")
+        };
+        // Without the folders of the runtime and of host-local, which stay.
+        let state = || Snapshot::take(&tool.node, &[&pod]).without(&["/var/lib/cni"]);
+        let before = state();
+        for missing in NEEDED {
+            let kept: Vec<_> = NEEDED.into_iter().filter(|name| *name != missing).collect();
+            let output = call("add", &kept);
+            assert_eq!(output.code, Some(1), "{backend} without {missing}: {output}");
+        }
+        before.assert_same(&state());
+        for verb in ["status", "add", "check", "gc", "add", "del"] {
+            let output = call(verb, &NEEDED);
+            assert_eq!(output.code, Some(0), "{backend} {verb}: {output}");
+            if verb == "check" {
+                let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
+                client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+            }
+        }
+    }
+}
+
+fn merged(mut one: Value, more: Value) -> Value {
+    let (Value::Object(object), Value::Object(more)) = (&mut one, more) else { panic!("no objects") };
+    object.extend(more);
+    one
+}
+
+/// Files of state are root's alone.
+#[test]
+fn the_modes_of_files_are_those_of_the_page() {
+    slipway_only!();
+    let mut list = list();
+    list["plugins"][1]["backend"] = json!("nftables");
+    let tuning = json!({"type": "tuning", "mtu": 1400});
+    list["plugins"].as_array_mut().expect("plugins").push(tuning);
+    let tool = Tool::new(&list);
+    let pod = tool.node.pod("web");
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 0; exec \"$0\" cnitool add tool \"$1\""]).arg(slipway()).arg(path(&pod));
+    command.env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR).env("CAP_ARGS", PORTS);
+    let output = tool.node.exec(command, b"");
+    assert_eq!(output.code, Some(0), "{output}");
+    let found = tool.node.cmd("find /var/lib/cni /run/cni -mindepth 1 -printf '%y %m %p\\n'");
+    let mut files = 0;
+    for line in found.lines() {
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        let [kind, mode, path] = words[..] else { panic!("{line}") };
+        let is_public = ["/var/lib/cni/networks", "/var/lib/cni/networks/tool"].contains(&path);
+        let expected = match (kind, is_public) {
+            ("f", _) => "600",
+            ("d", true) => "755",
+            _ => "700",
+        };
+        assert_eq!(mode, expected, "{line}");
+        files += usize::from(kind == "f");
+    }
+    assert!(files >= 4, "{found}");
 }

@@ -241,6 +241,20 @@ fn standard_input_is_bounded_and_its_failure_named() {
 }
 
 #[test]
+fn a_configuration_that_is_nested_too_deeply_is_refused() {
+    let nested = |depth: usize| {
+        let value = ["[".repeat(depth), "]".repeat(depth)].concat();
+        let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"t","x":{value}}}"#);
+        Call::new("ADD", &conf).run(&Fake::new()).1
+    };
+    assert!(!nested(126).contains("recursion limit"), "{}", nested(126));
+    for depth in [127, 128, 200_000] {
+        let error = CniError::parse(nested(depth).as_bytes()).unwrap();
+        assert!(error.code == ErrorCode::Decode && error.msg.contains("recursion limit"), "{depth}: {error:?}");
+    }
+}
+
+#[test]
 fn versions_are_reconciled() {
     let conf = |version: &str| format!(r#"{{"cniVersion":"{version}","name":"n"}}"#);
     let details = |version: &str| format!("config is \"{version}\", plugin supports {ALL}");
