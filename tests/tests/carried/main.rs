@@ -14,6 +14,7 @@ mod left;
 #[path = "../ebpf/list.rs"]
 mod list;
 mod long;
+mod many;
 mod property;
 mod setup;
 mod xdp;
