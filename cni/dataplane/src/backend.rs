@@ -23,7 +23,7 @@ pub enum BackendName {
 }
 
 impl BackendName {
-    /// All of them.
+    /// Every backend.
     pub const ALL: [Self; 3] = [Self::Nftables, Self::Iptables, Self::Ebpf];
 
     /// The name in configurations.
@@ -48,16 +48,15 @@ impl BackendName {
 pub struct PortRequest {
     /// The owner.
     pub attachment: Attachment,
-    /// The container's namespace. Its absence proves later that the owner is dead.
+    /// The container's namespace. Once it is gone, the owner is known to be dead.
     pub netns: ContainerNetns,
     /// The mappings, without overlaps among themselves.
     pub ports: Vec<PublishedPort>,
-    /// The container's addresses with the prefixes of their networks, at most one of a family. Sources in
-    /// that network get the node's address on the way to a published port: the reply would not pass the node
-    /// otherwise.
+    /// The container's addresses with the prefixes of their networks, at most one per family. Packets from that network
+    /// to a published port are masqueraded, because otherwise the reply would not pass through the node.
     pub networks: Vec<IpNet>,
-    /// The addresses that the container has by its other interfaces, with their prefixes. Sources in those networks
-    /// get the node's address, too: the container would reply to them by that interface, past the node.
+    /// The addresses of the container's other interfaces, with their prefixes. Packets from those networks are
+    /// masqueraded as well, because the container would reply through that interface, past the node.
     pub elsewhere: Vec<IpNet>,
     /// The sources that are masqueraded on the way to the container.
     pub snat: Snat,
@@ -88,8 +87,8 @@ pub enum Snat {
     /// The sources that need it: the container's own network (the container included) and the node's loopback.
     #[default]
     Needed,
-    /// None: the container always sees the client. The container itself, its neighbours and the node's
-    /// loopback may get no reply.
+    /// No source: the container always sees the client's address, but the container itself, its neighbours and the
+    /// node's loopback may get no reply.
     Never,
     Always,
 }
@@ -99,7 +98,7 @@ pub enum Snat {
 pub struct MasqueradeRequest {
     /// The owner.
     pub attachment: Attachment,
-    /// The container's namespace. Its absence proves later that the owner is dead.
+    /// The container's namespace. Once it is gone, the owner is known to be dead.
     pub netns: ContainerNetns,
     /// The container's addresses with their networks' prefixes and the host bits, as in results of IPAM.
     /// Packets to that network and to multicast groups keep their source.
@@ -109,8 +108,8 @@ pub struct MasqueradeRequest {
 }
 
 impl MasqueradeRequest {
-    /// The networks of a family that are exempt from masquerade besides those of its addresses, in canonical
-    /// form: sorted, without overlaps, and two halves as the whole.
+    /// The networks of a family that are exempt from masquerade besides those of the addresses, in canonical form:
+    /// sorted, without overlaps, and with adjacent halves merged.
     #[must_use]
     pub(crate) fn exempt_of(&self, family: AddressFamily) -> Vec<IpNet> {
         let of_family: Vec<IpNet> = self
@@ -181,7 +180,7 @@ impl fmt::Display for Request {
     }
 }
 
-/// A choice among what an attachment has.
+/// Which of an attachment's objects a call concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kinds {
     /// Only published ports.
@@ -195,13 +194,13 @@ pub enum Kinds {
 }
 
 impl Kinds {
-    /// True if published ports are among them.
+    /// True if the choice includes published ports.
     #[must_use]
     pub fn ports(self) -> bool {
         self != Self::Masquerade
     }
 
-    /// True if masqueraded addresses are among them.
+    /// True if the choice includes masqueraded addresses.
     #[must_use]
     pub fn masquerade(self) -> bool {
         self != Self::Ports
@@ -220,8 +219,8 @@ pub struct Withdrawal<'a> {
     pub ports: &'a [HostPorts],
     /// Hint: its container addresses.
     pub addresses: &'a [IpAddr],
-    /// True if the container's namespace is gone, and with it what would have ended its TCP connections: conntrack is
-    /// searched for those that are left, too, which takes milliseconds.
+    /// True if the container's namespace is gone, so that nothing has closed its TCP connections. conntrack is then
+    /// searched for the remaining ones as well, which takes milliseconds.
     pub has_vanished: bool,
 }
 

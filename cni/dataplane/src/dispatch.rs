@@ -36,8 +36,7 @@ impl Default for Dataplane {
     }
 }
 
-/// The holder of an attachment's ports or masqueraded addresses. The table has those of nftables and those of
-/// eBPF.
+/// Where an attachment's ports or masqueraded addresses are. The table has those of the nftables and the eBPF backend.
 enum Holder {
     Table,
     Chains,
@@ -46,8 +45,8 @@ enum Holder {
 }
 
 impl Dataplane {
-    /// Makes new things in the backend that a configuration chooses. Without a choice that is nftables where
-    /// the kernel has it, else iptables.
+    /// Makes new objects with the backend that a configuration chooses: by default nftables where the kernel has it,
+    /// else iptables.
     #[must_use]
     pub fn new(choice: Option<BackendName>) -> Self {
         Self {
@@ -91,7 +90,7 @@ impl Dataplane {
     }
 
     /// Makes the published ports of a container, in whichever backend they are, match the networks that it has now. For
-    /// a container with ports on one network that another interface was added to or removed from.
+    /// a container with ports on one network, after an interface to another network was added or removed.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at every attempt.
@@ -134,8 +133,8 @@ impl Dataplane {
         Ok(unused)
     }
 
-    /// As [`Self::withdraw_from_others`]. A failure undoes what was made if the attachment had nothing `before`: an ADD makes
-    /// all or nothing.
+    /// Like [`Self::withdraw_from_others`]. If that fails and the attachment had nothing `before`, what was made is
+    /// undone, because an ADD makes all or nothing.
     fn clear_others(
         &self,
         (made, before): (BackendName, Before),
@@ -171,7 +170,7 @@ impl Dataplane {
         Ok(before)
     }
 
-    /// Runs no tool where the attachment has nothing.
+    /// Runs no iptables program if the attachment has nothing in iptables.
     fn withdraw_from_iptables(
         &self,
         withdrawal: &Withdrawal<'_>,
@@ -264,8 +263,8 @@ impl Backend for Dataplane {
             Self::withdraw_from_reference(withdrawal, &elsewhere),
         ];
         if elsewhere.iptables || elsewhere.reference {
-            // A migration may have made it in the table after this call looked there. It looks for the old
-            // one again before it removes that.
+            // A migration may have copied the objects into the table after this call looked there. Before it removes
+            // the originals, it checks that they still exist.
             return results
                 .into_iter()
                 .collect::<Result<(), _>>()
@@ -298,7 +297,7 @@ impl Backend for Dataplane {
             Some(found) => found.retain(network, valid, kinds),
             None => Ok(()),
         };
-        // First: only the reference's masquerade rules name the networks of its ports.
+        // The reference comes first, because only its masquerade rules name the networks of its ports.
         let reference = reference();
         let results = [
             reference,

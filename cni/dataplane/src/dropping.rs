@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Chains of other programs that drop forwarded packets unless one of their rules accepts them: what they accept of
-//! published ports, and the commands with which they accept the packets of containers.
+//! Chains of other programs that drop forwarded packets unless one of their rules accepts them: which published ports
+//! these chains accept, and the commands that make them accept the packets of containers.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::{AddressFamily, Backend, Error};
 /// Docker's table where it uses nftables without iptables.
 const DOCKER: &str = "docker-bridges";
 
-/// The form of a chain, which decides about the commands for it.
+/// The form of a chain, on which the commands for it depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
     /// FORWARD of iptables, with Docker's chain for administrators.

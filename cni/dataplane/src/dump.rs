@@ -43,7 +43,8 @@ pub fn own_tables() -> Result<String, Error> {
             let elements =
                 elements.map_err(|e| Error::kernel(format!("list map {} of table {id}", set.name), e))?;
             let _written = writeln!(text, "  map {}: {} elements", set.name, elements.len());
-            // A port scan fills the set of seen ports; its mark has a comment.
+            // Seen ports are left out, because a port scan fills their set. The set's mark, which has a comment, is
+            // printed.
             let is_port =
                 |element: &&ElementInfo| set.name == schema::udp_flows::SET && element.comment.is_none();
             for element in elements.iter().filter(|element| !is_port(element)) {

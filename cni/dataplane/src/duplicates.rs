@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The gateway's own packets pass, and with them a pod's packets to itself by way of a Service, which
-//! kube-proxy masquerades. The rules are kubelet's, which it keeps in ebtables' chain `KUBE-DEDUP`.
+//! kube-proxy masquerades. kubelet keeps the same rules in ebtables' chain `KUBE-DEDUP`.
 
 use std::net::IpAddr;
 
@@ -60,12 +60,12 @@ fn rule(bridge: Mac, subnet: &Subnet) -> Vec<Stmt> {
     ]
 }
 
-/// The values of a rule, by which it is known again.
+/// The values of a rule, by which the rule is recognised.
 fn comment(bridge: Mac, subnet: &Subnet) -> String {
     format!("{bridge} {} {}", subnet.net, subnet.gateway)
 }
 
-/// The whole table. The chain is emptied first: the rules of another bridge or subnet go.
+/// The whole table. The chain is emptied first, which removes the rules of another bridge or subnet.
 fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
     let t = table();
     let mut batch = Transaction::new();
@@ -80,8 +80,8 @@ fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
     batch
 }
 
-/// Drops the duplicates of a bridge with this MAC address and these subnets, and only those. Changes nothing
-/// if it is so.
+/// Drops the duplicates of a bridge with this MAC address and these subnets, and only those. Changes nothing if these
+/// rules are already in place.
 pub fn guard(bridge: Mac, subnets: &[Subnet]) -> Result<(), Error> {
     let table = OwnedTable::open(DEFINITION)?;
     table.transact("guard against duplicates", |_| {
@@ -114,7 +114,7 @@ pub(crate) fn is_present() -> Result<bool, Error> {
 }
 
 fn exists(table: &OwnedTable) -> Result<bool, Error> {
-    // A kernel may have nf_tables, and none for bridges.
+    // A kernel may have nf_tables, but not for bridges.
     Ok(table.info()?.is_some() && table.schema()?.is_some())
 }
 

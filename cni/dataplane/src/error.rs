@@ -29,13 +29,13 @@ pub enum Error {
         what: String,
         /// The chain's owner, as far as its comments name it.
         by: String,
-        /// The command that frees the port; empty if the chain's name cannot stand in one.
+        /// The command that frees the port; empty if the chain's name cannot be part of a command.
         command: String,
     },
     /// Another program holds the lock of the legacy tools of iptables.
     #[error("{program}: the lock of xtables is held by {holder}, after waiting for {seconds} s")]
     XtablesLock {
-        /// The tool that waited for it.
+        /// The tool that waited for the lock.
         program: String,
         seconds: String,
         /// The holder, as the tool prints it.
@@ -44,13 +44,13 @@ pub enum Error {
     /// Another process holds the lock on the firewall's rules.
     #[error("timed out waiting for the firewall lock: {source}")]
     FirewallLocked { source: cni_kernel::lock::LockError },
-    /// A tool of iptables did not end in time.
+    /// An iptables tool did not finish in time.
     #[error("{program} did not end within {seconds} s and was killed")]
     IptablesHangs { program: String, seconds: u64 },
     /// A tool of iptables is not installed.
     #[error("program {program} not found: install iptables, or use backend \"nftables\"")]
     NoIptables { program: String },
-    /// A tool of iptables is installed and does not work, because the kernel lacks its tables.
+    /// An iptables tool is installed but does not work, because the kernel lacks its tables.
     #[error(
         "try {program} with table {table}: {complaint}: use backend \"nftables\", or install the variant of iptables \
          whose tables this kernel has"
@@ -189,7 +189,7 @@ pub enum NfTablesLack {
 pub enum EbpfLack {
     #[error("this binary was built without the BPF programs")]
     NotBuilt,
-    /// A real-time kernel preempts them.
+    /// A real-time kernel preempts the programs.
     #[error("the BPF programs do not work on a real-time kernel (PREEMPT_RT)")]
     RealTimeKernel,
     #[error("no BPF program {0}")]

@@ -144,7 +144,7 @@ pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> 
 pub struct Masquerade {
     /// The container's network, which packets must leave.
     pub network: IpNet,
-    /// The network of `nonMasqueradeCIDRs` that has the destination.
+    /// The network of `nonMasqueradeCIDRs` that contains the destination.
     pub exempt: Option<IpNet>,
     /// The owner of the element; none if its comment names none.
     pub owner: Option<Owner>,
@@ -214,7 +214,7 @@ fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
     }
 }
 
-/// The field is not given.
+/// The description of the packet does not give the field.
 struct NotGiven;
 
 /// A field of a packet; none if it has no such field.

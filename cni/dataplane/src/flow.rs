@@ -10,7 +10,7 @@ use crate::Traffic;
 /// A flow to a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedFlow {
-    /// The mapping, by its index in the list that was asked for.
+    /// The mapping's index in the list that the caller passed.
     pub port: usize,
     /// IP protocol number.
     pub protocol: u8,
@@ -20,16 +20,16 @@ pub struct PublishedFlow {
     pub host: SocketAddr,
     /// Packets and bytes of both directions together; none where accounting is off.
     pub counted: Option<(u64, u64)>,
-    /// True if the BPF programs carry packets of it.
+    /// True if the BPF programs carry packets of the flow.
     pub is_carried: bool,
 }
 
 /// The flows to published ports, and the traffic through each port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flows {
-    /// The traffic, in the order of the list that was asked for.
+    /// The traffic, in the order of the list that the caller passed.
     pub traffic: Vec<Traffic>,
-    /// The flows, as many as were asked for at most.
+    /// The flows, at most as many as the caller asked for.
     pub flows: Vec<PublishedFlow>,
     /// Number of flows beyond these.
     pub more: usize,
@@ -39,12 +39,12 @@ pub struct Flows {
 type Ends = (u8, SocketAddr, SocketAddr);
 
 impl Flows {
-    /// No flows yet to so many mappings.
+    /// No flows yet, for this number of mappings.
     pub(crate) fn to(ports: usize) -> Self {
         Self { traffic: vec![Traffic::default(); ports], ..Self::default() }
     }
 
-    /// Adds a flow; beyond `most` it only counts.
+    /// Adds a flow; beyond `most` flows, only counts it.
     pub(crate) fn add(&mut self, flow: PublishedFlow, most: usize) {
         if let Some(traffic) = self.traffic.get_mut(flow.port) {
             traffic.add(flow.counted);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Locks between processes: files in the run directory. Each is taken within a time limit, and ends with the
+//! Locks between processes: files in the run directory. A lock is waited for up to a time limit, and ends with the
 //! value or the process that holds it.
 
 use std::path::Path;
@@ -41,8 +41,8 @@ pub(crate) fn take_in(
     }
 }
 
-/// For operations that are better done without the lock than not at all: logs that it is missing, and the
-/// risk. A lock file that cannot be made causes no warning, because no other process has the lock then either.
+/// For operations that are better done without the lock than not at all: logs that the lock is missing, and the risk. A
+/// lock file that cannot be made causes no warning, because no other process has the lock then either.
 pub(crate) fn or_log(lock: Result<FileLock, LockError>, risk: &str) -> Option<FileLock> {
     let log = |error: &LockError| {
         let level = if error.is_timeout() { log::Level::Warn } else { log::Level::Debug };

@@ -195,7 +195,7 @@ impl Guards {
     }
 
     fn owners(&self) -> Result<Option<Vec<Owner>>, Error> {
-        // A kernel may have nf_tables, and none for bridges.
+        // A kernel may have nf_tables, but not for bridges.
         if self.table.info()?.is_none() || self.table.schema()?.is_none() {
             return Ok(None);
         }

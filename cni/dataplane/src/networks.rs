@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers with several networks. A published port leads to one of them, and a client in another one would get the reply
-//! past the node, from an address that it does not know. So the sources that such a container has on links of its own are
-//! masqueraded on the way to its ports, as those of the port's network are.
+//! Containers with several networks. A published port leads to an address in one of them. The reply to a client in
+//! another one would bypass the node and come from an address that the client does not know. So packets to the port
+//! from any network that such a container has a link to are masqueraded, like those from the port's own network.
 //!
-//! The networks may come in any order. An ADD that publishes asks for the networks that are there; each later ADD and DEL
-//! of an interface calls [`Dataplane::set_networks`](crate::Dataplane::set_networks).
+//! The networks may be attached in any order. An ADD that publishes considers the networks that exist by then; each
+//! later ADD and DEL of an interface calls [`Dataplane::set_networks`](crate::Dataplane::set_networks).
 
 use ipnet::IpNet;
 

@@ -310,7 +310,7 @@ pub fn repair_own_table() -> Result<(), Error> {
             State::Damaged(repair) => repair,
         };
         match session.socket.commit(&batch, Some(generation)) {
-            // Once more: the work for a complete table is still to be done.
+            // The next pass does what a complete table still needs.
             Ok(()) => {}
             Err(e) => patience.wait("repair the table", e)?,
         }

@@ -23,7 +23,7 @@ impl Conditions {
         }
     }
 
-    /// True if there are none.
+    /// True if neither family has conditions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty()
@@ -41,8 +41,8 @@ pub struct NftablesOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IptablesOptions {
     pub conditions: Conditions,
-    /// Every mapping in the configuration's order, also those that no address of their family makes one of:
-    /// the reference's entry rules name them all.
+    /// Every mapping in the configuration's order, including those of a family that the container has no address of,
+    /// because the reference's entry rules name them all.
     pub entry_ports: Vec<EntryPort>,
     /// A chain that sets another engine's mark in place of ours.
     pub set_mark_chain: Option<ChainName>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads the names of the node's tables, which show the backends that may have made something here. On a node
-//! with our own table alone, nothing else has to be read.
+//! Reads the names of the node's tables, which show the backends that may have objects on the node. On a node with our
+//! own table alone, nothing else has to be read.
 
 use cni_nftables::{Family, TableInfo};
 use cni_spec::Attachment;
@@ -30,8 +30,8 @@ impl OtherBackends {
         Self::look_by(None)
     }
 
-    /// Reads the names by a socket that is already open, if there is one: closing another one would wait for
-    /// the ruleset's lock.
+    /// Reads the names through a socket that is already open, if there is one, because closing another socket would
+    /// wait for the ruleset's lock.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false, tables: Vec::new() };

@@ -20,7 +20,7 @@ const QUEUE: &str = "commits.lock";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Prefix of the name of the empty chain that marks a layout. The kernel cannot change a table's
-/// comment, so that the number is in the name of a chain, which an upgrade replaces in its batch.
+/// comment, so the number is in the name of a chain, which an upgrade replaces in its batch.
 const MARKER: &str = "schema-";
 
 /// A table, and the newest layout of it that this version knows.
@@ -101,8 +101,8 @@ impl OwnedTable {
 
     /// Reads which layout the table has, today's or an earlier one; none if there is no table.
     ///
-    /// A table that another process removes or makes at this moment may show itself without its chains, as
-    /// each is read by itself. It is read again until the ruleset has not changed between two reads.
+    /// A table that another process is just removing or making may appear without its chains, because each object is
+    /// read separately. The table is read again until the ruleset has not changed between two reads.
     ///
     /// # Errors
     /// [`Error::ForeignTable`] for a table without a marker, [`Error::NewerSchema`] for a later layout, which
@@ -133,7 +133,7 @@ impl OwnedTable {
         }
     }
 
-    /// As [`transact`], by this socket.
+    /// Like [`transact`], through this socket.
     pub(crate) fn transact<T>(
         &self,
         operation: &str,
@@ -143,9 +143,9 @@ impl OwnedTable {
     }
 }
 
-/// Builds a batch from what the ruleset holds, and commits it if the ruleset is still of the generation that
-/// it was built under. If another process was faster, it is built again. Returns what was built with the
-/// batch. An empty batch is not committed.
+/// Builds a batch from what the ruleset holds, and commits it if the ruleset's generation is still the same. If another
+/// process was faster, the batch is built again. Returns what was built along with the batch. An empty batch is not
+/// committed.
 ///
 /// # Errors
 /// The error of `build`, [`Error::Kernel`] if the kernel refuses the batch, or [`Error::Busy`] if the ruleset
@@ -208,8 +208,8 @@ impl Patience {
         Self { since: Instant::now(), attempts: 0, turn: None }
     }
 
-    /// Waits before another attempt of a commit: after the first until no other process repeats one, later not at all.
-    /// With pauses instead, luck would decide, and the unlucky would wait for seconds.
+    /// Waits before a commit is repeated: the first time until no other process repeats one, later not at all. With
+    /// random pauses instead, an unlucky process would wait for seconds.
     fn queue(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
         if !failure.is_stale_generation() {
             return self.wait(operation, failure);
@@ -227,9 +227,9 @@ impl Patience {
         Ok(())
     }
 
-    /// Sleeps before another attempt.
+    /// Sleeps before another attempt. Fails if that would not help.
     pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
-        // Under an unchanged generation, what was read is still so: any other failure would repeat.
+        // Any other failure would repeat, because what was read is still true in an unchanged generation.
         if !failure.is_stale_generation() && !failure.is_busy() {
             return Err(Error::kernel(operation, failure));
         }

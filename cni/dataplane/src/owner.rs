@@ -150,7 +150,7 @@ impl Owner {
         format!("if that container is gone, `{}` removes what it has left", self.detach_command())
     }
 
-    /// The attachment, if one of these networks and this container give it.
+    /// The attachment, if it is this container's to one of these networks.
     #[must_use]
     pub fn attachment<'a>(
         &'a self,
@@ -215,9 +215,9 @@ pub struct ContainerNetns {
     pub path: PathBuf,
     /// Device number of the namespace's inode.
     pub dev: u64,
-    /// Inode number of the namespace, which the kernel uses again when the namespace is gone.
+    /// Inode number of the namespace, which the kernel may reuse when the namespace is gone.
     pub ino: u64,
-    /// The namespace's cookie, which is never used again; none before Linux 5.14.
+    /// The namespace's cookie, which is never reused; none before Linux 5.14.
     pub cookie: Option<u64>,
 }
 
@@ -271,7 +271,7 @@ impl ContainerNetns {
         }
     }
 
-    /// The liveness if the path leads to a namespace with the recorded inode, which may be another one by now.
+    /// The liveness if the path leads to a namespace with the recorded inode number, which may have been reused.
     fn life_by_cookie(&self) -> Life {
         let Some(cookie) = self.cookie else { return Life::NotProvenDead };
         match Netns::open(&self.path).ok().and_then(|netns| netns.cookie()) {

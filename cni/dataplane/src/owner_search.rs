@@ -29,8 +29,8 @@ pub enum Standing {
     Elsewhere,
 }
 
-/// What the table records of the namespaces of these attachments; those that own nothing there are left out. Asks for each by
-/// its key, however many owners the table has. `netns` is the namespace in question.
+/// What the table records about the namespaces of these attachments; those that own nothing there are left out. Each is
+/// looked up by its key, so the number of owners in the table does not matter. `netns` is the namespace in question.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
@@ -46,7 +46,7 @@ pub fn standings(
         for attachment in attachments {
             let records = owner_entry::records(session, attachment)?;
             let standings = records.iter().map(|record| standing(record.as_ref(), netns));
-            // Every entry must prove it.
+            // All entries must agree.
             let agreed = standings.reduce(|one, other| if one == other { one } else { Standing::Elsewhere });
             found.extend(agreed.map(|standing| (attachment.clone(), standing)));
         }
@@ -62,7 +62,7 @@ fn standing(record: Option<&Record>, netns: Option<&ContainerNetns>) -> Standing
     if record.life() == Life::Dead { Standing::Gone } else { Standing::Elsewhere }
 }
 
-/// Works on the table, unless there is none, or one of another program or of a later version, which is left alone.
+/// Works on the table, unless it is missing or was made by another program or a later version.
 fn with_table<T: Default>(work: impl FnOnce(&Session) -> Result<T, Error>) -> Result<T, Error> {
     let session = Session::open()?;
     match session.schema() {

@@ -6,9 +6,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IngressPolicy {
     Open,
-    /// Not those that come from another bridge with a policy.
+    /// All but those that come from another bridge with a policy.
     SameBridge,
-    /// Neither those from other containers on the same bridge.
+    /// As [`Self::SameBridge`], and not those from other containers on the same bridge.
     Isolated,
     /// As [`Self::SameBridge`], and not those to or from a bridge that is [`Self::Listed`].
     Strict,

@@ -100,9 +100,9 @@ impl Reference {
         self.remove(&operation, kinds, |rule| is_of(rule, attachment))
     }
 
-    /// Removes the rules of invalid attachments of a network. Rules of published ports name no network: they
-    /// are removed if a masquerade rule of the same container and address names it. They are removed together
-    /// with that rule, whatever `kinds` is, as their network is unknown without it.
+    /// Removes the rules of invalid attachments of a network. Rules of published ports name no network, so they are
+    /// removed together with a masquerade rule of the same container and address that names it, whatever `kinds` is:
+    /// without that rule their network is unknown.
     pub(crate) fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let Some(table) = &self.masquerade else { return Ok(()) };
         let rules = self.rules(table, MASQUERADE_CHAIN)?;
@@ -169,7 +169,7 @@ impl Reference {
     }
 }
 
-/// A hash as the comments have it.
+/// A hash in the form that the comments use.
 fn short_hash(text: &str) -> String {
     let mut hash = hex(&Sha512::digest(text));
     hash.truncate(HASH_DIGITS);
@@ -344,7 +344,7 @@ impl Reference {
         Ok(all_rules)
     }
 
-    /// Adds rules for packets to ports whose translation is removed already.
+    /// Adds rules for packets to ports whose translation has already been removed.
     fn survey_rest(&self, all_rules: &mut Vec<ReferenceRules>) -> Result<(), Error> {
         for (_, table) in &self.ports {
             for rule in self.rules(table, PORT_CHAINS[2])? {
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn the_references_comments_are_understood() {
-        // As its version 1.9.1 wrote it.
+        // As version 1.9.1 of the reference wrote the comment.
         let comment =
             "c5964c6794a1152e-9b4b084fd5e54b3c, net: testnet, if: eth0, id: cnitool-20b4ff582526573bbe7d";
         let masquerade = rule(TableId::new(Family::Inet, MASQUERADE_TABLE), comment);

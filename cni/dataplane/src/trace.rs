@@ -28,8 +28,7 @@ const PORTS: &str = "ports";
 const FIRST: i32 = -350;
 /// After `NF_IP_PRI_NAT_SRC`, 100, and what other programs have there.
 const LAST: i32 = 1000;
-/// Packets a second that are traced, and those at once: a busy port must not lose its packets' reports, nor the
-/// node its time.
+/// Packets that are traced per second, and at once, so that a busy port neither loses reports nor slows the node down.
 const RATE: u32 = 20;
 const BURST: u32 = 10;
 /// `NFT_TABLE_F_OWNER`.
@@ -66,7 +65,7 @@ pub struct Step {
     pub packet: u32,
     pub place: Place,
     pub event: Event,
-    /// The packet as it is here; only of the first event in a base chain.
+    /// The packet as it is at this point; only in the first event of a base chain.
     pub seen: Option<TracedPacket>,
 }
 
@@ -76,7 +75,7 @@ pub enum Event {
         handle: u64,
         /// The rule in nft's words, as far as they are known here.
         text: Option<String>,
-        /// The map that it looks something up in.
+        /// The map in which the rule looks something up.
         map: Option<String>,
         /// The rule's verdict; none for `queue`.
         verdict: Option<Verdict>,
@@ -144,7 +143,7 @@ impl Tracer {
         Ok(Self { socket, traces, protocol, is_owned, hooks, rules })
     }
 
-    /// The next event, waited for until `end`.
+    /// Waits for the next event until `end`.
     pub fn next(&mut self, end: Instant) -> Result<Option<Report>, Error> {
         let traced = self.traces.next(end).map_err(|e| Error::kernel("read the trace", e))?;
         Ok(traced.map(|traced| match traced {
@@ -181,7 +180,7 @@ impl Tracer {
         hook
     }
 
-    /// A rule by its handle. The rules of its chain are read again if it is a later one.
+    /// A rule by its handle. If it is newer than the rules that were read, its chain is read again.
     fn rule(&mut self, table: &TableId, chain: &str, handle: u64) -> Option<RuleInfo> {
         let key = (table.clone(), chain.to_owned());
         let find = |rules: &[RuleInfo]| rules.iter().find(|rule| rule.handle == handle).cloned();
@@ -231,7 +230,7 @@ fn remove_left(socket: &Socket) -> Result<(), Error> {
     }
 }
 
-/// The end of the table if the process is killed.
+/// What happens to the table if the process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ownership {
     Socket,

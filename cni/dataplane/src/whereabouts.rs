@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The place of an address that a rule of another program translates to: a rule whose target is gone was left behind.
+//! Finds where an address is that a rule of another program translates to. A rule whose target is gone was left behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,12 +18,12 @@ pub enum Whereabouts {
     Here(String),
     /// Perhaps another host.
     Elsewhere,
-    /// Nothing has it; the reason.
+    /// Nothing has the address, for this reason.
     Nowhere(String),
 }
 
 impl Whereabouts {
-    /// Finds an address, without a packet.
+    /// Finds an address without sending a packet.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         let Ok(socket) = RouteSocket::open() else { return Self::Elsewhere };
@@ -88,7 +88,7 @@ fn entries(folder: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// True if a folder `net` below /proc lists the address as one of its namespace (proc_pid_net(5)).
+/// True if a folder `net` below /proc lists the address as one that its namespace has (proc_pid_net(5)).
 fn has(folder: &Path, address: IpAddr) -> bool {
     let file = if address.is_ipv4() { "fib_trie" } else { "if_inet6" };
     fs::read_to_string(folder.join(file)).is_ok_and(|text| match address {

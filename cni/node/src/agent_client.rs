@@ -78,7 +78,7 @@ async fn request(
             Limited::new(body, LONGEST).collect().await?,
         ))
     };
-    // The connection's future moves the bytes; it may end first.
+    // The connection's future copies the bytes, and may end first.
     let (reply, _ended) = tokio::join!(reply, connection);
     reply.map(|(status, body)| (status, body.to_bytes().to_vec()))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Settings of connection tracking that sees one packet of a direction in each tick.
+//! Settings for connection tracking that sees only one packet of a direction in each tick.
 
 use cni_kernel::sysctl;
 
@@ -8,15 +8,15 @@ use crate::Error;
 
 /// The window check would find such packets invalid.
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
-/// conntrack compares a RST with the acknowledgment of a packet that it has seen.
+/// Otherwise conntrack compares a RST with the acknowledgment of a packet that it has seen.
 const ANY_RST: &str = "net/netfilter/nf_conntrack_tcp_ignore_invalid_rst";
 /// The shorter timeout of connections with unacknowledged data would apply to idle connections whose last
 /// acknowledgment was carried.
 const UNACKNOWLEDGED: &str = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const ESTABLISHED: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
 
-/// Lets conntrack miss packets, before it misses any. Without connection tracking loaded there are no such settings:
-/// the first container's rules load it, and its ADD calls this, too.
+/// Lets conntrack miss packets, before it misses any. The settings exist only once connection tracking is loaded. The
+/// first container's rules load it, and the ADD of that container calls this function, too.
 pub(super) fn prepare() -> Result<(), Error> {
     let set = |name: &str, value: &str| {
         sysctl::ensure(name, value).map_err(|e| Error::kernel("let conntrack miss packets", e))

@@ -32,7 +32,7 @@ fn reason(socket: &RouteSocket, link: &Link, inside: &Link) -> Result<Option<Str
     Ok(other.map(|one| format!("a filter of the kind {} at egress, preference {}", one.kind, one.preference)))
 }
 
-/// Writes what there is to know about the container at a link. Returns false if it was known, or the container is gone.
+/// Tells the programs about the container at a link. Returns false if nothing is new, or the container is gone.
 pub(super) fn write(store: &Store, socket: &RouteSocket, link: &Link) -> Result<bool, Error> {
     let Some(inside) = socket.peer(link).map_err(failed(link))? else { return Ok(false) };
     let Some(mac) = inside.mac else { return Ok(false) };

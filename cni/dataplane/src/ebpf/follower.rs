@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! slipwayd's part of what the programs have to know: rules about single packets, and the containers' links.
+//! What slipwayd tells the programs: rules about single packets, and the containers' links.
 
 use super::rules::{self, Extent};
 use super::{containers, setup, store};
 use crate::Error;
 
-/// Follows the rules and the containers' links for as long as it is called: slipwayd's part.
+/// Follows the rules and the containers' links for slipwayd, as long as [`Self::look`] is called.
 #[derive(Debug, Default)]
 pub struct Follower {
     legacy: Vec<u8>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Filters of other programs that come before ours. A final verdict of theirs ends the list: netfilter has such packets,
-//! and ours do not see them.
+//! Filters of other programs that come before ours. A final verdict of such a filter ends the list, so our programs do
+//! not see the packet, and netfilter handles it.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl fmt::Display for ForeignFilter {
     }
 }
 
-/// The number of BPF programs that are asked before all filters about packets that a link receives.
+/// The number of BPF programs that run before all filters on packets that a link receives.
 #[must_use]
 pub fn programs_before_filters(link: &str) -> usize {
     // Kernels before Linux 6.6 have no tcx.

@@ -2,8 +2,8 @@
 
 //! The programs at interfaces: filters at both hooks of `clsact`.
 //!
-//! A container in use loses the packets that it sends while its link gets its first `clsact`. tcx needs no
-//! `clsact`, but Linux 6.6, and attaching by tcx takes twenty times as long.
+//! A container in use loses the packets that it sends while its link gets its first `clsact`. tcx needs Linux 6.6
+//! instead of `clsact`, and attaching by tcx takes twenty times as long.
 
 use std::path::Path;
 
@@ -71,7 +71,7 @@ pub(super) fn socket() -> Result<RouteSocket, Error> {
 pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), Error> {
     add_clsact(interface)?;
     let (ingress, egress) = kind.programs();
-    // Ingress last: an interface with it has both.
+    // Ingress comes last, so that an interface with it has both.
     for (name, side) in [(egress, TcAttachType::Egress), (ingress, TcAttachType::Ingress)] {
         let attached =
             pinned(&store.path(name)).and_then(|mut program| attach_filter(&mut program, interface, side));
@@ -146,7 +146,7 @@ pub(super) fn detach(interface: &str) {
     // Ingress first, as above.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
         if let Ok(filter) = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None) {
-            // Most links have none.
+            // Most links have no such filter.
             let _ = filter.detach();
         }
     }

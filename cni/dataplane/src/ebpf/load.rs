@@ -19,7 +19,8 @@ const ATTEMPTS: usize = 8;
 /// Number of the verifier's last lines in an error.
 const LINES: usize = 12;
 
-/// Lifts the limit against which memory of BPF counts before Linux 5.11. If this fails, making the maps fails.
+/// Lifts the limit on locked memory, which BPF's memory counts against before Linux 5.11. If this fails, making the
+/// maps fails.
 fn lift_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }

@@ -2,7 +2,7 @@
 
 //! Migrates running containers to the programs and away from them: the part of `crate::migrate` at their links.
 //!
-//! conntrack has every flow, so none moves.
+//! conntrack has every flow, so no flow has to be moved.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;

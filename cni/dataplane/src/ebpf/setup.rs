@@ -47,11 +47,12 @@ pub struct Status {
     pub foreign_filters: Vec<ForeignFilter>,
     /// The rules that decide about single packets, and whose flows therefore stay with netfilter.
     pub holding_rules: Vec<HoldingRule>,
-    /// Containers whose packets all take the queue of their link, because something there has to see each.
+    /// Containers whose packets all take the queue of their link, because something there has to see each packet.
     pub containers_with_queue: Vec<UnservedLink>,
     /// Number of containers' links with the programs.
     pub containers: usize,
-    /// Containers' links that lost their programs because they do not take those of this version. Only the set-up knows them.
+    /// Containers' links that lost their programs because those of this version could not be attached. Only the set-up
+    /// knows them.
     pub containers_without: Vec<UnservedLink>,
     /// The counters that are not zero.
     pub counters: Vec<(Counter, u64)>,
@@ -104,7 +105,7 @@ fn are_whole(store: &Store) -> Result<bool, Error> {
 }
 
 /// Loads the programs, and attaches them to the uplinks and to the links of containers that have another version.
-/// Returns the links that took none, too.
+/// Also returns the links to which they could not be attached.
 pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
@@ -119,7 +120,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
         match links::attach(&store, name, kind) {
             Ok(()) => store.list_uplink(*index, true)?,
             Err(error) => {
-                // Each ADD would try again.
+                // Otherwise each ADD would try again.
                 store.list_uplink(*index, false)?;
                 left.uplinks.push(UnservedLink::new(name, &error));
             }
@@ -136,7 +137,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
             let attached = Kind::of_pod(&link).and_then(|kind| links::attach(&store, &link.name, kind));
             let attached = attached.and_then(|()| containers::write(&store, &socket, &link));
             if let Err(error) = attached {
-                // The link may be gone, or another filter have our preference.
+                // The link may be gone, or another filter may have our preference.
                 links::detach(&link.name);
                 left.containers.push(UnservedLink::new(&link.name, &error));
             }
@@ -144,7 +145,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
     }
     store.remove_others();
     rules::follow(&store, Extent::Whole)?;
-    // Last: a set-up that was killed before is begun again by the next ADD.
+    // The epoch is written last, so that the next ADD repeats a set-up that was killed.
     store.start()?;
     Ok((store, left))
 }

@@ -81,7 +81,7 @@ impl Store {
         entries.map(|entry| Self { folder: entry.path() }).collect()
     }
 
-    /// True if all of it is loaded.
+    /// True if this version is loaded as a whole.
     pub(super) fn is_whole(&self) -> bool {
         self.path(LAST).exists()
     }
@@ -147,19 +147,19 @@ impl Store {
         self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
     }
 
-    /// Draws the keys of the hash, unless another process has.
+    /// Draws the keys of the hash, unless another process has already done so.
     fn write_hash_keys(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the keys of the BPF programs' hash", e);
         let mut map = self.array::<[u64; KEYS]>(maps::HASH_KEYS)?;
         if map.get(&0, 0).map_err(failed)? != [0; KEYS] {
             return Ok(());
         }
-        // A keyed hash of the numbers, and the operating system has drawn its key.
+        // The keys are hashes of small numbers, under a key that the operating system has drawn.
         let state = RandomState::new();
         map.set(0, std::array::from_fn(|index| state.hash_one(index)), 0).map_err(failed)
     }
 
-    /// Writes what is known about the container at a link. Returns false if it was known.
+    /// Records the container at a link. Returns false if nothing is new.
     pub(super) fn write_container(&self, link: u32, container: Container) -> Result<bool, Error> {
         let failed = |e: MapError| error::failed("write the address of a container's interface", e);
         let name = maps::CONTAINERS;
@@ -171,7 +171,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Writes which flows stay with netfilter. Returns false if it was known.
+    /// Records which flows stay with netfilter. Returns false if nothing is new.
     pub(super) fn write_held(&self, flows: u32, ports: &BTreeSet<u32>) -> Result<bool, Error> {
         let failed = |e: MapError| error::failed("write the flows that stay with netfilter", e);
         let name = maps::PORTS;
@@ -298,7 +298,7 @@ impl Store {
     /// Makes the BPF programs begin to carry, or netfilter check each flow again.
     pub(super) fn start(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the epoch", e);
-        // A random number: of the numbers that concurrent processes count to, the last written may be a former one.
+        // A random number: if concurrent processes counted up, the last one could write an earlier number.
         let bytes = RandomState::new().build_hasher().finish().to_ne_bytes();
         let next = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).max(1);
         self.array::<u32>(maps::EPOCH)?.set(maps::EPOCH_AT, next, 0).map_err(failed)

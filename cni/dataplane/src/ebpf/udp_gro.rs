@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! UDP GRO forwarding at the uplinks: the kernel merges datagrams of a flow that arrive together, and rules, routes and
-//! BPF programs see them as one packet. It is cut again where it leaves, or in the container's socket.
+//! BPF programs see them as one packet, which is split again where it leaves, or in the container's socket.
 
 use cni_kernel::ethtool::{self, FeatureError, Switch, UDP_GRO_FORWARDING};
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
@@ -14,7 +14,7 @@ use crate::Error;
 pub struct Merging {
     /// The device's name.
     pub link: String,
-    /// The feature's state; without one the reason.
+    /// The feature's state, or the reason why there is none.
     pub state: Result<Switch, FeatureError>,
 }
 
@@ -42,7 +42,7 @@ fn each(named: &[String], act: impl Fn(&str) -> Result<Switch, FeatureError>) ->
 }
 
 /// The names of the devices that receive the packets of an uplink, which may be a bond, a bridge or a VLAN: packets
-/// are merged where they arrive. A bridge's ports of containers are none.
+/// are merged where they arrive. A bridge's ports to containers do not count.
 fn devices(links: &[Link], index: u32) -> Vec<String> {
     let Some(link) = links.iter().find(|link| link.index == index) else { return Vec::new() };
     let below: Vec<u32> = match (&link.kind, link.peer) {
@@ -53,7 +53,7 @@ fn devices(links: &[Link], index: u32) -> Vec<String> {
             ports.map(|port| port.index).collect()
         }
     };
-    // A link is above others in no circle: the kernel refuses one.
+    // Links cannot form a circle: the kernel refuses that.
     match below[..] {
         [] => vec![link.name.clone()],
         _ => below.into_iter().flat_map(|index| devices(links, index)).collect(),

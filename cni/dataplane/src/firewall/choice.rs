@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rules that are made where the configuration leaves the choice.
+//! Chooses the rules where the configuration does not.
 
 use super::table::FirewallTable;
 use super::{IngressPolicy, Isolator, Means};

@@ -66,8 +66,8 @@ pub(super) fn pair_id(set: &str, bridge: &str) -> ElementId {
     ElementId::new(&table(), set, vec![name(), name()])
 }
 
-/// The bit of an entry whose bridge is isolated by the sets of this table although its means has rules elsewhere. Versions
-/// that do not know it take the entry for one of a later version.
+/// The bit of an entry whose bridge is isolated by the sets of this table although its means has rules elsewhere.
+/// Versions that do not know this bit take the entry for one of a later version.
 pub(super) const BY_SETS: u32 = 1 << 16;
 
 /// The choices of an attachment that are in its entry.
@@ -128,8 +128,8 @@ impl Choice {
             || (self.isolator == Isolator::Nftables && self.policy != IngressPolicy::Open)
     }
 
-    /// The elements that a bridge needs because of it, also where chains of iptables isolate it: bridges that this table
-    /// isolates are kept apart from it, too.
+    /// The elements that a bridge needs for this choice, even where chains of iptables isolate the bridge, because
+    /// bridges that this table isolates are kept apart from it as well.
     pub(super) fn isolation(self, bridge: &str) -> Vec<ElementId> {
         let own = |set: &str| bridge_id(set, bridge);
         match self.policy {

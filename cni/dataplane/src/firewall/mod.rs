@@ -83,7 +83,7 @@ pub struct FirewallRecord {
 }
 
 impl FirewallRecord {
-    /// True if the chains of iptables isolate the bridge because of it.
+    /// True if the chains of iptables isolate the bridge because of this record.
     #[must_use]
     pub fn isolates_in_chains(&self) -> bool {
         self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
@@ -113,7 +113,7 @@ impl FirewallRequest {
         }
     }
 
-    /// True if the chains of iptables isolate the bridge because of it.
+    /// True if the chains of iptables isolate the bridge because of this request.
     fn isolates_in_chains(&self) -> bool {
         self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
     }

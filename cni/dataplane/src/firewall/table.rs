@@ -70,7 +70,7 @@ impl FirewallTable {
             || Ok::<_, Error>(self.0.chain(FORWARD)?.is_some_and(|c| c.base == Some(BASE) && c.uses == uses));
         let is_new = !batch.is_empty();
         let hooks = choice.needs_rules() && (is_new || !is_hooked()?);
-        // Rules that are complete use all sets.
+        // Complete rules use all sets, so only incomplete ones can lack some.
         if hooks && !is_new {
             batch.append(self.missing_sets()?);
         }
@@ -109,7 +109,7 @@ impl FirewallTable {
         Ok(all.iter().any(|entry| entry.choice.is_some_and(|choice| choice.means == Means::Nftables)))
     }
 
-    /// True if its rules are hooked.
+    /// True if the table's rules are hooked.
     pub(super) fn is_in_force(&self) -> bool {
         self.0.chain(FORWARD).is_ok_and(|chain| chain.is_some_and(|chain| chain.base == Some(BASE)))
     }
@@ -125,7 +125,7 @@ impl FirewallTable {
         }
         for (of_from, of_to) in [(ISOLATING, ISOLATING), (STRICT, LISTED), (LISTED, STRICT)] {
             if has(&bridge_id(of_from, from))? && has(&bridge_id(of_to, to))? {
-                // The one that asks for it.
+                // The set of the bridge that asks for the separation.
                 return Ok(Some(if of_from == LISTED { of_to } else { of_from }));
             }
         }

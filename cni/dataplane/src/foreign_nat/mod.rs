@@ -3,8 +3,8 @@
 //! Rules of other programs that translate packets to a published port before the table of published ports sees them.
 //!
 //! The kernel calls the chains of type nat in the order of their priority, and the first one that translates a connection
-//! decides. Ours comes just after the usual priority, so that Services win. For the same reason a rule wins that a program
-//! has left behind for a container that is gone.
+//! decides. Ours comes just after the usual priority, so that Services win. For the same reason, a rule that a program
+//! has left behind for a container that is gone wins, too.
 
 mod legacy;
 
@@ -27,13 +27,13 @@ use crate::nftables::schema;
 use crate::{AddressFamily, Error, HostAddress, HostPorts, PublishedPort};
 use legacy::LegacyNat;
 
-/// The deepest way from chain to chain (`NFT_JUMP_STACK_SIZE`).
+/// The most nested jumps between chains (`NFT_JUMP_STACK_SIZE`).
 const DEEPEST: usize = 16;
-/// The rules that are walked through at most for one port: a service proxy may have a hundred thousand.
+/// The most rules that are walked through for one port, because a service proxy may have a hundred thousand.
 const MOST_RULES: usize = 20_000;
 /// The same at an ADD, which must not become slower.
 const MOST_RULES_OF_ADD: usize = 500;
-/// The objects in all tables of other programs up to which an ADD lists their chains.
+/// An ADD lists the chains of other programs only if all tables together have at most this many objects.
 const MOST_OBJECTS_OF_ADD: u32 = 1000;
 /// Tables whose base chains an ADD finds by name, and those names. A living service proxy is left out.
 const KNOWN: [(&str, &str); 3] =
@@ -74,7 +74,7 @@ impl Engine {
         }
     }
 
-    /// By the names of the chains that led to a rule.
+    /// The engine, by the names of the chains that led to a rule.
     fn of_chains(path: &[String]) -> Self {
         let any = |begin: &str| path.iter().any(|chain| chain.starts_with(begin));
         match () {
@@ -114,7 +114,7 @@ pub struct Translation {
     pub to: Option<IpAddr>,
     /// The port; none if it stays.
     pub port: Option<u16>,
-    /// False if it depends on a part of the packet that is unknown.
+    /// False if the translation depends on a part of the packet that is unknown.
     pub is_certain: bool,
 }
 
@@ -440,8 +440,8 @@ impl Walk<'_> {
         Ok(after)
     }
 
-    /// What a verdict does to the chain with the rule; none if the chain continues. A verdict that may not have been met
-    /// ends nothing.
+    /// What a verdict does to the chain with the rule; none if the chain continues. A verdict that the packet may not
+    /// reach ends nothing.
     fn verdict(
         &mut self,
         verdict: Verdict,
@@ -500,7 +500,7 @@ impl Surroundings for Sets<'_> {
     }
 }
 
-/// True if it is an address of the node.
+/// True for an address of the node.
 fn is_local(address: IpAddr) -> bool {
     let route = RouteSocket::open().and_then(|socket| socket.route_to(address));
     route.is_ok_and(|route| route.kind == RouteKind::Local)

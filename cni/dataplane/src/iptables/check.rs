@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! CHECK: compares the rules of a plan with those listed, as the reference does one by one. More rules are no
-//! difference, as the reference leaves some behind, but for networks that are no longer exempt from the masquerade.
+//! CHECK: compares the rules of a plan with those listed, as the reference does one by one. Additional rules are not a
+//! difference, because the reference leaves some behind, except for networks that are no longer exempt from the
+//! masquerade.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +62,7 @@ pub(super) fn covers(listing: &Listing, entry: &Rule) -> bool {
     ports(words).is_subset(&there)
 }
 
-/// Asks the tool for a rule with conditions, which it lists in words of its own.
+/// Asks the tool whether a rule with conditions exists, because the tool lists conditions in words of its own.
 fn ask(tools: &Tools, entry: &Rule) -> Result<bool, Error> {
     let mut batch = Batch::new(TableName::Nat);
     batch.require(HOSTPORT_DNAT, entry);

@@ -177,8 +177,8 @@ pub(super) fn has_rule(
     found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
 }
 
-/// True if a chain of the filter table has more uses, which are its rules and those that lead to it. In a legacy table,
-/// whose rules are not counted without reading all, true for each chain that exists.
+/// True if a chain of the filter table has more than `uses` uses: its own rules and those that lead to it. In a legacy
+/// table, where counting means reading all rules, true for each chain that exists.
 pub(super) fn has_more_than(place: Place, chain: &str, uses: u32) -> Result<bool, Error> {
     if place.variant == Variant::Legacy {
         return Ok(legacy::chains(place.family, TableName::Filter)?.iter().any(|name| name == chain));
@@ -206,7 +206,7 @@ pub(super) fn chosen_variant() -> Result<Variant, Error> {
     variant_for(TableName::Nat)
 }
 
-/// The variant that [`variant_for`] chooses, once it has listed the table.
+/// The variant that [`variant_for`] chooses, after a trial of its programs.
 pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
     match shown_variant()? {
         Some(variant) => trial::try_out(variant, table).map(|()| variant),
@@ -214,7 +214,7 @@ pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
     }
 }
 
-/// The variant that this node uses for the nat table, once it has listed it.
+/// The variant that this node uses for the nat table, after a trial of its programs.
 ///
 /// # Errors
 /// [`Error::NoIptables`] or [`Error::IptablesFails`] if no variant works.

@@ -22,7 +22,7 @@ const CHAINS: [&str; 4] = [FORWARD, DOCKER_USER, filter::CONTAINERS, filter::ADM
 /// Connections to published ports that a chain accepts, as far as its rules show it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Admitted {
-    /// True if it accepts those to all addresses.
+    /// True if the chain accepts connections to all addresses.
     pub(crate) all: bool,
     /// The containers' addresses, or networks of them.
     pub(crate) networks: Vec<IpNet>,
@@ -37,9 +37,9 @@ impl Admitted {
 /// A chain FORWARD as it was read.
 pub(crate) struct Found {
     pub(crate) admitted: Admitted,
-    /// True if it leads to Docker's chain.
+    /// True if FORWARD leads to Docker's chain.
     pub(crate) has_docker_user: bool,
-    /// The command for it.
+    /// The program that changes the chain.
     pub(crate) program: String,
 }
 

@@ -17,10 +17,10 @@
 //!                         -j RETURN
 //! ```
 //!
-//! Ours are the rules for published ports, which the reference lacks: with it a chain FORWARD that drops by default
-//! closes the ports of its containers, and isolation closes them to containers of other bridges. The address in the
-//! rule of a container keeps it from opening ports of other engines, which an administrator may have restricted in a
-//! later chain.
+//! The rules for published ports, marked as ours, are missing in the reference. There a chain FORWARD that drops by
+//! default closes the ports of its containers, and isolation closes them to containers of other bridges. The address in
+//! the rule of a container keeps it from opening ports of other engines, which an administrator may have restricted in
+//! a later chain.
 
 use std::net::IpAddr;
 
@@ -147,7 +147,7 @@ fn published() -> Rule {
     Rule::new().with_comment(PUBLISHED).with(TRANSLATED).jump("RETURN")
 }
 
-/// True if translated packets pass the chains that isolate, as far as there are such.
+/// True if translated packets pass the chains that isolate, or there are no such chains.
 fn passes_published(listing: &Listing) -> bool {
     !listing.has(STAGE_1) || listing.rules(STAGE_1).first() == Some(&published())
 }
@@ -176,7 +176,7 @@ fn is(listed: &Rule, rule: &Rule) -> bool {
     listed.len() == words.len() && listed.iter().zip(words).all(same)
 }
 
-/// True if the rule of the isolating chains is about no bridge.
+/// True if a rule of the isolating chains names no bridge.
 fn is_shared(rule: &Rule) -> bool {
     is(rule, &back()) || *rule == published()
 }
@@ -422,8 +422,8 @@ fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     batch
 }
 
-/// Compares the listed rules with the plan, as far as the reference makes them: what it attached, or an earlier
-/// version, lacks the others.
+/// Compares the listed rules with those of the plan that the reference makes, too. Containers that it or an earlier
+/// version attached lack the others.
 pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
     compare(tools, plan, |_| Vec::new())
 }

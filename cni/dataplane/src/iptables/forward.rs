@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules for the packets of a bridge in the chain FORWARD, where that chain drops by default. Docker and ufw set that
-//! policy, of both variants.
+//! Rules for the packets of a bridge in the chain FORWARD of either variant, where that chain drops by default. Docker
+//! and ufw set that policy.
 //!
 //! ```text
 //! FORWARD    -i BRIDGE -m comment --comment "made by slipway" -j ACCEPT

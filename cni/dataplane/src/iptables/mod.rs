@@ -380,7 +380,8 @@ impl Backend for Iptables {
         }
         unpublished.extend(in_each_place(attachment, &exclusive, withdraw::remove_chains)?);
         owners.remove(AttachmentHash::of(attachment), &record_kinds(kinds))?;
-        // Two that go at once see each other above. The one whose entry goes last finds no other here.
+        // Two attachments that are removed at once see each other above. The one whose entry is removed last finds no
+        // other here.
         for kind in shared {
             if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
                 unpublished.extend(in_each_place(attachment, &[kind], withdraw::remove_chains)?);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Marks packets from a container's other networks on the way to its published ports: see `crate::networks`. The rules are
-//! further ones of the form that the reference has for the container's own network.
+//! Marks packets from a container's other networks on the way to its published ports: see `crate::networks`. The rules
+//! have the same form as those that the reference makes for the container's own network.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -76,7 +76,8 @@ pub(super) fn with_networks(rules: &[Rule], container: &ContainerNetworks) -> Ve
             continue;
         };
         let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        // Another network may contain the container's own, and none is inside that: the narrowest one is the container's own.
+        // Another network may contain the container's own but cannot be inside it, so the narrowest one is the
+        // container's own.
         let containing = |rule: &Rule| rule.source().filter(|source| source.contains(&network.addr()));
         let narrowest = marking.iter().filter_map(containing).max_by_key(IpNet::prefix_len);
         let is_own = |rule: &&Rule| narrowest.is_some() && rule.source() == narrowest;

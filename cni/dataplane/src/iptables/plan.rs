@@ -205,7 +205,7 @@ fn shared(mark_bit: Option<u8>) -> Vec<SharedRule> {
         shared.push(SharedRule { chain: setmark, rule: set, needs: setmark, first: false });
         let masquerade = Rule::new().with_mark_bit(bit).jump("MASQUERADE");
         shared.push(SharedRule { chain: masq, rule: masquerade, needs: masq, first: false });
-        // First, as rules of other programs could accept the packet before.
+        // The jump comes first, because rules of other programs could accept the packet before it.
         let jump = Rule::new().with_comment("CNI portfwd requiring masquerade").jump(masq);
         shared.push(SharedRule { chain: POSTROUTING, rule: jump, needs: masq, first: true });
     }

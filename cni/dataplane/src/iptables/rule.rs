@@ -30,7 +30,7 @@ pub(crate) struct PortKey {
     pub(crate) port: u16,
 }
 
-/// Making.
+/// Methods that make a rule.
 impl Rule {
     pub(crate) fn new() -> Self {
         Self::default()
@@ -113,7 +113,7 @@ fn mark(bit: u8) -> String {
     format!("{value:#x}/{value:#x}")
 }
 
-/// Reading.
+/// Methods that read a rule.
 impl Rule {
     pub(crate) fn words(&self) -> &[String] {
         &self.words

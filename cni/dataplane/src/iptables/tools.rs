@@ -203,7 +203,7 @@ impl Tools {
     pub(super) fn try_rules(&self, rules: &str) -> Result<(), Error> {
         let program = self.program("restore")?;
         let run = run(&program, &["--noflush", "--wait", "1"], rules)?;
-        // Whoever has the lock uses the same tables.
+        // The process that holds the lock uses the same tables, so the kernel has them.
         if self.variant == Variant::Legacy && complaint(&run).contains(LOCKED) {
             return Ok(());
         }
@@ -215,7 +215,7 @@ impl Tools {
             return Ok(());
         }
         if let Some(signal) = run.status.signal() {
-            // By the kernel that is out of memory, for instance: this says nothing about the tables.
+            // Killed by a kernel that is out of memory, for instance, which says nothing about the tables.
             let killed = std::io::Error::other(format!("killed by signal {signal}"));
             return Err(Error::kernel(format!("try {}", program.display()), killed));
         }

@@ -27,7 +27,7 @@ const LONGEST: usize = 8192;
 /// [`Error::NoIptables`] if a program is missing, [`Error::IptablesFails`] if one fails.
 pub(super) fn try_out(variant: Variant, table: TableName) -> Result<(), Error> {
     tools::programs(variant)?;
-    // The legacy tools make the table that they list, with its hooks: in a namespace that ends with the trial.
+    // The legacy tools make the table that they list, with its hooks, so the trial has a namespace of its own.
     let work = || {
         let own = unshare(CloneFlags::CLONE_NEWNET);
         if let Err(errno) = &own {

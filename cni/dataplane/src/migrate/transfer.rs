@@ -101,7 +101,7 @@ impl Transfer {
         Key { hash: AttachmentHash::of(self.attachment()), kind: kind(&self.request) }
     }
 
-    /// The entry of the iptables backend for it.
+    /// The key of the iptables backend's entry for the request.
     pub(super) fn record(&self) -> Key {
         Key { kind: record_kind(kind(&self.request)), ..self.key() }
     }

@@ -3,14 +3,15 @@
 //! Flows that began before a port was published, or outlive its container.
 //!
 //! A flow's translation is decided by its first packet. A UDP client that keeps sending from one
-//! port keeps its flow alive, and with it the translation, or the lack of one, that it had before. An SCTP association lives
-//! for days without packets, and a client takes its port again.
+//! port keeps its flow alive, and with it the translation, or the lack of one, that it had before. An SCTP association
+//! lives for days without packets, and a client reuses its port.
 //!
 //! A TCP connection that its container did not end, because its namespace went with the link, is remembered for five days,
 //! and a client that takes the same port is translated to nobody, or to the next container of that address. So the
-//! withdrawal of a container that has vanished removes it: whoever still sends in it gets a reset. A container that is stopped
-//! ends its connections itself, and a pass through the table takes some 9 ms with 262,144 buckets, so then there is none.
-//! A publishing removes no connection: those that lead elsewhere may be of a process of the node that had the port before.
+//! withdrawal of a container that has vanished removes the connection, and whoever still sends on it gets a reset. A
+//! container that is stopped ends its connections itself, and a pass through the table takes some 9 ms with 262,144
+//! buckets, so then there is none. Publishing removes no connection, because one that leads elsewhere may belong to a
+//! process of the node that had the port before.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +53,7 @@ pub(crate) fn of(protocol: Protocol, ports: &[Target]) -> impl Iterator<Item = &
     ports.iter().filter(move |(host, _)| host.protocol == protocol)
 }
 
-/// True for a port with flows that end here.
+/// True if the flows of a port are removed.
 fn ends((host, which): &Target) -> bool {
     match host.protocol {
         Protocol::Udp | Protocol::Sctp => true,
@@ -160,8 +161,8 @@ impl Targets {
         self.singles.values().flatten().chain(&self.runs)
     }
 
-    /// The passes through the kernel's table that see all flows to the ports. What the kernel can leave out of a pass
-    /// needs not be read.
+    /// The passes through the kernel's table that see all flows to the ports. Flows that the kernel leaves out of a
+    /// pass need not be read.
     fn filters(&self, size: Size) -> Vec<Filter> {
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();

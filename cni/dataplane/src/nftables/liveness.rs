@@ -38,7 +38,7 @@ impl Record {
         Some(Self { netns: netns.clone(), mounts: own_mounts()? })
     }
 
-    /// True if both are of the same namespace.
+    /// True if both records are about the same namespace.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.mounts == other.mounts && self.netns.is_same(&other.netns)
     }
@@ -86,7 +86,7 @@ impl Record {
         Some(Self { netns, mounts: (number(2)?, number(3)?) })
     }
 
-    /// The namespace, if its path is of this mount namespace.
+    /// The namespace, if its path was recorded in this mount namespace.
     pub(crate) fn here(&self) -> Option<ContainerNetns> {
         (own_mounts() == Some(self.mounts)).then(|| self.netns.clone())
     }

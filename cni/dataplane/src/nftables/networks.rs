@@ -2,8 +2,8 @@
 
 //! Leads the published addresses of a container to chains that know its other networks: see `crate::networks`.
 //!
-//! The owner of an element stays its owner: a DEL of the published network removes it as before, and a DEL of another
-//! network leads it back.
+//! An element keeps its owner, so a DEL of the published network removes it as before, and a DEL of another network
+//! makes it lead to its former chain again.
 
 use cni_nftables::{Element, Transaction, Value, Verdict};
 use ipnet::IpNet;

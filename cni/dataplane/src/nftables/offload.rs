@@ -23,9 +23,9 @@ pub enum Offload {
     /// The table stays as it is.
     #[default]
     AsItIs,
-    /// Every packet goes through all chains: a flowtable is removed.
+    /// Every packet goes through all chains; an existing flowtable is removed.
     Off,
-    /// A flowtable takes them.
+    /// Established flows bypass the chains through a flowtable.
     Through(Uplinks),
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
             }
         };
         if !matches!(session.state()?, State::Ready) {
-            // Another process has just taken it apart: the next ADD repairs it and calls this again.
+            // Another process has just damaged the table. The next ADD repairs it and calls this function again.
             return unchanged(());
         }
         Ok((batch, ()))

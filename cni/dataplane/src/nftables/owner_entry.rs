@@ -3,7 +3,7 @@
 //! Entries in the map of owners for what other backends have made.
 //!
 //! The chains of other backends have no place for an owner's namespace, so an attachment has an entry here.
-//! Its number of elements is zero. With the table comes the guard of the node's loopback.
+//! Its number of elements is zero. Making the table also makes the guard of the node's loopback.
 
 use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;
@@ -59,7 +59,7 @@ pub(crate) fn put(session: &Session, new: &NewEntry<'_>) -> Result<(), Error> {
     put_if(session, new, &|| Ok(true)).map(drop)
 }
 
-/// As [`put`], only if a condition holds in the same generation; true if it did.
+/// Like [`put`], but only if a condition holds in the same generation; true if it did.
 pub(crate) fn put_if(
     session: &Session,
     new: &NewEntry<'_>,
@@ -110,7 +110,7 @@ pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> 
     })
 }
 
-/// Lists the entries of other backends that pass.
+/// Lists the entries of other backends whose owners pass the filter.
 pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<OwnerRecord>, Error> {
     let kind = |held: &OwnedElement| match held.key.as_slice() {
         [_, Value::Mark(kind)] => *kind,

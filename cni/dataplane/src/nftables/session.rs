@@ -35,9 +35,9 @@ impl Deref for Session {
 #[derive(Debug)]
 pub(crate) enum State {
     Ready,
-    /// The table is missing: the bootstrap.
+    /// The table is missing: a batch has to begin with the bootstrap.
     Missing,
-    /// Chains are emptied, changed or unhooked, or of an older schema: these changes.
+    /// Chains are emptied, changed or unhooked, or of an older schema: a batch has to begin with these changes.
     Damaged(Transaction),
 }
 
@@ -242,7 +242,7 @@ impl Session {
         self.get(Map::Owners, &plan::owner_key(hash, kind))
     }
 
-    /// Lists the elements of these maps that pass.
+    /// Lists the elements of these maps that pass the filter.
     pub(crate) fn dump(
         &self,
         maps: impl IntoIterator<Item = Map>,

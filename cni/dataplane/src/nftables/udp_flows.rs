@@ -45,14 +45,14 @@ pub enum FlowSearch {
     /// The table has seen a flow to one of the ports.
     #[default]
     Seen,
-    /// None: another program adds flows to conntrack.
+    /// No condition, because another program adds flows to conntrack.
     Always,
 }
 
 /// The table's knowledge of the flows to some ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlowKnowledge {
-    /// There are none.
+    /// There are no flows.
     NoFlows,
     Flows,
     /// There may be flows, and the set still has the ports of many flows that have ended.
@@ -63,7 +63,7 @@ enum FlowKnowledge {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
-    /// Distinguishes it from the marks before and after it.
+    /// Distinguishes this mark from earlier and later ones.
     token: u64,
     /// Seconds since boot.
     since: u64,
@@ -196,7 +196,7 @@ pub(super) fn flush(session: &Session, search: FlowSearch, targets: &[Target]) -
     }
     let known = match search {
         FlowSearch::Seen => look(session, &ports),
-        // For DEL, which does not read the settings.
+        // DEL does not read the settings, and searches conntrack if there is no mark.
         FlowSearch::Always => distrust(session).map(|()| FlowKnowledge::Flows),
     };
     let started = match known {
@@ -236,7 +236,7 @@ fn start(session: &Session) -> Result<Option<NewSet>, Error> {
     let mark = Mark::new();
     let begun = session.socket.commit(&begin(mark.encode()), None);
     begun.map_err(|e| Error::kernel("begin to record the ports of UDP flows", e))?;
-    // Before the pass: what began without these rules is found by it.
+    // The rules are read before the pass, which finds the flows that began without them.
     let rules = read_rules(session)?;
     if rules.handles.len() != RULES {
         return Ok(None);

@@ -19,8 +19,8 @@ pub const NODE_NAME: &str = "NODE_NAME";
 /// The time for a reply. The API server gives up after a minute (its `--request-timeout`): no reply comes later, and a
 /// request that is sent again does not overlap with the first one.
 const REPLY: Duration = Duration::from_secs(70);
-/// The seconds after which the server ends a watch, which is then resumed. A connection that died without a word is
-/// noticed after as many, and five more.
+/// The seconds after which the server ends a watch, which is then resumed. A connection that died silently is noticed
+/// five seconds later than that.
 pub(super) const WATCH: u32 = 150;
 /// The time without a byte after which a connection is given up: longer than a watch without events takes.
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
@@ -78,7 +78,7 @@ impl Access {
     /// Waits for requests, for at most the time for a reply.
     ///
     /// # Errors
-    /// The requests' own, or no reply.
+    /// The requests' own errors, or no reply in time.
     pub(super) async fn in_time<T>(
         &self,
         requests: impl Future<Output = Result<T, BoxError>>,
@@ -94,7 +94,7 @@ impl Access {
     pub(super) async fn client(&self) -> Result<Client, AccessError> {
         let mut config = self.config().await?;
         config.read_timeout = Some(self.silence);
-        // An idle connection's time does not count.
+        // The time for which a connection was idle before a request does not count.
         config.reset_reader_on_write = true;
         Client::try_from(config).map_err(|error| AccessError::Client(error.into()))
     }

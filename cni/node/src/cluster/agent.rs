@@ -23,19 +23,20 @@ use super::source::Snapshot;
 use super::{tunnel, wireguard};
 use crate::host::address_reports::AddressReports;
 
-/// The time after which the node is compared without a reason: notifications of the kernel may be lost, files have none.
+/// The time after which the node is compared without a reason: the kernel's notifications may be lost, and files have
+/// none.
 const RESYNC: Duration = Duration::from_secs(30);
 /// The time between a change of the kernel and the comparison: one change often comes with others.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// The least time between two comparisons that the kernel's changes cause: pods that come and go must not keep a
 /// processor busy.
 const PAUSE: Duration = Duration::from_millis(250);
-/// A comparison that changed Nodes cause comes this many times its predecessor's duration after that one, so that Nodes that
-/// change all the time keep a fifth of a processor busy at most. One that comes after a rest is immediate.
+/// A comparison that changed Nodes cause waits for this many times the duration of the last one, so that Nodes that
+/// change all the time keep at most a fifth of a processor busy. After a longer rest it starts at once.
 const SHARE: u32 = 4;
 /// The longest wait for such a comparison.
 const LONGEST_REST: Duration = Duration::from_secs(2);
-/// The thread that waits for the kernel sees after this time that the agent has ended.
+/// The thread that waits for the kernel notices within this time that the agent has ended.
 const ALIVE: Duration = Duration::from_millis(500);
 
 /// Why the agent ended early.
@@ -55,7 +56,7 @@ pub enum AgentError {
 /// Keeps the node in its desired state until `stop` is ready. `done` gets the report of each comparison.
 ///
 /// # Errors
-/// [`AgentError`]: what cannot be done is in the reports, and tried again.
+/// [`AgentError`]. Changes that fail are not errors: they are in the reports, and tried again.
 pub async fn run(
     settings: Arc<Settings>,
     mut snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -76,7 +77,7 @@ pub async fn run(
     let mut due: Option<Instant> = None;
     let mut last = Instant::now() - PAUSE;
     let mut rest = Duration::ZERO;
-    // Of the last comparison with a complete list.
+    // The claims of the last comparison with a complete list of Nodes.
     let mut claims: Option<Arc<Claims>> = None;
     tokio::pin!(stop);
     loop {
@@ -92,7 +93,7 @@ pub async fn run(
             },
             _ = resync.tick() => due = Some(Instant::now()),
             changed = kernel.recv() => {
-                // The thread ends after an error only, or with the receiver.
+                // The thread ends only after an error, or with the receiver.
                 changed.unwrap_or(Ok(()))?;
                 let then = (Instant::now() + DEBOUNCE).max(last + PAUSE);
                 due = Some(due.map_or(then, |due| due.min(then)));

@@ -49,7 +49,7 @@ pub struct Annotations {
 }
 
 impl Annotations {
-    /// Names and values for the Node. Values that are missing are none: they delete the annotation in a merge patch.
+    /// Names and values for the Node. A missing value is none, which deletes the annotation in a merge patch.
     #[must_use]
     pub fn values(&self) -> [(&'static str, Option<String>); 4] {
         [

@@ -136,7 +136,7 @@ async fn write(
         log::info!("node {node}: announced the tunnel");
     }
     if let Some(patch) = condition {
-        // By type: the conditions of others stay.
+        // Conditions are merged by type, so those of other programs stay.
         api.patch_status(node.as_str(), &parameters, &Patch::Strategic(patch)).await?;
         log::info!("node {node}: wrote the condition NetworkUnavailable");
     }

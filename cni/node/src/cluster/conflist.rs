@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The network configuration that the container runtime reads. The runtime is ready for pods as soon as it is there, so
-//! it is written last.
+//! The network configuration that the container runtime reads. The runtime is ready for pods as soon as the file
+//! exists, so the file is written last.
 
 use std::path::{Path, PathBuf};
 

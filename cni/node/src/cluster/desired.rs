@@ -49,7 +49,7 @@ pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 /// The kernel's view of this node's uplinks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalView {
-    /// The uplinks, in any order. Links of pods are none.
+    /// The uplinks, in any order. Links of pods do not count.
     pub uplinks: Vec<Uplink>,
     /// The public key of this node's WireGuard device; none without one.
     pub wireguard_key: Option<PublicKey>,
@@ -421,7 +421,7 @@ impl<'a> Plan<'a> {
     /// The tunnel, with routes for all prefixes that it can carry.
     fn tunnel(&mut self, far: &[(&Peer<'_>, Vec<IpNet>)], routes: &mut Vec<PeerRoute>) -> Option<Tunnel> {
         let Some(underlay) = self.underlay() else {
-            // Without its Node, this node has no InternalIP: reported already.
+            // Without its Node, this node has no InternalIP, which was already reported.
             if self.own_node.is_some() {
                 self.report(self.own, ProblemKind::NoUnderlay);
             }

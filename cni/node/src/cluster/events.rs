@@ -60,7 +60,7 @@ pub fn notices(report: &Report, nodes: &Nodes, own: &NodeName) -> BTreeSet<Notic
     let problems = report.desired.problems.iter();
     let concerns_own = |problem: &&Problem| problem.node == *own || problem.kind.holder() == Some(own);
     let problems = problems.filter(|problem| is_oldest || concerns_own(problem));
-    // Each new Node is without them for a moment.
+    // Each new Node lacks these things for a moment.
     let lasting = problems.filter(|problem| {
         !matches!(problem.kind, ProblemKind::NoPodCidr | ProblemKind::NoTunnel | ProblemKind::NoKey)
     });
@@ -102,7 +102,7 @@ async fn send(access: &Access, event: &Event) -> Result<(), BoxError> {
 fn event(notice: &Notice, own: &NodeName, now: Timestamp) -> Event {
     Event {
         metadata: ObjectMeta {
-            // As client-go names them: of two with one name the second would be refused.
+            // The name is unique, as in client-go, because the second of two Events with one name would be refused.
             name: Some(format!("{}.{:x}", notice.node, now.as_nanosecond())),
             namespace: Some(NAMESPACE.to_owned()),
             ..ObjectMeta::default()
@@ -141,7 +141,7 @@ struct Rate {
 #[derive(Debug)]
 struct Limits {
     all: Limit,
-    /// Those that are not at rest.
+    /// The limits of Nodes that are not at rest.
     of_nodes: BTreeMap<NodeName, Limit>,
 }
 

@@ -41,7 +41,7 @@ pub fn node(json: &[u8]) -> Option<impl Debug> {
     for route in after.routes.iter().filter(|route| route.node == node.name) {
         assert!(node.pod_cidrs.contains(&route.prefix), "{route:?} is not of {node:?}");
     }
-    // They are logged, and become Events.
+    // Problems are logged, and become Events.
     for problem in &after.problems {
         let text = problem.to_string();
         assert!(text.len() <= LONGEST && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");

@@ -56,8 +56,8 @@ fn bytes(text: &str) -> Option<[u8; 32]> {
     STANDARD.decode(text).ok()?.try_into().ok()
 }
 
-/// This node's private key: that of the file, or else a new one, which the file gets. A file that is damaged, or that other
-/// users may read, is replaced.
+/// This node's private key: the one in the file, or else a new one, which is written to the file. A file that is
+/// damaged, or that other users may read, is replaced.
 ///
 /// # Errors
 /// [`KeyError`].

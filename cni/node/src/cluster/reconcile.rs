@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
 //! A comparison of the node with its desired state, and the changes that follow from it. Kernel and files are read each
-//! time. It hands on to the next one who holds pod CIDRs and keys, and nothing else.
+//! time. Each comparison tells the next one who holds pod CIDRs and keys, and nothing else.
 //!
 //! The order: the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with its gateways, and
 //! forwarding; the file of subnets; last the configuration for the container runtime, which is ready for pods from then
@@ -213,8 +213,8 @@ pub fn reconcile(
 }
 
 /// The uplinks: links that are up and have a global address in a subnet that other hosts may be in. The loopback, the
-/// bridge of the pods and the devices of VXLAN and WireGuard are none, nor is a link of which a route or address leads to
-/// one host only.
+/// bridge of the pods and the devices of VXLAN and WireGuard do not count, nor does a link with a route or address that
+/// leads to one host only.
 fn here(socket: &RouteSocket, bridge: &str) -> Result<LocalView, RouteError> {
     let links = socket.links()?;
     let addresses = socket.all_addresses()?;
@@ -312,7 +312,7 @@ impl Reconciliation<'_> {
             cluster_cidrs: settings.paths.cluster_cidrs.clone(),
             mtu,
         };
-        // An unreadable one is replaced, too.
+        // An unreadable file is replaced, too.
         if SubnetFile::read(&settings.subnet_file).ok().as_ref() != Some(&file) {
             if let Err(error) = file.write(&settings.subnet_file) {
                 self.failed(error);

@@ -173,7 +173,7 @@ impl Follower {
     async fn take(&mut self, stream: impl Stream<Item = watcher::Result<Event<NodeObject>>>) {
         let mut stream = pin!(stream);
         let mut listing = true;
-        // The time at which a change is published that is not yet.
+        // The time at which the pending change is published, if there is one.
         let mut due: Option<Instant> = None;
         loop {
             let next = async {
@@ -183,7 +183,7 @@ impl Follower {
                 }
             };
             let next = tokio::select! {
-                // What has arrived becomes part of the snapshot.
+                // Events that have arrived become part of the snapshot.
                 biased;
                 next = next => Some(next),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
@@ -199,7 +199,7 @@ impl Follower {
                     if self.apply(event) && due.is_none() {
                         due = Some(Instant::now().max(self.published + PAUSE));
                     }
-                    // Where events arrive without end, the stream is always ready.
+                    // While events keep arriving, the stream is always ready and the timer is never polled.
                     if due.is_some_and(|due| due + PAUSE <= Instant::now()) {
                         due = None;
                         self.publish();
@@ -230,7 +230,8 @@ impl Follower {
             if !changed {
                 count(&self.counters.unchanged);
             }
-            // The watch works. A completed list shows less: the watch after it may fail each time.
+            // The event shows that the watch works. A completed list does not, because the watch after it may fail each
+            // time.
             kube::runtime::utils::Backoff::reset(&mut self.backoff);
         }
         if is_listed {

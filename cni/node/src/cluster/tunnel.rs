@@ -179,7 +179,7 @@ pub(super) fn remove(socket: &RouteSocket) -> Result<bool, RouteError> {
     }
 }
 
-/// A deletion of what is gone has succeeded.
+/// Takes the deletion of something that is already gone for a success.
 pub(super) fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
     match done {
         Err(error) if error.is_not_found() => Ok(()),

@@ -3,12 +3,12 @@
 //! The WireGuard link to all other nodes: its device with this node's key, and a peer for each node.
 //!
 //! # Keepalive
-//! None is set: nodes reach each other without address translation, so that no state between them expires, and a pair of
-//! nodes without traffic costs nothing.
+//! Keepalive is not set, because nodes reach each other without address translation, so no state between them expires,
+//! and a pair of nodes without traffic costs nothing.
 //!
 //! # Endpoints
-//! The kernel sends to the source of a peer's last authenticated packet, which may be any of the node's addresses. An endpoint
-//! is set only if it is none of these, or has another port than the announced one.
+//! The kernel sends to the source of a peer's last authenticated packet, which may be any of the node's addresses. An
+//! endpoint is set only if the present one is none of these, or has another port than the announced one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -113,8 +113,8 @@ fn create(socket: &RouteSocket) -> Result<Link, WireGuardError> {
     Ok(socket.link(DEVICE)?)
 }
 
-/// Sets the device's port, MTU and addresses, and up. `subnets` are the node's own: their network addresses are the
-/// device's, so that the node's own packets to pods have a source that the other node accepts.
+/// Sets the device's port, MTU and addresses, and brings it up. `subnets` are the node's own: their network addresses
+/// are the device's, so that the node's own packets to pods have a source that the other node accepts.
 ///
 /// # Errors
 /// [`WireGuardError`].
@@ -143,7 +143,8 @@ pub(super) fn set_up(
     Ok(link.clone())
 }
 
-/// Changes the peers that differ, and removes others if `prune`. The number of peers that were set, and of those removed.
+/// Changes the peers that differ, and removes others if `prune`. Returns the numbers of peers that were set and
+/// removed.
 ///
 /// # Errors
 /// [`RouteError`] if the kernel refuses.
@@ -162,8 +163,8 @@ pub(super) fn set_peers(
 
 /// The changes that make the device have these peers; others stay unless `prune`.
 ///
-/// Removals are first: a Node with a new key has its prefixes on the new peer then. A peer that stays and loses a prefix to
-/// another one loses it in the kernel, too.
+/// Removals come first, so that a Node with a new key has its prefixes on the new peer afterwards. A peer that stays
+/// and loses a prefix to another one loses it in the kernel, too.
 fn plan(wanted: &[WireGuardPeer], shown: &[Peer], prune: bool) -> Vec<PeerChange> {
     let by_key: BTreeMap<PublicKey, &Peer> = shown.iter().map(|peer| (peer.key, peer)).collect();
     let kept: BTreeSet<PublicKey> = wanted.iter().map(|peer| peer.key).collect();

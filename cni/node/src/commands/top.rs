@@ -88,7 +88,7 @@ pub(super) fn execute(options: &Options, out: &mut dyn Write) -> Result<u8, Fail
 async fn sample(options: &Options) -> Sample {
     let agent = options.agent.ask("/recent").await;
     let config_dir = options.cni_conf_dir.clone();
-    // Keys are read while the kernel is.
+    // Keys are read while the kernel's state is being read.
     match tokio::task::spawn_blocking(move || read::sample(&config_dir, agent)).await {
         Ok(sample) => sample,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -202,7 +202,7 @@ async fn follow_keys(
 fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
     ratatui::try_restore()?;
     terminal.show_cursor()?;
-    // SIGTSTP has a handler here; this one cannot be caught.
+    // SIGTSTP has a handler here, but SIGSTOP cannot be caught.
     raise(Number::SIGSTOP)?;
     resume(terminal)
 }
@@ -216,7 +216,7 @@ fn resume(terminal: &mut DefaultTerminal) -> io::Result<()> {
     terminal.resize(Rect::from((Position::ORIGIN, size)))
 }
 
-/// Reads the terminal's events in a thread: the library blocks.
+/// Reads the terminal's events in a thread, because the library blocks.
 fn read_events() -> io::Result<mpsc::Receiver<io::Result<Event>>> {
     let (sender, receiver) = mpsc::channel(16);
     let read = move || {

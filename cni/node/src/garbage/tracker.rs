@@ -53,7 +53,7 @@ impl Tracker {
             });
         }
         let is_due = |missing: &Absence| {
-            // Two lists, also with no grace at all.
+            // Two lists are needed, even without a grace period.
             missing.since < now
                 && now.duration_since(missing.since) >= self.grace
                 && missing.again.is_none_or(|again| again <= now)

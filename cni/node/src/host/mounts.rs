@@ -15,7 +15,8 @@ use nix::unistd::{chroot, fchdir};
 const NAMESPACE: &str = "/proc/1/ns/mnt";
 const ROOT: &str = "/proc/1/root";
 
-/// Enters both with the calling thread, for good. The thread no longer shares its root and working directory with others.
+/// Enters the mount namespace and root directory of process 1 with the calling thread, for good. The thread no longer
+/// shares its root and working directory with others.
 ///
 /// # Errors
 /// The capabilities SYS_ADMIN, SYS_CHROOT or SYS_PTRACE are missing, or `/proc` is not the node's.

@@ -28,7 +28,7 @@ pub(super) async fn ensure(network: &Arc<PodNetwork>, cache: &Path) -> Result<Ma
             mtu: network.mtu,
             gateways: &gateways(&network),
             others: OtherAddresses::Remove,
-            // kubelet's kubenet has made it, and does so on a node that goes back to it.
+            // kubelet's own kubenet made the bridge, and makes it again on a node that goes back to that.
             takes_foreign: true,
         };
         bridge::ensure(&route, &wanted)?;

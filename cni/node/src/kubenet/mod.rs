@@ -48,10 +48,10 @@ pub enum KubenetError {
     /// The pod CIDR is not known yet, or none of those given was usable.
     #[error("kubenet does not have netConfig. This is most likely due to lack of PodCIDR")]
     NoPodCidr,
-    /// As before, in a set-up.
+    /// No pod can be set up, for this reason.
     #[error("kubenet cannot SetUpPod: {0}")]
     NotReady(Box<KubenetError>),
-    /// As before, in a teardown.
+    /// The pod CIDR is not known yet, in a teardown.
     #[error("kubenet needs a PodCIDR to tear down pods")]
     NoPodCidrForTeardown,
     /// No directory has all required plugins.
@@ -222,7 +222,7 @@ impl Kubenet {
         if self.settings().is_ok_and(|settings| settings.purpose != Purpose::SetUp) {
             return;
         }
-        // Every set-up makes it again.
+        // Every set-up makes the bridge again.
         if let Err(error) = bridge::ensure(&network, &self.cache).await {
             log::warn!("make {BRIDGE}: {error}");
         }
@@ -316,7 +316,7 @@ impl Kubenet {
         Ok(())
     }
 
-    /// Deletes the pod's attachments, as the cache has them; those that it does not have as they would be.
+    /// Deletes the pod's attachments as the cache has them, and missing ones as a set-up would make them.
     async fn delete(&self, pod: &Pod, network: &PodNetwork) -> Result<(), KubenetError> {
         let mut todo = self.cached(&pod.sandbox_id).await?;
         // Addresses and ports are freed also if the namespace is missing.
@@ -364,8 +364,9 @@ impl Kubenet {
         Ok(ours.map(|one| (one.network(), one.container())).collect())
     }
 
-    /// Checks the masquerade of one other pod, and restores that of all if it is missing: a flush of the ruleset
-    /// leaves none. One pod, so that the cost does not grow with their number. A failure is logged.
+    /// Checks the masquerade of one other pod, and restores that of all pods if it is missing, because a flush of the
+    /// ruleset leaves none. Only one pod is checked, so the cost does not grow with the number of pods. A failure is
+    /// logged.
     async fn verify_masquerade(&self, except: &str) {
         if self.settings.as_ref().is_none_or(|settings| settings.masquerade.is_none()) {
             return;
@@ -429,7 +430,7 @@ async fn skip_duplicate_detection(netns: &Path) {
     }
 }
 
-/// Runs blocking work on a thread for it.
+/// Runs blocking work on a thread for such work.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, KubenetError> {
     tokio::task::spawn_blocking(work).await.map_err(KubenetError::Interrupted)
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! A set-up of a pod that is connected.
+//! The set-up of a pod that is already connected.
 
 use cni_runtime::kubelet::Pod;
 
 use super::{INTERFACE, Kubenet, KubenetError, PodNetwork};
 
 impl Kubenet {
-    /// Refuses it before anything is changed. Returns whether the pod has the interface otherwise: it is then that of an
-    /// earlier set-up, as the cache may be lost.
+    /// Refuses such a set-up before anything is changed. Otherwise returns whether the pod has the interface, which is
+    /// then that of an earlier set-up, because the cache may be lost.
     pub(super) async fn refuse_connected(
         &self,
         pod: &Pod,

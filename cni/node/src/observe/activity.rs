@@ -11,9 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::repair::Repair;
 
-/// The calls that are kept.
+/// The number of calls that are kept.
 const CALLS: usize = 200;
-/// The repairs that are kept.
+/// The number of repairs that are kept.
 const REPAIRS: usize = 20;
 /// The most texts of a repair.
 const TEXTS: usize = 10;

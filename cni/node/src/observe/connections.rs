@@ -99,13 +99,13 @@ impl Connections {
 }
 
 impl Table {
-    /// The client with the most connections of those with one that waits; if none waits, of all.
+    /// The client with the most connections among those with a waiting one; if none waits, among all.
     fn busiest(&self) -> Option<Client> {
         let busiest = self.clients.iter().max_by_key(|(_, open)| (!open.waiting.is_empty(), open.len()));
         busiest.map(|(client, _)| *client)
     }
 
-    /// Closes the oldest connection of a client that waits, or else the oldest.
+    /// Closes a client's oldest waiting connection, or else its oldest one.
     fn close(&mut self, client: Client) {
         let Some(open) = self.clients.get_mut(&client) else { return };
         let oldest = open.waiting.keys().next().or_else(|| open.replying.keys().next()).copied();

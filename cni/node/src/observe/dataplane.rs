@@ -50,7 +50,7 @@ impl Dataplane {
 
     /// The output of the last [`INTERVAL`]; none if the program is missing or fails.
     pub(super) async fn view(&self) -> Option<Arc<DataplaneView>> {
-        // Held during the call, so that concurrent requests lead to one.
+        // The lock is held during the call, so that concurrent requests lead to a single call.
         let mut last = self.last.lock().await;
         if last.at.is_none_or(|at| at.elapsed() >= INTERVAL) {
             let read = self.read().await;

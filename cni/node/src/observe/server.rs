@@ -65,9 +65,9 @@ enum Listener {
 enum Scope {
     /// `/healthz` and `/readyz`.
     Probes,
-    /// These and `/metrics`.
+    /// `/healthz`, `/readyz` and `/metrics`.
     Monitoring,
-    /// All of them.
+    /// All requests.
     Root,
 }
 
@@ -348,7 +348,7 @@ mod tests {
                     1 => b"GET /healthz HTTP/1.1\r\n",
                     _ => b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
                 };
-                // It may have been closed by now.
+                // The connection may have been closed by now.
                 let _closed = stream.write_all(sent).await;
                 clients.push(stream);
                 if number % 64 == 0 {
@@ -372,7 +372,7 @@ mod tests {
                 while held.len() > 2 * ALL {
                     held.pop_front();
                 }
-                // A kubelet waits for so long.
+                // A kubelet waits this long.
                 assert!(probe(address).await < Duration::from_secs(5));
             }
         })

@@ -34,7 +34,7 @@ pub(super) fn follow(is_over: impl Fn() -> bool) {
     }
 }
 
-/// Waits, but not after a commit that touched rules. Returns whether there was one.
+/// Waits for the pause, or until shortly after a commit that touched rules. Returns whether there was such a commit.
 fn wait(rules: &mut Option<Notifications>, pause: Duration) -> bool {
     let mut end = Instant::now() + pause;
     let mut are_other = false;
@@ -58,7 +58,7 @@ fn wait(rules: &mut Option<Notifications>, pause: Duration) -> bool {
     are_other
 }
 
-/// True for all but elements of our own table.
+/// True for all changes but those of elements of our own table.
 fn touches_rules(notification: &Notification) -> bool {
     let Notification::Generation(generation) = notification else { return true };
     let is_own = |name: &str, change: TableChange| name == OWN && change < TableChange::Contents;

@@ -212,7 +212,7 @@ const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(1500);
 const SUSPECTS: usize = 4096;
 
 impl Observer {
-    /// Subscribes.
+    /// Subscribes to the kernel's notifications.
     ///
     /// # Errors
     /// [`ObserverError::Rules`], [`ObserverError::Links`] if a socket cannot be opened.
@@ -238,7 +238,7 @@ impl Observer {
         Ok(Self { rules, links, socket, addresses, ports, suspects, limits, pending })
     }
 
-    /// The next damage, waited for for at most `timeout`.
+    /// Waits for the next damage, for at most `timeout`.
     ///
     /// # Errors
     /// [`ObserverError`].
@@ -252,7 +252,7 @@ impl Observer {
                 return Ok(self.pending.pop_front());
             }
             let fds = self.rules.as_ref().map(AsFd::as_fd).into_iter().chain([self.links.as_fd()]);
-            // Rounded up: with 0 the loop would be busy until then.
+            // The wait is rounded up, because with 0 the loop would be busy until the look is due.
             let look =
                 self.suspects.iter().map(|(when, ..)| when.saturating_duration_since(Instant::now())).min();
             let left = look.map_or(left, |look| look.min(left));
@@ -335,7 +335,7 @@ impl Observer {
                     Some(Damage::Forwarding(family))
                 }
                 Notification::Lost => {
-                    // Some of them may have changed unseen.
+                    // Some addresses may have changed unseen.
                     self.addresses = AddressReports::default();
                     Some(Damage::Lost)
                 }
@@ -408,7 +408,7 @@ fn of_commit(generation: &Generation, has_chains: impl Fn(&TableId) -> bool) -> 
         return Vec::new();
     }
     let damages = generation.tables.iter().filter(|(table, change)| match change {
-        // An element too many takes nothing from a container, and a DEL or GC removes it.
+        // An additional element harms no container, and a DEL or GC removes it.
         TableChange::ElementsAdded => false,
         TableChange::ElementsDeleted => is_ours(table),
         TableChange::Contents => is_ours(table) || is_of_iptables(table) && has_chains(table),

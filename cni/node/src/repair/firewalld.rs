@@ -20,7 +20,7 @@ const RULES: [&str; 2] = [
 ];
 /// The time between two attempts to reach a bus.
 const RETRY: Duration = Duration::from_secs(5);
-/// The time after which a thread that waits sees that nobody listens any more.
+/// The time within which a waiting thread notices that nobody listens any more.
 const ALIVE: Duration = Duration::from_millis(500);
 
 /// Reports firewalld's changes until `report` returns false. A node may have no bus, or get one later.

@@ -41,8 +41,8 @@ impl Limits {
         redirected.map(|(index, _)| *index).collect()
     }
 
-    /// Reads those of a link again. True if one is gone, is another one, or if a filter takes packets before the limit. An
-    /// additional one is that of an ADD.
+    /// Reads the limits of a link again. True if a limit is gone or has changed, or if a filter takes packets before
+    /// the limit. An additional limit is that of an ADD.
     pub(super) fn has_lost(&mut self, socket: &RouteSocket, link: &Link) -> Result<bool, RouteError> {
         let queue = socket.token_bucket(link)?;
         let redirections = socket.redirections(link)?;

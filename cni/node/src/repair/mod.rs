@@ -35,7 +35,7 @@ const DEBOUNCE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(500);
 /// The wait after a failed repair; doubled up to [`RESYNC`].
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// The thread that waits for the kernel sees after this time that the repairs have ended.
+/// The thread that waits for the kernel notices within this time that the repairs have ended.
 const ALIVE: Duration = Duration::from_millis(500);
 
 /// Why repairs ended early.
@@ -101,7 +101,7 @@ pub async fn run(
             () = &mut stop => return Ok(()),
             _ = resync.tick() => due = Some(Instant::now()),
             damage = damages.recv() => {
-                // The thread ends after an error only, or with the receiver.
+                // The thread ends only after an error, or with the receiver.
                 let Some(damage) = damage else { return Ok(()) };
                 reported.insert(damage?);
                 let then = (Instant::now() + DEBOUNCE).max(last + PAUSE);

@@ -48,7 +48,7 @@ pub struct Program {
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// No thread or runtime for it.
+    /// No thread or runtime could be started for the call.
     #[error("start a thread for {0}: {1}")]
     Thread(String, io::Error),
     /// The host's mount namespace cannot be entered.
@@ -188,7 +188,7 @@ impl Program {
     async fn raise_limits(&self) -> Option<BpfNode> {
         let directory = self.limits.as_ref()?;
         let mut words = ["node", "limits", "--output", "json"].map(OsString::from).to_vec();
-        // The host's mount namespace has them at the usual place.
+        // In the host's mount namespace the settings are at the usual place.
         if !self.in_host_mounts {
             words.extend(["--sysctl-dir".into(), directory.into()]);
         }
@@ -213,7 +213,7 @@ impl Program {
         if output.status.success() { Ok(output) } else { Err(self.failed(words, &output)) }
     }
 
-    /// Runs it in a thread of its own: a thread that enters a mount namespace stays there.
+    /// Runs the program in a thread of its own, because a thread that enters a mount namespace stays there.
     async fn call(&self, words: &[OsString], limit: Duration) -> Result<Output, ProgramError> {
         let (name, program, words) = (self.name(words), self.clone(), words.to_vec());
         let (sender, receiver) = oneshot::channel();

@@ -48,7 +48,7 @@ pub const KEYS: [(&str, &str); 9] = [
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 const HEADER: Style = Style::new().add_modifier(Modifier::BOLD.union(Modifier::UNDERLINED));
 
-/// The lowest screen with the lines above the rows.
+/// The lowest screen that shows the lines above the rows.
 const WITH_SUMMARY: u16 = 9;
 
 /// A line from the top, with its style.

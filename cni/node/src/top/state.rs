@@ -5,20 +5,14 @@
 use super::model::Model;
 use super::table::{Direction, Sort, View, rows};
 
-/// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// A character.
     Char(char),
-    /// Tab.
     Tab,
     /// Shift and Tab.
     BackTab,
-    /// Enter.
     Enter,
-    /// Escape.
     Escape,
-    /// Backspace.
     Backspace,
     /// A row up.
     Up,
@@ -69,7 +63,6 @@ pub enum Mode {
 /// The state of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// The view.
     pub view: View,
     /// The order of each view.
     sorts: [Sort; View::ALL.len()],

@@ -31,7 +31,7 @@ pub enum View {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     pub title: &'static str,
-    /// The least is kept longest where not all columns fit; 0 is always there.
+    /// Where not all columns fit, those of the lowest ranks are kept; rank 0 is always shown.
     rank: u8,
 }
 
@@ -82,7 +82,6 @@ impl View {
     /// All, in the order of their keys.
     pub const ALL: [Self; 5] = [Self::Ports, Self::Flows, Self::Drops, Self::Pools, Self::Events];
 
-    /// The name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -94,7 +93,6 @@ impl View {
         }
     }
 
-    /// The columns.
     #[must_use]
     pub const fn columns(self) -> &'static [Column] {
         match self {
@@ -133,7 +131,6 @@ pub enum Direction {
 pub struct Sort {
     /// Index of the column.
     pub column: usize,
-    /// The direction.
     pub direction: Direction,
 }
 

@@ -10,7 +10,7 @@ use slipway_ebpf_abi::{IPPROTO_TCP, IPPROTO_UDP, Port};
 
 const PROTOCOLS: [u8; 2] = [IPPROTO_TCP, IPPROTO_UDP];
 
-/// The kinds of flows that a packet may belong to, as far as a rule has asked: families times protocols.
+/// The kinds of flows that may match a rule as far as it was read: families times protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flows(u32);
 
@@ -88,7 +88,7 @@ pub(super) struct Held {
     pub(super) rules: Vec<HoldingRule>,
 }
 
-/// The rules that are listed at most.
+/// The most rules that are listed.
 const MOST_RULES: usize = 50;
 
 impl Held {

@@ -5,8 +5,8 @@
 //!
 //! Expressions that are known to give one result for a whole flow are listed here. A rule with any other expression keeps
 //! the flows to which it can apply with netfilter.
-//! Carried are TCP segments with ACK and without SYN, FIN and RST, and UDP datagrams, without fragments, options and
-//! extension headers. Numbers are those of `linux/netfilter/nf_tables.h`.
+//! The programs carry TCP segments with ACK and without SYN, FIN and RST, and UDP datagrams, but no fragments and no
+//! packets with IP options or extension headers. Numbers are those of `linux/netfilter/nf_tables.h`.
 
 #[cfg(test)]
 mod tests;
@@ -29,7 +29,7 @@ pub(super) struct Judgement {
     pub(super) hold: Option<Hold>,
 }
 
-/// Expressions that limit or count packets: as a rule's own, and as those of a set's elements.
+/// True for expressions that limit or count packets, in a rule or in a set's elements.
 pub(super) fn is_per_packet(expression: &str) -> bool {
     matches!(expression, "limit" | "quota" | "connlimit" | "numgen")
 }
@@ -43,9 +43,9 @@ enum Loaded {
     EtherType,
     Protocol,
     Port,
-    /// TCP's flags, of which a mask is left.
+    /// TCP's flags that this mask leaves.
     Flags(u8),
-    /// conntrack's state, of which a mask is left.
+    /// The bits of conntrack's state that this mask leaves.
     State(u32),
     /// The type of service: its byte within the register, and the state of its bits that report congestion.
     Service(usize, Congestion),
@@ -71,7 +71,7 @@ pub(super) struct Reader<'a> {
     pub(super) condition: Option<String>,
     /// A statement that acts on each packet, such as `dup`.
     pub(super) action: Option<String>,
-    /// True if it does more than to count or log.
+    /// True if the rule does more than count or log.
     pub(super) has_effect: bool,
     loaded: Loaded,
     limited_sets: &'a BTreeSet<String>,
@@ -79,14 +79,14 @@ pub(super) struct Reader<'a> {
     found: Judgement,
 }
 
-/// The words for the extensions of iptables, which rules of `iptables-nft` have as well: their name and data.
+/// Judges the matches and targets of iptables, which rules of `iptables-nft` have as well, by their name and data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extensions {
     pub(super) of_match: fn(&mut Reader<'_>, &str, &[u8]),
     pub(super) of_target: fn(&mut Reader<'_>, &str, &[u8]),
 }
 
-/// Judges the expressions of a rule in a table whose packets are these. `limited_sets` are the sets with elements that
+/// Judges the expressions of a rule in a table that sees these flows. `limited_sets` are the sets with elements that
 /// [limit packets](is_per_packet).
 pub(super) fn judge(
     expressions: &[u8],
@@ -255,7 +255,7 @@ impl<'a> Reader<'a> {
     }
 
     fn meta(&mut self, body: &[u8]) {
-        // A register as the source: the rule sets it.
+        // With a register as the source, the rule sets the value.
         if find(body, 3).is_some() {
             self.has_effect = true;
             return;
@@ -312,7 +312,7 @@ impl<'a> Reader<'a> {
         let is_equal = match operator {
             0 => true,
             1 => false,
-            // An order.
+            // A comparison by order, such as `<`.
             _ => return self.order(loaded),
         };
         let of_family = |number: u8| match number {
@@ -444,7 +444,7 @@ fn mask(loaded: Loaded, congestion_bits: u8, body: &[u8]) -> Loaded {
             Loaded::State(u32::from_ne_bytes([*a, *b, *c, *d]))
         }
         (Loaded::Service(at, Congestion::Kept), mask) => {
-            // A shift has no mask, and keeps them at another place.
+            // A shift has no mask, and moves the bits to another place.
             let bits = |bytes: &[u8], missing| bytes.get(at).copied().unwrap_or(missing) & congestion_bits;
             let left = match (mask.map(|mask| bits(mask, 0)), bits(xor, 0)) {
                 (Some(0), 0) => Congestion::Masked,

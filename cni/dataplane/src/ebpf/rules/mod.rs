@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules that decide about each packet by itself: limits, quotas, lengths, random choices, copies, conntrack's helpers. A
-//! sample says nothing about the packets between, so flows to which such a rule can apply stay with netfilter.
+//! Rules that decide about each packet by itself: limits, quotas, lengths, random choices, copies, conntrack's helpers.
+//! A sample of packets says nothing about those in between, so flows to which such a rule can apply stay with
+//! netfilter.
 //!
 //! The first set-up, `slipway node setup` and slipwayd read all rules. An ADD reads them where slipwayd does not run and
 //! the ruleset is small, as it must not become slower with the rules of others.
@@ -25,10 +26,10 @@ use super::store::Store;
 use crate::Error;
 use hold::Held;
 
-/// The time for which an ADD relies on slipwayd after its last look.
+/// The seconds for which an ADD relies on slipwayd's last look at the rules.
 const FOLLOWED_FOR: u64 = 3;
 
-/// Reads the rules; none if there are more than are to be read.
+/// Reads the rules; none if there are more than `extent` allows.
 fn read(extent: Extent) -> Result<Option<Held>, Error> {
     let mut held = Held::default();
     let is_whole = tables::read_nftables(&mut held, extent)? && tables::read_legacy(&mut held, extent)?;
@@ -36,7 +37,7 @@ fn read(extent: Extent) -> Result<Option<Held>, Error> {
     Ok(is_whole.then_some(held))
 }
 
-/// Before Linux 6.0 conntrack could choose helpers by itself, by these ports.
+/// Adds the flows whose helper conntrack may choose by their port, as it could before Linux 6.0.
 fn add_automatic_helpers(held: &mut Held) {
     const SWITCH: &str = "/proc/sys/net/netfilter/nf_conntrack_helper";
     const TCP: [u16; 6] = [21, 1720, 1723, 5060, 6566, 6667];
@@ -62,8 +63,8 @@ pub(super) fn holding() -> Result<Vec<HoldingRule>, Error> {
     Ok(read(Extent::Whole)?.map(|held| held.rules).unwrap_or_default())
 }
 
-/// Reads the rules and tells the programs which flows stay with netfilter. Has netfilter check each flow again if these
-/// are others than before.
+/// Reads the rules and tells the programs which flows stay with netfilter. If other flows than before have to stay,
+/// netfilter checks each flow again.
 pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
     let generation = Socket::open().and_then(|socket| socket.generation()).unwrap_or_default();
     if extent == Extent::Small && (store.is_followed(FOLLOWED_FOR)? || store.generation_read()? == generation)
@@ -75,12 +76,12 @@ pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
         return Ok(());
     };
     let is_other = store.write_held(held.bits, &held.ports)?;
-    // Of the time before the rules were read: what has changed since is read again.
+    // The generation is from before the rules were read, so that what has changed since is read again.
     store.write_generation_read(generation)?;
     if is_other { store.next_epoch() } else { Ok(()) }
 }
 
-/// Something by which a change of the legacy tables is seen, without reading their rules.
+/// Bytes that change with the legacy tables, obtained without reading the rules.
 pub(super) fn legacy_sign() -> Vec<u8> {
     let tables = AddressFamily::BOTH
         .into_iter()

@@ -20,17 +20,17 @@ pub(super) const EXTENSIONS: Extensions = Extensions { of_match: judge_match, of
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     Whole,
-    /// Nothing, if there are more than a few hundred rules: an ADD must not become slower with them.
+    /// Nothing, if there are more than a few hundred rules, because they must not slow an ADD down.
     Small,
 }
 
-/// The chains, and the rules, up to which an ADD reads the ruleset.
+/// An ADD reads the ruleset only up to these numbers of chains and of rules.
 const MOST_CHAINS_OF_ADD: u32 = 300;
 const MOST_RULES_OF_ADD: u32 = 600;
 
 /// The numbers of hooks that forwarded packets pass (`NF_INET_PRE_ROUTING`, `_FORWARD`, `_POST_ROUTING`, `_INGRESS`).
 const FORWARDED: [u32; 4] = [0, 2, 4, 5];
-/// The legacy tables; rules of the table nat see the first packets of flows only.
+/// The legacy tables but nat, whose rules see only the first packets of flows.
 const LEGACY: [&str; 4] = ["raw", "mangle", "filter", "security"];
 
 fn failed(error: impl Into<Cause>) -> Error {
@@ -55,7 +55,7 @@ fn flows_of(family: Family) -> Flows {
     }
 }
 
-/// Adds what the rules of nf_tables hold. Returns false if there are more than are to be read.
+/// Adds what the rules of nf_tables hold. Returns false if there are more than `extent` allows.
 pub(super) fn read_nftables(held: &mut Held, extent: Extent) -> Result<bool, Error> {
     let socket = match Socket::open() {
         Err(error) if error.unsupported().is_some() => return Ok(true),
@@ -137,7 +137,7 @@ fn read_table(
     Ok(())
 }
 
-/// Adds what the rules of the legacy tables hold. Returns false if there are more than are to be read.
+/// Adds what the rules of the legacy tables hold. Returns false if there are more than `extent` allows.
 pub(super) fn read_legacy(held: &mut Held, extent: Extent) -> Result<bool, Error> {
     for family in AddressFamily::BOTH {
         for table in LEGACY {

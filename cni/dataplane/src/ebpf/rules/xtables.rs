@@ -14,7 +14,7 @@ fn short(info: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([byte(info, at), byte(info, at + 1)])
 }
 
-/// Matches whose result is the same for all packets of a flow that are carried.
+/// Matches whose result is the same for all carried packets of a flow.
 const BY_FLOW: [&str; 23] = [
     "addrtype",
     "cgroup",
@@ -60,7 +60,7 @@ const OF_OTHERS: [&str; 15] = [
 ];
 /// Targets that neither decide about packets nor change any.
 const WITHOUT_EFFECT: [&str; 7] = ["AUDIT", "LED", "LOG", "NFLOG", "RATEEST", "TRACE", "ULOG"];
-/// Targets that do the same to all packets of a flow that are carried, or something that shows when a packet comes out.
+/// Targets that do the same to all carried packets of a flow, or whose effect the programs see when a packet comes out.
 const BY_FLOW_TARGETS: [&str; 23] = [
     "",
     "CHECKSUM",
@@ -87,8 +87,8 @@ const BY_FLOW_TARGETS: [&str; 23] = [
     "TPROXY",
 ];
 
-/// Handles a match. Of `nfacct`, a quota may hang on the counted bytes, which the rule does not show; `struct
-/// xt_set_info_match_v3` and later ones have limits of an element's counters in these bytes.
+/// Handles a match. The object of `nfacct` may have a quota, which the rule does not show. From `struct
+/// xt_set_info_match_v3` on, these bytes of `set` have limits for an element's counters.
 pub(super) fn judge_match(reader: &mut Reader<'_>, name: &str, info: &[u8]) {
     match name {
         "tcp" => tcp(reader, info),

@@ -11,7 +11,7 @@
 //!
 //! The name has a hash of the networks: a set is made once and never changed, and containers with another
 //! list have another set and chain. So a container keeps the list of its ADD while others are added with a
-//! new one. The set survives a flush of the rules, and with it what the chain cannot be made from.
+//! new one. The set survives a flush of the rules, and with it the list that the chain's name does not contain.
 //!
 //! A container without a list has the chain without a hash.
 

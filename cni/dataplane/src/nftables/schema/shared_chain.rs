@@ -18,7 +18,7 @@ pub(crate) enum SharedChain {
     Masquerade {
         /// The network, its host bits zero.
         network: IpNet,
-        /// More networks that packets do not leave; none for no others.
+        /// More networks to which packets keep their source; none if there are no others.
         exempt: Option<ExemptId>,
     },
     /// Masquerades sources in this network and on the node's loopback, if the mark's bit is set.
@@ -117,7 +117,7 @@ impl SharedChain {
         (chain.name() == name).then_some(chain)
     }
 
-    /// The networks that it exempts from masquerade, besides its own.
+    /// The networks that the chain exempts from masquerade, besides its own.
     pub(crate) fn exempt(&self) -> Option<ExemptId> {
         match self {
             Self::Masquerade { exempt, .. } => *exempt,
@@ -142,7 +142,7 @@ impl SharedChain {
                 let sources = Operand::OneOf(vec![prefix(network), loopback(family_of(network))]);
                 let mut rules = unless_marked(*bit, layout);
                 rules.push(vec![one_of(saddr, sources), masquerade()]);
-                // A rule each: in one set, networks that overlap or touch would be refused.
+                // Each network has its own rule, because one set would refuse networks that overlap or touch.
                 rules.extend(others.iter().map(|other| vec![one_of(saddr, prefix(other)), masquerade()]));
                 rules
             }

@@ -35,7 +35,7 @@ impl Plan<'_> {
         Some(mtu)
     }
 
-    /// The bytes that the path with the most of them adds to a packet.
+    /// The most bytes that a path adds to a packet.
     fn overhead(&self, tunnel: Option<&Tunnel>) -> u32 {
         if self.settings.encryption.is_some() {
             return match self.wireguard_family() {

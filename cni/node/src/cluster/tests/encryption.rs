@@ -55,7 +55,7 @@ fn all_nodes_are_reached_by_wireguard() {
     assert_eq!((desired.mtu, desired.tunnel), (Some(1440), None));
 }
 
-/// Never in clear text: neither by the link, nor by the default route.
+/// Packets never leave in clear text, neither by the link nor by the default route.
 #[test]
 fn packets_to_a_node_without_a_key_are_refused() {
     let [near, far] = near_and_far();

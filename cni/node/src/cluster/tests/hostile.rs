@@ -59,11 +59,11 @@ const FORGED: [&str; 8] = [
 /// What the hostile kubelet or its neighbours do.
 #[derive(Debug, Clone)]
 enum Step {
-    /// It writes addresses and annotations.
+    /// The kubelet writes addresses and annotations.
     Write(Written),
-    /// Its Node is deleted.
+    /// The hostile Node is deleted.
     Delete,
-    /// It registers again with pod CIDRs of its choice: a new Node, which is the youngest.
+    /// The kubelet registers again with pod CIDRs of its choice, as a new Node, which is the youngest.
     Register(Vec<&'static str>, Written),
     /// This node's agent is started again.
     Restart,
