@@ -6,7 +6,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IngressPolicy {
     Open,
-    /// All but those that come from another bridge with a policy.
+    /// All but those that come from another bridge whose policy is neither [`Self::Open`] nor [`Self::Listed`].
     SameBridge,
     /// As [`Self::SameBridge`], and not those from other containers on the same bridge.
     Isolated,

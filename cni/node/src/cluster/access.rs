@@ -19,8 +19,7 @@ pub const NODE_NAME: &str = "NODE_NAME";
 /// The time for a reply. The API server gives up after a minute (its `--request-timeout`): no reply comes later, and a
 /// request that is sent again does not overlap with the first one.
 const REPLY: Duration = Duration::from_secs(70);
-/// The seconds after which the server ends a watch, which is then resumed. A connection that died silently is noticed
-/// five seconds later than that.
+/// The seconds after which the server ends a watch, which is then resumed.
 pub(super) const WATCH: u32 = 150;
 /// The time without a byte after which a connection is given up: longer than a watch without events takes.
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
