@@ -12,13 +12,13 @@ use nix::sys::stat::{SFlag, fstat};
 /// The first descriptor passed (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
 
-/// An unusable set of sockets.
+/// Why the sockets that systemd passed cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// More than one socket was passed.
     #[error("Too many ({0}) FDs passed through socket activation")]
     TooMany(u32),
-    /// One socket was announced; the descriptor is none.
+    /// A socket was announced, but its descriptor is not a socket.
     #[error("LISTEN_FDS=1 but no FD found")]
     NoSocket,
 }
@@ -43,7 +43,7 @@ pub fn listener() -> Result<Option<UnixListener>, ActivationError> {
             let is_socket = fstat(&fd)
                 .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFSOCK);
             if !is_socket {
-                // Not closed: it may belong to another part of the process.
+                // The descriptor stays open, because it may belong to another part of the process.
                 std::mem::forget(fd);
                 return Err(ActivationError::NoSocket);
             }

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// The most bytes of a configuration, as of a plugin's standard input.
+/// The most bytes of a configuration, such as a plugin's standard input.
 pub const CONFIGURATION: u64 = 16 << 20;
 
-/// Reads a regular file of at most `limit` bytes. Symbolic links are followed. A FIFO or a device is never waited for.
+/// Reads a regular file of at most `limit` bytes. Follows symbolic links, but never waits for a FIFO or a device.
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] for a file of another kind, [`io::ErrorKind::FileTooLarge`] for a larger one.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The elements of BPF hash maps, read thousands at a time (Linux 5.6): two system calls for each, as key by key, cost ten
-//! times as much.
+//! The elements of BPF hash maps, read thousands at a time (Linux 5.6). Reading them key by key takes two system calls
+//! for each, and costs ten times as much.
 #![allow(unsafe_code, reason = "bpf is a system call that nix does not wrap")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -44,13 +44,13 @@ struct InfoAttributes {
 #[repr(C)]
 #[derive(Debug)]
 struct BatchAttributes {
-    /// The place to continue at; none for the beginning.
+    /// The address of the place to continue at; 0 for the beginning.
     from: u64,
-    /// The place that the next call continues at.
+    /// The address to which the kernel writes where the next call continues.
     to: u64,
     keys: u64,
     values: u64,
-    /// The room; then the number of elements.
+    /// Before the call the room for elements, after it the number of elements.
     count: u32,
     map: u32,
     element_flags: u64,
@@ -102,15 +102,15 @@ fn info(map: BorrowedFd<'_>) -> Result<Info, Errno> {
     Errno::result(result).map(|_| info)
 }
 
-/// Reads up to [`CHUNK`] elements, for which the slices have room. Returns their number, and the place of the next one;
-/// none at the end.
+/// Reads up to [`CHUNK`] elements, for which the slices have room. Returns their number and the place at which to
+/// continue, or no place at the end.
 fn read_batch(
     map: BorrowedFd<'_>,
     from: Option<u32>,
     keys: &mut [u8],
     values: &mut [u8],
 ) -> Result<(Option<u32>, usize), Errno> {
-    // Of a hash map, a place is the number of a bucket.
+    // In a hash map, a place is the number of a bucket.
     let (from, mut to) = (from.as_ref().map_or(ptr::null(), ptr::from_ref), 0_u32);
     let mut attributes = BatchAttributes {
         from: from.expose_provenance() as u64,

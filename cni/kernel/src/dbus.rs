@@ -156,7 +156,7 @@ impl Bus {
         self.call(BUS, "AddMatch", &[rule]).map(drop)
     }
 
-    /// The next signal, waited for for at most `timeout`. Signals that arrive during a call are lost.
+    /// Waits for the next signal, for at most `timeout`. Signals that arrive during a call are lost.
     ///
     /// # Errors
     /// [`BusError::Io`] if the bus has ended.

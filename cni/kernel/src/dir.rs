@@ -38,7 +38,7 @@ const STALE: Duration = Duration::from_secs(600);
 pub struct DurableDir {
     fd: OwnedFd,
     path: PathBuf,
-    /// Directory for temporary files, if not the directory itself.
+    /// Where temporary files are made, if not in the directory itself.
     scratch: Option<OwnedFd>,
 }
 
@@ -124,8 +124,8 @@ impl DurableDir {
         Ok(Self { fd, path, scratch: None })
     }
 
-    /// Makes temporary files in `scratch` from now on, which must be on the same file system. For directories
-    /// in which other programs use every file.
+    /// From now on, makes temporary files in `scratch`, which must be on the same file system. Meant for directories in
+    /// which other programs use every file.
     ///
     /// # Errors
     /// [`DirError::System`] if the process is out of descriptors.
@@ -137,7 +137,7 @@ impl DurableDir {
         Ok(())
     }
 
-    /// The path by which it was opened.
+    /// The path by which the directory was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -250,7 +250,7 @@ impl DurableDir {
     /// Reads a whole file; none if it does not exist.
     ///
     /// # Errors
-    /// [`DirError::TooLarge`] for more than `limit` bytes; else as of [`DurableDir::open_file`].
+    /// [`DirError::TooLarge`] for more than `limit` bytes, otherwise the errors of [`DurableDir::open_file`].
     pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> Result<Option<Vec<u8>>, DirError> {
         let name = name.as_ref();
         let file = match self.open_file(name, Access::Read) {
@@ -304,7 +304,7 @@ impl DurableDir {
     /// [`DirError::System`] if that fails.
     pub fn sync(&self) -> Result<(), DirError> {
         match fsync(&self.fd) {
-            // Some network and overlay file systems do not support it.
+            // Some network and overlay file systems cannot sync a directory.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(system("sync directory", &self.path, errno)),
         }
@@ -363,7 +363,7 @@ impl DurableDir {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         let fd = match openat(&self.fd, ".", flags, Mode::from_bits_truncate(mode)) {
             Ok(fd) => fd,
-            // Not all file systems support it; older kernels mistake the flag for O_DIRECTORY.
+            // Not all file systems support O_TMPFILE, and older kernels mistake the flag for O_DIRECTORY.
             Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Err(Unnamed::Unsupported),
             Err(errno) => return Err(Unnamed::Failed("create", errno)),
         };
@@ -380,7 +380,7 @@ impl DurableDir {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         loop {
-            // Unique among running processes; a dead one may have left the same name.
+            // The name is unique among running processes, but a dead one may have left a file of that name.
             let count = COUNTER.fetch_add(1, Ordering::Relaxed);
             let name = OsString::from(format!("{TEMPORARY}{}-{count}", std::process::id()));
             let fd = match openat(self.scratch(), name.as_os_str(), flags, Mode::from_bits_truncate(mode)) {

@@ -79,7 +79,7 @@ pub fn set_feature(link: &str, name: &str, switch: Switch) -> Result<(), Feature
     words[2 + 2 * place.block] = place.bit;
     words[2 + 2 * place.block + 1] = if switch == Switch::On { place.bit } else { 0 };
     call(link, &mut words).map_err(failed)?;
-    // The kernel reports success where another setting, as GRO itself, keeps the feature off.
+    // The kernel reports success even if another setting, such as GRO itself, keeps the feature off.
     if feature(link, name)? == switch { Ok(()) } else { Err(failed(Errno::EOPNOTSUPP)) }
 }
 
@@ -105,7 +105,7 @@ impl Place {
         }
         call(link, &mut size).map_err(failed)?;
         let count = usize::try_from(size[4]).unwrap_or_default();
-        // The command, the set, the number of names, the names. The kernel writes all: it never has another number.
+        // The command, the set, the number of names, the names. The kernel writes all of them; their number is fixed.
         let mut words = vec![0; 3 + count * NAME / 4];
         words[..2].copy_from_slice(&[GSTRINGS, FEATURE_NAMES]);
         call(link, &mut words).map_err(failed)?;

@@ -63,7 +63,7 @@ pub fn enable(route: &RouteSocket, family: AddressFamily) -> Result<Vec<String>,
     enable_below(sysctl::DIRECTORY.as_ref(), route, family)
 }
 
-/// [`enable`] with another directory of the settings, as [`sysctl::ensure_below`].
+/// Does the same as [`enable`] with another directory for the settings, like [`sysctl::ensure_below`].
 ///
 /// # Errors
 /// The errors of [`enable`].
@@ -103,7 +103,7 @@ pub fn advertised_links(route: &RouteSocket) -> Result<BTreeSet<u32>, RouteError
     let mut found: BTreeSet<u32> = routes.iter().filter_map(|route| route.link).collect();
     let links = route.links()?;
     if links.iter().any(|link| link.has_router && !found.contains(&link.index)) {
-        // Other programs give addresses limited lifetimes as well, hence only those of links that a router answered.
+        // Other programs give addresses limited lifetimes as well, so only links that a router answered count.
         let addresses = route.all_addresses()?;
         let renewed = addresses.iter().filter(|address| address.expires && address.net.addr().is_ipv6());
         let links = renewed.filter_map(|address| links.iter().find(|link| link.index == address.link));
@@ -145,8 +145,8 @@ impl Advertised<'_> {
         Ok(())
     }
 
-    /// After the change: a route that appeared since the last look is gone. Its link accepts the next advertisement, for
-    /// which this asks; routers send the next one by themselves after up to half an hour (RFC 4861, section 6.2.1).
+    /// After the change: a route that appeared since the last look is gone. Lets its link accept advertisements and
+    /// asks for one, because unasked the next one may take half an hour (RFC 4861, section 6.2.1).
     fn keep_late(&mut self) -> Result<(), ForwardingError> {
         for index in self.reported()? {
             if let Some(link) = self.keep(index)?
@@ -203,7 +203,7 @@ impl Advertised<'_> {
 /// Sends a router solicitation (RFC 4861, section 4.1).
 fn solicit(link: &Link) -> Result<(), Errno> {
     const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-    /// Routers ignore one that may have been forwarded.
+    /// Routers ignore a solicitation that may have been forwarded.
     const HOP_LIMIT: i32 = 255;
     // Type 133, code 0; the kernel fills in the checksum (RFC 3542, section 3.1).
     let message = [133, 0, 0, 0, 0, 0, 0, 0];

@@ -28,7 +28,7 @@ enum Mode {
 /// Why a lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds it.
+    /// Another process holds the lock.
     #[error("lock {path:?}: still held by another process after {} ms", .waited.as_millis())]
     TimedOut {
         /// The lock file.
@@ -86,14 +86,14 @@ impl FileLock {
     /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Lock`]
     /// if `/proc` is not mounted.
     pub fn on(file: &File, path: &Path, patience: Duration) -> Result<Self, LockError> {
-        // Opened again, as flock(2) locks an open file description: two locks on `file` itself would be one.
+        // The file is opened again, because flock(2) locks an open file description: two locks on `file` would be one.
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LockError::Lock { path: path.to_owned(), source })?;
         Self::lock(again, path.to_owned(), patience, Mode::Exclusive)
     }
 
-    /// Acquires the exclusive lock on an open directory, in which it makes no file. The lock is that of the descriptor: drop
-    /// it before `dir` is locked again.
+    /// Acquires the exclusive lock on an open directory, without making a file in it. The lock belongs to the
+    /// descriptor, so drop it before locking `dir` again.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if other processes hold the lock for all of `patience`; [`LockError::Lock`] if the file system

@@ -27,7 +27,7 @@ impl Mac {
         let mut bytes = [0_u8; 6];
         // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which lives through the call.
         let count = unsafe { nix::libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        // getrandom(2) fills up to 256 bytes or none.
+        // getrandom(2) fills a buffer of up to 256 bytes completely or not at all.
         if usize::try_from(count) != Ok(bytes.len()) {
             return Err(std::io::Error::last_os_error());
         }
@@ -42,7 +42,7 @@ impl Mac {
         self.0[0] & 1 == 1
     }
 
-    /// The link-local IPv6 address that the kernel makes of it: RFC 4291, appendix A (modified EUI-64).
+    /// The link-local IPv6 address that the kernel derives from this one: RFC 4291, appendix A (modified EUI-64).
     #[must_use]
     pub fn link_local(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;

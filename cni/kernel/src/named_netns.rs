@@ -37,7 +37,7 @@ pub fn create(name: &str) -> Result<PathBuf, NamedNetnsError> {
     let failed = |action, error| NamedNetnsError { action, path: path.clone(), error };
     fs::create_dir_all(DIRECTORY).map_err(|error| failed("create the directory of", error))?;
     File::create_new(&path).map_err(|error| failed("create network namespace", error))?;
-    // unshare(2) moves a thread: it ends, and the mount keeps the namespace.
+    // unshare(2) moves only the calling thread, which then ends. The mount keeps the namespace.
     let made = std::thread::scope(|scope| {
         let made = scope.spawn(|| -> Result<(), Errno> {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -61,7 +61,7 @@ pub fn delete(name: &str) -> Result<(), NamedNetnsError> {
     let path = path_of(name);
     let failed = |action, error| Err(NamedNetnsError { action, path: path.clone(), error });
     match umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-        // EINVAL: a plain file, of a process that was killed.
+        // EINVAL: a plain file, left by a process that was killed.
         Ok(()) | Err(Errno::EINVAL) => {}
         Err(Errno::ENOENT) => return Ok(()),
         Err(errno) => return failed("unmount network namespace", errno.into()),
@@ -72,7 +72,7 @@ pub fn delete(name: &str) -> Result<(), NamedNetnsError> {
     }
 }
 
-/// The names that begin with `prefix`, without it.
+/// The names that begin with `prefix`, with the prefix removed.
 ///
 /// # Errors
 /// [`NamedNetnsError`] if the directory cannot be listed.

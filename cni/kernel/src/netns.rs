@@ -46,7 +46,7 @@ pub enum NetnsError {
         /// The path that was to be opened.
         path: PathBuf,
     },
-    /// The path is not a namespace, as after its mount was removed.
+    /// The path is not a namespace, for example because its mount was removed.
     #[error("unknown FS magic on {path:?}: {magic:x}")]
     NotANamespace {
         /// The path that was opened.
@@ -135,7 +135,7 @@ impl Netns {
         self.id
     }
 
-    /// The path by which it was opened.
+    /// The path by which the namespace was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -212,8 +212,8 @@ pub(crate) fn cookie_of(socket: &impl AsFd) -> Option<u64> {
     (result == 0 && cookie != 0).then_some(cookie)
 }
 
-/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel
-/// does not know the request.
+/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and also if the kernel does not
+/// know the request.
 fn is_network(file: &File) -> bool {
     const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
     // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::mac::Mac;
 
-/// A socket for a link's IPv4 packets; of those received, only UDP to one port gets in.
+/// A socket for a link's IPv4 packets, which receives only UDP packets to one port.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -62,9 +62,8 @@ impl PacketSocket {
         self.send_as(ARP, packet, to)
     }
 
-    /// Waits until all packets sent have left the host, or have been delivered on it. Returns false if
-    /// `until` passes before. An ipvlan link delivers broadcasts later; if it is deleted before that, they
-    /// are lost.
+    /// Waits until all packets sent have left the host, or have been delivered on it. Returns false if `until` passes
+    /// first. An ipvlan link delivers broadcasts later; if it is deleted before that, they are lost.
     ///
     /// # Errors
     /// The error of the ioctl `TIOCOUTQ`.
@@ -157,7 +156,7 @@ fn filter(fd: &OwnedFd, port: u16) -> Result<(), Errno> {
         // The protocol; 17 is UDP.
         op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17),
-        // Of fragments only the first.
+        // Only the first fragment passes.
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6),
         op(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 0x1fff),
         // The destination port, after a header whose length is in its first byte.

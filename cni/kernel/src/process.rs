@@ -13,8 +13,8 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-/// Sets the allocator for a process of some milliseconds: all threads share one heap, it grows in large steps, and returns no
-/// memory to the kernel. Without effect on other C libraries than glibc.
+/// Tunes the allocator for a process that lives some milliseconds: all threads share one heap, which grows in large
+/// steps and returns no memory to the kernel. Has no effect with C libraries other than glibc.
 pub fn spare_allocations() {
     #[cfg(target_env = "gnu")]
     {
@@ -50,19 +50,19 @@ pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Lets the child inherit standard input, output and error only: a runtime may have left the plugin other descriptors open,
-/// and may wait for the end of all that have them.
+/// Lets the child inherit standard input, output and error only: a runtime may have left other descriptors open in the
+/// plugin, and may wait until every process that has them ends.
 pub fn without_other_descriptors(command: &mut Command) -> &mut Command {
     const FIRST: libc::c_uint = 3;
     /// The usual limit of a process.
     const LAST: libc::c_int = 1024;
     // SAFETY: bare system calls with numbers, which are safe in a signal handler. Descriptors are closed on exec, not
-    // before: the standard library reports a failed exec by one.
+    // before, because the standard library reports a failed exec through one of them.
     unsafe {
         command.pre_exec(|| {
             if libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) != 0
             {
-                // Before Linux 5.11. Numbers without a descriptor are refused.
+                // Kernels before Linux 5.11 lack the flag. Numbers without a descriptor are refused.
                 for number in FIRST.cast_signed()..LAST {
                     libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
                 }

@@ -25,7 +25,7 @@ impl fmt::Display for Refusal {
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused it.
+    /// The kernel refused the request.
     #[error("{0}")]
     Refused(Refusal),
     /// The socket failed; EDEADLK if the socket is used while a reply is read from it.

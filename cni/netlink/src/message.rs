@@ -187,7 +187,7 @@ impl DerefMut for Message {
 }
 
 impl fmt::Debug for Message {
-    /// Without the payload, which may have a private key.
+    /// Leaves out the payload, which may have a private key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.0.0.get(4..).map_or(0, u16_of);
         write!(f, "message {kind} of {} bytes", self.payload().len())
@@ -195,7 +195,7 @@ impl fmt::Debug for Message {
 }
 
 impl fmt::Debug for Attributes {
-    /// Without the values, as [`Message`].
+    /// Leaves out the values, as [`Message`] does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "attributes of {} bytes", self.0.len())
     }

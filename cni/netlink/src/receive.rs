@@ -26,7 +26,7 @@ pub(crate) struct Buffer(Vec<u8>);
 pub(crate) enum Datagram {
     /// Its length.
     Whole(usize),
-    /// It is longer than the buffer.
+    /// The datagram is longer than the buffer.
     Cut,
 }
 
@@ -63,7 +63,7 @@ impl Buffer {
 
 /// Waits until the socket has something to read, for `left` at most; a signal may end the wait earlier.
 pub(crate) fn wait(socket: BorrowedFd<'_>, left: Duration) -> Result<(), Errno> {
-    // poll(2) counts in milliseconds: a rest of less must not become a loop without a pause.
+    // poll(2) counts in milliseconds: less than one left must not become a loop without a pause.
     let left = PollTimeout::try_from(left.max(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], left) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),

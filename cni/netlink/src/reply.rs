@@ -23,10 +23,10 @@ const OVERRUN: u16 = 4;
 /// The end of the replies to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All were received.
+    /// All replies were received.
     Complete,
-    /// All were received, but the listed objects changed during the dump (`NLM_F_DUMP_INTR`): some may be missing or
-    /// repeated.
+    /// All replies were received, but the listed objects changed during the dump (`NLM_F_DUMP_INTR`): some may be
+    /// missing or repeated.
     Interrupted,
     /// The caller wanted no more.
     Broken,
@@ -46,7 +46,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Of a request with this sequence number and these flags.
+    /// Expects the replies to a request with this sequence number and these flags.
     pub(crate) fn new(sequence: u32, flags: u16) -> Self {
         Self { sequence, is_single: flags & (flag::ACK | flag::DUMP) == 0, is_interrupted: false }
     }

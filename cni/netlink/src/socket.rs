@@ -28,7 +28,7 @@ const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 /// The kernel's default size of the send buffer (`net.core.wmem_default`).
 const DEFAULT_SEND_BUFFER: usize = 200 * 1024;
 
-/// An option of netlink sockets. Kernels that lack one work without it.
+/// An option of netlink sockets. On kernels that lack an option, the socket works without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketOption {
     /// Errors come with the kernel's text (`NETLINK_EXT_ACK`, since Linux 4.12).
@@ -107,7 +107,7 @@ impl<S: AsFd> Socket<S> {
         &self.socket
     }
 
-    /// Switches options on. One that the kernel lacks is logged.
+    /// Switches options on, and logs those that the kernel lacks.
     pub fn enable(&self, options: &[SocketOption]) {
         for option in options {
             let done = match option {
@@ -126,7 +126,7 @@ impl<S: AsFd> Socket<S> {
         self.is_idle.get() && !self.has_leftovers.get()
     }
 
-    /// The next sequence number, which is not 0: that is the number of notifications.
+    /// The next sequence number. Never 0, because notifications have that number.
     pub fn next_sequence(&self) -> u32 {
         let sequence = self.sequence.get().wrapping_add(1).max(1);
         self.sequence.set(sequence);
@@ -164,7 +164,7 @@ impl<S: AsFd> Socket<S> {
     }
 
     /// Reads a list, until nothing has changed during the dump: each attempt begins with an empty `T`. A break ends the
-    /// list, as of [`Socket::request`].
+    /// list, as for [`Socket::request`].
     ///
     /// # Errors
     /// Any [`Error`].
@@ -179,7 +179,7 @@ impl<S: AsFd> Socket<S> {
             match self.request(message, &mut |payload| each(&mut gathered, payload)) {
                 Ok(End::Complete | End::Broken) => return Ok(gathered),
                 Ok(End::Interrupted) => {}
-                // nf_tables ends a dump with it when the ruleset has changed.
+                // nf_tables ends a dump with EINTR when the ruleset has changed.
                 Err(Error::Refused(Refusal { errno: Errno::EINTR, .. })) => {}
                 Err(error) => return Err(error),
             }
@@ -231,15 +231,15 @@ impl<S: AsFd> Socket<S> {
     /// Sends a batch of messages with their headers, as one datagram, and returns their acknowledgements: the refused
     /// ones, and those that asked for one.
     ///
-    /// The kernel handles a batch within the call that sends it: all acknowledgements are in the socket when that returns.
+    /// The kernel handles a batch within the call that sends it, so all acknowledgements are in the socket afterwards.
     ///
     /// # Errors
     /// [`Error::Socket`]; with ENOBUFS if acknowledgements were lost and none of those that are left is a refusal.
     pub fn batch(&self, bytes: &[u8]) -> Result<Vec<Ack>, Error> {
         if bytes.len() > DEFAULT_SEND_BUFFER / 2 {
-            // The kernel's accounting includes its overhead.
+            // The kernel counts its own overhead as well.
             let size = bytes.len() + bytes.len() / 4 + DEFAULT_SEND_BUFFER;
-            // The first needs CAP_NET_ADMIN in the initial user namespace; the second is limited by
+            // The first option needs CAP_NET_ADMIN in the initial user namespace; the second one is limited by
             // `net.core.wmem_max`, beyond which sending fails.
             setsockopt(&self.socket, sockopt::SndBufForce, &size)
                 .or_else(|_| setsockopt(&self.socket, sockopt::SndBuf, &size))?;
@@ -257,7 +257,7 @@ impl<S: AsFd> Socket<S> {
                     );
                 }
                 Ok(Datagram::Cut) | Err(Errno::ENOBUFS) => overflowed = true,
-                // If the refusals do not fit, the first ones are here, and one is enough.
+                // If not all refusals fit, the first ones are here, and one is enough.
                 Err(Errno::EAGAIN) if overflowed && acks.iter().all(|ack| ack.refusal.is_none()) => {
                     return Err(Errno::ENOBUFS.into());
                 }

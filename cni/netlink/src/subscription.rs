@@ -31,9 +31,9 @@ pub struct Subscription {
 pub enum Incoming<'a> {
     /// A message: its header and its payload.
     Message(Header, &'a [u8]),
-    /// The kernel has dropped messages, as the reader was too slow for the socket's buffer, or has sent one that is
-    /// longer than the buffer. All that the socket had was discarded: read the objects again; later messages are of later
-    /// changes.
+    /// The kernel has dropped messages, because the reader was too slow for the socket's buffer, or has sent one that
+    /// is longer than the buffer. All that the socket had was discarded: read the objects again; later messages are
+    /// about later changes.
     Lost,
 }
 
@@ -62,7 +62,7 @@ impl Subscription {
             .or_else(|_| setsockopt(&self.socket, sockopt::RcvBuf, &bytes))
     }
 
-    /// The next message; none if there is none now. Does not block.
+    /// The next message, or none if there is none yet. Does not block.
     ///
     /// # Errors
     /// The system's error.
@@ -110,7 +110,7 @@ impl Subscription {
     }
 }
 
-/// Waits as every socket does. After an overflow the socket has an error (`POLLERR`), which [`Subscription::read`] takes.
+/// Can be waited for. After an overflow the socket has an error (`POLLERR`), which [`Subscription::read`] takes.
 impl AsFd for Subscription {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

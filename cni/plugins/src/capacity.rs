@@ -8,7 +8,7 @@ use crate::interface::bridge;
 use crate::ipam::host_local;
 use crate::meta::flannel;
 
-/// The most ports of a bridge: port numbers have ten bits, and 0 is none (`BR_PORT_BITS`, `find_portno`).
+/// The most ports of a bridge: port numbers have ten bits, and 0 is not used (`BR_PORT_BITS`, `find_portno`).
 pub const BRIDGE_PORTS: u64 = 1023;
 
 /// What bounds the number of a network's containers on this node.

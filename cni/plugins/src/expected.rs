@@ -32,32 +32,32 @@ pub trait Expected {
         false
     }
 
-    /// True if packets of this family to or from the container do not pass while it is missing or different. A packet of
-    /// the node itself is not forwarded.
+    /// True if packets of this family to or from the container do not pass while the object is missing or different. A
+    /// packet of the node itself is not forwarded.
     fn stops(&self, _family: AddressFamily, _is_forwarded: bool) -> bool {
         false
     }
 
-    /// True if packets pass while it is missing or different, but not as the configuration wants them to: without a limit.
+    /// True if packets pass while the object is missing or different, but not as configured, such as without a limit.
     fn alters(&self) -> bool {
         false
     }
 
-    /// Compares it with what the ADD made.
+    /// Compares the object with what the ADD made.
     ///
     /// # Errors
     /// The difference, with both values.
     fn check(&self) -> Result<(), CniError>;
 
-    /// Makes it as the ADD did, by the ADD's own function. Takes nothing from another living attachment. Not called for
-    /// an object of [`Whose::Theirs`].
+    /// Makes the object as the ADD did, by the ADD's own function. Takes nothing from another living attachment. Not
+    /// called for an object of [`Whose::Theirs`].
     ///
     /// # Errors
     /// The kernel's refusal, or a conflict with another attachment; the call can be repeated.
     fn put_back(&self) -> Result<(), CniError>;
 
-    /// Removes it again, for a container that left while it was put back. Leaves alone what a later ADD has made, and what
-    /// containers share.
+    /// Removes the object again, if the container left while the object was put back. Leaves alone what a later ADD has
+    /// made, and what containers share.
     ///
     /// # Errors
     /// The kernel refuses to delete the object; the call can be repeated.

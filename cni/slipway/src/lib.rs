@@ -3,7 +3,7 @@
 //! The program: looks up the name that it was called by in the plugins' registry and answers as that plugin, as `cnitool`, as
 //! netavark's driver ([`netavark`]), or as `slipway` itself, with its commands for operators ([`operator`]).
 //!
-//! A library, so that the fuzz targets reach what it reads.
+//! A library, so that the fuzz targets reach its parsers.
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

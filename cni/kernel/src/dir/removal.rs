@@ -26,7 +26,7 @@ pub fn is_fixed(path: &Path) -> Option<&'static str> {
         .then_some("a mount point")
 }
 
-/// Removes an empty directory, or lets it be if it [is fixed](is_fixed) or does not exist.
+/// Removes an empty directory. Leaves it alone if it [is fixed](is_fixed) or does not exist.
 ///
 /// # Errors
 /// The system's, `ENOTEMPTY` for instance.
@@ -43,7 +43,7 @@ pub fn remove_empty(path: &Path) -> Result<(), Errno> {
 /// `path` is left alone if it is a link itself.
 ///
 /// # Errors
-/// The first file or directory that cannot be removed, by the system.
+/// The system's error for the first file or directory that cannot be removed.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_symlink()) {
         return Ok(());

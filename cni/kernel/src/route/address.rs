@@ -33,7 +33,7 @@ pub struct Address {
     pub deprecated: bool,
     /// True if its scope is global, not link (fe80::/10) or host.
     pub global: bool,
-    /// True if its lifetime is limited, as of one that a router advertises or that a DHCP client has leased.
+    /// True if its lifetime is limited, for example because a router advertised it or a DHCP client leased it.
     pub expires: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct Address {
 pub enum DuplicateDetection {
     /// As the link's `accept_dad` requires.
     AsLink,
-    /// None for this address (`IFA_F_NODAD`).
+    /// No detection for this address (`IFA_F_NODAD`).
     Skip,
 }
 
@@ -91,7 +91,7 @@ impl RouteSocket {
     /// the subnet.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] if the link has it.
+    /// [`RouteError::already_exists`] if the link has the address already.
     pub fn add_address(
         &self,
         link: &Link,
@@ -104,7 +104,7 @@ impl RouteSocket {
     /// Adds an address without the route to its subnet (`IFA_F_NOPREFIXROUTE`).
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] if the link has it.
+    /// [`RouteError::already_exists`] if the link has the address already.
     pub fn add_address_without_route(
         &self,
         link: &Link,
@@ -126,7 +126,7 @@ impl RouteSocket {
             flags |= AddressFlags::Nodad;
         }
         if !flags.is_empty() {
-            // As an attribute: the header's field has room for eight flags only.
+            // The flags are sent as an attribute, because the header's field has room for only eight.
             message.attributes.push(AddressAttribute::Flags(flags));
         }
         // Point-to-point prefixes have no broadcast address (RFC 3021).
@@ -179,7 +179,7 @@ fn address_message(link: &Link, net: IpNet) -> AddressMessage {
         IpAddr::V4(_) | IpAddr::V6(_) => AddressScope::Universe,
     };
     message.header.index = link.index;
-    // Only on point-to-point links they differ: `Address` is the peer's, `Local` the link's.
+    // The two differ only on point-to-point links: `Address` is the peer's, `Local` the link's.
     message.attributes.push(AddressAttribute::Address(net.addr()));
     message.attributes.push(AddressAttribute::Local(net.addr()));
     message
@@ -188,8 +188,8 @@ fn address_message(link: &Link, net: IpNet) -> AddressMessage {
 /// Length of `struct ifaddrmsg` (`linux/if_addr.h`).
 const IFADDRMSG: usize = 8;
 
-/// Decodes an address of the namespace with this id. A kernel that cannot look there lists its own
-/// namespace's addresses.
+/// Decodes an address of the namespace with this id. A kernel that cannot list another namespace's addresses lists
+/// those of the socket's namespace.
 fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, ReplyError> {
     /// `IFA_TARGET_NETNSID` (`linux/if_addr.h`).
     const TARGET: u16 = 10;

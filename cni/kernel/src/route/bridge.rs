@@ -21,9 +21,9 @@ use crate::mac::Mac;
 pub struct NewBridge<'a> {
     /// Name.
     pub name: &'a str,
-    /// Address. None: the bridge has the lowest address of its ports, and it changes with them.
+    /// Address. If none, the bridge has the lowest address of its ports, which changes as ports come and go.
     pub mac: Option<Mac>,
-    /// MTU in bytes. None: the smallest MTU of its ports, and it changes with them.
+    /// MTU in bytes. If none, the bridge has the smallest MTU of its ports, which changes as ports come and go.
     pub mtu: Option<u32>,
     /// VLAN filtering.
     pub vlan_filtering: VlanFiltering,
@@ -133,8 +133,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Changes the settings of a bridge port. Sends only those that differ from `from`: a kernel that lacks a
-    /// setting serves callers that do not change it.
+    /// Changes the settings of a bridge port. Sends only those that differ from `from`, so that a kernel that lacks a
+    /// setting still serves callers that do not change it.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.
@@ -169,8 +169,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, message, format_args!("add {vlan} to bridge port {}", port.name))
     }
 
-    /// Removes VLANs from a port. Missing ones are no error: the kernel does not report them (br_vlan_info in
-    /// net/bridge/br_netlink.c).
+    /// Removes VLANs from a port. A missing VLAN is not an error, because the kernel does not report it (br_vlan_info
+    /// in net/bridge/br_netlink.c).
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.

@@ -19,14 +19,14 @@ use super::transport::Verb;
 pub enum Hook {
     /// Packets that a link receives.
     Ingress,
-    /// Packets that it sends.
+    /// Packets that a link sends.
     Egress,
 }
 
 /// A filter at a hook.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Filter {
-    /// The lowest is asked first.
+    /// The kernel asks the filter with the lowest preference first.
     pub preference: u16,
     /// `bpf`, `u32`, `flower`, …
     pub kind: String,
@@ -63,7 +63,7 @@ impl fmt::Display for IngressFilter {
 }
 
 impl IngressFilter {
-    /// The command that deletes it.
+    /// The command that deletes the filter.
     #[must_use]
     pub fn command_to_delete(&self, link: &Link) -> String {
         let Self { filter: Filter { preference, kind }, handle, .. } = self;
@@ -133,8 +133,8 @@ fn info(preference: u16, protocol: u16) -> u32 {
 }
 
 impl RouteSocket {
-    /// Redirects the packets that a link receives to another link, before all other filters. Filters with the first
-    /// preference that are there already stay before it, and are returned. Does nothing if the redirection has its place.
+    /// Redirects the packets that a link receives to another link, before all other filters. Existing filters with the
+    /// first preference stay before the redirection, and are returned. Does nothing if it is in place already.
     ///
     /// # Errors
     /// ENOENT if the kernel has no clsact, u32 or mirred.
@@ -154,7 +154,7 @@ impl RouteSocket {
             request.message_with(RTM_NEWTFILTER, "u32", &redirection(to)),
             format_args!("redirect ingress of {} to {}", link.name, to.name),
         )?;
-        // Only now, so that no packet passes in between: those further back, and those to an earlier link.
+        // Redirections further back, or to a link that is gone, go only now, so that no packet passes in between.
         let (earlier, others): (Vec<_>, Vec<_>) =
             filters.into_iter().partition(|one| is_redirection(one, &[to.index]));
         self.delete_filters(link, parent, &earlier)?;
@@ -370,7 +370,7 @@ struct Action {
     target: Option<u32>,
 }
 
-/// The actions in a filter's options, of which each kind has them in an attribute of its own.
+/// The actions in a filter's options: each kind of filter has them in an attribute of its own.
 fn actions_of(kind: &str, options: &[u8]) -> Vec<Action> {
     let attribute = match kind {
         "u32" => TCA_U32_ACT,

@@ -12,11 +12,11 @@ use super::wire;
 /// Traffic between links of one macvlan master (`enum macvlan_mode` of `linux/if_link.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacvlanMode {
-    /// None.
+    /// No traffic.
     Private,
-    /// Only by way of the switch to which the master is connected, if that sends packets back.
+    /// Only through the switch to which the master is connected, if that sends packets back.
     Vepa,
-    /// All, directly.
+    /// All traffic, directly.
     Bridge,
     /// The master has a single link.
     Passthru,
@@ -120,10 +120,10 @@ pub struct Vxlan {
     pub vni: u32,
     /// UDP port to which packets are sent and at which they are received.
     pub port: u16,
-    /// Index of the link by which packets leave; none for that of the route to the remote.
+    /// Index of the link by which packets leave; none for the link of the route to the remote.
     pub underlay: Option<u32>,
-    /// Source address of the packets; remotes are of its family. None for that of the route, to IPv4
-    /// remotes.
+    /// Source address of the packets, whose family all remotes have. If none, the route determines the source, and
+    /// remotes have IPv4 addresses.
     pub local: Option<IpAddr>,
     /// True if received frames add FDB entries, as the kernel's default is.
     pub learning: bool,

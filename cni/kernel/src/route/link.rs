@@ -29,8 +29,7 @@ pub struct Link {
     pub index: u32,
     /// Name.
     pub name: String,
-    /// Alternative names. Before Linux 6.7 a link that was moved lists them still, but cannot be found by
-    /// them.
+    /// Alternative names. Before Linux 6.7 a link that was moved still lists them, but cannot be found by them.
     pub alternative_names: Vec<String>,
     /// Alias (`IFLA_IFALIAS`), a text of at most 255 bytes; empty if there is none.
     pub alias: String,
@@ -42,7 +41,7 @@ pub struct Link {
     pub kind: LinkKind,
     /// True for a tunnel whose remote comes from each packet's route (`external` in ip-link(8)).
     pub is_external: bool,
-    /// True if it is switched on (`IFF_UP`); [`Link::state`] is whether it works.
+    /// True if the link is switched on (`IFF_UP`); [`Link::state`] says whether it works.
     pub up: bool,
     /// True if promiscuous mode is requested (`IFF_PROMISC`).
     pub promiscuous: bool,
@@ -135,7 +134,7 @@ pub struct LinkChange {
     flags: LinkFlags,
     mask: LinkFlags,
     attributes: Vec<LinkAttribute>,
-    /// Only fields that are not zero are sent, in one attribute: of two the kernel would use the last.
+    /// Only fields that are not zero are sent, in one attribute, because the kernel would use only the last of two.
     ipv4: InetDevConf,
     words: Vec<String>,
 }

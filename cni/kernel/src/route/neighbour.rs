@@ -37,17 +37,17 @@ impl fmt::Display for Neighbour {
 pub struct KnownNeighbour {
     /// Its Ethernet address; none while the kernel looks for it.
     pub mac: Option<Mac>,
-    /// True if somebody has set it for good (`NUD_PERMANENT`).
+    /// True if the entry was set permanently (`NUD_PERMANENT`).
     pub is_permanent: bool,
 }
 
-/// Whether a neighbour counts for the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which all network
-/// namespaces share. One that does not is never collected: it leaves with its link.
+/// Whether a neighbour counts for the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which all
+/// network namespaces share. The kernel never collects a neighbour that does not count: it leaves with its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// As one that the kernel has learnt.
+    /// Counts, like a neighbour that the kernel has learnt.
     Yes,
-    /// `NTF_EXT_LEARNED`.
+    /// Does not count (`NTF_EXT_LEARNED`).
     No,
 }
 
@@ -123,8 +123,8 @@ fn message(kind: u16, header: &Header, attributes: &[(u16, &[u8])]) -> Message {
     message
 }
 
-/// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK` the kernel accepts the index only as
-/// an attribute, and without it ignores that for the FDB.
+/// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK` the kernel accepts the index only as an
+/// attribute; without that option it ignores the attribute for the FDB.
 fn list_of(family: u8, link: &Link) -> Message {
     let header = Header { family, link: 0, state: 0, flags: 0 };
     message(RTM_GETNEIGH, &header, &[(NDA_IFINDEX, &link.index.to_ne_bytes())])
@@ -190,8 +190,8 @@ impl RouteSocket {
     }
 
     /// Tells a bridge that an Ethernet address is behind one of its ports, as if it had sent a frame. The entry expires
-    /// as a learnt one does. What the bridge knows of the address already stays: to replace an entry would also take the
-    /// address of the bridge itself, or of another port.
+    /// as a learnt one does. An entry that the bridge already has for the address stays, because replacing entries
+    /// would also take the address of the bridge itself, or of another port.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] for an address that the bridge knows; others if the link is not a port of a
@@ -203,8 +203,8 @@ impl RouteSocket {
         self.transport.run(Verb::Create, message, action)
     }
 
-    /// Sets a permanent neighbour of a link, in place of what the link has for its IP address: it does not expire, and the
-    /// kernel sends no request for it (`NUD_PERMANENT`).
+    /// Sets a permanent neighbour of a link, replacing any entry that the link has for its IP address. The entry does
+    /// not expire, and the kernel sends no request for it (`NUD_PERMANENT`).
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.
@@ -215,7 +215,7 @@ impl RouteSocket {
         self.transport.run(Verb::CreateWith(flag::REPLACE), message, action)
     }
 
-    /// Deletes what a link has as neighbour with this IP address.
+    /// Deletes a link's neighbour with this IP address.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if it has none.
@@ -234,8 +234,8 @@ impl RouteSocket {
         self.transport.list(list_of(AF_BRIDGE, link), action, |payload| decode_fdb(payload, link.index))
     }
 
-    /// Sets the only remote of an Ethernet address, in place of what the VXLAN link has for it. The entry has
-    /// the link's VNI. A port that is the link's is read back as none.
+    /// Sets the only remote of an Ethernet address, replacing all that the VXLAN link has for it. The entry has the
+    /// link's VNI. A port that equals the link's is read back as none.
     ///
     /// # Errors
     /// EAFNOSUPPORT if the remote is not of the family of the link's source address; EOPNOTSUPP for a
@@ -301,7 +301,7 @@ pub(super) fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, 
         match kind {
             NDA_LLADDR => mac = wire::mac(value),
             NDA_DST => remote = wire::address(value),
-            // The kernel sends these where they are not the link's (`vxlan_fdb_info`).
+            // The kernel sends these only if they differ from the link's (`vxlan_fdb_info`).
             NDA_PORT => port = value.first_chunk().map(|bytes| u16::from_be_bytes(*bytes)),
             NDA_VNI | NDA_IFINDEX | NDA_NH_ID => plain = false,
             _ => {}

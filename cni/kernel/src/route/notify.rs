@@ -28,7 +28,7 @@ pub enum NotificationGroup {
     /// Routes of all tables. The kernel does not report the IPv4 routes that it deletes because a link or an
     /// address is gone or a link is down (`fib_table_flush`).
     Routes,
-    /// Queueing disciplines and filters of links (tc(8)). The kernel reports none of a link that it deletes.
+    /// Queueing disciplines and filters of links (tc(8)). The kernel does not report that they go with a deleted link.
     TrafficControl,
     /// Forwarding, of the whole namespace and of links.
     Settings,
@@ -93,15 +93,15 @@ pub enum Notification {
         /// True if it is on now.
         on: bool,
     },
-    /// Changes were not reported, as the reader was too slow for the socket's buffer. Read all objects again;
-    /// later notifications are of later changes.
+    /// Changes were not reported, because the reader was too slow for the socket's buffer. Read all objects again;
+    /// later notifications are about later changes.
     Lost,
 }
 
 /// Size of the socket's buffer in bytes, of which the kernel counts each message with its overhead.
 const RECEIVE_BUFFER: usize = 2 * 1024 * 1024;
 
-/// A socket that receives the changes in one network namespace, also those of this process.
+/// A socket that receives the changes in one network namespace, including those that this process makes.
 ///
 /// Subscribe first and then read the objects: no change is missed that way. The memory is bounded: a buffer
 /// for one datagram and what it contains here, the socket's buffer in the kernel.
@@ -154,7 +154,7 @@ impl Notifications {
         self.subscription.set_receive_buffer(bytes).map_err(|errno| self.failed("set receive buffer", errno))
     }
 
-    /// The next change; none if there is none now. Does not block.
+    /// The next change, or none if there is none yet. Does not block.
     ///
     /// # Errors
     /// [`RouteError::Socket`] if the socket fails.
@@ -165,7 +165,7 @@ impl Notifications {
             }
             match self.subscription.read() {
                 Ok(Some(Incoming::Message(header, payload))) => {
-                    // Without its header a message is of no use, but it was a change.
+                    // A message without its header is of no use, but something has changed.
                     if decode(header.kind, payload, &mut self.pending).is_err() {
                         self.pending.push_back(Notification::Lost);
                     }
@@ -177,7 +177,7 @@ impl Notifications {
         }
     }
 
-    /// The next change, waited for for at most `timeout`.
+    /// Waits for the next change, for at most `timeout`.
     ///
     /// # Errors
     /// [`RouteError::Socket`] if the socket fails.
@@ -198,7 +198,7 @@ impl Notifications {
     }
 }
 
-/// Waits as every socket does. After an overflow the socket has an error (`POLLERR`), which
+/// Lets callers wait for changes as on any socket. After an overflow the socket has an error (`POLLERR`), which
 /// [`Notifications::read`] takes.
 impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -319,8 +319,8 @@ impl RouteSocket {
     /// The default routes of a family in the main table that leave by a link. A route that leads nowhere
     /// (`unreachable`, `blackhole`, …) does not count, though the kernel lists it with the loopback.
     ///
-    /// Takes the socket, as it does not read all IPv4 routes: the kernel lists them by address
-    /// (`fib_table_dump`), so that the list begins with those to 0.0.0.0, whatever the length of their prefix.
+    /// Takes the socket, because the list of IPv4 routes is not read to its end: the kernel lists routes by address
+    /// (`fib_table_dump`), so those to 0.0.0.0 come first, whatever the length of their prefix.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the routes.
@@ -346,7 +346,7 @@ impl RouteSocket {
             Ok(ControlFlow::Continue(()))
         });
         match listed {
-            // There is no table before its first route.
+            // A table does not exist before its first route.
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
             other => other,
         }
@@ -366,9 +366,8 @@ impl RouteSocket {
         Ok(self.default_route(family)?.and_then(|route| route.link))
     }
 
-    /// The default route for IPv6, if the kernel finds it by a lookup: it lists IPv6 routes with the default
-    /// routes last (`fib6_walk_continue`). None also if a rule leads to another table, or if there are several
-    /// next hops.
+    /// The default route for IPv6, if a lookup finds it: in a list, the kernel puts the default routes of IPv6 last
+    /// (`fib6_walk_continue`). None also if a rule leads to another table, or if there are several next hops.
     fn found_ipv6_default(&self) -> Option<Route> {
         let routes = self.matching(Ipv6Addr::UNSPECIFIED.into(), MAIN_TABLE)?;
         let [route] = <[Route; 1]>::try_from(routes).ok()?;
@@ -396,8 +395,8 @@ impl RouteSocket {
             .collect()
     }
 
-    /// The route in a table, or in any for 0, that a lookup of the address ends at, with all its next hops. None if there is
-    /// none, or one that refuses packets.
+    /// The route at which a lookup of the address ends, if the route is in this table (0 for any), with all its next
+    /// hops. None if there is no route, or only one that refuses packets.
     fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
         /// `linux/rtnetlink.h`: reply with the route itself.
         const RTM_F_FIB_MATCH: u32 = 0x2000;
@@ -428,7 +427,7 @@ impl RouteSocket {
         let flags = match existing {
             Existing::Refuse => flag::EXCLUSIVE,
             Existing::Append => flag::APPEND,
-            // Neither flag: fib_table_insert() puts the new one first.
+            // With neither flag, fib_table_insert() puts the new route first.
             Existing::Prepend => 0,
             Existing::Replace => flag::REPLACE,
         };

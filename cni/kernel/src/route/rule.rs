@@ -23,7 +23,7 @@ pub struct Rule {
     pub source: Option<IpNet>,
     /// Its table; 0 for a rule without one.
     pub table: u32,
-    /// Its priority: the lowest is matched first. None: before all existing rules but the first.
+    /// Its priority: the lowest is matched first. If none, the rule comes before all existing rules but the first.
     pub priority: Option<u32>,
     /// True if the rule has no condition but the source, and looks up a table. A rule for which this is false
     /// is only read, never written.
@@ -47,7 +47,7 @@ impl Rule {
         let mut message = RuleMessage::default();
         message.header.family = wire::family(self.family);
         message.header.action = RuleAction::ToTable;
-        // A number that does not fit is in the attribute only: RT_TABLE_UNSPEC.
+        // A number that does not fit the header is only in the attribute, and the header has RT_TABLE_UNSPEC.
         message.header.table = u8::try_from(self.table).unwrap_or(0);
         message.attributes.push(RuleAttribute::Table(self.table));
         if let Some(source) = self.source {

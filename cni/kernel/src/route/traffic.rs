@@ -139,7 +139,7 @@ impl Request {
         message
     }
 
-    /// With the kind of a queue or filter, and its options.
+    /// The message with the kind of a queue or filter, and its options.
     pub(super) fn message_with(&self, kind: u16, name: &str, options: &[u8]) -> Message {
         let mut message = self.message(kind);
         message.text(TCA_KIND, name).attr(TCA_OPTIONS, options);
@@ -168,7 +168,7 @@ const TCA_FQ_CODEL_INTERVAL: u16 = 3;
 const ROOT_HANDLE: u32 = 0x0001_0000;
 /// Parent of tbf's child.
 const CHILD: u32 = ROOT_HANDLE | 1;
-/// codel's interval in targets, by its default.
+/// codel's default interval, as a multiple of its target.
 const TARGETS: u32 = 20;
 impl RouteSocket {
     /// Creates an ifb, which is up: packets sent through it continue as if received by the link from which
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(TokenBucket::decode(&[]), None);
     }
 
-    /// As the reference plugin computes them, for 1 MB/s and 125,000 bytes.
+    /// Compares with the reference plugin's values for 1 MB/s and 125,000 bytes.
     #[test]
     fn burst_and_limit_are_in_the_kernels_units() {
         let bucket = TokenBucket::new(1_000_000, 125_000, 25_000);

@@ -46,7 +46,7 @@ impl PrivateKey {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The key's bytes.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; KEY] {
         &self.0
@@ -62,9 +62,9 @@ impl fmt::Debug for PrivateKey {
 /// The state of a WireGuard link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WireGuardDevice {
-    /// Its private key; none if it has none.
+    /// The link's private key, if it has one.
     pub private_key: Option<PrivateKey>,
-    /// The public key that belongs to it, computed by the kernel.
+    /// The public key that belongs to the private key, computed by the kernel.
     pub public_key: Option<PublicKey>,
     /// The UDP port on which it receives; 0 before the kernel has chosen one.
     pub port: u16,

@@ -36,7 +36,7 @@ impl Plugin for Loopback {
         let addresses = match addresses(&socket, &link) {
             Ok(addresses) => addresses,
             Err(error) => {
-                // As it was before; the first error is returned.
+                // A link that was down goes down again; the first error is returned.
                 if !link.up {
                     let _ = socket.change_link(&link, &LinkChange::new().down());
                 }
@@ -106,7 +106,7 @@ fn addresses(socket: &RouteSocket, link: &Link) -> Result<Vec<IpNet>, CniError> 
         }
         nets.push(net);
     }
-    // IPv4 first, in any order of the kernel's list.
+    // IPv4 comes first, whatever the order of the kernel's list.
     nets.sort();
     Ok(nets)
 }

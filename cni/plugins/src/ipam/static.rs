@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! static: addresses from the configuration or the runtime. It keeps no state: it reserves nothing, and does
+//! static: addresses from the configuration or the runtime. The plugin keeps no state: it reserves nothing, and does
 //! not detect duplicates.
 
 use std::net::IpAddr;

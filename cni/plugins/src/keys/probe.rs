@@ -11,8 +11,8 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visit
 /// Paths of keys, `ipam.ranges.subnet`. Lists have no index.
 pub(crate) type Fields = BTreeSet<String>;
 
-/// The keys that `T` decodes, at every depth. Not those behind `#[serde(flatten)]` or in an untagged enum,
-/// which serde decodes as maps.
+/// The keys that `T` decodes, at every depth. Leaves out those behind `#[serde(flatten)]` or in an untagged enum, which
+/// serde decodes as maps.
 pub(crate) fn fields<T: DeserializeOwned>() -> Fields {
     let mut all = Fields::new();
     let mut paths = vec![Vec::new()];

@@ -2,8 +2,8 @@
 
 //! Log lines to a file that any number of processes write concurrently.
 //!
-//! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A
-//! full file is renamed to `NAME.1`, which replaces the one before.
+//! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A full file is
+//! renamed to `NAME.1`, which replaces the previous one.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,11 +13,11 @@ use std::path::Path;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use nix::unistd::geteuid;
 
-/// For its owner only: lines have names of containers and networks.
+/// Only its owner may read the file, because lines name containers and networks.
 const MODE: u32 = 0o600;
 
 pub(super) struct LogFile {
-    /// None if it cannot be opened: lines are lost then.
+    /// None if the directory cannot be opened: lines are lost then.
     dir: Option<DurableDir>,
     name: String,
     max_size: u64,

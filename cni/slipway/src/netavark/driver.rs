@@ -127,9 +127,10 @@ pub(super) fn teardown(netns: &str, exec: &Exec) -> Result<(), DriverError> {
     }
 }
 
-/// Removes what a container has whose namespace is gone, and its bridge if no other container is on it. netavark before
-/// version 2.1 tears nothing down then, and podman forgets the container. Returns false for a container whose namespace may
-/// exist: the path alone proves nothing in another mount namespace, but the node's end of the container's link goes with it.
+/// Removes what is left of a container whose namespace is gone, and its bridge if no other container is on it. netavark
+/// before version 2.1 tears nothing down then, and podman forgets the container. Returns false if the namespace may
+/// exist: the path alone proves nothing in another mount namespace, but the node's end of the container's link goes
+/// with it.
 pub(crate) fn remove_gone(cached: &Cached) -> Result<bool, DriverError> {
     let is_gone = |path: &Path| Netns::open(path).is_err_and(|error| error.is_gone());
     if !cached.netns.as_deref().is_some_and(is_gone) {
@@ -197,8 +198,8 @@ fn delete(netns: &str, exec: &Exec, attachment: &Attachment) -> Result<(), Drive
     Ok(runtime().del(&network, &container)?)
 }
 
-/// A metric above those of the container's default routes: of several networks the one that was joined first is used,
-/// which has the published ports, and the next one when it is left.
+/// A metric above those of the container's default routes, so that the network that was joined first is used, which has
+/// the published ports, and when the container leaves it, the next one.
 fn next_metric(inside: &RouteSocket) -> Result<u32, RouteError> {
     let mut metric = METRIC;
     for family in AddressFamily::BOTH {

@@ -19,7 +19,7 @@ use super::translate::TranslateError;
 /// A call of the driver that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    /// The arguments are none that netavark or podman passes.
+    /// The arguments are not those of a call by netavark or podman.
     #[error("{0}: invalid arguments: see netavark's interface for drivers")]
     Arguments(String),
     /// Standard input cannot be read.
@@ -28,7 +28,7 @@ pub(crate) enum DriverError {
     /// Standard input is not the JSON of a request.
     #[error("decode the request: {0}")]
     Json(serde_json::Error),
-    /// A new network cannot be as it is wanted.
+    /// A new network cannot be made as requested.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// An option cannot be used.
@@ -77,7 +77,7 @@ pub(crate) enum DriverError {
     Several(Vec<DriverError>),
 }
 
-/// A new network that cannot be as it is wanted.
+/// A new network that cannot be made as requested.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CreateError {
     #[error("subnet {subnet} is in use: {other}")]

@@ -34,7 +34,7 @@ fn is_of_earlier_version(network: &Network) -> bool {
     network.network_interface.as_deref() == Some(network.default_bridge().as_str())
 }
 
-/// A stored network, as far as it is needed.
+/// The parts of a stored network that are needed.
 #[derive(Debug, Deserialize)]
 struct Stored {
     driver: String,

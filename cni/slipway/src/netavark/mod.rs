@@ -6,11 +6,10 @@
 //! for `setup` and `teardown`, the path of the container's namespace. The commands have no other meaning, so that the
 //! operator's command, a driver of the same name and a link of another name are one file.
 //!
-//! A set-up is an ADD: `translate` makes a CNI network of podman's one (`bridge` with the addresses that podman has
-//! chosen, `firewall`, `portmap`), and `driver` calls its plugins in this process with the
-//! library for runtimes. What CNI has, so has podman: undo of a failed set-up, owners, and the cache of attachments,
-//! by which a teardown knows what was set up, and `slipway restore`, `ports`, `explain` and `detach` know the
-//! container.
+//! A set-up is an ADD: `translate` turns podman's network into a CNI network (`bridge` with the addresses that podman
+//! has chosen, `firewall`, `portmap`), and `driver` calls its plugins in this process with the library for runtimes. So
+//! podman has what CNI has: undo of a failed set-up, owners, and the cache of attachments, by which a teardown knows
+//! what was set up, and `slipway restore`, `ports`, `explain` and `detach` know the container.
 
 mod bridge;
 mod create;
@@ -65,7 +64,7 @@ fn serve(args: &[String], stdin: &mut dyn Read, stdout: &mut dyn Write) -> u8 {
         Ok(output) => (output, 0),
         Err(error) => (failure(&error.to_string()), 1),
     };
-    // In one write: an answer is complete or missing.
+    // Written at once, so that an answer is complete or missing.
     match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => code,
         Err(error) => {

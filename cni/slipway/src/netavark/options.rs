@@ -4,7 +4,7 @@
 
 use super::types::Words;
 
-/// The options that there are, for messages.
+/// The names of all options, for messages.
 const KEYS: &str = "backend, firewall, ipMasq, isolate, metric, mode, mtu, no_default_route, vlan";
 /// Backends of published ports and masquerade.
 const BACKENDS: [&str; 3] = ["nftables", "iptables", "ebpf"];
@@ -17,10 +17,10 @@ const OF_MANAGED: [&str; 4] = ["backend", "firewall", "ipMasq", "isolate"];
 /// The program that manages the bridge, in netavark's words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// The driver: it is made, has the gateway's address, and goes with the last container.
+    /// The driver: it makes the bridge, gives it the gateway's address, and deletes it with the last container.
     #[default]
     Managed,
-    /// Another program: it exists, and containers are only joined to it.
+    /// Another program: the bridge exists, and containers are only joined to it.
     Unmanaged,
 }
 
@@ -95,7 +95,7 @@ impl Default for Options {
 pub(crate) enum OptionError {
     #[error("option {0:?} is not known: there are {KEYS}")]
     Unknown(String),
-    /// The value is none of those that the option has.
+    /// The option has no such value.
     #[error("option {key}={value:?} is not {expected}")]
     Value {
         key: String,
@@ -103,7 +103,7 @@ pub(crate) enum OptionError {
         /// The values that it may have.
         expected: String,
     },
-    /// The driver would do nothing of it.
+    /// The driver would do nothing with the option.
     #[error(
         "option {0:?} is not supported with mode=unmanaged: the bridge's owner translates and filters packets"
     )]

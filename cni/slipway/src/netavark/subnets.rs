@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The choice of subnets for networks that are created without. podman chooses them only for its own bridge driver.
+//! The choice of subnets for networks created without one. podman chooses them only for its own bridge driver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -30,14 +30,14 @@ const STEP: usize = 1 << (32 - LENGTH);
 /// The subnets and bridges that a new network must not use.
 #[derive(Debug, Default)]
 pub(super) struct Used {
-    /// Those of the node's links and of other networks.
+    /// The subnets of the node's links and of other networks.
     pub(super) subnets: Vec<IpNet>,
     /// The destinations of the node's routes. A subnet inside of one may be named, but is not chosen.
     pub(super) routed: Vec<IpNet>,
     pub(super) bridges: Vec<String>,
 }
 
-/// A network's file, as far as it is needed.
+/// The parts of a network's file that are needed.
 #[derive(Debug, Deserialize)]
 struct Configuration {
     #[serde(default)]

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 /// The beginning of the bridges' names.
 const PREFIX: &str = "sw";
-/// The number of hexadecimal digits behind it: a link `<bridge>.<vlan>` must have 15 characters at most.
+/// The number of hexadecimal digits after it: a link `<bridge>.<vlan>` must have 15 characters at most.
 const DIGITS: usize = 8;
 
 /// Options of a network or of a container in it.

@@ -19,7 +19,7 @@ use crate::interface::shared::layer3::has;
 use crate::interface::shared::{container_side, failed, masquerade};
 use crate::plugin::Request;
 
-/// All of the attachment's, in the order of the ADD.
+/// All objects of the attachment, in the order of the ADD.
 pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     let settings = Settings::new(request.config, request.args)?;
     let previous = previous_result(request, "")?;
@@ -83,7 +83,7 @@ impl Expected for Bridge {
     }
 
     fn whose(&self) -> Whose {
-        // An ADD makes a missing one, and switches on one of another program.
+        // An ADD makes a missing bridge, and switches on a bridge of another program.
         let found = RouteSocket::open().and_then(|socket| socket.find_link(&self.settings.bridge));
         match found {
             Ok(Some(link)) if link.alias != MADE => Whose::Shared,
@@ -103,7 +103,7 @@ impl Expected for Bridge {
             () if bridge.kind != LinkKind::Bridge => {
                 Err(wrong(format!("Interface {name} does not have link type of bridge")))
             }
-            // Another network may have asked for it on the same bridge.
+            // Another network on the same bridge may have asked for promiscuous mode.
             () if self.settings.promiscuous && !bridge.promiscuous => {
                 is_wrong("configured Promisc Mode true doesn't match current state: false")
             }

@@ -243,7 +243,7 @@ impl Host {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}
             }
-            // Made by this ADD or by a concurrent one.
+            // The link was made by this ADD or by a concurrent one.
             if let Some(link) = self.route.find_link(name).map_err(failed)? {
                 self.route.change_link(&link, &LinkChange::new().alias(MADE)).map_err(failed)?;
                 return Ok(link);
@@ -289,7 +289,7 @@ impl Host {
             }
         }
         for net in &change.add {
-            // Without duplicate address detection: a tentative gateway would not answer the first container.
+            // Duplicate address detection is skipped, because a tentative gateway would not answer the first container.
             match self.route.add_address(link, *net, DuplicateDetection::Skip) {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}
@@ -302,7 +302,7 @@ impl Host {
             self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
         if change.add.iter().any(|net| net.addr().is_ipv6()) {
-            // The kernel adds it some time after the first port carries packets, and solicits no container before.
+            // The kernel adds a link-local address some time after a port is up, and solicits no container before.
             self.ensure_link_local(link)?;
         }
         self.forward(gateways)

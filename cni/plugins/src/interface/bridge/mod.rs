@@ -66,7 +66,7 @@ impl Plugin for Bridge {
         let settings = Settings::new(request.config, request.args)?;
         let container = Container::open(request.netns.as_deref())?;
         let host = Host::open()?;
-        // Before IPAM: if a second ADD of the attachment fails, it must not release the first one's address.
+        // Checked before IPAM is called: if a second ADD fails, it must not release the first one's address.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
             return Err(taken(&request.attachment));
         }
@@ -147,7 +147,7 @@ struct Links {
     gateway: Option<Link>,
 }
 
-/// Carries out the plan. Without one it calls IPAM after it has made the links.
+/// Carries out the plan. Without a plan, calls IPAM after the links are made.
 fn set_up<'a>(
     context: &AddContext<'a>,
     plan: Option<Plan>,
@@ -226,7 +226,7 @@ fn set_up<'a>(
         context.introduce(&bridge, &inner, &plan, is_known_to_bridge)?;
     }
     networks::joined(container, attachment, &inner)?;
-    // Read again: other programs (systemd's link policies) change the addresses of links that the kernel has chosen.
+    // Links are read again, because other programs (systemd's link policies) change addresses that the kernel chose.
     let again = |link: Link| match link.alias == MADE && link.kind == LinkKind::Bridge {
         true => Ok(link),
         false => host.route.link_by_index(link.index).map_err(failed),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! How the node and the containers of a bridge find a new container, and it them, without a frame to everybody.
+//! How the node and the containers of a bridge find a new container, and how it finds them, without flooding frames.
 //!
 //! A frame to all containers of a bridge costs the node some microseconds for each of them, and a full bridge has a
 //! thousand. So the MAC address of a container is made of its address: who still knows the address from a former
@@ -21,8 +21,8 @@ use crate::interface::shared::failed;
 
 /// The MAC address of a container with these addresses; none without addresses.
 ///
-/// Of the first IPv4 address it is 0a:58 and the address, as kubelet's kubenet made it. Without one, 40 bits of the first
-/// IPv6 address. Both are unicast and locally administered.
+/// With an IPv4 address it is 0a:58 and the first such address, as kubelet's kubenet made it, otherwise 40 bits of the
+/// first IPv6 address. Both are unicast and locally administered.
 pub(super) fn mac_of(addresses: &[IpNet]) -> Option<Mac> {
     Some(match source(addresses)?.addr() {
         IpAddr::V4(address) => {
@@ -56,8 +56,9 @@ fn is_implied(source: &IpNet, net: &IpNet, all: &[IpNet]) -> bool {
 }
 
 impl AddContext<'_> {
-    /// Tells the bridge that the container is behind the port, right after that has joined. Returns true if the bridge knows
-    /// the MAC address already, as of a container whose namespace is still being taken down: then an announcement moves it.
+    /// Tells the bridge that the container is behind the port, which has just joined. Returns true if the bridge knows
+    /// the MAC address already, as of a container whose namespace is still being taken down: then an announcement moves
+    /// it.
     pub(super) fn is_known_to_bridge(&self, port: &Link, inner: &Link) -> bool {
         let told = inner.mac.map(|mac| self.host.route.introduce_to_bridge(port, mac));
         match told {
@@ -84,7 +85,7 @@ impl AddContext<'_> {
         let Some((mac, source)) = inner.mac.zip(source(&plan.layer3.addresses)) else {
             return container.route.change_link(inner, &notify).map_err(failed);
         };
-        // On a bridge of another program there may be hosts that this program has not made, and a LAN behind it.
+        // A bridge of another program may have hosts that Slipway has not made, and a LAN behind it.
         let is_ours = bridge.alias == MADE;
         let (mut v4, mut v6) = (false, false);
         for net in &plan.layer3.addresses {
@@ -107,12 +108,12 @@ impl AddContext<'_> {
                 }
                 continue;
             }
-            // All of this saves requests, and nothing else: a kernel that refuses it makes them.
+            // All of this only saves requests: a kernel that refuses it sends them.
             let new = Neighbour { address, mac };
             unneeded(host.route.introduce_neighbour(bridge, new, former, Counts::Yes));
         }
-        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays, for a
-        // container that sets another one.
+        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays set,
+        // for a container that changes its MAC address.
         if v4 {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
@@ -122,8 +123,8 @@ impl AddContext<'_> {
         if !v4 {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
-        // Last, as setting the MAC address empties the link's table. The MAC address of a bridge of another program may have
-        // changed with the port that joined.
+        // The gateways come last, because setting the MAC address empties the link's table. The MAC address of a
+        // bridge of another program may have changed with the port that joined.
         if let Some(mac) = bridge.mac.filter(|_| is_ours) {
             for gateway in &plan.gateways {
                 let new = Neighbour { address: gateway.addr(), mac };

@@ -110,7 +110,7 @@ impl Device {
         }
     }
 
-    /// True if its link can appear on the node again, as the device exists.
+    /// True if the device exists, so that its link can appear on the node again.
     pub(super) fn may_return(&self) -> bool {
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         match self {
@@ -167,7 +167,7 @@ impl Device {
     }
 }
 
-/// Checks `kernelpath`. Unlike in the reference, it may have no `..`, which would lead anywhere.
+/// Checks `kernelpath`. Unlike the reference, refuses `..`, which could lead anywhere.
 fn kernel_path(text: &str) -> Result<PathBuf, CniError> {
     let path = Path::new(text);
     let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));

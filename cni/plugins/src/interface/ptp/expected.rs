@@ -18,7 +18,7 @@ use crate::interface::shared::layer3::has;
 use crate::interface::shared::{container_side, failed, masquerade};
 use crate::plugin::Request;
 
-/// All of the attachment's, in the order of the ADD.
+/// All objects of the attachment, in the order of the ADD.
 pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     let common = Common::new(request.config)?;
     let previous = previous_result(request, PLUGIN)?;

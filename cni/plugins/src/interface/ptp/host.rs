@@ -36,7 +36,7 @@ impl Host {
     /// Gives the host's end the gateways' addresses.
     pub(super) fn give_addresses(&self, outer: &Link, outside: &Outside) -> Result<(), CniError> {
         for gateway in &outside.gateways {
-            // Without duplicate address detection: the link has no other hosts.
+            // Duplicate address detection is skipped, because the link has no other hosts.
             match self.route.add_address_without_route(outer, *gateway, DuplicateDetection::Skip) {
                 Err(error) if !error.already_exists() => {
                     return Err(CniError::internal(format!(

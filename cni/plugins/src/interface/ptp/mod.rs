@@ -53,7 +53,7 @@ impl Plugin for Ptp {
         let common = Common::new(request.config)?;
         let container = Container::open(request.netns.as_deref())?;
         let host = Host::open()?;
-        // Before IPAM: if a second ADD of the attachment fails, it must not release the first one's address.
+        // Checked before IPAM is called: if a second ADD fails, it must not release the first one's address.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
             return Err(taken(&request.attachment));
         }
@@ -107,8 +107,8 @@ struct AddContext<'a> {
 
 /// Carries out the plan. Returns the host's end and the container's end.
 fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
-    // Without duplicate address detection: the link has no other hosts, and an end with a tentative
-    // link-local address does not resolve the other end's address.
+    // Duplicate address detection is off, because the link has no other hosts, and an end with a tentative link-local
+    // address does not resolve the other end's address.
     const INSIDE: &[Setting] = &[("accept_dad", "0")];
     let AddContext { request, common, host, container } = *context;
     let attachment = &request.attachment;
@@ -118,7 +118,7 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     masquerade::prepare(common, &outer)?;
-    // Before the host's end gets addresses: it has the words for a kernel without IPv6.
+    // The container's side comes first, because its error names the reason in a kernel without IPv6.
     common.advertisements.apply(container, &inner)?;
     container.prepare(&inner, &plan.layer3, INSIDE)?;
     host.serve(&outer, &plan.outside, attachment)?;

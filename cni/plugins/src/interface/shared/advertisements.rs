@@ -42,7 +42,7 @@ impl Advertisements {
         Ok(if has_addresses && !keys.accept_ra { Self::Refuse } else { Self::AsNamespace })
     }
 
-    /// [`Advertisements::new`] of a plugin that has addresses from IPAM only.
+    /// [`Advertisements::new`] for a plugin that gets addresses from IPAM only.
     ///
     /// # Errors
     /// As there.
@@ -50,8 +50,8 @@ impl Advertisements {
         Self::new(config, !config.ipam.is_empty())
     }
 
-    /// Makes the container's link refuse advertisements. To be called while the link is down, thus before IPAM, as a
-    /// DHCP client sets it up.
+    /// Makes the container's link refuse advertisements. Call this while the link is down, and so before IPAM, because
+    /// a DHCP client sets the link up.
     pub(crate) fn apply(self, container: &Container, link: &Link) -> Result<(), CniError> {
         // A dummy link receives nothing.
         if self == Self::AsNamespace || link.accept_ra == 0 || link.kind == LinkKind::Dummy {
@@ -63,7 +63,7 @@ impl Advertisements {
     /// Compares the container's routes: none of them may have come from an advertisement.
     ///
     /// # Errors
-    /// The first default route that has.
+    /// The first default route that came from one.
     pub(crate) fn check(self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
         if self == Self::AsNamespace {
             return Ok(());

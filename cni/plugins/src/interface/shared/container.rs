@@ -132,7 +132,7 @@ impl Container {
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
         let Some(address) = layer3.addresses.iter().find(|net| net.addr().is_ipv6()) else { return Ok(()) };
         if self.ipv6.is_none() {
-            // Otherwise the kernel's own words would be "Operation not supported", of an address or a setting.
+            // Otherwise the error would be the kernel's "Operation not supported", about an address or a setting.
             return Err(CniError::internal(format!(
                 "this node's kernel has no IPv6, so the container cannot have the address {address}: remove the IPv6 \
                  range from the network's IPAM, or boot the node without ipv6.disable=1"
@@ -160,7 +160,7 @@ impl Container {
                 CniError::internal(format!("failed to add IP addr {net} to {:?}: {error}", link.name))
             })?;
         }
-        // After the addresses: with arp_notify the kernel announces them when the link comes up.
+        // The link comes up after it has its addresses, because with arp_notify the kernel announces them then.
         self.route.change_link(link, &LinkChange::new().up()).map_err(failed)?;
         if detection == DuplicateDetection::AsLink && layer3.has(AddressFamily::V6) {
             self.wait_for_detection(link)?;

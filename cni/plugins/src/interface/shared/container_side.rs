@@ -132,7 +132,7 @@ impl Expected for RouteInside {
         let Route { dst, priority, .. } = &self.wanted;
         let via = self.via.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
         let metric = if *priority == 0 { String::new() } else { format!(" metric {priority}") };
-        // Of `default` alone, ip(8) does not know the family.
+        // From `default` alone, ip(8) cannot tell the family.
         let family = if dst.addr().is_ipv6() { "-6 " } else { "" };
         self.place.remedy(&format!("{family}route add {dst}{via} dev {}{metric}", self.place.ifname))
     }

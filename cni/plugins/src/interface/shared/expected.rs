@@ -173,7 +173,7 @@ impl Expected for ReversePath {
         remedy(&self.setting(), "2")
     }
 
-    // Other uplinks may have the packet that is asked about.
+    // The packet in question may come in through another uplink.
     fn alters(&self) -> bool {
         true
     }

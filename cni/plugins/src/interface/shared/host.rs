@@ -62,8 +62,8 @@ impl Host {
         Ok(None)
     }
 
-    /// Makes the veth pair and returns both ends, the container's first. After an error there is none, also
-    /// if the kernel made it and its reply was lost.
+    /// Makes the veth pair and returns both ends, the container's first. After an error no pair is left, even if the
+    /// kernel made one and its reply was lost.
     pub(crate) fn create_pair(
         &self,
         pod: &RouteSocket,
@@ -167,14 +167,14 @@ impl Host {
         Ok(self.route.addresses(link).map_err(failed)?.iter().any(usable))
     }
 
-    /// Gives a link the link-local address that the kernel makes of its MAC address, and no longer has.
+    /// Gives a link the link-local address that the kernel derives from its MAC address, unless it has one.
     pub(crate) fn ensure_link_local(&self, link: &Link) -> Result<(), CniError> {
         let Some(mac) = link.mac.filter(|_| !link.disables_ipv6) else { return Ok(()) };
         if self.has_link_local(link)? {
             return Ok(());
         }
         let address = IpNet::V6(Ipv6Net::new_assert(mac.link_local(), 64));
-        // A duplicate one is in the way.
+        // A duplicate address is in the way.
         match self.route.delete_address(link, address) {
             Err(error) if !error.is_not_found() => return Err(failed(error)),
             _ => {}

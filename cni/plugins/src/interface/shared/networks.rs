@@ -48,8 +48,8 @@ pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link
     Ok(())
 }
 
-/// Tells the container's published ports that a DEL has removed a link. A failure is logged: a source is masqueraded that
-/// need not be, until the port is withdrawn.
+/// Tells the container's published ports that a DEL has removed a link. A failure is only logged: until the port is
+/// withdrawn, a source is masqueraded that need not be.
 pub(crate) fn left(container: &Container, attachment: &Attachment) {
     let told = read(&container.route, container.netns(), attachment).and_then(|all| {
         match all.addresses.is_empty() {

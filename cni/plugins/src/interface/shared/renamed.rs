@@ -2,8 +2,8 @@
 
 //! Networks that were renamed while containers were attached.
 //!
-//! What an attachment owns is found by a hash that includes the network's name. DEL under the new name finds nothing by
-//! it, and removes what the same container owns for the same interface under another name:
+//! What an attachment owns is found by a hash that includes the network's name. A DEL under the new name finds nothing
+//! by that hash, so it removes what the same container owns for the same interface under another name:
 //!
 //! ```text
 //! whose it is                             because
@@ -91,7 +91,7 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
     let own = &request.attachment;
     let known = known_elsewhere(request)?;
     if let Some(owner) = by_link {
-        // The link has one owner, and the reservations are that one's.
+        // The link has one owner, to which the reservations belong.
         let found = owner.attachment(known.iter().map(Attachment::network), own.container_id());
         if found.is_none() {
             log::debug!("{owner} is of another container, or its network's name is too long to be known");
@@ -158,8 +158,8 @@ fn is_its_reservation(config: &NetConf, attachment: &Attachment, netns: Option<&
     }
 }
 
-/// True if a runtime's cache has the attachment with a namespace that is gone, or with the namespace in question. The
-/// cached path is one of the runtime's mount namespace, as `CNI_NETNS` is.
+/// True if a runtime's cache has the attachment with a namespace that is gone, or with the namespace in question. Like
+/// `CNI_NETNS`, the cached path is valid in the runtime's mount namespace.
 fn is_gone_by_cache(attachment: &Attachment, netns: Option<&ContainerNetns>) -> bool {
     let cached = cache::DIRECTORIES.iter().find_map(|directory| {
         let cache = Cache::open(Path::new(directory)).ok().flatten()?;

@@ -52,7 +52,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the lock of an earlier daemon that is ending.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// The reasons why the daemon does not start. The reference's daemon has the texts that begin with a capital.
+/// The reasons why the daemon does not start. Texts that begin with a capital are those of the reference's daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("Error getting listener: {0}")]
@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         Some(listener) => listener,
         None => listen(&on_host(&options.socket)).map_err(StartError::Listener)?,
     };
-    // Only now, as the file may belong to another daemon.
+    // Written only now, because the file may belong to another daemon.
     if let Some(path) = &options.pid_file {
         write_pid(path).map_err(|error| StartError::PidFile(path.clone(), error))?;
     }
@@ -139,7 +139,7 @@ fn serve(leases: &Arc<Leases>, listener: &UnixListener) {
     for stream in listener.incoming() {
         let stream = match stream {
             Ok(stream) => stream,
-            // Out of file descriptors, for instance, until a call ends.
+            // The process may be out of file descriptors, for instance, until a call ends.
             Err(error) => {
                 log::error!("accept a call: {error}");
                 std::thread::sleep(Duration::from_millis(100));

@@ -23,7 +23,7 @@ const QUICK_TRIES: u32 = 4;
 pub(super) struct Patience {
     /// For one exchange.
     pub(super) timeout: Duration,
-    /// The longest pause between two.
+    /// The longest pause between two exchanges.
     pub(super) resend_max: Duration,
     /// For all exchanges of an ADD.
     pub(super) resend_timeout: Duration,
@@ -84,7 +84,7 @@ pub(super) fn acquire(
         let timeout = patience.timeout.min(end.saturating_duration_since(Instant::now()));
         let error = match place.acquire(&client, None, Manner { timeout, stop }) {
             Ok(terms) => {
-                // The kernel does not announce the address, as the link is up when it gets it.
+                // The kernel does not announce the address, because the link is already up when it gets the address.
                 if let Err(error) = place.announce(terms.address()) {
                     log::warn!("{}: {error}", owner.client_id());
                 }

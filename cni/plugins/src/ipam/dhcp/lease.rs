@@ -46,12 +46,12 @@ impl Owner {
         format!("{}/{}/{}", self.container, self.network, self.ifname)
     }
 
-    /// The name of its file. None of the three has a colon.
+    /// The name of the lease's file. None of the three parts has a colon.
     pub(super) fn file_name(&self) -> String {
         format!("{}:{}:{}", self.network, self.container, self.ifname)
     }
 
-    /// The owner by a file's name.
+    /// The owner that a file's name stands for.
     pub(super) fn of_file(name: &str) -> Option<Self> {
         let [network, container, ifname] = name.split(':').collect::<Vec<_>>().try_into().ok()?;
         Attachment::new(network, container, ifname).ok().map(|attachment| Self::of(&attachment))
@@ -85,7 +85,7 @@ pub(super) struct Lease {
     pub(super) boot: String,
     /// The uptime at which the server granted the lease, in seconds.
     pub(super) since: u64,
-    /// Seconds from then on, as the next two.
+    /// In seconds from then on, like the next two fields.
     pub(super) renewal: u32,
     pub(super) rebinding: u32,
     pub(super) expiry: u32,

@@ -25,7 +25,7 @@ use super::keeper::{self, End, Keeper, Order, Patience};
 use super::lease::{Lease, Owner};
 use super::message::Options;
 
-/// The file that a daemon locks. Names of lease files have colons, so none is called so.
+/// The file that a daemon locks. Names of lease files contain colons, so none has this name.
 pub(super) const LOCK: &str = "lock";
 /// The size of a thread's stack, in bytes: packet buffers are on it, and little else.
 pub(super) const STACK: usize = 256 << 10;
@@ -245,7 +245,7 @@ impl Leases {
                 return Err(CniError::internal(format!("the keeper of {} failed", owner.client_id())));
             }
         }
-        // If the keeper could not remove the file, or the file was unreadable.
+        // The keeper may have failed to remove the file, or the file was unreadable.
         self.forget(owner)
     }
 
@@ -289,7 +289,7 @@ impl Leases {
     /// Releases all leases of the network except those of `owners`.
     ///
     /// # Errors
-    /// The first that could not be released; all others were.
+    /// The first error; all other leases were released.
     pub(super) fn retain(&self, network: &str, owners: &[Owner]) -> Result<(), CniError> {
         let mut all: Vec<Owner> = self.table().keys().cloned().collect();
         let names = self.store.list().map_err(|e| CniError::new(ErrorCode::Io, e.to_string()))?;

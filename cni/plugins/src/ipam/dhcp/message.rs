@@ -44,7 +44,7 @@ pub(super) struct Reply {
     pub(super) routers: Vec<Ipv4Addr>,
     pub(super) classless: Vec<(Ipv4Net, Ipv4Addr)>,
     pub(super) classful: Vec<(Ipv4Addr, Ipv4Addr)>,
-    /// Seconds, as the next two.
+    /// In seconds, like the next two fields.
     pub(super) lease: Option<u32>,
     pub(super) renewal: Option<u32>,
     pub(super) rebinding: Option<u32>,

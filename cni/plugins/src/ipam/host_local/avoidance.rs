@@ -60,8 +60,8 @@ struct Segment {
 }
 
 impl Avoidance {
-    /// Lists the other networks in the directory of reservations. None counts for a VLAN: another VLAN of the same bridge may
-    /// have the same addresses.
+    /// Lists the other networks in the directory of reservations. With a VLAN none of them counts, because another VLAN
+    /// of the same bridge may have the same addresses.
     pub(super) fn of(data_dir: &Path, config: &NetConf) -> Self {
         let segment: Segment = config.decode().unwrap_or_default();
         let is_divided = segment.vlan != 0 || !segment.vlan_trunk.is_empty();

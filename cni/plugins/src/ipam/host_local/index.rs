@@ -40,7 +40,7 @@ use cni_state::host_local::{from_number, number};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) owners: Vec<(OwnerKey, IpAddr)>,
-    /// Owners of whose addresses `owners` may lack some.
+    /// Owners for which `owners` may lack some addresses.
     pub(super) crowded: BTreeSet<OwnerKey>,
     pub(super) blocks: BTreeMap<Block, Bits>,
 }
@@ -148,7 +148,7 @@ impl Index {
         again.is_some_and(|again| again.head == self.head)
     }
 
-    /// Overwrites `file` with a new index. It is unfinished until [`Self::finish`].
+    /// Overwrites `file` with a new index, which is unfinished until [`Self::finish`].
     pub(super) fn create(file: File, contents: &Contents) -> io::Result<Self> {
         let head = Head {
             finished: false,

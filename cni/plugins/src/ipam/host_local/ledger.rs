@@ -32,7 +32,7 @@ enum Source {
     Index(Index),
     /// A scan of the directory, without an index.
     Scan(Contents),
-    /// None: the index failed during a change.
+    /// No source, because the index failed during a change.
     Unknown,
 }
 
@@ -80,8 +80,8 @@ pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
     look().unwrap_or(false)
 }
 
-/// The addresses of an attachment. Takes no lock and makes no file, as in the folder of another network: what a concurrent
-/// call changes may be seen or not.
+/// The addresses of an attachment. Takes no lock and makes no file, because the folder may be another network's:
+/// changes of a concurrent call may be seen or not.
 pub(super) fn addresses(store: &Store, attachment: &Attachment) -> Result<Vec<IpAddr>, StoreError> {
     if index_shows_none(store, attachment) {
         return Ok(Vec::new());
@@ -125,8 +125,8 @@ impl<'a> Ledger<'a> {
         match self.store.index_file().map(|file| Index::create(file, &contents)) {
             Some(Ok(index)) => {
                 self.source = Source::Index(index);
-                // Not finished if another program changed the directory without the lock. This call checks
-                // each step against the files; the next one must rebuild.
+                // The index stays unfinished if another program changed the directory without the lock. This call
+                // checks each step against the files, but the next one must rebuild.
                 if self.store.stamp()? == before {
                     self.finish();
                 }
@@ -255,7 +255,7 @@ impl<'a> Ledger<'a> {
     /// Removes these reservations of the attachment.
     ///
     /// # Errors
-    /// The first that could not be removed; all others were.
+    /// The first error; all other reservations were removed.
     pub(super) fn release(
         &mut self,
         attachment: &Attachment,
@@ -312,7 +312,7 @@ impl<'a> Ledger<'a> {
     /// Removes torn reservations and those of all other attachments. Reads the whole directory.
     ///
     /// # Errors
-    /// The first that could not be removed; all others were.
+    /// The first error; all other reservations were removed.
     pub(super) fn retain(&mut self, valid: &[Attachment]) -> Result<(), StoreError> {
         self.store.remove_leftovers();
         let mut dead = Vec::new();

@@ -37,7 +37,7 @@ pub(super) fn read(file: impl AsFd, boot: &[u8; BOOT_ID]) -> Option<Vec<u8>> {
     (recorded == boot).then(|| namespace.to_vec())
 }
 
-/// Adds the record to a reservation. Without it the reservation holds as well.
+/// Adds the record to a reservation, which is valid without it as well.
 pub(super) fn write(file: impl AsFd, record: &[u8]) {
     if let Err(errno) = xattr::set(file, ATTRIBUTE, record) {
         log::debug!("record a reservation's namespace: {errno}");

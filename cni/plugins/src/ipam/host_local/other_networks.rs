@@ -106,7 +106,7 @@ pub(crate) struct Claim {
 /// Therefore exactly one of them is admitted. Calls for different addresses do not wait for each other.
 ///
 /// # Errors
-/// Code 7 for the configuration, code 5 if the directory cannot be read, and those of `refuse`.
+/// Code 7 for the configuration, code 5 if the directory cannot be read, and the errors of `refuse`.
 pub(crate) fn claim(
     config: &NetConf,
     addresses: &[IpAddr],
@@ -143,7 +143,7 @@ fn or_warn(lock: Result<FileLock, cni_kernel::lock::LockError>) -> Option<FileLo
     lock.inspect_err(|error| log::warn!("another network may give out the same address: {error}")).ok()
 }
 
-/// The directory of reservations; none if there is none, or the configuration has another IPAM plugin.
+/// The directory of reservations. None if it does not exist, or if the configuration has another IPAM plugin.
 fn data_dir(config: &NetConf) -> Result<Option<DurableDir>, CniError> {
     if config.ipam != TYPE {
         return Ok(None);

@@ -21,7 +21,7 @@ pub enum ReservationLife {
     Gone,
     /// Its namespace exists at the recorded path.
     Living(ContainerNetns),
-    /// Nothing proves either, as for a reservation of the reference.
+    /// Nothing proves either, for example because the reference made the reservation.
     Unknown,
 }
 

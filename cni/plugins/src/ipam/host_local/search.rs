@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn the_ends_of_the_address_space_do_not_overflow() {
         let last: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
-        // Not by `RawRange`, which refuses multicast addresses.
+        // Built without `RawRange`, which refuses multicast addresses.
         let subnet: ipnet::IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124".parse().unwrap();
         let first = from_number(AddressFamily::V6, number(subnet.network()) + 1);
         let set = RangeSet::new(vec![Range { subnet, first, last, gateway: first }]).unwrap();

@@ -160,7 +160,7 @@ impl Store {
         let mode = Mode::from_bits_truncate(RESERVATION_MODE);
         let fd = match openat(&self.dir, ".", flags, mode) {
             Ok(fd) => fd,
-            // Not every file system supports it, and older kernels take the flag for O_DIRECTORY.
+            // Not every file system supports unnamed files, and older kernels take the flag for O_DIRECTORY.
             Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Ok(Staged::Later),
             Err(errno) => return Err(failed("make a file in")(errno)),
         };
@@ -284,13 +284,13 @@ impl Store {
         self.replace_last(&self.dir, &format!("{TEMPORARY}{name}"), &name, address)
     }
 
-    /// Writes the file in place, which needs no other inode. None if it is missing, or would keep the end of a longer
-    /// address.
+    /// Writes the file in place, which needs no other inode. None if the file is missing, or would keep the end of a
+    /// longer address.
     fn overwrite_last(&self, name: &str, address: IpAddr) -> Option<()> {
         let file = self.dir.open_file(name, Access::Write).ok()?;
         let (data, text) = (file.metadata().ok()?, address.to_string());
         let fits = usize::try_from(data.len()).is_ok_and(|length| (1..=text.len()).contains(&length));
-        // Another name of it is not ours.
+        // Another name of the file is not ours.
         let is_ours = data.nlink() == 1;
         (fits && is_ours && file.write_at(text.as_bytes(), 0).is_ok_and(|written| written == text.len()))
             .then_some(())

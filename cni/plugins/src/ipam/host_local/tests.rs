@@ -270,7 +270,7 @@ fn changes_by_other_programs_are_seen() {
     let f = Fixture::new();
     f.add(small(), "c1").unwrap();
     f.assert_index_true();
-    // As the reference would, at once: the file system's clock may show the same tick.
+    // Written at once, as the reference would: the file system's clock may show the same tick.
     f.write("10.1.2.3", b"c2\r\neth0");
     assert_eq!(f.add_text(small(), "c3"), "10.1.2.4/29");
     f.write("10.1.2.5", b"c4\r\neth0");

@@ -31,7 +31,7 @@ struct RuntimeConfig {
 pub(super) struct Limits {
     /// Into the container.
     pub(super) ingress: Option<TokenBucket>,
-    /// Out of it.
+    /// Out of the container.
     pub(super) egress: Option<TokenBucket>,
 }
 

@@ -46,8 +46,8 @@ pub fn is_ours(link: &Link) -> bool {
     is_device(link) && Owner::from_comment(&link.alias).is_some()
 }
 
-/// True if a link of one of the attachment's names is its device. One without an alias may be the
-/// reference's, or of an ADD that was killed.
+/// True if a link of one of the attachment's names is its device. A link without an alias may be the reference's, or
+/// left by an ADD that was killed.
 fn is_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)
@@ -94,7 +94,7 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
     let [reference, own] = names(attachment);
     let mac = mac(attachment.network());
     let name = match route.create_ifb(&reference, mac, mtu) {
-        // The device of the container's other interface.
+        // The name belongs to the device of the container's other interface.
         Err(error) if error.already_exists() => {
             route.create_ifb(&own, mac, mtu)?;
             own
@@ -114,14 +114,14 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
 pub(super) enum Made {
     /// The device was made by the present ADD.
     Now,
-    /// An earlier ADD.
+    /// The device was made by an earlier ADD.
     Before,
 }
 
 /// Removes the attachment's devices.
 ///
 /// # Errors
-/// The first that could not be read or removed; all others were.
+/// The first error; all other devices were removed.
 pub(super) fn remove(route: &RouteSocket, attachment: &Attachment) -> Result<(), RouteError> {
     let removed = names(attachment).map(|name| match route.find_link(&name)? {
         Some(link) if is_of(&link, attachment) => gone(route.delete_link(&link)),
@@ -133,7 +133,7 @@ pub(super) fn remove(route: &RouteSocket, attachment: &Attachment) -> Result<(),
 /// Removes the devices of a network whose owners are not valid any more.
 ///
 /// # Errors
-/// The first that could not be removed; all others were.
+/// The first error; all other devices were removed.
 pub(super) fn retain(route: &RouteSocket, network: &str, valid: &[Attachment]) -> Result<(), RouteError> {
     let mut result = Ok(());
     for link in route.links()?.iter().filter(|link| is_dead(link, network, valid)) {

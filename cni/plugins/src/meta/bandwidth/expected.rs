@@ -90,7 +90,7 @@ impl Egress {
         found.ok_or_else(|| wrong(format!("get ifb device: {} not found", self.device_name())))
     }
 
-    /// The filters before the redirection; none if that is missing.
+    /// The filters before the redirection; none if the redirection is missing.
     fn before(&self, host: &RouteSocket, device: &Link) -> Result<Option<Vec<IngressFilter>>, CniError> {
         host.before_redirection(&self.veth, device.index).map_err(failed)
     }

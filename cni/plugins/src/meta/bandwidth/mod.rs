@@ -79,7 +79,7 @@ impl Plugin for Bandwidth {
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let host = RouteSocket::open().map_err(failed)?;
-        // The queues go with the links; this is for links that stay.
+        // The queues go with the links; they are removed here from links that stay.
         let released = outer_end(&host, request).and_then(|veth| {
             let devices = device::find(&host, &request.attachment).map_err(failed)?;
             veth.map_or(Ok(()), |veth| release(&host, &veth, &devices).map_err(failed))
@@ -137,7 +137,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
 struct Devices {
     /// The device that limits the container's egress.
     limited: Option<Link>,
-    /// Devices that did so before.
+    /// Devices that limited it before.
     removed: Vec<Link>,
 }
 
@@ -210,7 +210,7 @@ impl Sides {
     fn limit_ingress<'a>(&'a self, bucket: &TokenBucket, undo: &mut Undo<'a>) -> Result<(), RouteError> {
         let (host, veth) = (&self.host, &self.veth);
         let before = host.token_bucket(veth)?;
-        // Before the step, which may succeed with its reply lost.
+        // Registered before the step, which may succeed with its reply lost.
         undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
         host.set_token_bucket(veth, bucket)
     }

@@ -67,7 +67,7 @@ pub(super) struct Removal {
 }
 
 impl Removal {
-    /// Reads the keys. Invalid ones have their defaults, so that they do not fail a DEL.
+    /// Reads the keys. Invalid keys get their defaults, so that they do not fail a DEL.
     pub(super) fn read(config: &NetConf) -> Self {
         let keys: Keys = config.decode().unwrap_or_default();
         let policy = IngressPolicy::from_name(&keys.ingress_policy).unwrap_or(IngressPolicy::Open);

@@ -37,7 +37,7 @@ fn settings() -> Option<Finding> {
     }
 }
 
-/// The files of networks that have unknown keys. What a runtime cannot load is the runtime's to report.
+/// The files of networks that have unknown keys. A runtime itself reports what it cannot load.
 fn networks(directory: &Path) -> Vec<Finding> {
     let files = config::load_all(directory).unwrap_or_default();
     files.iter().filter(|file| file.network.is_ok()).filter_map(|file| unknown_keys(&file.path)).collect()

@@ -19,7 +19,7 @@ fn has_table(name: &str) -> bool {
     node::foreign_tables().unwrap_or_default().iter().any(|table| table == name)
 }
 
-/// All findings about them.
+/// All findings about these engines.
 pub(super) fn findings() -> Vec<Finding> {
     [services(), order_of_kube_proxy(), strict_forward_ports(), earlier_filters(), holding_rules(), merging()]
         .into_iter()

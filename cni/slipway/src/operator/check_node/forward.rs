@@ -17,7 +17,7 @@ use super::{Finding, State};
 /// The consequence of a chain that drops.
 const REASON: &str = "traffic to and from containers passes only if one of its rules accepts it";
 
-/// All findings about them.
+/// All findings about these chains.
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = of_nftables();
     found.extend(legacy(AddressFamily::V4));
@@ -148,7 +148,7 @@ fn legacy(family: AddressFamily) -> Vec<Finding> {
     vec![active, policy]
 }
 
-/// Asks the command; only when the table is loaded, or asking would load it.
+/// Asks the command. Call this only if the table is loaded, because asking would load it.
 fn legacy_policy(command: &str) -> Option<String> {
     let mut asking = Command::new(command);
     asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());

@@ -113,7 +113,7 @@ fn named(owners: &BTreeSet<&Attachment>) -> String {
     }
 }
 
-/// What running containers need beside their rules, and is missing or different: a finding for each object.
+/// A finding for each object that running containers need besides their rules, and that is missing or different.
 fn unexpected(differences: &Differences) -> Vec<Finding> {
     let objects = differences.objects.iter().filter(|object| !object.is_rules);
     let finding = |object: &Difference| {
@@ -424,7 +424,7 @@ fn neighbour_table(text: &str, most: u64, setting: &str) -> Option<Finding> {
     let rows: Vec<Vec<u64>> = lines
         .map(|line| line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect())
         .collect();
-    // The number of entries is the whole table's on each line.
+    // Each line has the number of entries of the whole table.
     let used = *rows.first()?.get(entries)?;
     let overflows: u64 = rows.iter().filter_map(|row| row.get(fulls)).sum();
     if overflows == 0 && used * 100 < most * FLOWS_PERCENT {

@@ -11,7 +11,7 @@ use super::{Finding, State};
 /// The number of rules that are named.
 const NAMED: usize = 20;
 
-/// All findings about them.
+/// All findings about these rules.
 pub(super) fn findings() -> Vec<Finding> {
     match translated() {
         Ok(found) => found.iter().map(|(listed, first)| finding(listed, first)).collect(),

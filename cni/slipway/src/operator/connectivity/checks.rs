@@ -24,7 +24,7 @@ use super::{Plan, SERVED};
 
 /// The time in which a client of UDP must reach the new container.
 const REPLACED: Duration = Duration::from_secs(5);
-/// The time in which a packet that must not arrive would have.
+/// The time within which a packet that must not arrive would have arrived.
 const ARRIVAL: Duration = Duration::from_millis(400);
 
 /// The place that a request comes from.
@@ -103,7 +103,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// All promises about one family but the replacement of the container.
+    /// All promises about one family except the replacement of the container.
     pub(super) fn family(&mut self, family: AddressFamily, server: &Server) -> Result<(), LabError> {
         let (Some(ends), Some((pod, gateway))) = (self.spaces.ends(family), address(self.pod, family)) else {
             return Ok(());

@@ -154,7 +154,7 @@ impl Recipe<'_> {
         container.prepare(link, &layer3, self.settings)?;
         container.bring_up(link, &layer3, self.detection)?;
         networks::joined(container, &self.request.attachment, link)?;
-        // Read again: other programs (systemd's link policies) change MAC addresses after creation.
+        // The link is read again, because other programs (systemd's link policies) change MAC addresses after creation.
         let link = container.route.link_by_index(link.index).map_err(failed)?;
         result.interfaces = vec![interface(&link, container.sandbox())];
         Ok(result)
