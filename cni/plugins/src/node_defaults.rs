@@ -75,7 +75,7 @@ pub struct NodeDefaults {
     pub backend: Option<BackendName>,
     /// For masquerade; by default the same as `backend`.
     pub ip_masq_backend: Option<BackendName>,
-    /// The networks that packets reach with the container's own address, for all networks' containers.
+    /// Destinations to which packets keep the container's own address, for the containers of all networks.
     pub non_masquerade: Vec<IpNet>,
     /// The flowtable's uplinks; none for no flowtable.
     pub flowtable: Option<Uplinks>,
@@ -85,18 +85,18 @@ pub struct NodeDefaults {
     pub udp_gro_forwarding: Option<Switch>,
     /// For the BPF programs.
     pub ebpf: ebpf::Settings,
-    /// The keys that are ignored, as this version does not know them.
+    /// The keys that are ignored because this version does not know them.
     pub unknown_keys: Vec<Unknown>,
 }
 
 impl NodeDefaults {
-    /// The dataplane with a configuration's choice of a backend, if it makes one.
+    /// The dataplane with the node's settings, and with the backend that a configuration chooses, if any.
     pub fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
         let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
         Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone(), self.flow_search)
     }
 
-    /// Reads the file. A missing one sets nothing. Unknown keys are logged once per process.
+    /// Reads the file. A missing file sets nothing. Unknown keys are logged once per process.
     ///
     /// # Errors
     /// Code 5 if it cannot be read; code 7 for a value that is not allowed.
@@ -177,7 +177,7 @@ pub(crate) enum SettingsError {
     Link(String),
 }
 
-/// The largest BPF map, in elements; one of the largest kind takes some hundred bytes.
+/// The largest BPF map, in elements; an element of the largest kind takes a few hundred bytes.
 const LARGEST_MAP: u32 = 1 << 22;
 
 fn backend(key: &'static str, name: Option<String>) -> Result<Option<BackendName>, SettingsError> {

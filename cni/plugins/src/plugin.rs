@@ -17,12 +17,12 @@ pub trait Plugin: Sync {
     /// One line for help texts.
     fn summary(&self) -> &'static str;
 
-    /// True if the key `ipam.type` may name it.
+    /// True if the key `ipam.type` may name the plugin.
     fn is_ipam(&self) -> bool {
         false
     }
 
-    /// The versions of the specification that it supports, oldest first.
+    /// The supported versions of the specification, oldest first.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
     }
@@ -41,7 +41,7 @@ pub trait Plugin: Sync {
     /// The first object that could not be removed; all others were.
     fn del(&self, request: &Request<'_>) -> Result<(), CniError>;
 
-    /// Compares what `add` made with the present state: that inside the container, and the objects of
+    /// Compares what `add` made with the present state, inside the container and for the objects of
     /// [`Plugin::expected`].
     ///
     /// # Errors
@@ -57,8 +57,8 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
-    /// The objects on the node that the attachment needs and that another program may change while the container
-    /// lives, in the order in which the ADD makes them. The request is that of a CHECK.
+    /// The objects on the node that the attachment needs and that another program may change while the container is
+    /// running, in the order in which the ADD makes them. The request is that of a CHECK.
     ///
     /// # Errors
     /// A configuration or a result that names no object, or a container that cannot be found.
@@ -83,7 +83,7 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
-    /// The keys that it decodes, which a test compares with the table of known keys.
+    /// The keys that the plugin decodes, which a test compares with the table of known keys.
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         crate::keys::probe::Fields::new()

@@ -53,7 +53,7 @@ pub static PLUGINS: Plugins = &[
     &Vrf,
 ];
 
-/// The plugins that a delegation calls in process. All but `noop`, whose script answers for a whole process.
+/// The plugins that a delegation calls in process: all except `noop`, whose script answers for a whole process.
 static IN_PROCESS: LazyLock<Vec<&'static dyn Plugin>> =
     LazyLock::new(|| PLUGINS.iter().copied().filter(|plugin| plugin.name() != Noop.name()).collect());
 
@@ -64,7 +64,7 @@ pub fn serve(plugin: &dyn Plugin, stdout: &mut dyn Write, stderr: &mut dyn Write
     skel::serve(&callee, stdout, stderr)
 }
 
-/// The plugin of that `type`, which finds all others in this binary: for a caller without a plugin directory.
+/// The plugin of that `type`, which finds all others in this binary, for a caller without a plugin directory.
 #[must_use]
 pub fn in_process(name: &str) -> Option<Callee<'static>> {
     let plugin = IN_PROCESS.iter().copied().find(|plugin| plugin.name() == name)?;
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(missing, ["docs/plugins/host-local.md", "tests/tests/host_local.rs"]);
     }
 
-    /// The key `ipam.type` accepts no other plugin of this set: one that delegates would call itself without
-    /// end.
+    /// The key `ipam.type` accepts no other plugin of this set, because a plugin that delegates would call itself
+    /// endlessly.
     #[test]
     fn these_plugins_are_ipam() {
         let ipam: Vec<&str> = PLUGINS.iter().filter(|one| one.is_ipam()).map(|one| one.name()).collect();

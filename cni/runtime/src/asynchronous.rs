@@ -76,7 +76,7 @@ impl Runtime {
         &self.settings.store.cache
     }
 
-    /// As [`crate::Runtime::add`]. Refuses what [`Self::refuse_attached`] refuses.
+    /// Like [`crate::Runtime::add`]. Refuses what [`Self::refuse_attached`] refuses.
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::add`].
@@ -106,7 +106,7 @@ impl Runtime {
         let (network, container) = (network.clone(), container.clone());
         let (attachment, held, stored) = (attachment.clone(), Arc::clone(held), result.clone());
         let remembered = self.blocking(move |store| {
-            // The thread outlives a dropped future, and needs the lock to the end.
+            // The thread outlives a dropped future, and must hold the lock until it ends.
             let _held = held;
             store.remember(&network, &attachment, &container, &stored)
         });
@@ -119,8 +119,8 @@ impl Runtime {
     }
 
     /// Refuses a second ADD of a cached attachment whose interface is in the container, as [`Self::add`] does before it
-    /// calls a plugin. Otherwise returns whether the container has an interface of that name: a caller that undoes a
-    /// failed ADD itself must not, because that interface is of an earlier one.
+    /// calls a plugin. Otherwise returns whether the container has an interface of that name. If so, a caller that
+    /// undoes failed ADDs itself must not undo this one, because the interface belongs to an earlier ADD.
     ///
     /// Without [`Builder::undo_failed_add`](crate::runtime::Builder::undo_failed_add), only a cached attachment is looked
     /// up.
@@ -136,9 +136,9 @@ impl Runtime {
         let (netns, undo) = (PathBuf::from(&container.netns), self.settings.undo);
         self.blocking(move |store| {
             let is_cached = store.remembers(&attachment)?;
-            // Without either, the answer would not matter.
+            // If neither holds, the answer does not matter.
             let has_interface = (is_cached || undo) && has_interface(&netns, attachment.ifname());
-            // Each namespace has the loopback, also one without an attachment.
+            // Every namespace has a loopback, even one without an attachment.
             if is_cached && has_interface && attachment.ifname() != LOOPBACK {
                 return Err(NetworkError::Attached(attachment));
             }
@@ -147,7 +147,7 @@ impl Runtime {
         .await
     }
 
-    /// As [`crate::Runtime::check`].
+    /// Like [`crate::Runtime::check`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::check`].
@@ -178,7 +178,7 @@ impl Runtime {
         }
     }
 
-    /// As [`crate::Runtime::del`].
+    /// Like [`crate::Runtime::del`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::del`].
@@ -209,7 +209,7 @@ impl Runtime {
         .await
     }
 
-    /// As [`crate::Runtime::gc`].
+    /// Like [`crate::Runtime::gc`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::gc`].
@@ -249,7 +249,7 @@ impl Runtime {
         self.delete(network, container, attachment, held).await
     }
 
-    /// As [`crate::Runtime::status`].
+    /// Like [`crate::Runtime::status`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::status`].
@@ -257,7 +257,7 @@ impl Runtime {
         self.drive(&mut Status::new(network, &self.settings.path)).await
     }
 
-    /// As [`crate::Runtime::validate`].
+    /// Like [`crate::Runtime::validate`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::validate`].
@@ -265,7 +265,7 @@ impl Runtime {
         self.drive(&mut Validate::new(network, &self.settings.path)).await
     }
 
-    /// As [`crate::Runtime::versions`].
+    /// Like [`crate::Runtime::versions`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::versions`].
@@ -273,7 +273,7 @@ impl Runtime {
         self.drive(&mut Versions::new(plugin, &self.settings.path)).await
     }
 
-    /// As [`crate::Runtime::attachments`].
+    /// Like [`crate::Runtime::attachments`].
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::attachments`].
@@ -313,7 +313,7 @@ impl Runtime {
         self.locked(move |store, options| store.lock(&attachment, options)).await
     }
 
-    /// Acquires locks on a thread. If the future is dropped, the wait ends, and a lock that comes too late is
+    /// Acquires locks on a thread. If the future is dropped, the wait ends, and a lock that is acquired too late is
     /// released.
     pub(crate) async fn locked(
         &self,
@@ -367,7 +367,8 @@ impl Drop for CancelOnDrop {
 /// The name of the interface that the kernel makes in each namespace.
 const LOOPBACK: &str = "lo";
 
-/// True if a namespace has an interface of that name. False if it cannot be looked up: the plugins report the cause.
+/// True if a namespace has an interface of that name. False if it cannot be looked up, because the plugins will
+/// report the cause.
 fn has_interface(netns: &Path, ifname: &str) -> bool {
     let look = || {
         let netns = Netns::open(netns).ok()?;

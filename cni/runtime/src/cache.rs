@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The cache of attachments: a file `<network>-<container>-<interface>` in `<cache directory>/results` for
-//! each, which libcni writes after a successful ADD and deletes after a successful DEL.
+//! The cache of attachments. For each attachment, libcni writes a file `<network>-<container>-<interface>` in
+//! `<cache directory>/results` after a successful ADD, and deletes it after a successful DEL.
 //!
 //! The format is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64),
 //! `ifName`, `networkName`, `netns` (libcni 1.3 and later), `cniArgs`, `capabilityArgs`, `result`. libcni
@@ -29,7 +29,7 @@ pub const DIRECTORIES: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/cache"];
 /// The directory of pending attachments in a cache directory: a file for each sandbox whose set-up by the pod manager
 /// runs, or was killed.
 pub const PENDING: &str = "pending";
-/// The directory of the files in it.
+/// The directory of the files, below the cache directory.
 const RESULTS: &str = "results";
 /// The largest file that is read, in bytes. A configuration may have 16 MiB, a third more as base64.
 const LIMIT: u64 = 32 << 20;
@@ -55,7 +55,7 @@ pub struct Cached {
     pub capabilities: Map<String, Value>,
     /// The network's configuration at the ADD.
     pub list: NetConfList,
-    /// The same as it was cached: a list, or a single configuration.
+    /// The configuration's bytes in the cache: a list, or a single configuration.
     pub config: Vec<u8>,
     /// The result of the ADD.
     pub result: AddResult,
@@ -198,7 +198,7 @@ impl Cache {
             Ok(cached) => Ok(cached.map(|cached| cached.result)),
             Err(CacheError::BareResult) => {
                 let Some(Content { bytes, .. }) = self.read_bytes(&name)? else { return Ok(None) };
-                // The file names its version: without one it would not have been taken for a result.
+                // The result in the file names its version, otherwise the file would not have been taken for a result.
                 let result = AddResult::from_output(Version::V0_1_0, &bytes);
                 result.map(Some).map_err(|e| CacheError::Form(format!("result: {e}")))
             }

@@ -13,7 +13,8 @@ use crate::network::Network;
 
 /// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
-/// The usual plugin directories: of archives, of Debian, of Fedora, and of Slipway's packages where there are no links to it.
+/// The usual plugin directories: of archives, of Debian, of Fedora, and of Slipway's packages if there are no links to
+/// it.
 const PLUGINS: [&str; 4] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/lib/slipway/cni"];
 /// The extension of lists.
 pub(crate) const LIST: &str = "conflist";

@@ -6,7 +6,7 @@
 //! [`asynchronous::Runtime`] is the driver: it runs the state machines of [`verbs`] on a [`Network`]. [`Runtime`] has
 //! the same calls for programs that block. [`exec::Fake`] takes the place of plugins in unit tests.
 //!
-//! Knows nothing of single plugins and of the dataplane.
+//! The crate knows nothing about particular plugins or the dataplane.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 

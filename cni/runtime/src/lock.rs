@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Locks between processes: calls for one container are serialised, those for others are not, and GC of a
-//! network excludes both.
+//! Locks between processes. Calls for one container are serialised, calls for different containers are not, and GC of
+//! a network excludes all of them.
 //!
 //! An operation on a container takes the lock of the network, shared, and then that of the container; GC takes
 //! the network's exclusively, and the container's for each DEL. No operation that holds a container's lock waits for
 //! a network's, so there is no deadlock.
 //!
 //! flock(2) grants a shared lock although a process waits for the exclusive one. So GC holds a second lock, the gate,
-//! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock: GC
-//! waits only for the operations that had passed. The first GC makes the gate's file.
+//! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock. GC thus
+//! waits only for the operations that had already passed the gate. The first GC makes the gate's file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub const DIRECTORY: &str = "locks";
 /// The longest part of a name in the name of a lock file, in bytes: a file name has 255 at most. Two longer names
 /// with the same start share a lock.
 const LONGEST: usize = 200;
-/// The interval of looks at a token of cancellation during a wait.
+/// The interval at which a wait checks the cancellation token.
 const STEP: Duration = Duration::from_millis(50);
 
 /// The locks of an operation. Dropping it releases them.
@@ -56,7 +56,7 @@ impl Held {
         Self { container: None, _network: None }
     }
 
-    /// Deletes the container's lock file: its last attachment is gone.
+    /// Deletes the container's lock file, because its last attachment is gone.
     pub(crate) fn forget_container(&self) {
         if let Some(lock) = &self.container
             && let Err(error) = std::fs::remove_file(lock.path())
@@ -96,7 +96,7 @@ impl Locks {
         Ok(Held { container: Some(container), _network: None })
     }
 
-    /// For an operation on a pod, which may have several attachments. Acquired before the locks of those.
+    /// For an operation on a pod, which may have several attachments. Acquired before the locks of the attachments.
     #[cfg(feature = "pods")]
     pub(crate) fn pod(&self, sandbox: &str, options: &CallOptions) -> Result<Held, NetworkError> {
         let all = self.share("pods", options)?;
@@ -174,7 +174,7 @@ impl Locks {
         }
     }
 
-    /// Waits on a thread: flock(2) knows neither a time limit nor a cancellation.
+    /// Waits on a thread, because flock(2) has neither a time limit nor a cancellation.
     fn wait(
         &self,
         name: &str,
@@ -203,7 +203,7 @@ impl Locks {
     }
 }
 
-/// The name of the gate's file of a lock that is shared. No other lock has such a name.
+/// The name of the gate's file for a shared lock. No other lock has such a name.
 fn gate(name: &str) -> String {
     format!("gate-{name}")
 }

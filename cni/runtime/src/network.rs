@@ -58,7 +58,7 @@ impl Network {
         Self { list, bytes, form: Form::List }
     }
 
-    /// A list that is in these bytes, with plugins from other files.
+    /// The list in these bytes, completed with plugins from other files.
     pub(crate) fn of_parts(list: NetConfList, bytes: Vec<u8>) -> Self {
         Self { list, bytes, form: Form::List }
     }
@@ -173,7 +173,7 @@ impl Builder {
     /// Adds a plugin's configuration at the end of the list.
     #[must_use]
     pub fn plugin(mut self, config: Value) -> Self {
-        // Anything but an object has no `type`, which `build` reports.
+        // A value that is not an object has no `type`, which `build` reports.
         self.list.plugins.push(match config {
             Value::Object(plugin) => plugin,
             _ => Map::new(),

@@ -47,12 +47,12 @@ pub fn quantity(text: &str) -> Result<i64, QuantityError> {
         let digit = u128::from(digit - b'0');
         digits = digits.checked_mul(10).and_then(|all| all.checked_add(digit)).ok_or_else(too_large)?;
     }
-    // Rounding up is away from zero for a positive number, and cuts off for a negative one.
+    // Rounding up means away from zero for a positive number, and towards zero for a negative one.
     let is_negative = text.starts_with('-');
     if !is_negative && rest.bytes().any(|digit| digit != b'0') {
         digits = digits.checked_add(1).ok_or_else(too_large)?;
     }
-    // At most FRACTION: it fits.
+    // The length is at most FRACTION, so the conversion cannot fail.
     let places = i32::try_from(read.len()).unwrap_or_default();
     let (times, exponent) = match factor {
         Factor::Times(times) => (times, -places),

@@ -4,7 +4,7 @@
 
 /// kubelet's burst for the annotations of a pod, which does not depend on the rate: 2^31 - 1 bits, or 268 MB.
 pub const KUBELET_BURST: u64 = 0x7fff_ffff;
-/// The smallest burst of [`burst`]: two packets of 64 KiB, the largest that links without a wire pass on whole.
+/// The smallest burst of [`burst`]: two packets of 64 KiB, the largest that virtual links pass on whole.
 const SMALLEST: u64 = 1 << 20;
 /// The largest burst of [`burst`]: the plugin bandwidth refuses 2^32 - 1 bytes.
 const LARGEST: u64 = (u32::MAX as u64 - 1) * 8;

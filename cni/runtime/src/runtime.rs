@@ -71,7 +71,7 @@ impl Builder {
     }
 
     /// Undoes a failed ADD with a DEL of the plugins that were called. Nothing is undone if the first plugin fails in a
-    /// container that had the interface before: that is of an earlier ADD.
+    /// container that had the interface before, because the interface belongs to an earlier ADD.
     #[must_use]
     pub fn undo_failed_add(mut self) -> Self {
         self.settings.undo = true;
@@ -184,7 +184,7 @@ impl Runtime {
         wait(self.0.gc(network, scope))
     }
 
-    /// Calls STATUS of every plugin in order. Succeeds before version 1.1.0, which introduced it.
+    /// Calls STATUS of every plugin in order. Succeeds before version 1.1.0, which introduced STATUS.
     ///
     /// # Errors
     /// [`NetworkError::FromPlugin`] of the first plugin that is not ready.

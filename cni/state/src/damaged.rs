@@ -34,7 +34,7 @@ impl Edit {
     }
 }
 
-/// The document with one to five changes. The words are inserted besides [`WORDS`].
+/// The document with one to five changes, which may insert these words as well as [`WORDS`].
 pub(crate) fn damaged(document: Vec<u8>, words: &[&'static str]) -> impl Strategy<Value = Vec<u8>> {
     let place = any::<Index>;
     let edit = prop_oneof![

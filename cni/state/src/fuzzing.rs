@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use crate::subnet_env::SubnetEnv;
 
-/// flanneld's file. What is accepted and can be written is the same when it is read again.
+/// flanneld's file. Content that is accepted and can be written stays the same when it is read again.
 pub fn subnet_env(bytes: &[u8]) -> impl Debug {
     let text = String::from_utf8_lossy(bytes);
     let read = SubnetEnv::parse("subnet.env", &text);

@@ -16,7 +16,7 @@ pub struct Range {
     pub subnet: IpNet,
     pub first: IpAddr,
     pub last: IpAddr,
-    /// Never allocated. It may be outside the subnet, as in the reference.
+    /// The gateway, which is never allocated. As in the reference, it may be outside the subnet.
     pub gateway: IpAddr,
 }
 
@@ -41,13 +41,13 @@ pub enum RangeError {
     /// The subnet has fewer than four addresses.
     #[error("Network {0} too small to allocate from")]
     TooSmall(IpNet),
-    /// The subnet is an IPv4-mapped one.
+    /// The subnet consists of IPv4-mapped IPv6 addresses.
     #[error("Network {network} is an IPv4-mapped IPv6 network: IPNet IP and Mask version mismatch")]
     Mapped {
         /// The subnet.
         network: IpNet,
     },
-    /// The subnet's address is not that of its network.
+    /// The subnet's address has host bits set.
     #[error(
         "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
     )]
@@ -164,7 +164,7 @@ pub fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The address of a number, which has 32 bits at most for IPv4.
+/// The address with this number, which has at most 32 bits for IPv4.
 #[must_use]
 pub fn from_number(family: AddressFamily, number: u128) -> IpAddr {
     match family {

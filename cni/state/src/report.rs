@@ -15,7 +15,7 @@
 //!
 //! `code` is the error's code in the specification; it is missing after a success. Unknown keys are ignored.
 //!
-//! A report is lost if no agent listens or the queue is full: it never fails or delays a call.
+//! A report is lost if no agent listens or the queue is full, so reporting never fails or delays a call.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -44,11 +44,11 @@ pub enum Verb {
     Add,
     /// Detaches a container.
     Del,
-    /// Compares an attachment with what is there.
+    /// Compares an attachment with the present state.
     Check,
-    /// Removes what belongs to no valid attachment.
+    /// Removes what does not belong to a valid attachment.
     Gc,
-    /// Reports if the next ADD can succeed.
+    /// Reports whether the next ADD can succeed.
     Status,
 }
 
@@ -91,13 +91,13 @@ pub struct Report {
 /// A datagram that is not a report.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidReport {
-    /// It is longer than [`LIMIT`].
+    /// The datagram is longer than [`LIMIT`].
     #[error("longer than {LIMIT} bytes")]
     TooLong,
-    /// It is not JSON, or a key is missing or has a value of another type.
+    /// The datagram is not JSON, or a key is missing or has a value of another type.
     #[error("not a report: {0}")]
     Form(#[from] serde_json::Error),
-    /// It is from a later version.
+    /// The report is from a later version.
     #[error("unknown schema {0}, this version reads {SCHEMA}")]
     Schema(u64),
     /// A key's value is out of its range.
@@ -125,10 +125,10 @@ impl Report {
         self.send_to(Path::new(SOCKET));
     }
 
-    /// Sends the report to a socket, without waiting. It is lost if that is impossible.
+    /// Sends the report to a socket, without waiting. If that is impossible, the report is lost.
     pub fn send_to(&self, socket: &Path) {
         let Ok(own) = UnixDatagram::unbound() else { return };
-        // ENOENT and ECONNREFUSED: no agent. EAGAIN: its queue is full.
+        // ENOENT and ECONNREFUSED mean that there is no agent, EAGAIN that the agent's queue is full.
         let _lost = own.set_nonblocking(true).and_then(|()| own.send_to(&self.to_json(), socket));
     }
 
@@ -151,7 +151,7 @@ impl Report {
     /// Reads a datagram's content. Any process with access to the socket may have sent it.
     ///
     /// # Errors
-    /// [`InvalidReport`] if it is too long, no report, or has a value out of its range.
+    /// [`InvalidReport`] if the datagram is too long, is not a report, or has a value out of its range.
     pub fn parse(bytes: &[u8]) -> Result<Self, InvalidReport> {
         if bytes.len() > LIMIT {
             return Err(InvalidReport::TooLong);
@@ -183,7 +183,7 @@ impl Report {
     }
 }
 
-/// True for a name by the specification, or none: letters, digits, `_`, `.` and `-`.
+/// True for an empty text, and for a name as the specification allows it: letters, digits, `_`, `.` and `-`.
 fn is_name(text: &str) -> bool {
     text.len() <= NAME && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
@@ -263,14 +263,14 @@ mod tests {
         report().send_to(&path);
         let length = agent.recv(&mut buffer).unwrap();
         assert_eq!(Report::parse(&buffer[..length]).unwrap(), report());
-        // More than the queue of a socket holds, which nothing empties. The test ends: none waits.
+        // The test sends more reports than the socket's queue holds, and nothing empties the queue. No call waits.
         let queue: usize =
             std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
         (0..queue + 100).for_each(|_| report().send_to(&path));
         let received = std::iter::from_fn(|| agent.recv(&mut buffer).ok()).count();
         assert!((1..queue + 100).contains(&received), "{received} of {queue}");
         assert_eq!(agent.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
-        // The file of an agent that was killed.
+        // The socket file stays behind, as after an agent that was killed.
         drop(agent);
         report().send_to(&path);
     }
@@ -278,8 +278,7 @@ mod tests {
     /// The variable with the number of mutated reports.
     const CASES: &str = "SLIPWAY_MUTATED_REPORTS";
 
-    /// An accepted report, however it was changed, has names that a metric may have, and is itself when written
-    /// again.
+    /// A changed report that is accepted has names that a metric may have, and stays the same when it is written again.
     #[test]
     fn mutated_reports_never_panic() {
         let cases = std::env::var(CASES).map_or(20_000, |text| text.parse().unwrap());

@@ -27,7 +27,7 @@ const LIMIT: u64 = 16 << 10;
 pub struct SubnetEnv {
     /// The networks of the cluster, IPv4 first: `FLANNEL_NETWORK`, `FLANNEL_IPV6_NETWORK`.
     pub networks: Vec<IpNet>,
-    /// This node's subnets, one of each family at most, IPv4 first: `FLANNEL_SUBNET`, `FLANNEL_IPV6_SUBNET`.
+    /// This node's subnets, at most one per family, IPv4 first: `FLANNEL_SUBNET`, `FLANNEL_IPV6_SUBNET`.
     pub subnets: Vec<IpNet>,
     /// `FLANNEL_MTU`, in bytes.
     pub mtu: u32,
@@ -55,14 +55,14 @@ pub enum EnvError {
         /// The text.
         value: String,
     },
-    /// Keys are missing, or would be.
+    /// Keys are missing from the file, or would be missing from a written one.
     #[error("{path} is missing {keys}")]
     Missing {
         /// The file.
         path: String,
         keys: String,
     },
-    /// The form has one subnet of each family; nothing was written.
+    /// The format allows only one subnet per family, so nothing was written.
     #[error("write {path}: {subnets} subnets of {family}, the file can have one")]
     Several {
         /// The file.
@@ -88,8 +88,8 @@ impl SubnetEnv {
         Self::parse(&shown, &text)
     }
 
-    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers, and the disk after
-    /// a crash, have the old content or the new one.
+    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers see either the old
+    /// content or the new one, and so does the disk after a crash.
     ///
     /// # Errors
     /// [`EnvError::Several`] for two subnets of a family, [`EnvError::Missing`] without networks or subnets,
@@ -97,7 +97,7 @@ impl SubnetEnv {
     pub fn write(&self, path: &Path) -> Result<(), EnvError> {
         let shown = path.display().to_string();
         let text = self.text(&shown)?;
-        // A reader refuses what is missing.
+        // Parsing the text as a reader does finds missing keys.
         let _read = Self::parse(&shown, &text)?;
         Ok(subnet_file::replace(path, text.as_bytes())?)
     }
@@ -188,13 +188,13 @@ fn text(path: &Path) -> io::Result<String> {
     String::from_utf8(bounded::read(path, LIMIT)?).map_err(io::Error::other)
 }
 
-/// The first address after the network's, with the prefix length: flanneld writes it, for the node's bridge.
+/// The first address after the network's, with the prefix length. flanneld writes this address, for the node's bridge.
 fn first_host(subnet: IpNet) -> IpNet {
     let next = match subnet.trunc() {
         IpNet::V4(net) => Ipv4Addr::from(u32::from(net.addr()).wrapping_add(1)).into(),
         IpNet::V6(net) => Ipv6Addr::from(u128::from(net.addr()).wrapping_add(1)).into(),
     };
-    // A subnet of one address has no next one.
+    // A subnet of one address has no next address.
     IpNet::new(next, subnet.prefix_len()).ok().filter(|host| host.trunc() == subnet.trunc()).unwrap_or(subnet)
 }
 
@@ -315,7 +315,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-        /// An accepted text, however changed, is itself when written and read again.
+        /// Changed text that is accepted stays the same when it is written and read again.
         #[test]
         fn changed_files_never_panic(
             cuts in proptest::collection::vec((any::<Index>(), 0..12_usize, "[A-Z0-9_=,./:\\n -]{0,8}"), 1..6),

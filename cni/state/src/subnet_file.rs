@@ -42,8 +42,8 @@ const LARGEST_MTU: u32 = 65535;
 /// The node's subnets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetFile {
-    /// The subnets for this node's containers: at least one, none overlapping another, each of four addresses or
-    /// more. A container gets an address of each family, in the order in which the families come first.
+    /// The subnets for this node's containers: at least one, without overlaps, each of four addresses or more.
+    /// A container gets an address of each family, in the order in which the families first appear.
     pub subnets: Vec<IpNet>,
     /// The networks of the cluster's containers; empty if they are unknown.
     pub cluster_cidrs: Vec<IpNet>,
@@ -81,7 +81,7 @@ pub enum InvalidSubnets {
     /// The file has no bytes other than white space.
     #[error("the file is empty")]
     Empty,
-    /// The file is no JSON object, or a key is missing or has a value of another type.
+    /// The file is not a JSON object, or a key is missing or has a value of another type.
     #[error("not a file of subnets: {0}")]
     Form(#[from] serde_json::Error),
     /// The file is from a later version.
@@ -97,7 +97,7 @@ pub enum InvalidSubnets {
     },
     #[error("subnets: empty")]
     NoSubnets,
-    /// The address of a network has bits of a host.
+    /// The address of a network has host bits set.
     #[error("{key}: {net} has host bits set, the network is {}", net.trunc())]
     HostBits {
         /// The key, with the place in the list.
@@ -105,7 +105,7 @@ pub enum InvalidSubnets {
         /// The network.
         net: IpNet,
     },
-    /// The subnet has no address for a container next to those of network, gateway and broadcast.
+    /// The subnet has no address for a container besides the network, gateway and broadcast addresses.
     #[error("{key}: {net} is too small for containers, /{} is the smallest", net.max_prefix_len() - 2)]
     TooSmall {
         /// The key, with the place in the list.
@@ -122,7 +122,7 @@ pub enum InvalidSubnets {
         /// The kind of these addresses.
         kind: &'static str,
     },
-    /// Two subnets have common addresses.
+    /// Two subnets overlap.
     #[error("subnets: {0} and {1} overlap")]
     Overlap(IpNet, IpNet),
     /// No link has such an MTU.
@@ -162,8 +162,8 @@ impl SubnetFile {
         Self::parse(&content).map_err(|error| SubnetFileError::Content { path: path.to_owned(), error })
     }
 
-    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers, and the disk after
-    /// a crash, have the old content or the new one.
+    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers see either the old
+    /// content or the new one, and so does the disk after a crash.
     pub fn write(&self, path: &Path) -> Result<(), SubnetFileError> {
         self.check().map_err(|error| SubnetFileError::Refused { path: path.to_owned(), error })?;
         Ok(replace(path, &self.to_json())?)
@@ -191,7 +191,7 @@ impl SubnetFile {
         Ok(file)
     }
 
-    /// Checks that containers can have addresses of the subnets.
+    /// Checks that containers can have addresses from the subnets.
     ///
     /// # Errors
     /// [`InvalidSubnets`] without subnets; for one that is too small, has host bits, overlaps another, or has
@@ -233,7 +233,7 @@ impl SubnetFile {
 
     fn check_overlap(&self) -> Result<(), InvalidSubnets> {
         let mut sorted = self.subnets.clone();
-        // By network: all within one stand directly after it.
+        // Sorted by network, so that all subnets within another one follow it directly.
         sorted.sort_unstable();
         for (one, next) in sorted.iter().zip(sorted.iter().skip(1)) {
             if overlap(one, next) {
@@ -487,7 +487,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30_000))]
 
-        /// An accepted content, however changed, is valid, and is itself when written again.
+        /// Changed content that is accepted is valid, and stays the same when it is written and read again.
         #[test]
         fn changed_files_never_panic(
             bytes in damaged(dual().to_json(), &["/", "::/0", "0.0.0.0/0", "ff00::/8", "4294967296"]),
@@ -502,7 +502,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// The check for overlapping finds what the comparison of all pairs finds.
+        /// The check for overlaps finds the same as a comparison of all pairs.
         #[test]
         fn overlapping_subnets_are_found(nets in proptest::collection::vec(net(), 1..8), near in any::<Index>()) {
             let mut subnets = nets;

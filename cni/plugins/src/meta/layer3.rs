@@ -13,7 +13,7 @@ use super::{gone, there};
 // linux/rtnetlink.h
 /// `RTPROT_KERNEL`: routes that the kernel makes for addresses.
 const BY_KERNEL: u8 = 2;
-/// `RTPROT_RA`: routes of router advertisements, which come again.
+/// `RTPROT_RA`: routes from router advertisements, which routers send again.
 const BY_ROUTERS: u8 = 9;
 /// `RT_TABLE_LOCAL`.
 const LOCAL_TABLE: u32 = 255;
@@ -41,15 +41,15 @@ impl Layer3 {
         self
     }
 
-    /// Restores addresses and routes of the link, which is up again. Deletes routes that the kernel has made
-    /// for its addresses in between, if they were missing before: sbr or vrf had moved them to another table.
+    /// Restores addresses and routes of the link, which is up again. Deletes routes that the kernel has made for the
+    /// addresses in the meantime and that were missing before, because sbr or vrf had moved them to another table.
     ///
     /// # Errors
     /// The first that could not be restored; all others were.
     pub(super) fn put_back(&self, route: &RouteSocket, link: &Link) -> Result<(), RouteError> {
         let mut result = Ok(());
         for net in &self.addresses {
-            // Duplicate address detection ran before.
+            // Duplicate address detection has already run for this address.
             result = result.and(there(route.add_address(link, *net, DuplicateDetection::Skip)));
         }
         let Changes { extra, missing } = changes(&self.routes, &routes_of(route, link)?);
@@ -57,7 +57,7 @@ impl Layer3 {
             result = result.and(gone(route.delete_route(extra)));
         }
         for missing in &missing {
-            // Further routes to the same destination are next hops.
+            // Further routes to the same destination are further next hops.
             result = result.and(there(route.add_route(missing, Existing::Append)));
         }
         result
@@ -86,7 +86,7 @@ fn changes(before: &[Route], now: &[Route]) -> Changes {
     let extra = now.iter().filter(|has| has.protocol == BY_KERNEL && !before.contains(has));
     let missing = before.iter().filter(|had| had.protocol != BY_ROUTERS && !now.contains(had));
     let (extra, mut missing): (Vec<_>, Vec<_>) = (extra.cloned().collect(), missing.cloned().collect());
-    // Routes to gateways first, which have no gateway themselves.
+    // The routes that lead to the gateways, which have no gateway themselves, come first.
     missing.sort_by_key(|route| route.gateway.is_some());
     Changes { extra, missing }
 }

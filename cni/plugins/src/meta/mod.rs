@@ -15,7 +15,7 @@ pub mod vrf;
 
 use cni_kernel::route::RouteError;
 
-/// Accepts an object that exists already.
+/// Treats the error that an object exists already as success.
 fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
     match added {
         Err(error) if !error.already_exists() => Err(error),
@@ -23,7 +23,7 @@ fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
     }
 }
 
-/// Accepts that an object to delete or change is missing.
+/// Treats the error that an object to delete or change is missing as success.
 fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
     match done {
         Err(error) if !error.is_not_found() => Err(error),

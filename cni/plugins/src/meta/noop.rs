@@ -29,7 +29,7 @@ impl Plugin for Noop {
         "does nothing, or prints what a file holds, for tests of runtimes"
     }
 
-    /// Tests of runtimes use it as an IPAM plugin, too.
+    /// Tests of runtimes use noop as an IPAM plugin, too.
     fn is_ipam(&self) -> bool {
         true
     }
@@ -106,7 +106,7 @@ struct Keys {
     command_log: String,
 }
 
-/// The file's keys. Its other keys, `Command` and `CmdArgs`, are written and not read.
+/// The keys that are read from the file. Its other keys, `Command` and `CmdArgs`, are only written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct Debug {

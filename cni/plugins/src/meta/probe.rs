@@ -6,7 +6,7 @@ use cni_kernel::route::{RouteError, RouteSocket};
 use cni_spec::{CniError, ErrorCode};
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `attempt` on a thread that enters a new network namespace, which goes with the thread.
+/// Runs `attempt` on a thread in a new network namespace, which disappears when the thread ends.
 ///
 /// # Errors
 /// Code 50 with the kernel's error.

@@ -42,7 +42,7 @@ struct Keys {
 #[derive(Debug, PartialEq, Eq)]
 struct Config {
     name: String,
-    /// None for the VRF's present table, or the first free one.
+    /// None means the present table of the VRF, or the first free one for a new VRF.
     table: Option<u32>,
 }
 
@@ -170,7 +170,7 @@ impl Expected for Membership {
         let container = Container::open(self.netns.as_deref())?;
         let table = enslave(&container.route, &self.config, &self.ifname)?;
         let link = container.route.link(&self.ifname).map_err(failed)?;
-        // The kernel has dropped them with the link's first departure from the VRF.
+        // The kernel dropped these routes when the link left the VRF.
         let mut result = self.result.clone();
         result.routes.retain(|route| route.table == Some(table));
         for lost in shared::layer3::Layer3::of(&result).routes {
@@ -204,7 +204,7 @@ fn different_table(vrf: &Link, config: &Config) -> Result<(), CniError> {
     }
 }
 
-/// The result with the VRF's table in its routes: CHECK of the interface plugin looks for the routes there.
+/// The result with the VRF's table in its routes, because CHECK of the interface plugin looks for the routes there.
 fn result(previous: &AddResult, table: u32) -> AddResult {
     let mut result = previous.clone();
     for route in result.routes.iter_mut().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE))
@@ -214,7 +214,7 @@ fn result(previous: &AddResult, table: u32) -> AddResult {
     result
 }
 
-/// Enslaves the link to the VRF, which is made if missing. Returns the VRF's table.
+/// Enslaves the link to the VRF, which is created if it is missing. Returns the VRF's table.
 fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, CniError> {
     let mut undo = Undo::new();
     let link = route.link(ifname).map_err(failed)?;

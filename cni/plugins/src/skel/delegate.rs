@@ -21,7 +21,7 @@ use crate::plugin::{Delegates, Env, NodeRequest, Plugin, Request};
 /// The limit of nested delegations, against a configuration that delegates in a circle. `flannel`, `bridge`
 /// and `host-local` need two; the rest is for foreign plugins in between.
 const MAX_DEPTH: u32 = 8;
-/// The file that this process runs.
+/// The executable of this process.
 const OWN: &str = "/proc/self/exe";
 
 /// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the
@@ -35,8 +35,8 @@ pub(crate) fn ipam_needs_link(config: &NetConf) -> bool {
 /// [`ipam_del`].
 ///
 /// # Errors
-/// No such plugin; the plugin's own error; code 7 for an address that no container can have. If the result is
-/// refused, the addresses are released.
+/// The plugin is missing or fails; code 7 for an address that no container can have. If the result is refused, the
+/// addresses are released.
 pub(crate) fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
     checked(request.config, &output).inspect_err(|_| {
@@ -92,7 +92,7 @@ fn call(config: &NetConf, env: &Env, command: &str) -> Result<Vec<u8>, CniError>
     delegate(&config.ipam, &below(env, command), &config.bytes, must_be_ipam)
 }
 
-/// Refuses a plugin of another kind than IPAM: it would delegate to itself with the same configuration.
+/// Refuses a plugin that is not an IPAM plugin, because it would delegate to itself with the same configuration.
 fn must_be_ipam(plugin: &dyn Plugin) -> Result<(), CniError> {
     if plugin.is_ipam() {
         return Ok(());
@@ -174,7 +174,7 @@ fn variables(env: &Env) -> [(&'static str, &str); 5] {
     ]
 }
 
-/// Runs a plugin's file. All variables are set, also empty ones: this process's environment may have others.
+/// Runs a plugin's file. All variables are set, even empty ones, because this process's environment may have others.
 fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
     let mut all: Vec<(&str, OsString)> =
         variables(env).into_iter().map(|(name, value)| (name, value.into())).collect();

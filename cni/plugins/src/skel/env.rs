@@ -51,7 +51,7 @@ pub(super) fn read(vars: Vars<'_>, plugins: Plugins, delegates: Delegates) -> Re
         missing.push("CNI_PATH");
     }
     env.path = split(&folders);
-    // Only this plugin set writes it, as a number.
+    // Only this plugin set writes the variable, as a number.
     let depth = vars(DEPTH).and_then(|text| text.to_str()?.parse().ok());
     env.depth = depth.unwrap_or_default();
     if missing.is_empty() {

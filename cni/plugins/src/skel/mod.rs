@@ -56,9 +56,9 @@ impl std::fmt::Debug for Io<'_> {
 pub struct Callee<'a> {
     pub plugin: &'a dyn Plugin,
     pub script: Option<&'a dyn Script>,
-    /// The plugins that it may call in process.
+    /// The plugins that the called plugin may call in process.
     pub plugins: Plugins,
-    /// The place where it finds plugins.
+    /// The place where the called plugin finds plugins to delegate to.
     pub delegates: Delegates,
 }
 
@@ -72,7 +72,7 @@ pub trait Script: Sync + std::fmt::Debug {
     fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError>;
 }
 
-/// The output of a call, as it is written.
+/// The output of a call, as written to the streams.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Output {
     /// Text for standard output.
@@ -129,7 +129,7 @@ fn run_and_report(
     let Io { stdin, stdout, stderr } = io;
     let mut report = None;
     let output = match env::read(vars, callee.plugins, callee.delegates) {
-        // A person, not a runtime.
+        // The caller is a person, not a runtime.
         _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
             return (exit_code(stderr.write_all(about(callee.plugin).as_bytes())), None);
         }
@@ -142,7 +142,7 @@ fn run_and_report(
     };
     let output =
         output.unwrap_or_else(|error| Output { stdout: error.print(), code: 1, ..Output::default() });
-    // In one write: a result is complete or missing.
+    // Written in one piece, so that a result is either complete or missing.
     let to_stdout = stdout.write_all(output.stdout.as_bytes()).and_then(|()| stdout.flush());
     let to_stderr = stderr.write_all(output.stderr.as_bytes());
     (exit_code(to_stdout.and(to_stderr)).max(output.code), report)
@@ -290,7 +290,7 @@ fn warn_of_unknown_keys(plugin: &dyn Plugin, config: &NetConf) {
     }
 }
 
-/// The script's output, or else that of the plugin's method for standard output.
+/// The script's output, else what the plugin's method returns for standard output.
 fn scripted(
     callee: &Callee<'_>,
     env: &Env,
@@ -378,7 +378,7 @@ fn request<'a>(
 fn add(plugin: &dyn Plugin, request: &Request<'_>) -> Result<String, CniError> {
     let result = plugin.add(request)?;
     result.print(request.config.version).map_err(|error| {
-        // The container must not keep what its runtime knows nothing of.
+        // The container must not keep anything that its runtime does not know about.
         if let Err(undo) = plugin.del(request) {
             log::error!("undo the ADD of {}: {undo}", request.attachment);
         }

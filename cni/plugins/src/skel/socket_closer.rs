@@ -3,7 +3,7 @@
 //! A process that closes the netfilter sockets of calls that have ended, once no more calls end.
 //!
 //! The reason is in [`deferred_close`]. A DEL starts the process; the calls that end while it runs send their sockets to it.
-//! Nothing depends on it: without it, the kernel closes the sockets with the processes that opened them.
+//! Nothing depends on the process: without it, the kernel closes the sockets when the processes that opened them end.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,11 +22,11 @@ use cni_kernel::unix;
 /// The name of the process, by which the binary recognises its task.
 pub const NAME: &str = "slipway-close-sockets";
 const SOCKET: &str = "/run/slipway/closing.sock";
-/// The process ends when no socket came for so long; the kernel frees what was deleted in less.
+/// The process ends when no socket has arrived for this long; the kernel frees deleted objects in less time.
 const QUIET: Duration = Duration::from_millis(100);
 /// The process lives no longer than this.
 const LIFE: Duration = Duration::from_secs(5);
-/// The most sockets that it has open: the usual limit of a process is 1024.
+/// The most sockets that the process keeps open, below a process's usual limit of 1024.
 const MOST: usize = 900;
 
 /// Sends the sockets of this call to the process that closes them. If there is none, a DEL that has changed a ruleset
@@ -57,7 +57,7 @@ fn start(sockets: &[OwnedFd]) -> io::Result<()> {
     command.arg0(NAME).env_clear().current_dir("/").spawn().map(drop)
 }
 
-/// Receives sockets on standard input, until none comes any more. The kernel closes all with the process.
+/// Receives sockets on standard input until no more arrive. The kernel closes all of them when the process ends.
 pub fn close_sockets() -> io::Result<()> {
     let inbox = UnixDatagram::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (begun, mut sockets) = (Instant::now(), Vec::new());

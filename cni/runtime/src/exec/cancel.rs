@@ -62,7 +62,7 @@ impl Cancel {
     /// Waits until the token is cancelled.
     pub async fn cancelled(&self) {
         let mut notified = std::pin::pin!(self.0.notify.notified());
-        // Registered before the flag is read: a cancellation between the two is not lost.
+        // Registered before the flag is read, so that a cancellation between the two is not lost.
         notified.as_mut().enable();
         if !self.is_cancelled() {
             notified.await;

@@ -41,8 +41,8 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
-    /// A limit of [`DEFAULT_LIMIT`], no cancellation, standard error of plugins that succeed copied to that of
-    /// this process.
+    /// Options with the limit [`DEFAULT_LIMIT`] and no cancellation. The standard error of plugins that succeed is
+    /// copied to that of this process.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -76,8 +76,8 @@ impl CallOptions {
         self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
     }
 
-    /// The call with the trace context in its environment, and the options that hold for it: an undo is not
-    /// cancelled.
+    /// Adds the trace context to the call's environment, and returns the options for the call. The options of an undo
+    /// have no cancellation.
     pub(crate) fn apply(&self, call: &mut PluginCall) -> Self {
         let Trace { parent, state, baggage } = &self.trace;
         for (name, value) in [("TRACEPARENT", parent), ("TRACESTATE", state), ("BAGGAGE", baggage)] {

@@ -119,7 +119,7 @@ fn boundary(text: &[u8], end: usize) -> usize {
     (end.saturating_sub(3)..=end).rev().find(is_start).filter(|at| *at > 0).unwrap_or(end)
 }
 
-/// Copies a plugin's standard error to that of this process: messages for people are not lost.
+/// Copies a plugin's standard error to that of this process, so that messages for people are not lost.
 pub(super) fn copy(path: &Path, stderr: &[u8]) {
     if let Err(error) = io::stderr().write_all(stderr) {
         log::debug!("copy the standard error of {}: {error}", path.display());

@@ -21,11 +21,11 @@ use crate::error::CallError;
 use crate::invoke::{failure, find};
 use crate::verbs::{Outcome, PluginCall};
 
-/// The time for output that is still in the pipes after the end of the plugin: processes that it has started
-/// may hold them open forever.
+/// The time for output that is still in the pipes after the end of the plugin, because processes that the plugin has
+/// started may hold the pipes open forever.
 const GRACE: Duration = Duration::from_millis(200);
-/// The time in which a killed plugin is reaped: a process that the kernel does not let die yet must not block the
-/// caller.
+/// The time limit for reaping a killed plugin, because a process that the kernel does not let die yet must not block
+/// the caller.
 const REAPING: Duration = Duration::from_secs(1);
 /// Attempts to start a file that is being written, as during an upgrade, a second apart.
 const ATTEMPTS: u32 = 6;
@@ -156,7 +156,7 @@ pub(crate) fn status_text(status: ExitStatus) -> String {
     }
 }
 
-/// A program, killed when this is dropped, with its group.
+/// A running program. Dropping this value kills the program with its group.
 pub(crate) struct Running {
     child: Child,
     group: Group,
@@ -232,7 +232,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // None after the program was reaped: another process may have the number.
+        // None once the program has been reaped, because another process may have the number by then.
         if let Some(pid) = self.child.id() {
             kill(pid, self.group);
         }

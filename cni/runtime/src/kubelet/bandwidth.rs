@@ -18,9 +18,9 @@ const HIGHEST: u64 = 1_000_000_000_000_000;
 /// The rates of a pod, in bits per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// Towards the pod.
+    /// The rate towards the pod.
     pub ingress: Option<u64>,
-    /// From the pod.
+    /// The rate from the pod.
     pub egress: Option<u64>,
 }
 

@@ -75,7 +75,7 @@ struct State {
     network: Option<Arc<Network>>,
     /// The reason why the last reading of the directory found no network.
     reason: Option<String>,
-    /// What the last reading logged of files that it passed over.
+    /// The messages that the last reading logged about files that it passed over.
     passed_over: Vec<String>,
     pod_cidr: String,
 }
@@ -233,7 +233,7 @@ impl CniDriver {
         let container = self.with_capabilities(pod.container(INTERFACE, &netns), pod)?;
         let loopback = loopback();
         let lo = pod.container("lo", &netns);
-        // With an interface, the loopback is that of an earlier set-up, too.
+        // If the container has the interface already, its loopback belongs to an earlier set-up, too.
         let had_interface = self.runtime(&network).refuse_attached(&network, &container).await?;
         self.runtime(&loopback).add(&loopback, &lo).await?;
         if let Err(error) = self.runtime(&network).add(&network, &container).await {

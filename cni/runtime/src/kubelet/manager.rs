@@ -60,7 +60,7 @@ impl Manager {
         self.driver.event(EVENT_POD_CIDR_CHANGE, &details).await;
     }
 
-    /// As [`NetworkPlugin::set_up_pod`].
+    /// Like [`NetworkPlugin::set_up_pod`].
     ///
     /// # Errors
     /// [`HookError`] with the driver's error.
@@ -70,7 +70,7 @@ impl Manager {
         self.driver.set_up_pod(pod).await.map_err(failed)
     }
 
-    /// As [`NetworkPlugin::tear_down_pod`].
+    /// Like [`NetworkPlugin::tear_down_pod`].
     ///
     /// # Errors
     /// [`HookError`] with the driver's error.
@@ -80,7 +80,7 @@ impl Manager {
         self.driver.tear_down_pod(pod).await.map_err(failed)
     }
 
-    /// As [`NetworkPlugin::pod_network_status`].
+    /// Like [`NetworkPlugin::pod_network_status`].
     ///
     /// # Errors
     /// [`HookError`] with the driver's error.
@@ -90,7 +90,7 @@ impl Manager {
         self.driver.pod_network_status(pod).await.map_err(failed)
     }
 
-    /// As [`NetworkPlugin::status`].
+    /// Like [`NetworkPlugin::status`].
     ///
     /// # Errors
     /// The reason why the driver cannot set up pods.

@@ -51,7 +51,7 @@ pub const DEFAULT_NON_MASQUERADE_CIDR: &str = "10.0.0.0/8";
 
 /// The plugin directory if none is given.
 pub const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
-/// In the error of a teardown: something is gone already.
+/// A part of a teardown's error which means that something is gone already.
 const GONE: &str = "no such file or directory";
 
 /// The error of a driver, whose type only the driver knows.
@@ -164,7 +164,7 @@ pub fn port_mappings(mappings: &[PortMapping]) -> Value {
         .collect()
 }
 
-/// The pod CIDR of an event; none of another event. One without a pod CIDR is logged.
+/// The pod CIDR of an event; none if the event is another one. An event without a pod CIDR is logged.
 #[must_use]
 pub fn pod_cidr<'a>(event: &str, details: &'a Map<String, Value>) -> Option<&'a str> {
     if event != EVENT_POD_CIDR_CHANGE {
@@ -245,7 +245,7 @@ pub(crate) fn join_errors(errors: &[impl std::fmt::Display]) -> String {
     }
 }
 
-/// Runs blocking work on a thread for it.
+/// Runs work on a thread for blocking work.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
 ) -> Result<T, BoxError> {

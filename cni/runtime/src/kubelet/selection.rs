@@ -138,7 +138,7 @@ const MODPROBE: std::time::Duration = std::time::Duration::from_secs(10);
 /// is a warning.
 pub async fn bridge_netfilter() {
     if cni_kernel::sysctl::get(CALL_IPTABLES[0]).is_err() {
-        // A kernel that has it built in has no such module: only the sysctl decides.
+        // A kernel with br_netfilter built in has no such module, so only the sysctl decides.
         let mut modprobe = tokio::process::Command::new("modprobe");
         modprobe.arg("br-netfilter").stdin(std::process::Stdio::null()).kill_on_drop(true);
         let output = tokio::time::timeout(MODPROBE, modprobe.output()).await;

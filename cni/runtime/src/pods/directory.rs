@@ -149,7 +149,7 @@ pub(crate) struct Directory {
     path: PathBuf,
     default: Option<String>,
     runtime: Runtime,
-    /// Held while the directory is read, so that a later reading is published later.
+    /// Locked while the directory is read, so that a later reading is published later.
     versions: Mutex<Versions>,
     published: watch::Sender<Arc<Networks>>,
 }
@@ -163,7 +163,7 @@ struct KnownVersions {
     versions: Vec<String>,
 }
 
-/// Changes with a file's content.
+/// A file's metadata, which changes together with the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -199,7 +199,7 @@ impl Directory {
         self.published.subscribe()
     }
 
-    /// Reads the directory, checks the plugins and publishes the networks. After an error those of the last
+    /// Reads the directory, checks the plugins and publishes the networks. After an error, the networks of the last
     /// reading stay.
     pub(crate) fn sync(&self) -> Result<Arc<Networks>, LoadError> {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +298,7 @@ pub fn decode(path: &Path, bytes: Vec<u8>) -> Result<Network, LoadError> {
     let Named { bytes, by_file } = with_name(path, bytes, is_list);
     let network = if is_list {
         let mut list = NetConfList::parse(&bytes).map_err(|error| config::wrong(path, error))?;
-        // No directory can have the file's name.
+        // The network has the file's name, which no directory can have.
         list.load_only_inlined_plugins |= by_file;
         config::complete(list, bytes, path)?
     } else {

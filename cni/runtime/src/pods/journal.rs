@@ -81,7 +81,7 @@ impl Planned {
         Ok(self.network.attachment(&self.container)?)
     }
 
-    /// True if both are of one network, sandbox and interface.
+    /// True if both have the same network, sandbox and interface.
     fn is_same(&self, other: &Self) -> bool {
         let Self { network, container } = other;
         self.is_of(network.name(), &container.id, &container.ifname)

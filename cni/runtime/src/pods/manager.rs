@@ -29,14 +29,14 @@ use crate::network::Network;
 use crate::verbs::GcScope;
 use crate::{asynchronous, config, runtime};
 
-/// The time limit of a plugin's VERSION: nothing else is read until then.
+/// The time limit of a plugin's VERSION, which holds up the reading of the directory.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Sets up, tears down and checks pods. A clone is cheap.
 ///
-/// Operations on one sandbox are serialised, those on others run in parallel, and GC runs exclusively; the locks hold
-/// between processes, too. Dropping the future of an operation kills the running plugin and undoes nothing: cancel
-/// it with a [`Cancel`] token in the options instead.
+/// Operations on one sandbox are serialised, operations on different sandboxes run in parallel, and GC runs
+/// exclusively; the locks also work between processes. Dropping the future of an operation kills the running plugin
+/// and undoes nothing: cancel it with a [`Cancel`] token in the options instead.
 #[derive(Debug, Clone)]
 pub struct Manager {
     inner: Arc<Inner>,
@@ -226,7 +226,7 @@ impl Manager {
         let held = Arc::new(lock_pod(&runtime, pod).await?);
         for cached in runtime.attachments(&pod.sandbox).await? {
             let ifname = cached.attachment.ifname();
-            // Another ADD would fail, and its undo remove what is attached.
+            // Another ADD would fail, and its undo would remove what is attached.
             if planned.iter().any(|planned| planned.container.ifname == ifname) {
                 let (sandbox, ifname) = (pod.sandbox.clone(), ifname.to_owned());
                 let network = cached.attachment.network().to_owned();
@@ -283,7 +283,7 @@ impl Manager {
                 "sandbox {id} is not attached to network {network} as {ifname}, as far as the cache knows"
             );
         }
-        // Plugins take an interface of another name of the network for one of a renamed network.
+        // Plugins would take an interface that is cached for another network for the interface of a renamed network.
         let cached = runtime.attachments(&pod.sandbox).await?;
         let is_of_another = |one: &Planned| {
             let other = |found: &Cached| {
@@ -389,7 +389,7 @@ impl Manager {
             keep.extend(of_pod.map(|one| one.attachment.clone()));
             keep.extend(requested(pod, &networks)?);
         }
-        // Of networks without configuration, the latest cached one.
+        // For networks that are no longer configured, the latest cached configuration.
         let mut all: BTreeMap<String, Network> =
             cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
         all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
@@ -504,7 +504,7 @@ impl Manager {
             let matching: Vec<&Planned> =
                 known.iter().filter(|one| is_requested(one, attach, &ifname)).collect();
             if !matching.is_empty() {
-                // One that two of the pod's networks mean is found once.
+                // An attachment that two of the pod's networks refer to is found once.
                 let new = matching.into_iter().filter(|one| !found.known.contains(one)).cloned();
                 let new: Vec<Planned> = new.collect();
                 found.known.extend(new);

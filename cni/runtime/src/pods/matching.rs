@@ -61,7 +61,7 @@ pub(super) fn is_requested(known: &Planned, attach: &Attach, ifname: &str) -> bo
     let has_ifname = known.container.ifname == ifname;
     match &attach.network {
         Some(network) => network == known.network.name() && (attach.ifname.is_none() || has_ifname),
-        // The default network may have been another one.
+        // The default network may have been a different one at the ADD.
         None => has_ifname,
     }
 }

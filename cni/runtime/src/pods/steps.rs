@@ -54,7 +54,7 @@ pub(super) async fn settled(
     }
 }
 
-/// Changes files in the cache's directory on a thread, which outlives a dropped future and holds the lock to its end.
+/// Changes files in the cache's directory on a thread, which outlives a dropped future and holds the lock to the end.
 pub(super) async fn on_files(
     runtime: &asynchronous::Runtime,
     held: &Arc<Held>,

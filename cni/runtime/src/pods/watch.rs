@@ -128,7 +128,7 @@ impl<'a> Watches<'a> {
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM
             | AddWatchFlags::IN_MOVED_TO
-            // Of a plugin that becomes executable.
+            // A plugin that becomes executable changes its attributes.
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF
@@ -190,7 +190,7 @@ fn rest(stop: &Cancel, time: Duration) {
     }
 }
 
-/// Rounded up: a wait that ends early would be repeated without a pause.
+/// Rounded up, because a wait that ends early would be repeated without a pause.
 fn timeout(time: Duration) -> PollTimeout {
     PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
 }

@@ -119,7 +119,7 @@ impl Verb for Add<'_> {
             }
         }
         let Some(plugin) = self.caller.plugins().get(self.called) else {
-            // Kept for `fail`.
+            // The result is kept for `fail`.
             return Step::Done(Ok(self.result.clone().unwrap_or_default()));
         };
         match self.caller.call(plugin, Command::Add, self.result.as_ref(), &Map::new()) {

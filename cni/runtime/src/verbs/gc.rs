@@ -14,7 +14,7 @@ use crate::network::{Network, kind};
 pub enum GcScope<'a> {
     /// All attachments of the network that are not in the list; with an empty list all of the network.
     AllBut(&'a [Attachment]),
-    /// None: there is no list. Plugins get none either, and remove only what they know to be stale.
+    /// No attachment, because there is no list. Plugins get no list either, and remove only what they know to be stale.
     NoList,
     /// The attachments in the cache; plugins get no list. This is libcni's GC without arguments.
     Cached,

@@ -56,9 +56,9 @@ pub enum Command {
     Del,
     /// Compares an attachment with its ADD.
     Check,
-    /// Removes what belongs to no valid attachment.
+    /// Removes what does not belong to a valid attachment.
     Gc,
-    /// Reports if an ADD can succeed.
+    /// Reports whether an ADD can succeed.
     Status,
     /// Lists the supported versions.
     Version,

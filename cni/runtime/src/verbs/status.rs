@@ -9,7 +9,7 @@ use super::{Caller, Command, Outcome, Step, Verb};
 use crate::network::Network;
 
 /// STATUS of every plugin in order. The first failure ends the operation. Succeeds without calls before version
-/// 1.1.0, which introduced it.
+/// 1.1.0, which introduced STATUS.
 #[derive(Debug)]
 pub struct Status<'a> {
     caller: Caller<'a>,

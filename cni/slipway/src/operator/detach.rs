@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway detach`: DEL of one attachment, in place of a runtime that failed to call it, or no longer knows the container.
+//! `slipway detach`: DEL of one attachment, in place of a runtime that failed to call it or forgot the container.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -67,7 +67,7 @@ const KEPT: u8 = 3;
 /// The key of `CNI_ARGS` in which the container runtimes of Kubernetes name a pod's sandbox.
 const SANDBOX: &str = "K8S_POD_INFRA_CONTAINER_ID";
 
-/// The end of a name that a message has cut.
+/// The character at the end of a name that a message has cut.
 const CUT: char = '~';
 
 /// The attachment could not be detached.
@@ -218,8 +218,8 @@ fn named(args: &Args, caches: &[PathBuf]) -> Result<Attachment, DetachError> {
     }
 }
 
-/// The network of an attachment that no cache has, with plugins that remove all that they find by the owner, and the path of
-/// the container's namespace; empty if it is gone or not known.
+/// The network of an attachment that no cache has, with plugins that remove everything that names the owner, and the
+/// path of the container's namespace, which is empty if the namespace is gone or unknown.
 fn network_by_owner(attachment: &Attachment) -> Result<Option<(Network, String)>, DetachError> {
     let has_link = link_of(attachment)?.is_some();
     let owns = owner_search::owns(attachment).unwrap_or_else(|error| {
@@ -230,7 +230,7 @@ fn network_by_owner(attachment: &Attachment) -> Result<Option<(Network, String)>
     let mut interface = ("bridge", String::new());
     match life {
         ReservationLife::Unreserved if !owns && !has_link => return Ok(None),
-        // The link that has the address goes first.
+        // The link that has the address must be removed first.
         _ if has_link => {}
         ReservationLife::Unreserved | ReservationLife::Gone => {}
         ReservationLife::Living(netns) => {
@@ -287,7 +287,7 @@ fn detach(attachment: &Attachment, options: &Options) -> Result<Outcome, DetachE
     if Netns::open(Path::new(&record.container.netns)).is_err_and(|error| error.is_gone()) {
         record.container.netns.clear();
     }
-    // After a plugin that is missing, the others still remove what is theirs.
+    // If a plugin is missing, the others still remove what they made.
     let mut runtime = Runtime::builder().plugin_dirs(&options.plugins).cache(&record.cache).keep_deleting();
     if record.by_owner || record.cache == Path::new(netavark::CACHE) {
         // podman has no plugin directory, and other plugin sets write no owners.
@@ -304,13 +304,13 @@ struct Record {
     network: Network,
     container: Container,
     is_cached: bool,
-    /// True without a cache and a configuration.
+    /// True if there is neither a cached attachment nor a configuration.
     by_owner: bool,
 }
 
 impl Record {
-    /// Finds the attachment in a cache, else takes the network of `--conflist`, as an ADD that failed has left nothing in the
-    /// cache; else that of what the node shows.
+    /// Finds the attachment in a cache, else takes the network of `--conflist`, because a failed ADD has left nothing
+    /// in the cache, else makes a network from what the node shows.
     fn find(attachment: &Attachment, options: &Options) -> Result<Self, DetachError> {
         for directory in &options.caches {
             let Some(cache) = Cache::open(directory)? else { continue };
@@ -333,7 +333,7 @@ impl Record {
                 if network.name() != attachment.network() {
                     return Err(DetachError::OtherNetwork(path.clone(), network.name().to_owned()));
                 }
-                // Without it, plugins that make the link in the container would free the address of a running one.
+                // Without the path, plugins that make the link in the container would free a running one's address.
                 let netns = match reservation_life::of(Path::new(DEFAULT_DATA_DIR), attachment)? {
                     ReservationLife::Living(netns) => display(&netns.path),
                     _ => String::new(),
@@ -353,7 +353,7 @@ impl Record {
     /// The reason why the condition does not hold; none if it does.
     fn reason_to_keep(&self, attachment: &Attachment, only: Only) -> Result<Option<KeepReason>, DetachError> {
         if !self.is_cached {
-            // With the namespace, the kernel deletes the link.
+            // The kernel deletes the link together with the namespace.
             let path = &self.container.netns;
             let living = (!path.is_empty()).then(|| KeepReason::Netns(path.clone()));
             return Ok(link_of(attachment)?.map(KeepReason::Link).or(living));
@@ -390,8 +390,8 @@ fn link_of(attachment: &Attachment) -> Result<Option<String>, RouteError> {
     Ok(links.into_iter().find(|link| is_its(&link.alias)).map(|link| link.name))
 }
 
-/// A process with a thread in the namespace. Process 1 is the node's own, and may have more rights than are needed to look
-/// at it.
+/// A process with a thread in the namespace. Process 1 is skipped: it is the node's own, and looking at it may need
+/// more privileges than this command has.
 fn process_in(id: NetnsId) -> io::Result<Option<u32>> {
     first_in(id, numbers(Path::new("/proc"))?.into_iter().filter(|pid| *pid != 1))
 }
@@ -411,7 +411,7 @@ fn first_in(id: NetnsId, pids: impl IntoIterator<Item = u32>) -> io::Result<Opti
     Ok(None)
 }
 
-/// The names in a directory of /proc that are numbers; none if its process has ended.
+/// The names in a directory of /proc that are numbers; empty if the process of the directory has ended.
 fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     let entries = match std::fs::read_dir(directory) {

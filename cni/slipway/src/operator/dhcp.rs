@@ -11,7 +11,7 @@ use slipway_cli::Failure;
 
 use super::values::ValueError;
 
-/// Its name among the commands.
+/// The command's name.
 pub(super) const NAME: &str = "dhcp";
 
 /// Keep the DHCP leases of containers

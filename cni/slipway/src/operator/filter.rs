@@ -16,7 +16,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// True if things of this owner are wanted.
+    /// True if this owner's objects are wanted.
     pub(super) fn includes(&self, owner: Option<&Owner>) -> bool {
         let network = |wanted: &String| owner.is_some_and(|owner| matches(&owner.network, wanted));
         let container = |wanted: &String| {
@@ -28,8 +28,7 @@ impl Filter {
     }
 }
 
-/// True if a name from an element's comment can be the wanted one. Long names are cut there, with `~` at the
-/// end.
+/// True if a name from an element's comment can be the wanted one. In comments, long names are cut and end in `~`.
 fn matches(stored: &str, wanted: &str) -> bool {
     match stored.strip_suffix('~') {
         Some(begin) => wanted.starts_with(begin),

@@ -10,8 +10,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// Holds the signals back while it lives. Threads that start later do so, too; programs do not, as the standard
-/// library resets the mask for them.
+/// Blocks the signals until it is dropped. Threads that start later inherit the mask. Programs do not, because the
+/// standard library resets the mask for them.
 #[derive(Debug)]
 pub(super) struct Interrupt {
     signals: SignalFd,
@@ -19,7 +19,7 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Begins to hold the signals back.
+    /// Blocks the signals.
     ///
     /// # Errors
     /// The system's error.
@@ -31,7 +31,7 @@ impl Interrupt {
         Ok(Self { signals: SignalFd::with_flags(&set, flags)?, before })
     }
 
-    /// True if one of the signals has come.
+    /// True if one of the signals has arrived.
     pub(super) fn came(&self) -> bool {
         let mut polled = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         loop {
@@ -45,7 +45,7 @@ impl Interrupt {
 
 impl Drop for Interrupt {
     fn drop(&mut self) {
-        // A signal that came has ended the command already.
+        // The command has already ended because of a signal that arrived, so the signal is discarded.
         while self.signals.read_signal().is_ok_and(|signal| signal.is_some()) {}
         if let Err(errno) = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None) {
             log::warn!("restore the signal mask: {errno}");

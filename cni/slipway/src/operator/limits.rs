@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Limits of the kernel that a node full of containers meets, and their values for what its networks can hold.
+//! Kernel limits that a node full of containers reaches, and the values that its networks need when they are full.
 //!
 //! The limits belong to the whole machine, so they are raised and never lowered: another program may need more.
 
@@ -24,7 +24,7 @@ pub(super) struct Room {
     pub(super) networks: Vec<NetworkRoom>,
     /// The containers of all networks whose number is known.
     pub(super) containers: u64,
-    /// Those of the largest bridge.
+    /// The containers of the bridge that has room for the most.
     pub(super) on_one_bridge: u64,
 }
 
@@ -32,16 +32,16 @@ pub(super) struct Room {
 struct Limit {
     /// The setting, with slashes.
     setting: &'static str,
-    /// The containers for which a value is enough; none if it never fails.
+    /// The number of containers for which a value is enough; none if nothing fails beyond the limit.
     enough_for: fn(u64) -> Option<u64>,
     /// The value for a node with this room.
     wanted: fn(&Room) -> u64,
-    /// What happens beyond it.
+    /// What happens beyond the limit.
     consequence: &'static str,
 }
 
-/// A container and the host each have an entry of the other one, in a table that all network namespaces of a family share.
-/// As much again is for containers that talk to each other.
+/// A container and the host each have a neighbour entry for the other, in the table of the family, which all network
+/// namespaces share. The limit is twice as high, for containers that talk to each other.
 const LIMITS: &[Limit] = &[
     Limit {
         setting: "net/ipv4/neigh/default/gc_thresh3",
@@ -55,8 +55,8 @@ const LIMITS: &[Limit] = &[
         wanted: |room| room.containers.saturating_mul(4),
         consequence: "neighbour table overflow: new IPv6 neighbours are not found",
     },
-    // The kernel searches the whole table for entries to drop, every five seconds, while it has more than this number
-    // (`neigh_alloc`): half of the limit, as by default.
+    // While the table has more entries than this, the kernel searches all of it for entries to drop, every five seconds
+    // (`neigh_alloc`). The value is half of the limit, as by default.
     Limit {
         setting: "net/ipv4/neigh/default/gc_thresh2",
         enough_for: |_| None,
@@ -69,7 +69,7 @@ const LIMITS: &[Limit] = &[
         wanted: |room| room.containers.saturating_mul(2),
         consequence: "",
     },
-    // A frame that a bridge floods is a packet in the backlog of one processor for each port.
+    // When a bridge floods a frame, it puts one packet per port into the backlog of a single processor.
     Limit {
         setting: "net/core/netdev_max_backlog",
         enough_for: |value| Some(value),
@@ -79,7 +79,7 @@ const LIMITS: &[Limit] = &[
 ];
 
 impl Room {
-    /// The room of the networks in a directory. What a runtime cannot load has none.
+    /// The room of the networks in a directory. A file that a runtime cannot load counts as no network.
     pub(super) fn of(directory: &Path) -> Self {
         let files = config::load_all(directory).unwrap_or_default();
         let networks = files.into_iter().filter_map(|file| file.network.ok());
@@ -129,7 +129,7 @@ impl Room {
     }
 }
 
-/// The limits as they are. One that this namespace or kernel does not show is left out.
+/// The current limits. A limit that this namespace or kernel does not show is left out.
 pub(super) fn read(settings: &Path, room: &Room) -> Vec<KernelLimit> {
     LIMITS.iter().filter_map(|limit| limit.read(settings, room)).collect()
 }
@@ -140,7 +140,7 @@ pub(super) fn read(settings: &Path, room: &Room) -> Vec<KernelLimit> {
 /// [`SysctlError`] of the first that cannot be written.
 pub(super) fn raise(settings: &Path, room: &Room) -> Result<Vec<KernelLimit>, SysctlError> {
     for limit in LIMITS {
-        // A container's kernel settings may lack those of the machine.
+        // Inside a container, the kernel settings of the whole machine may be missing.
         let Some(KernelLimit { wanted, .. }) = limit.read(settings, room) else { continue };
         if let Some(former) = sysctl::raise_below(settings, limit.setting, wanted)? {
             let (setting, containers) = (dotted(limit.setting), room.containers);

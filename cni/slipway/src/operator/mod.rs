@@ -2,7 +2,7 @@
 
 //! The commands of `slipway`, for the operator of a node: a file or folder for each, with its arguments on top.
 //!
-//! This file, above all of them, has the list of commands. No call of a plugin comes here.
+//! The list of commands is in this file. Calls of plugins are answered elsewhere.
 
 mod check_node;
 pub(crate) mod cnitool;
@@ -92,7 +92,7 @@ fn description() -> String {
 /// others as in the command's help.
 pub(crate) fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     match args.split_first() {
-        // Its exit code for arguments that cannot be used is that of the CNI project's tool.
+        // For arguments that cannot be used, this command has the exit code of the CNI project's tool.
         Some((name, _)) if name == cnitool::NAME => {
             return slipway_cli::run::<Cli>(args, out, err, called).min(1);
         }

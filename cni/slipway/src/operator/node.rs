@@ -70,12 +70,12 @@ struct State {
     limits: Vec<KernelLimit>,
 }
 
-/// Sets the node up or removes what that made if asked to, and prints the status.
+/// Sets up the node, or removes what a set-up made, as the task demands, and prints the status.
 pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     let room = Room::of(&args.conf_dir);
     let limits = match args.task {
         Task::Limits => limits::raise(&args.sysctl_dir, &room).map_err(Failure::failed)?,
-        // Programs do not depend on them.
+        // The programs do not depend on the limits.
         Task::Setup => limits::raise(&args.sysctl_dir, &room).or_else(|error| {
             writeln!(err, "slipway node: {error}").map(|()| limits::read(&args.sysctl_dir, &room))
         })?,
@@ -105,11 +105,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Resu
 
 fn state_after(task: Task, room: Room, limits: Vec<KernelLimit>) -> Result<State, CniError> {
     let read = NodeDefaults::read();
-    // A mistake in the settings does not keep the programs on the node.
+    // A mistake in the settings must not prevent the removal of the programs.
     let NodeDefaults { ebpf: settings, udp_gro_forwarding: wanted, .. } =
         if task == Task::Teardown { read.unwrap_or_default() } else { read? };
     let merging = match (task, wanted) {
-        // First: it does not need the programs.
+        // UDP GRO forwarding comes first, because it does not need the programs.
         (Task::Setup, Some(switch)) => ebpf::switch_merging(&settings.uplinks, switch)?,
         (Task::Teardown, Some(Switch::On)) => ebpf::switch_merging(&settings.uplinks, Switch::Off)?,
         _ => ebpf::merging(&settings.uplinks)?,

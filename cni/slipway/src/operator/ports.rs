@@ -152,7 +152,7 @@ mod tests {
         assert!(document(&[]).ports.is_empty());
     }
 
-    /// However long the names are, a port costs the same.
+    /// A port takes the same space, however long its owner's names are.
     #[test]
     fn the_size_of_a_port_does_not_depend_on_its_owner() {
         let size = |id: &str, count: usize| {

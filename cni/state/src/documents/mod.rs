@@ -49,7 +49,7 @@ pub use top::{Conntrack, DroppedPackets, FlowTraffic, PacketRates, Pool, PortTra
 
 /// What a command prints as one document.
 pub trait Form {
-    /// The number of the document's form. It changes if a field is removed or gets another meaning.
+    /// The number of the document's form, which changes if a field is removed or gets another meaning.
     const SCHEMA: u32 = 1;
 }
 
@@ -110,7 +110,7 @@ impl<T: Form> Document<T> {
 pub enum DocumentError {
     #[error(transparent)]
     Form(#[from] serde_json::Error),
-    /// It is from another version.
+    /// The document is from another version.
     #[error("schema {found}, not {wanted}")]
     Schema { found: u32, wanted: u32 },
 }
@@ -121,7 +121,7 @@ pub fn parse<T: DeserializeOwned + Form>(text: &[u8]) -> Result<T, DocumentError
     struct Number {
         schema: u32,
     }
-    // First: the fields of another form may have other types.
+    // The number is checked first, because the fields of another form may have other types.
     let Number { schema } = serde_json::from_slice(text)?;
     if schema != T::SCHEMA {
         return Err(DocumentError::Schema { found: schema, wanted: T::SCHEMA });

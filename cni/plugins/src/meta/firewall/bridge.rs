@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The containers on a bridge. The rules that isolate a bridge may go if each container left on it has a
-//! record.
+//! The containers on a bridge. The rules that isolate a bridge may be removed only if every container left on it has
+//! a record.
 
 use cni_dataplane::firewall::{self, BridgeUse};
 use cni_dataplane::owner::{AttachmentHash, Owner};
@@ -12,7 +12,7 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::plugin::Request;
 
-/// The attachment that leaves: its link does not count.
+/// The attachment that is being removed, whose link does not count as a use of the bridge.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Leaving {
     owner: Option<AttachmentHash>,
@@ -37,8 +37,8 @@ impl Leaving {
     }
 }
 
-/// Returns [`BridgeUse::Unknown`] if there are containers without a record on a bridge, such as the
-/// reference's: they may need it isolated. For ptp, "the bridge" is the node's end of the container's link.
+/// Returns [`BridgeUse::Unknown`] if containers on the bridge have no record, such as the reference's, because they may
+/// need the isolation. For ptp, "the bridge" is the node's end of the container's link.
 pub(super) fn use_of(bridge: &str, leaving: Leaving) -> Result<BridgeUse, CniError> {
     let host = RouteSocket::open().map_err(failed)?;
     let Some(link) = host.find_link(bridge).map_err(failed)? else { return Ok(BridgeUse::Unused) };
@@ -54,8 +54,8 @@ pub(super) fn use_of(bridge: &str, leaving: Leaving) -> Result<BridgeUse, CniErr
     Ok(if unknown { BridgeUse::Unknown } else { BridgeUse::Unused })
 }
 
-/// True if a link belongs to the leaving attachment or to one with a record, by the alias that bridge and ptp
-/// write. The link outlives the namespace's path for a while.
+/// True if the alias that bridge and ptp write says that a link belongs to the leaving attachment or to one with a
+/// record. A link outlives the path of its namespace for a while.
 fn is_known(link: &Link, leaving: Leaving, recorded: &[AttachmentHash]) -> bool {
     if Some(link.index) == leaving.port {
         return true;

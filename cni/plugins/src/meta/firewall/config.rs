@@ -24,7 +24,7 @@ struct Keys {
 /// The key `backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// firewalld if it runs, else the chains of iptables if they can be made, else nftables.
+    /// firewalld if it is running, else iptables if its chains can be created, else nftables.
     Auto,
     Iptables,
     Nftables,
@@ -75,7 +75,7 @@ impl Removal {
     }
 }
 
-/// Parses `backend`. Unknown names count as none, as in the reference.
+/// Parses `backend`. An unknown name is treated as if the key were not set, as in the reference.
 fn choice(backend: &str) -> Choice {
     match backend {
         "iptables" => Choice::Iptables,

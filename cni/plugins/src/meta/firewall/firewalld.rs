@@ -18,7 +18,7 @@ const ZONE: Target = Target {
 /// firewalld's error codes for an address that is not in the zone.
 const GONE: [&str; 4] = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
 
-/// True if firewalld runs: its name on the system bus has an owner. False without a bus.
+/// True if firewalld is running, which means that its name on the system bus has an owner. False without a bus.
 pub(super) fn is_running() -> Result<bool, CniError> {
     match has_owner() {
         Err(error @ BusError::Unreachable(_)) => {
@@ -29,8 +29,8 @@ pub(super) fn is_running() -> Result<bool, CniError> {
     }
 }
 
-/// As [`is_running`], but false after an error: root of a user namespace can connect to the node's bus and is
-/// refused.
+/// Like [`is_running`], but false after an error, because root of a user namespace can connect to the node's bus but is
+/// refused there.
 pub(super) fn seems_to_run() -> bool {
     match has_owner() {
         Ok(runs) => runs,
@@ -123,8 +123,8 @@ impl<'a> Zone<'a> {
     }
 }
 
-/// True if an error of firewalld begins with a code: `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to
-/// 'trusted'`.
+/// True if an error of firewalld begins with this code, as in
+/// `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to 'trusted'`.
 fn has_code(message: &str, code: &str) -> bool {
     message.split(':').next() == Some(code)
 }

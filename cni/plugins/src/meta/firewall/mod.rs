@@ -57,7 +57,7 @@ impl Plugin for Firewall {
         let is_repeated = earlier.is_some();
         if let Err(error) = make(&wanted, earlier, &lock) {
             drop(lock);
-            // Rules of an earlier ADD serve a container that runs.
+            // The rules of an earlier ADD stay, because its container is running.
             if !is_repeated
                 && let Err(left) = take_away(request, &config.zone, config.policy, &FirewallLock::for_del())
             {
@@ -79,7 +79,7 @@ impl Plugin for Firewall {
             Some(held) if !held.needs_lock() => FirewallLock::not_needed(),
             _ => FirewallLock::for_del(),
         };
-        // A container of the reference has no record.
+        // A container that the reference attached has no record.
         let may_be_in_zone = !previous.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
         if may_be_in_zone && held.is_none() && firewalld::seems_to_run() {
             let owner = AttachmentHash::of(&request.attachment);
@@ -132,8 +132,8 @@ impl Plugin for Firewall {
     }
 }
 
-/// The request of a container that the reference attached: it has all its rules and no record. The argument
-/// is the request of a CHECK.
+/// The request of a container that the reference attached, which has all its rules but no record. The argument is the
+/// request of a CHECK.
 ///
 /// # Errors
 /// Code 7 for the configuration; rules or records that cannot be read.
@@ -157,7 +157,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
 }
 
-/// The means that a choice leads to on this node now.
+/// The means that a choice results in on this node now.
 fn means(choice: Choice) -> Result<Means, cni_dataplane::Error> {
     match choice {
         Choice::Iptables => Ok(Means::Iptables),
@@ -168,8 +168,8 @@ fn means(choice: Choice) -> Result<Means, cni_dataplane::Error> {
     }
 }
 
-/// The request with what the ADD chose and the configuration leaves open, also if programs of iptables were installed
-/// since, or firewalld has started or stopped.
+/// The request with what the ADD chose where the configuration leaves a choice, even if iptables was installed since
+/// then, or firewalld has started or stopped.
 fn as_recorded(wanted: FirewallRequest, config: &Config) -> Result<FirewallRequest, CniError> {
     let Some(held) = firewall::held(&wanted.attachment)? else { return Ok(wanted) };
     let means = if config.choice == Choice::Auto { held.means } else { wanted.means };
@@ -188,7 +188,7 @@ fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Resul
             return Err(refused("prevResult has no bridge to isolate"));
         }
         cni_spec::check_ifname(&bridge).map_err(|error| refused(&error.to_string()))?;
-        // iptables takes such a name as a prefix.
+        // iptables would match every interface whose name begins like this.
         if bridge.ends_with('+') {
             return Err(refused(&format!("a bridge called {bridge:?} cannot be isolated")));
         }
@@ -220,8 +220,8 @@ fn previous_addresses(request: &Request<'_>) -> Vec<IpAddr> {
     request.config.prev_result.as_ref().map(addresses).unwrap_or_default()
 }
 
-/// Makes the rules of an attachment, which has the record `earlier`. First removes addresses from zones that an earlier ADD
-/// has added them to and this one does not: the new record no longer names them.
+/// Makes the rules of an attachment, which has the record `earlier`. First removes the addresses that only the earlier
+/// ADD added to a zone, because the new record no longer names that zone or these addresses.
 fn make(
     wanted: &FirewallRequest,
     earlier: Option<FirewallRecord>,
@@ -256,9 +256,9 @@ fn compare_zone(wanted: &FirewallRequest) -> Result<(), CniError> {
     }
 }
 
-/// True if something may be left of an attachment without a record, such as the reference's: a rule or a zone
-/// with one of its addresses, or a bridge that is isolated for no container. Changes nothing: a runtime calls
-/// DEL several times for each sandbox, and only the first one finds something.
+/// True if something may be left of an attachment without a record, such as the reference's: a rule or a zone with one
+/// of its addresses, or a bridge that is isolated although no container needs it. Only looks, because a runtime calls
+/// DEL several times for each sandbox, and only the first call finds something.
 fn may_be_left(request: &Request<'_>, previous: &[IpAddr]) -> Result<bool, CniError> {
     let Removal { choice, zone, policy } = Removal::read(request.config);
     let own = firewall::own_addresses(AttachmentHash::of(&request.attachment), previous)?;
@@ -280,7 +280,7 @@ fn previous_bridge<'a>(request: &'a Request<'_>) -> &'a str {
     first.map(|interface| interface.name.as_str()).unwrap_or_default()
 }
 
-/// Removes the attachment's rules, of all means.
+/// Removes the attachment's rules, whichever means made them.
 fn take_away(
     request: &Request<'_>,
     zone: &str,
@@ -293,15 +293,16 @@ fn take_away(
         leave_zone(held, zone)?;
     }
     let bridge = held.as_ref().map_or_else(|| previous_bridge(request), |held| held.bridge.as_str());
-    // The sets of our own table name what each attachment needs; a container without a record may be the reference's.
+    // Only chains need to know who uses the bridge: the sets of our own table list what each attachment needs.
+    // A container without a record may be the reference's, which makes chains.
     let separated = held.as_ref().map_or(policy != IngressPolicy::Open, FirewallRecord::isolates_in_chains);
     let bridge_use =
         if separated { bridge::use_of(bridge, Leaving::of(request)?)? } else { BridgeUse::Unknown };
     Ok(firewall::dismiss(attachment, &previous_addresses(request), bridge, bridge_use, lock)?)
 }
 
-/// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld
-/// there are no zones. An address that another attachment has now is left to it.
+/// Removes addresses from the zone that the record names, or from the configured one. If firewalld is not running,
+/// there are no zones. An address that another attachment uses by now stays.
 fn leave_zone(held: &FirewallRecord, configured: &str) -> Result<(), CniError> {
     if held.means != Means::Firewalld || held.addresses.is_empty() || !firewalld::is_running()? {
         return Ok(());

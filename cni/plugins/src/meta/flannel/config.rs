@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! From flannel's configuration and flanneld's file to the delegate's configuration.
+//! Makes the delegate's configuration from flannel's configuration and flanneld's file.
 
 use std::path::PathBuf;
 
@@ -121,7 +121,7 @@ impl Keys {
             drop(ipam.insert("type".to_owned(), "host-local".into()));
         }
         let Some(env) = env else { return Ok(ipam) };
-        // Checked for the error with the key's name; the delegate gets the user's own spelling.
+        // Only checked here, so that the error names the key. The delegate gets the value as the user wrote it.
         let wrong =
             |e: fold::FoldError| KeyError::Shape { key: "ipam.routes".to_owned(), message: e.to_string() };
         let typed: IpamRoutes = fold::from_map(&ipam).map_err(wrong)?;
@@ -132,7 +132,7 @@ impl Keys {
         };
         all.extend(env.networks.iter().map(|network| json!({"dst": network})));
         let ranges: Vec<Value> = env.subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
-        // In any case, as keys are case-insensitive.
+        // Keys are case-insensitive, so both are removed in any spelling.
         ipam.retain(|key, _| !key.eq_ignore_ascii_case("routes") && !key.eq_ignore_ascii_case("ranges"));
         drop(ipam.insert("ranges".to_owned(), ranges.into()));
         drop(ipam.insert("routes".to_owned(), all.into()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! GC of attachments of this network that are not valid any more, by their saved configurations.
+//! GC of the network's attachments that are no longer valid, using their saved configurations.
 
 use cni_spec::{Attachment, CniError};
 use serde_json::{Map, Value};
@@ -16,8 +16,8 @@ struct Batch {
     containers: Vec<String>,
 }
 
-/// Has the delegate delete what it made for attachments that are not valid, then removes their files. The
-/// file stays if the delegate fails.
+/// Has the delegate delete what it made for attachments that are no longer valid, then removes their files. If the
+/// delegate fails, the file stays.
 ///
 /// # Errors
 /// The first failure; all others were deleted.
@@ -85,7 +85,7 @@ fn add_to_batch(
 /// Calls the delegate's GC with a configuration that the reference saved.
 fn collect_batch(request: &NodeRequest<'_>, saved: &Saved, batch: Batch) -> Result<(), CniError> {
     let Batch { mut config, containers } = batch;
-    // The version that it was saved with may be older than GC.
+    // The version in the saved configuration may be older than GC.
     drop(config.insert("cniVersion".to_owned(), request.config.version.as_str().into()));
     collect(request, config)?;
     let forgotten = containers.iter().map(|one| saved.forget_container(one).map_err(|e| io(&e)));

@@ -57,7 +57,7 @@ impl Plugin for Flannel {
         let saved = Saved::create(&keys.data_dir()).map_err(|e| io(&e))?;
         let earlier = saved.raw(&request.attachment).map_err(|e| io(&e))?;
         let had_link = has_link(request)?;
-        // Before the delegate runs: DEL needs it.
+        // Saved before the delegate runs, because DEL needs the configuration.
         saved.put(&request.attachment, &bytes).map_err(|e| io(&e))?;
         let added = delegate::other(&kind, request.env, "ADD", &bytes).and_then(|output| {
             let version = request.config.version;
@@ -115,7 +115,7 @@ impl Plugin for Flannel {
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        // First by the saved configurations: with the current one the delegate may search elsewhere.
+        // The saved configurations come first, because with the current one the delegate may search in other places.
         let deleted = gc::delete(request);
         let collected = current(request.config).and_then(|config| gc::collect(request, config));
         deleted.and(collected)
@@ -144,7 +144,7 @@ impl Plugin for Flannel {
 }
 
 impl Flannel {
-    /// The delegate's type and its configuration of the ADD, with the runtime's current `prevResult`.
+    /// The delegate's type and its configuration at the ADD, with the runtime's current `prevResult`.
     fn saved(&self, request: &Request<'_>) -> Result<(String, Vec<u8>), CniError> {
         let dir = config::data_dir(request.config);
         let saved = Saved::open(&dir).map_err(|e| io(&e))?;
@@ -169,13 +169,13 @@ fn former_name(config: &Map<String, Value>, attachment: &Attachment) -> Option<A
     Attachment::new(name, attachment.container_id(), attachment.ifname()).ok()
 }
 
-/// The delegate's configuration by flannel's current one. flanneld's file may be missing.
+/// The delegate's configuration made from flannel's current one. flanneld's file may be missing.
 fn current(config: &NetConf) -> Result<Map<String, Value>, CniError> {
     let keys: Keys = config.decode()?;
     Ok(keys.delegate(config, subnet_env(&keys).ok().as_ref())?)
 }
 
-/// The delegate's configuration by flanneld's file, as an ADD writes it.
+/// The delegate's configuration with the values of flanneld's file, as an ADD writes it.
 ///
 /// # Errors
 /// [`CniError`] if the file is missing, or a key does not fit.
@@ -184,8 +184,8 @@ pub(crate) fn delegate(config: &NetConf) -> Result<Vec<u8>, CniError> {
     Ok(bytes(keys.delegate(config, Some(&subnet_env(&keys)?))?))
 }
 
-/// True if the container has a link of the interface's name. False if its namespace cannot be opened: the
-/// delegate reports the cause.
+/// True if the container has a link of the interface's name. False if its namespace cannot be opened, because the
+/// delegate will report the cause.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
     let Ok(container) = Container::open(request.netns.as_deref()) else { return Ok(false) };
     Ok(container.route.find_link(request.attachment.ifname()).map_err(link_failed)?.is_some())

@@ -2,9 +2,9 @@
 
 //! The delegate's configuration, saved at ADD for DEL.
 //!
-//! `<dataDir>/<container>` is the reference's file: each set can delete what the other one attached. As
-//! attachments of one container share that file, each of ours has a second one,
-//! `<dataDir>/.slipway/<container>:<interface>` (no container ID and no interface name has a colon).
+//! `<dataDir>/<container>` is the reference's file, so each plugin set can delete what the other one attached. Because
+//! all attachments of a container share that file, each of ours has a second one,
+//! `<dataDir>/.slipway/<container>:<interface>` (neither container IDs nor interface names have a colon).
 
 use std::path::Path;
 
@@ -68,7 +68,7 @@ impl Saved {
         self.shared.replace(attachment.container_id(), config, 0o600)
     }
 
-    /// The content of the attachment's file, or else of the reference's.
+    /// The content of the attachment's own file, else that of the reference's file.
     pub(super) fn raw(&self, attachment: &Attachment) -> Result<Option<Vec<u8>>, DirError> {
         match self.ours.read(name(attachment), LIMIT)? {
             Some(config) => Ok(Some(config)),
@@ -100,8 +100,8 @@ impl Saved {
         Ok(config.filter(|config| is_of(config, attachment.network())))
     }
 
-    /// Removes the attachment's files. The reference's stays while another attachment of the container has
-    /// one.
+    /// Removes the attachment's files. The reference's file stays as long as another attachment of the container has a
+    /// file.
     pub(super) fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.ours.remove(name(attachment))?;
         let prefix = format!("{}:", attachment.container_id());
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(get(Some(OURS), Some(FOREIGN)), "ours");
         assert_eq!(get(Some(OURS), None), "ours");
         assert_eq!(get(None, Some(SHARED)), "shared");
-        // The reference deletes by its file, too.
+        // The reference plugin's DEL uses its file, too.
         assert_eq!(get(None, Some(FOREIGN)), "foreign");
         for broken in ["", "{", "[]", "{}", r#"{"type":7}"#, r#"{"type":""}"#] {
             assert_eq!(get(Some(OURS), Some(broken)), "ours");

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::node_defaults::NodeDefaults;
 
-/// The bit of the packet mark when the configuration names none: the reference plugin's own.
+/// The bit of the packet mark if the configuration names none, the same as in the reference plugin.
 const DEFAULT_MARK_BIT: u8 = 13;
 
 /// The keys, not checked.
@@ -69,7 +69,7 @@ pub(crate) struct PortMapping {
     pub(crate) protocol: Protocol,
     pub(crate) host_port: u16,
     pub(crate) container_port: u16,
-    /// None for every family that the container has.
+    /// None publishes the port for every family that the container has.
     pub(crate) host: Option<HostAddress>,
 }
 
@@ -206,7 +206,7 @@ fn backend(keys: &Keys) -> Result<Option<BackendName>, CniError> {
     }
 }
 
-/// True for conditions in the grammar of iptables, which begin with an option or a negation.
+/// True for conditions in the syntax of iptables, which begin with an option or a negation.
 fn is_iptables_syntax(conditions: &[String]) -> bool {
     conditions.first().is_some_and(|word| word.starts_with(['-', '!']))
 }
@@ -267,7 +267,7 @@ pub(crate) fn published(mappings: &[PortMapping], networks: &[IpNet]) -> Vec<Pub
     ports
 }
 
-/// The host ports of the mappings, if the container's families are unknown.
+/// The host ports that the mappings may have, for a container whose address families are unknown.
 pub(crate) fn possible_host_ports(mappings: &[PortMapping]) -> Vec<HostPorts> {
     let of = |mapping: &PortMapping| match mapping.host {
         Some(host) => vec![host_ports(mapping, host)],

@@ -8,7 +8,7 @@ use cni_spec::CniError;
 use super::route_localnet;
 use crate::expected::Expected;
 
-/// The number of mappings that a name shows.
+/// The most mappings that the object's name lists.
 const NAMED: usize = 4;
 
 /// The published ports of one attachment, and the way to them from the node's loopback.

@@ -85,7 +85,7 @@ impl Plugin for Portmap {
     }
 }
 
-/// The conditions of a family in a configuration, and true if it leaves the node's loopback alone; none if
+/// A configuration's conditions for a family, and true if the configuration leaves the node's loopback alone; none if
 /// the configuration cannot be used.
 pub fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec<String>, bool)> {
     let config = Config::read(config).ok()?;
@@ -108,7 +108,7 @@ fn add(
     let before = backend.publish(&wanted)?;
     // Only now is the guard of the loopback in place.
     if let Err(error) = route_localnet::open_for(&wanted, open) {
-        // Ports of an earlier ADD serve a container that runs.
+        // The ports of an earlier ADD stay, because its container is running.
         if before == Before::Nothing
             && let Err(left) = backend.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports))
         {
@@ -119,7 +119,7 @@ fn add(
     Ok(previous.clone())
 }
 
-/// Opens the way from the node's loopback to where these ports lead.
+/// Lets packets from the node's loopback reach the containers behind these ports.
 pub fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
     route_localnet::open_for(request, &route_localnet::open)
 }

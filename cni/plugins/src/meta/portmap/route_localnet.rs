@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The node's own way to published ports: from 127/8 and from ::1.
+//! Access to published ports from the node itself, from 127/8 and ::1.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,15 +14,15 @@ use ipnet::IpNet;
 
 use super::config::loopback_families;
 
-/// Opens the way from the node's loopback to a container's address.
+/// Lets packets from the node's loopback reach a container's address.
 pub(super) type Open<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
 
-/// Opens the way from the node's loopback to where these ports lead.
+/// Lets packets from the node's loopback reach the containers behind these ports.
 pub(crate) fn open_for(request: &PortRequest, open: Open<'_>) -> Result<(), CniError> {
     addresses(request).into_iter().try_for_each(open)
 }
 
-/// The container's addresses that the node's loopback leads to, one of a family at most.
+/// The container's addresses that the node's loopback must reach, at most one per family.
 pub(super) fn addresses(request: &PortRequest) -> Vec<IpAddr> {
     if request.snat == Snat::Never {
         return Vec::new();
@@ -32,11 +32,11 @@ pub(super) fn addresses(request: &PortRequest) -> Vec<IpAddr> {
     families.into_iter().filter_map(first).map(|port| port.container).collect()
 }
 
-/// Lets packets pass between the node's loopback and a container. The tables that keep other hosts
-/// away from 127/8 must be in place before.
+/// Lets packets pass between the node's loopback and a container. The rules that keep other hosts away from 127/8 must
+/// already be in place.
 ///
-/// The IPv6 route is one per link, shared by all its containers, and goes with the link; so does
-/// the IPv4 setting.
+/// The IPv4 setting and the IPv6 route exist once per link and are shared by all its containers. The kernel removes
+/// them together with the link.
 pub(crate) fn open(container: IpAddr) -> Result<(), CniError> {
     let socket = RouteSocket::open().map_err(failed)?;
     let Some(link) = link_towards(&socket, container)? else { return Ok(()) };
@@ -52,7 +52,7 @@ pub(crate) fn open(container: IpAddr) -> Result<(), CniError> {
     }
 }
 
-/// True if [`open`] has nothing to change for the container. So also where no link leads to it.
+/// True if [`open`] has nothing to change for the container, which includes a container that no link leads to.
 pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
     let socket = RouteSocket::open().map_err(failed)?;
     let Some(link) = link_towards(&socket, container)? else { return Ok(true) };

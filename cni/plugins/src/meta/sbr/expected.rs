@@ -33,7 +33,7 @@ impl SourceRouting {
         Ok(Self { config, sources, netns: request.netns.clone(), ifname })
     }
 
-    /// Leads packets to a table that an earlier ADD has filled, and that has lost its rule.
+    /// Adds the missing rule for each table that an earlier ADD has filled.
     fn find_tables(&self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
         if self.config.table.is_some() {
             return Ok(());

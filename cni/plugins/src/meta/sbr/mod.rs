@@ -175,7 +175,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))
 }
 
-/// Locks the namespace: two concurrent calls would take the same table.
+/// Locks the namespace, because two concurrent calls would choose the same table.
 fn lock(container: &Container) -> Result<FileLock, CniError> {
     container.lock(LOCK_LIMIT).map_err(|error| CniError::new(ErrorCode::TryAgainLater, error.to_string()))
 }
@@ -208,7 +208,7 @@ fn rules(route: &RouteSocket, family: AddressFamily) -> Result<Option<Vec<Rule>>
     }
 }
 
-/// Carries out the plan. Registers each undo before its step, which may succeed with its reply lost.
+/// Carries out the plan. Registers each undo before its step, because a step may succeed although its reply is lost.
 fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), CniError> {
     let mut undo = Undo::new();
     for rule in &plan.rules {
@@ -236,13 +236,13 @@ fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), 
     Ok(())
 }
 
-/// True if two routes of a table differ in their source only.
+/// True if two routes differ at most in their source address.
 fn is_same(one: &Route, other: &Route) -> bool {
     let key = |route: &Route| (route.dst, route.table, route.metric, route.link, route.gateway);
     key(one) == key(other)
 }
 
-/// The addresses of the link and of the result: the link may be gone, or may have lost them.
+/// The addresses of the link and of the result, because the link may be gone or may have lost some of them.
 fn known_addresses(
     request: &Request<'_>,
     route: &RouteSocket,

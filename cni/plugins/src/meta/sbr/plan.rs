@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! From the present rules and routes to the wanted ones: a rule and a table for each of the link's addresses.
+//! Plans the changes from the present rules and routes to the wanted ones, which are a rule and a table for each of the
+//! link's addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteKind, Rule};
 use cni_spec::AddResult;
 use ipnet::IpNet;
 
-/// The first table to take, the reference's.
+/// The first table that an ADD tries, the same as in the reference.
 const FIRST_TABLE: u32 = 100;
 /// `RT_TABLE_DEFAULT`, `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`, which all programs share.
 pub(super) const KERNELS: RangeInclusive<u32> = 253..=255;
@@ -31,9 +32,9 @@ pub(super) struct Source {
 /// The default gateway of packets from an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gateway {
-    /// IPAM's. A default route of the link takes precedence.
+    /// The gateway from IPAM. A default route of the link takes precedence.
     FromIpam(IpAddr),
-    /// The configuration's. It takes precedence over all default routes.
+    /// The gateway from the configuration, which takes precedence over all default routes.
     Chosen(IpAddr),
 }
 
@@ -81,8 +82,8 @@ impl Present {
         self.rules.iter().find(|rule| rule.only_source && rule.source == source && may_be_own(rule.table))
     }
 
-    /// The routes of the link in the main table, without those to link-local addresses: such an address is
-    /// valid on its link only (RFC 4007), and IPv6 does not work without these routes.
+    /// The routes of the link in the main table, except the routes to link-local addresses, because such an address is
+    /// valid on its link only (RFC 4007) and IPv6 does not work without these routes.
     fn of_link(&self, link: u32) -> impl Iterator<Item = &Route> {
         let link_local =
             |dst: IpNet| matches!(dst, IpNet::V6(net) if net.addr().segments()[0] & 0xffc0 == 0xfe80);
@@ -127,12 +128,13 @@ pub(super) fn plan(sources: &[Source], link: u32, present: &Present, neighbours:
             _ => plan.leaving.push(route.clone()),
         }
     }
-    // Routes to gateways last, which have no gateway themselves.
+    // The routes that lead to the gateways, which have no gateway themselves, are deleted last.
     plan.leaving.sort_by_key(|route| route.gateway.is_none());
     plan
 }
 
-/// The rule of an address that has none, to the table that an earlier ADD has filled for it; none without such a table.
+/// The missing rule of an address, to the table that an earlier ADD has filled for the address; none if the address has
+/// a rule or no such table.
 pub(super) fn lost_rule(source: &Source, link: u32, present: &Present, sources: &[Source]) -> Option<Rule> {
     let address = source.address.addr();
     if present.rule_of(address).is_some() {
@@ -165,7 +167,7 @@ fn in_table(
         .filter(|route| AddressFamily::of(route.dst.addr()) == family && is_for(route, source, sources))
         .map(|route| Route { table, ..route.clone() })
         .collect();
-    // Routes without a gateway first: they lead to the others' gateways.
+    // Routes without a gateway come first, because the gateways of the others are reached through them.
     routes.sort_by_key(|route| route.gateway.is_some());
     let default = source.gateway.map(|gateway| Route {
         gateway: Some(gateway.address()),
@@ -191,7 +193,7 @@ fn in_table(
     let mut seen = BTreeSet::new();
     let with_mode = |route: Route| {
         let first = seen.insert((route.dst, effective_metric(&route)));
-        // Further routes to the same destination are next hops.
+        // Further routes to the same destination are further next hops.
         (route, if first { Existing::Replace } else { Existing::Append })
     };
     routes.into_iter().map(with_mode).collect()
@@ -414,7 +416,7 @@ mod tests {
         assert_eq!(tables, [Some(100), None, Some(102), None]);
     }
 
-    /// A rule to one of the kernel's tables is not of an earlier ADD.
+    /// A rule to one of the kernel's tables was not made by an earlier ADD.
     #[test]
     fn the_kernels_tables_are_never_taken() {
         for table in KERNELS {

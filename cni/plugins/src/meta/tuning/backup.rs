@@ -70,8 +70,8 @@ impl Backup {
         }
     }
 
-    /// Keeps the attributes that an earlier ADD of the attachment has saved: this ADD found that one's
-    /// changes.
+    /// Keeps the attributes that an earlier ADD of the attachment has saved, because this ADD has found the link with
+    /// that ADD's changes.
     pub(super) fn keep(mut self, earlier: &Self) -> Self {
         if earlier.netns == self.netns {
             if !earlier.mac.is_empty() {
@@ -157,7 +157,7 @@ impl Backups {
 
     fn read_file(&self, name: &str) -> Result<Option<Backup>, CniError> {
         let content = match self.dir.read(name, LIMIT) {
-            // Written neither by this plugin nor by the reference.
+            // Such a file was written neither by this plugin nor by the reference.
             Err(DirError::NotAFile { .. } | DirError::TooLarge { .. }) => None,
             read => read.map_err(failed)?,
         };
@@ -174,7 +174,7 @@ impl Backups {
     /// Writes the attachment's backup, in one step.
     pub(super) fn write(&self, attachment: &Attachment, backup: &Backup) -> Result<(), CniError> {
         let content = serde_json::to_vec(backup).map_err(|e| CniError::internal(e.to_string()))?;
-        // A new file needs no temporary one, which a killed process would leave.
+        // A new file is written without a temporary one, which a killed process would leave behind.
         match self.dir.create_new_linked(file_name(attachment), &content, FILE_MODE) {
             Err(error) if error.already_exists() => {
                 self.dir.replace(file_name(attachment), &content, FILE_MODE).map_err(failed)

@@ -100,7 +100,7 @@ impl Plugin for Tuning {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        // Any name will do: only an ADD has the interface's.
+        // Any name will do, because STATUS does not get the interface's name.
         let config = Config::read(request.config, "", "eth0")?;
         let unavailable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
         allowed(&config).map_err(unavailable)?;
@@ -166,7 +166,7 @@ fn change_link<'a>(
         None => backups.remove(attachment),
     });
     written?;
-    // Registered before: some changes may succeed before one fails.
+    // The undo is registered first, because some changes may succeed before one fails.
     let (restored, at) = (had, link.clone());
     undo.on_failure("attributes", move || apply(&container.route, &at, &restored).map_err(failed));
     apply(&container.route, &link, &config.wanted).map_err(failed)
@@ -182,8 +182,8 @@ fn apply(route: &RouteSocket, link: &Link, wanted: &Attributes) -> Result<(), Ro
     }
 }
 
-/// Makes changes while the link is down, for a driver that changes the MAC address only then. Restores what
-/// the link loses by that.
+/// Makes changes while the link is down, for a driver that changes the MAC address only then. Then restores what the
+/// link has lost by going down.
 fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
     let before = Layer3::of(route, link)?;
     route.change_link(link, &LinkChange::new().down())?;
@@ -292,7 +292,7 @@ impl Attributes {
         }
     }
 
-    /// The attributes that are set, one at a time.
+    /// Splits the attributes into values that each set only one of them.
     fn each(&self) -> Vec<Self> {
         let none = Self::default;
         let all = [

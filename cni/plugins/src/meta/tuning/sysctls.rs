@@ -64,10 +64,10 @@ fn below_net(key: &str, ifname: &str) -> Option<String> {
     (!below.split('/').any(leads_away)).then(|| below.to_owned())
 }
 
-/// True if a `sysctl` object has a key twice. A decoder would take the last one, and the other one would
-/// escape the list.
+/// True if a `sysctl` object has a key twice. A decoder would take only one of the two values, and the other would
+/// escape the check against the list.
 pub(super) fn has_duplicates(config: &[u8]) -> bool {
-    // Malformed JSON was refused before.
+    // Malformed JSON has been refused earlier.
     let Ok(tree) = serde_json::from_slice::<Tree>(config) else { return false };
     let twice = |tree: &Tree| {
         let mut seen = BTreeSet::new();
@@ -194,8 +194,8 @@ impl Allowed {
     }
 }
 
-/// Reads a file, through symbolic links of the administrator in its place or its folder's; none if there is
-/// neither file nor link. A dangling link is an error.
+/// Reads a file. The file and its folder may be symbolic links, made by the administrator. None if there is neither a
+/// file nor a link; a dangling link is an error.
 fn read_followed(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // A FIFO without a writer would block.
     let file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
@@ -261,7 +261,7 @@ pub(super) fn check(sysctls: &[Sysctl]) -> Result<(), CniError> {
     let net = NetSettings::open().map_err(failed)?;
     for Sysctl { path, value, .. } in sysctls {
         let current = net.get(path).map_err(failed)?;
-        // The kernel separates numbers by tabs.
+        // The kernel separates numbers with tabs.
         if !current.split_whitespace().eq(value.split_whitespace()) {
             return Err(CniError::internal(format!(
                 "Error: Tuning configured value of /proc/sys/net/{path} is {value}, current value is {current}"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway connectivity-test`: tries each promise of the contract with real packets, on a node that serves.
+//! `slipway connectivity-test`: tries each promise of the contract with real packets, on a node in use.
 //!
-//! [`lab`] makes namespaces as containers on a network of the node, and removes them; [`checks`] has the promises,
-//! [`traffic`] the packets, [`row`] the results.
+//! [`lab`] attaches namespaces as containers to a network of the node and removes them, [`checks`] has the promises,
+//! [`traffic`] sends the packets, and [`row`] has the results.
 
 mod checks;
 mod lab;
@@ -88,7 +88,7 @@ impl Plan {
         }
     }
 
-    /// The address of the node that other hosts know, as far as it has one of the family.
+    /// The node's address of a family that other hosts know; none if the node has no such address.
     fn node_address(&self, family: AddressFamily) -> Option<IpAddr> {
         self.node.iter().copied().find(|address| AddressFamily::of(*address) == family)
     }
@@ -101,7 +101,7 @@ impl Plan {
             .is_some_and(|plugin| plugin.get(key) == Some(&value.into()))
     }
 
-    /// True if the container sees the node's address in place of every client's.
+    /// True if the container sees the node's address instead of the client's, whoever the client is.
     fn masquerades_clients(&self) -> bool {
         self.portmap_has("masqAll", true) && !self.portmap_has("snat", false)
     }
@@ -137,9 +137,9 @@ fn node_addresses() -> Result<Vec<IpAddr>, LabError> {
     Ok(found)
 }
 
-/// A port that neither a process nor a container of the node has.
+/// A port that neither a process nor a container of the node uses.
 fn free_port() -> Result<u16, LabError> {
-    // A node without nf_tables or iptables has no list; the ADD then finds a conflict.
+    // A node without nf_tables or iptables has no list, so a conflict is found by the ADD.
     let listed = Dataplane::default().list().unwrap_or_default();
     let is_published =
         |port: u16| listed.iter().any(|one| (one.port.host.first..=one.port.host.last).contains(&port));
@@ -230,7 +230,7 @@ fn test(
     Ok(Results { network: name, backend, rows })
 }
 
-/// The backend that has the published port; none for those of other plugin sets.
+/// The backend that publishes the port; none if it is one of another plugin set.
 fn backend(port: u16) -> Option<&'static str> {
     let listed = Dataplane::default().list().unwrap_or_default();
     listed.iter().find(|one| is_of(one, port)).map(|one| one.backend.as_str())
@@ -240,7 +240,7 @@ fn is_of(listed: &Listed, port: u16) -> bool {
     (listed.port.host.first..=listed.port.host.last).contains(&port)
 }
 
-/// DEL leaves neither ports, elements, links nor reservations.
+/// Checks that DEL has left no ports, elements, links or reservations.
 fn leftovers(plan: &Plan, network: &str, results: &[&AddResult]) -> Result<Row, LabError> {
     let mut left = Vec::new();
     if Dataplane::default().list().unwrap_or_default().iter().any(|one| is_of(one, plan.port)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The results: a line of a table each, an object of the document each.
+//! The results. Each is a line of the table and an object of the document.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ impl Row {
         Self { protocol: Some(protocol), ..Self::about(from, what, to, page) }
     }
 
-    /// A check without packets.
+    /// A check that sends no packets.
     pub(super) fn about(from: &'static str, what: &str, to: Option<SocketAddr>, page: &'static str) -> Self {
         let what = what.to_owned();
         let (state, saw) = (State::Passed, String::new());
@@ -124,7 +124,7 @@ pub(super) const LIMITS: [&str; 4] = [
 ];
 
 impl Results {
-    /// The number of checks that ended this way.
+    /// The number of checks with this result.
     pub(super) fn count(&self, state: State) -> usize {
         self.rows.iter().filter(|row| row.state == state).count()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Requests and replies over TCP and UDP: a reply names its server, and the source that the server saw.
+//! Requests and replies over TCP and UDP. A reply names its server and the source that the server saw.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,16 +15,16 @@ use cni_kernel::netns::Netns;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
-/// The time for a connection, in which the kernel sends its first packet twice, and for its reply.
+/// The time limit for a connection and its reply, long enough for the kernel to repeat the first packet once.
 const TCP: Duration = Duration::from_millis(1300);
-/// The time for a reply over UDP, and the requests that are made.
+/// The time to wait for the reply to a UDP request, and the number of times that the request is sent.
 const UDP: Duration = Duration::from_millis(500);
 const ATTEMPTS: usize = 2;
-/// The time for a request that is made to see its packets.
+/// The time limit for a request that is made only so that a trace sees its packets.
 const KNOCK: Duration = Duration::from_millis(200);
-/// The time between two looks of a server at its end.
+/// The interval at which a server checks if it is to end.
 const LOOK: Duration = Duration::from_millis(20);
-/// The requests that a server remembers.
+/// The most requests that a server remembers.
 const MOST: usize = 256;
 
 /// A reply.
@@ -83,7 +83,7 @@ fn inside<T: Send>(netns: &Netns, work: impl FnOnce() -> T + Send) -> io::Result
     netns.run(work).map_err(io::Error::other)
 }
 
-/// Binds both protocols for both families; for IPv4 alone where the kernel has no IPv6.
+/// Binds both protocols for both families, or for IPv4 alone if the kernel has no IPv6.
 pub(super) fn bind_both(port: u16) -> io::Result<(TcpListener, UdpSocket)> {
     let bind = |address: IpAddr| -> io::Result<(TcpListener, UdpSocket)> {
         let at = SocketAddr::new(address, port);
@@ -133,7 +133,7 @@ fn reply(text: &str) -> io::Result<Reply> {
     parsed.ok_or_else(|| io::Error::other(format!("an unexpected reply: {text:?}")))
 }
 
-/// Makes one request from a namespace, or from the calling thread's, and from a port there, 0 for any.
+/// Makes one request from a namespace (none: the calling thread's) and from a port there, 0 for any.
 ///
 /// # Errors
 /// There was no reply.
@@ -178,7 +178,7 @@ fn connect(to: SocketAddr, port: u16, limit: Duration) -> io::Result<TcpStream> 
     let socket = socket::socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     // A connection from this port may have ended a moment ago.
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
-    // connect(2) gives up after it: socket(7).
+    // connect(2) gives up after this time, see socket(7).
     let limit = TimeVal::milliseconds(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
     setsockopt(&socket, sockopt::SendTimeout, &limit)?;
     let own = SockaddrStorage::from(SocketAddr::new(any(to), port));
@@ -227,7 +227,7 @@ impl Client {
         self.0.local_addr()
     }
 
-    /// Makes a request, again if it or its reply is lost.
+    /// Makes a request, and repeats it if the request or its reply is lost.
     ///
     /// # Errors
     /// There was no reply.
@@ -254,7 +254,7 @@ impl Client {
     }
 }
 
-/// A UDP datagram with its IPv4 header (RFC 791, section 3.1; RFC 768), without checksum of the data.
+/// A UDP datagram with its IPv4 header (RFC 791, section 3.1; RFC 768), without a UDP checksum.
 pub(super) fn datagram(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), text: &str) -> Vec<u8> {
     let udp = u16::try_from(8 + text.len()).unwrap_or(u16::MAX);
     let mut packet = vec![0x45, 0];

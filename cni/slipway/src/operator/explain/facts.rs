@@ -34,7 +34,7 @@ const NEAR: usize = 3;
 pub(super) enum Place {
     /// On this node.
     Here,
-    /// At a local address that published ports do not answer at: a Service's.
+    /// At a Service's address, which is local but at which published ports do not answer.
     OfServices,
     /// Behind this link of the node.
     Behind(String),
@@ -79,13 +79,13 @@ pub(super) struct Facts {
     pub(super) packet: Packet,
     pub(super) place: Place,
     pub(super) table: Table,
-    /// The rule of another program that translates the packet before.
+    /// The rule of another program that translates the packet before Slipway's rules do.
     pub(super) first: Option<Translation>,
     /// The element that the lookups find.
     pub(super) hit: Option<Hit>,
     /// The conditions of a container's own chain, if the runtime's cache has them.
     pub(super) conditions: Option<Vec<(String, Truth)>>,
-    /// The element that translates when they hold.
+    /// The element that translates the packet if the conditions hold.
     pub(super) translation: Option<Hit>,
     /// The mapping in the chains of iptables.
     pub(super) of_iptables: Option<Listed>,
@@ -103,7 +103,7 @@ pub(super) struct Facts {
     pub(super) forwards: bool,
     /// Chains of other programs that drop what none of their rules accepts.
     pub(super) dropping: Vec<String>,
-    /// Such chains that accept connections to published ports of the container.
+    /// Chains among them that accept connections to published ports of the container.
     pub(super) admitting: Vec<String>,
     /// The rules of the firewall plugin that drop packets between the links of sender and receiver.
     pub(super) separation: Option<Separation>,
@@ -401,8 +401,8 @@ fn is_bound(line: &str, port: u16, state: &str) -> bool {
     is_port && words.nth(1) == Some(state)
 }
 
-/// The conditions of a container, from the runtime's cache: they cannot be read back from rules. A mapping
-/// with a host address of its own also applies on the loopback.
+/// The conditions of a container from the runtime's cache, because they cannot be read back from rules. excludeLoopback
+/// has no effect on a mapping with a host address of its own.
 fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
     let family = AddressFamily::of(packet.to.ip());
     let caches = directories::CACHES.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);

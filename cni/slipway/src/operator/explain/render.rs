@@ -166,8 +166,8 @@ impl Explanation<'_> {
         }
     }
 
-    /// A rule of another program that translates the packet first. A Service that no container has published a port for is
-    /// nothing to worry about.
+    /// A rule of another program that translates the packet first. A Service's rule is harmless if no container has
+    /// published the port.
     fn foreign(&mut self, facts: &Facts) -> Then {
         let Some(first) = &facts.first else { return Then::Continues };
         let is_published = facts.hit.is_some() || facts.of_iptables.is_some();

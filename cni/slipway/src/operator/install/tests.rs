@@ -157,7 +157,7 @@ fn a_plugin_that_was_installed_later_stays_and_so_does_the_older_copy() {
     fs::create_dir_all(&world.dir).unwrap();
     fs::write(world.dir.join("portmap"), b"theirs").unwrap();
     world.replace();
-    // As a package's upgrade does it.
+    // A package's upgrade does the same.
     fs::remove_file(world.dir.join("portmap")).unwrap();
     fs::write(world.dir.join("portmap"), b"theirs, newer").unwrap();
     assert!(world.uninstall().contains(&Step::Leave("portmap".into())));
@@ -189,7 +189,7 @@ fn a_file_in_the_place_of_the_directory_is_named() {
 #[test]
 fn a_directory_that_cannot_be_written_is_named() {
     let world = world();
-    // Not even root creates files in sysfs.
+    // Not even root can create files in sysfs.
     let options = Options { dir: "/sys/kernel".into(), ..world.options() };
     let error = world.install(&options).unwrap_err().to_string();
     assert!(error.starts_with("create /sys/kernel/.slipway-new: "), "{error}");
@@ -307,7 +307,7 @@ fn the_commands_print_what_they_do() {
     let out = String::from_utf8(out).unwrap();
     assert!(out.starts_with("copy    slipway\nlink    bridge -> slipway\n"), "{out}");
     assert!(out.ends_with("cni/bin: 4 of 4 names changed\n"), "{out}");
-    // Without the state of the machine that the tests run on.
+    // The state of the machine that runs the tests is left alone.
     let keep = checks::args(&format!("{to} --keep-state")).unwrap();
     assert_eq!(uninstall_command(&keep, &program(), &mut Vec::new(), &mut Vec::new()).unwrap(), 0);
 }

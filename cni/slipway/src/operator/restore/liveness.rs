@@ -80,8 +80,8 @@ impl Node {
         }
     }
 
-    /// The reason to believe that the link is another attachment's. The path may lead to another container
-    /// now.
+    /// The reason to believe that the link is another attachment's. By now, the namespace's path may lead to another
+    /// container.
     fn other_owner(&self, cached: &Cached, link: &Link) -> Option<String> {
         // A link without a peer on the host has its owner in its own alias.
         let owner = Owner::from_comment(&link.alias).or_else(|| self.owner_of_the_pair(link));

@@ -352,7 +352,7 @@ impl Restoration {
         }
     }
 
-    /// Names what a container lacks that is left out because it has lost an address, with the commands that help.
+    /// Names what is missing for a container that is skipped because it lost an address, with the commands that help.
     fn name_what_is_missing(&mut self, number: usize) {
         let Some((_, cached)) = self.containers.get(number) else { return };
         let owner = cached.attachment.clone();
@@ -364,8 +364,8 @@ impl Restoration {
         }
     }
 
-    /// Removes what a container of podman's has whose namespace is gone: its runtime has forgotten it, and calls no DEL. A
-    /// CNI runtime keeps its containers in mind, and calls it.
+    /// Removes what a podman container whose namespace is gone has left, because podman has forgotten the container and
+    /// calls no DEL. A CNI runtime remembers its containers, and calls DEL.
     fn gone(&self, number: usize, reason: String) -> (State, String) {
         let Some((cache, cached)) = self.containers.get(number) else { return (State::Skipped, reason) };
         let is_podmans =

@@ -60,7 +60,7 @@ fn rule(name: &str) -> Option<Rule> {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) name: String,
-    /// A description, for the owner's look before the bundle is shared.
+    /// A description for people who review the bundle before they share it.
     pub(super) about: &'static str,
     pub(super) content: Vec<u8>,
 }
@@ -283,7 +283,7 @@ fn pending(cache: &Path) -> Result<String, DirError> {
     Ok(text)
 }
 
-/// The file of the node's subnets, without words of an invalid one.
+/// The file of the node's subnets. Nothing is quoted from an invalid file.
 fn subnets(path: &Path) -> String {
     match SubnetFile::read(path) {
         Ok(SubnetFile { subnets, cluster_cidrs, mtu }) => {
@@ -302,7 +302,7 @@ fn subnets(path: &Path) -> String {
     }
 }
 
-/// The error of a file in the cache, without words of the file.
+/// The error of a file in the cache, without quoting the file.
 fn why(error: &CacheError) -> String {
     match error {
         CacheError::Form(why) => format!("not a cached attachment, {}", length(why)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Events of a trace, put together to the ways of packets.
+//! Assembles the events of a trace into the paths of packets.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ impl Journeys {
         let begins = step.place.is_of_trace() && matches!(step.place.hook, Some("prerouting" | "output"));
         if begins {
             let seen = step.seen?;
-            // The kernel uses numbers again, so the one before is complete.
+            // The kernel reuses packet numbers, so the earlier packet with this number is complete.
             let before = self.close(step.packet);
             if self.open.len() < MOST_OPEN {
                 let journey = Journey { first: seen, runs: Vec::new(), exit: Exit::Lost };

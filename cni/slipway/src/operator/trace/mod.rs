@@ -33,7 +33,7 @@ use words::{Description, Facts};
 
 /// The longest time.
 const LONGEST: Duration = Duration::from_secs(600);
-/// The time between two looks at signals and at packets that are not seen again.
+/// The interval at which signals, and packets that are not seen again, are checked.
 const LOOK: Duration = Duration::from_millis(100);
 /// The time between two looks at the records of the BPF programs, all of which are read.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);

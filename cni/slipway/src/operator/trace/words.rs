@@ -112,7 +112,7 @@ impl Description {
         if let Some(more) = facts.translator(seen, run) {
             let _written = write!(what, "\n{more}");
         }
-        // In place of the line that the chain was passed.
+        // The new step replaces the line that says that the chain was passed.
         self.steps.pop();
         let _written = write!(what, "\nthe destination becomes {}", after.to);
         self.step(stage(run), what);

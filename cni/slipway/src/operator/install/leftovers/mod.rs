@@ -189,7 +189,7 @@ fn as_far_as_possible(leftover: Leftover) -> Option<Leftover> {
     match dir::is_fixed(path) {
         None => Some(leftover),
         Some(_) if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) => None,
-        // Its files have no names by which they could be told from those of others.
+        // The names of the files in it do not tell them from those of other programs.
         Some(_) if path.is_symlink() && matches!(leftover, Leftover::RunDirectory(_)) => {
             keep("a symbolic link, which is not followed".to_owned())
         }
@@ -198,7 +198,7 @@ fn as_far_as_possible(leftover: Leftover) -> Option<Leftover> {
 }
 
 fn merging() -> Result<Option<Leftover>, DataplaneError> {
-    // A mistake in the settings does not keep the plugins on the node.
+    // A mistake in the settings must not prevent the removal of the plugins.
     let settings = NodeDefaults::read().unwrap_or_default();
     if settings.udp_gro_forwarding != Some(Switch::On) {
         return Ok(None);
