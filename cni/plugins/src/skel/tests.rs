@@ -250,7 +250,10 @@ fn a_configuration_that_is_nested_too_deeply_is_refused() {
     assert!(!nested(126).contains("recursion limit"), "{}", nested(126));
     for depth in [127, 128, 200_000] {
         let error = CniError::parse(nested(depth).as_bytes()).unwrap();
-        assert!(error.code == ErrorCode::Decode && error.msg.contains("recursion limit"), "{depth}: {error:?}");
+        assert!(
+            error.code == ErrorCode::Decode && error.msg.contains("recursion limit"),
+            "{depth}: {error:?}"
+        );
     }
 }
 
