@@ -6,6 +6,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
+use aya::maps::{Array, Map};
+use slipway_ebpf_abi::maps::YOUNG;
 use slipway_tests::{PROGRAMS, has_programs, measure, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
@@ -47,6 +49,9 @@ fn conntrack_sees_the_end_of_a_connection() {
     let (timeout, state) = tracked(&stage).expect("an entry");
     assert!(state == "TIME_WAIT" && timeout <= 120, "{timeout} {state}");
     assert!(stage.carried4().is_empty(), "{:?}", stage.carried4());
+    // Otherwise the programs would look up packets of all later connections that share a slot with this one.
+    let slots = Array::<_, [u32; 2]>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
+    assert!(slots.iter().all(|slot| slot.expect("a slot")[1] == 0), "an entry is still counted");
 }
 
 /// A connection whose entry is evicted continues through the kernel's stack, and is carried again.

@@ -5,14 +5,16 @@
 //! A new version begins with empty maps: until it has learnt a flow, netfilter serves it.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use cni_kernel::lock::FileLock;
 use cni_kernel::netns::own_cookie;
 use nix::time::{ClockId, clock_gettime};
 use slipway_ebpf_abi::maps::{self, PENDING_CPUS, PENDING_EACH, programs};
@@ -24,6 +26,8 @@ use crate::{EbpfLack, Error};
 const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
 /// Attempts to load: concurrent first ADDs pin the same maps.
 const ATTEMPTS: usize = 8;
+/// The time to wait for another process that draws the keys of the hash.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// The program that is pinned last: its pin marks a version as complete.
 const LAST: &str = programs::EGRESS_L3;
 
@@ -147,9 +151,13 @@ impl Store {
         self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
     }
 
-    /// Draws the keys of the hash, unless another process has already done so.
+    /// Draws the keys of the hash, unless another process has already done so. With other keys, the programs would count
+    /// the entries of TCP in other slots, and miss those that exist. So processes that set up at once take turns.
     fn write_hash_keys(&self) -> Result<(), Error> {
-        let failed = |e: MapError| error::failed("write the keys of the BPF programs' hash", e);
+        const WHAT: &str = "write the keys of the BPF programs' hash";
+        let failed = |e: MapError| error::failed(WHAT, e);
+        let folder = File::open(&self.folder).map_err(|e| error::failed(WHAT, e))?;
+        let _lock = FileLock::on(&folder, &self.folder, LOCK_PATIENCE).map_err(|e| error::failed(WHAT, e))?;
         let mut map = self.array::<[u64; KEYS]>(maps::HASH_KEYS)?;
         if map.get(&0, 0).map_err(failed)? != [0; KEYS] {
             return Ok(());
