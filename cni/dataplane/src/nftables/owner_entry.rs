@@ -3,7 +3,7 @@
 //! Entries in the map of owners for what other backends have made.
 //!
 //! The chains of other backends have no place for an owner's namespace, so an attachment has an entry here.
-//! Its number of elements is zero. Making the table also makes the guard of the node's loopback.
+//! The entry counts no elements. The table is made with the first entry, and with it the guard of the node's loopback.
 
 use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;

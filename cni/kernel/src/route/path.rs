@@ -396,7 +396,7 @@ impl RouteSocket {
     }
 
     /// The route at which a lookup of the address ends, if the route is in this table (0 for any), with all its next
-    /// hops. None if there is no route, or only one that refuses packets.
+    /// hops. Returns `None` if there is no route, or only one that refuses packets.
     fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
         /// `linux/rtnetlink.h`: reply with the route itself.
         const RTM_F_FIB_MATCH: u32 = 0x2000;

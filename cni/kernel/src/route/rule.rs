@@ -23,7 +23,8 @@ pub struct Rule {
     pub source: Option<IpNet>,
     /// Its table; 0 for a rule without one.
     pub table: u32,
-    /// Its priority: the lowest is matched first. If none, the rule comes before all existing rules but the first.
+    /// The kernel matches the rule with the lowest priority first. A new rule without a priority comes before all existing
+    /// rules but the first.
     pub priority: Option<u32>,
     /// True if the rule has no condition but the source, and looks up a table. A rule for which this is false
     /// is only read, never written.
