@@ -2,6 +2,6 @@
 
 //! The folder for what lasts until the next reboot.
 
-/// Holds the locks of the iptables backend, of the firewall and of the mount of a BPF file system, and a note of tables
-/// that were large. Slipway works without these files, and a reboot removes them.
+/// Holds the locks of the iptables backend, of the firewall and of the mount of a BPF file system, a note of tables
+/// that were large, and marks of attachments whose DEL has begun. Slipway works without these files, and a reboot removes them.
 pub const RUN_DIR: &str = "/run/slipway";

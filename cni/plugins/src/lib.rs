@@ -9,12 +9,13 @@
 //! A call enters by [`registry`], which knows all plugins by name, and [`skel`], which speaks the protocol: it reads the
 //! environment and the configuration, negotiates the version, and calls the plugin's [`plugin::Plugin`] methods. What a
 //! plugin has done so far is taken back by [`undo`] if a later step fails. What must stay as the ADD left it is described in
-//! [`expected`], how many containers a network has room for in [`capacity`]. The settings of the whole node are in
+//! [`expected`], which attachments are being deleted in [`deletion`], how many containers a network has room for in [`capacity`]. The settings of the whole node are in
 //! [`node_defaults`]; [`keys`] lists each key that any plugin decodes.
 //!
 //! Nothing here knows about commands for operators or about netavark: the binary `slipway` adds both.
 
 pub mod capacity;
+pub mod deletion;
 pub mod expected;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -22,6 +22,11 @@ pub trait Plugin: Sync {
         false
     }
 
+    /// What a DEL of the plugin leaves of an attachment for the DELs of others.
+    fn place(&self) -> Place {
+        Place::Apart
+    }
+
     /// The supported versions of the specification, oldest first.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
@@ -94,6 +99,17 @@ impl std::fmt::Debug for dyn Plugin + '_ {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The place of a plugin in a network's list, of which a DEL calls the last one first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It makes the container's link: after its DEL nothing of the attachment is left.
+    Link,
+    /// It adds to the link of an earlier plugin, which is still there after its DEL.
+    Chained,
+    /// It is called by another plugin.
+    Apart,
 }
 
 /// Plugins of this binary.

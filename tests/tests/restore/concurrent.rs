@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use slipway_tests::{Attach, Proto, at, quoted, sample, slipway, within};
 
-use crate::{PORT, SERVED, Web, World};
+use crate::{PORT, SERVED, Web, World, count};
 
 /// A container is deleted after its ports were restored and before the command ends: they are withdrawn
 /// again.
@@ -50,20 +50,60 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
     assert!(!left.contains("slipway1"), "{left}");
 }
 
-/// A DEL is delayed between portmap and bridge while a restore publishes the ports again: bridge's DEL
-/// withdraws them.
+/// A DEL is delayed between two plugins while restorations run. Nothing that the first plugin removed comes back, because the
+/// bridge's DEL would not remove it: the bridge has no rules of its own. The namespace lives on, so the rules would, too.
 #[test]
-fn the_last_plugins_del_removes_ports_restored_during_the_del() {
+fn a_container_whose_del_has_begun_gets_nothing_back() {
+    let world = World::new();
+    let limit = json!({
+        "type": "bandwidth", "ingressRate": 400_000, "ingressBurst": 24_224, "egressRate": 400_000,
+        "egressBurst": 24_224,
+    });
+    let network = world.chain(1, "bridge", [json!({"ipMasq": false}), json!({})], vec![limit]);
+    let web = Web::published(&world, &network, "web", PORT);
+    let configs = network.configs(Some(&web.attach));
+    let is_published = || world.node.slipway("ports").contains("8080");
+    let marks = || world.node.cmd("ls /run/slipway/deleting").lines().count();
+    for plugin in [2, 1] {
+        network.call("DEL", &configs[plugin], Some(&web.attach)).ok();
+        let (report, code) = world.restore("");
+        assert!(code == 0 && count(&report, "restored") == 0, "{report:#}");
+        assert!(report.to_string().contains("the container is being deleted"), "{report:#}");
+        assert_eq!((is_published(), marks()), (plugin == 2, 1), "{report:#}");
+    }
+    // The control: an ADD ends the deletion.
+    network.call("DEL", &configs[0], Some(&web.attach)).ok();
+    assert_eq!(marks(), 0);
+    for plugin in [1, 0] {
+        network.call("DEL", &configs[plugin], Some(&web.attach)).ok();
+    }
+    network.add(&web.attach).expect("ADD");
+    network.write_cache(&web.attach);
+    assert_eq!(marks(), 0);
+    world.node.cmd("nft flush ruleset");
+    assert!(world.restored() > 0 && is_published());
+    web.leave(&world, &network);
+    let left = world.node.ruleset();
+    assert!(!left.contains("slipway1") && marks() == 0, "{left}");
+}
+
+/// A container is deleted by a chain whose link is another set's plugin: the mark of its DEL stays, and the next ADD of the
+/// same container ends it.
+#[test]
+fn a_mark_that_no_plugin_removed_ends_with_the_next_add() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     let configs = network.configs(Some(&web.attach));
     network.call("DEL", &configs[1], Some(&web.attach)).ok();
-    assert!(!world.node.slipway("ports").contains("8080"));
+    let (report, _) = world.restore("");
+    assert!(!world.node.slipway("ports").contains("8080"), "{report:#}");
+    let mut config = configs[1].clone();
+    config["prevResult"] = network.cached(&web.attach).expect("a result");
+    network.call("ADD", &config, Some(&web.attach)).ok();
+    world.node.cmd("nft flush ruleset");
     let (report, _) = world.restore("");
     assert!(world.node.slipway("ports").contains("8080"), "{report:#}");
-    network.call("DEL", &configs[0], Some(&web.attach)).ok();
-    assert!(!world.node.ruleset().contains("slipway1"), "{}", world.node.ruleset());
 }
 
 /// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end live

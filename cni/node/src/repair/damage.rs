@@ -205,8 +205,7 @@ const SECOND_LOOK: Duration = Duration::from_millis(50);
 /// The same for filters and queues of links without a known limit: BPF programs, or a limit that an ADD is setting up.
 const SECOND_LOOK_AT_FILTER: Duration = Duration::from_millis(400);
 /// The same for links with a limit, which is not urgent: bandwidth's DEL removes it, and the link goes with the DEL of
-/// another plugin, which a busy node may start a second later. A repair in between would restore the ports of a container
-/// that is being deleted.
+/// another plugin, which a busy node may start a second later. A look in between would cost a repair that finds nothing.
 const SECOND_LOOK_AT_LIMIT: Duration = Duration::from_millis(1500);
 /// The most losses that are remembered: the links of a bridge that is set down. More lead to a repair at once.
 const SUSPECTS: usize = 4096;

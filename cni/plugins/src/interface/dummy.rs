@@ -11,7 +11,7 @@ use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::expected;
 use super::shared::single::keys::kind_status;
 use super::shared::single::{Addresses, Recipe, Site, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 
 /// The `dummy` plugin.
@@ -25,6 +25,10 @@ impl Plugin for Dummy {
 
     fn summary(&self) -> &'static str {
         "gives a container a link that drops all packets"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

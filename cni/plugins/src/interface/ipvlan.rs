@@ -13,7 +13,7 @@ use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::expected;
 use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 
 /// The `ipvlan` plugin.
@@ -30,6 +30,10 @@ impl Plugin for Ipvlan {
 
     fn summary(&self) -> &'static str {
         "gives a container a link with the MAC address of a link of the node"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

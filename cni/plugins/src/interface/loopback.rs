@@ -12,7 +12,7 @@ use cni_kernel::route::{Link, LinkChange, RouteSocket};
 use cni_spec::{AddResult, CniError, ErrorCode, Interface, IpConfig};
 use ipnet::IpNet;
 
-use crate::plugin::{Plugin, Request};
+use crate::plugin::{Place, Plugin, Request};
 
 /// The `loopback` plugin.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ impl Plugin for Loopback {
 
     fn summary(&self) -> &'static str {
         "sets the container's lo up"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

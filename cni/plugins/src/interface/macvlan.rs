@@ -14,7 +14,7 @@ use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::expected;
 use super::shared::single::keys::{Below, kind_status, mac};
 use super::shared::single::{Addresses, Recipe, Site, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 
 /// The `macvlan` plugin.
@@ -31,6 +31,10 @@ impl Plugin for Macvlan {
 
     fn summary(&self) -> &'static str {
         "gives a container a link with a MAC address of its own on a link of the node"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

@@ -21,7 +21,7 @@ use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::expected;
 use super::shared::single::keys::{mac, unavailable};
 use super::shared::single::{Addresses, Recipe, Site, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 
 /// The kernel's limits: `ETH_MIN_MTU` of `linux/if_ether.h`, and `ETH_MAX_MTU` without the header
@@ -54,6 +54,10 @@ impl Plugin for Tap {
 
     fn summary(&self) -> &'static str {
         "gives a container a link whose frames a program reads and writes"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

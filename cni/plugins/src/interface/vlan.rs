@@ -13,7 +13,7 @@ use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::expected;
 use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 
 /// The largest VLAN ID: 4095 is reserved.
@@ -30,6 +30,10 @@ impl Plugin for Vlan {
 
     fn summary(&self) -> &'static str {
         "gives a container the packets of one VLAN of a link"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

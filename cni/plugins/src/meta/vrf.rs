@@ -20,7 +20,7 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::{self, failed};
 use crate::meta::layer3::Layer3;
 use crate::meta::{gone, probe, there};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::undo::Undo;
 
 /// The kernel's name for a VRF (`IFLA_INFO_KIND`).
@@ -68,6 +68,10 @@ impl Plugin for Vrf {
 
     fn summary(&self) -> &'static str {
         "enslaves the container's link to a VRF with a routing table of its own"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

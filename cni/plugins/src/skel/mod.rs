@@ -24,7 +24,7 @@ use cni_spec::{
 use cni_state::report::{Report, Verb};
 
 use crate::plugin::{Delegates, Env, NodeRequest, Plugin, Plugins, Request};
-use crate::{keys, logging};
+use crate::{deletion, keys, logging};
 pub use env::Vars;
 
 /// The largest configuration that is read, in bytes. Real ones have a few thousand; the limit keeps
@@ -249,12 +249,13 @@ fn answer(
         "ADD" => {
             let config = settle(draft, Purpose::Setup)?;
             let request = request(env, &config, is_own_netns)?;
+            deletion::before_add(plugin, &request.attachment);
             scripted(callee, env, &config, || add(plugin, &request))
         }
         "DEL" => {
             let config = settle(draft, Purpose::Removal)?;
             let request = request(env, &config, is_own_netns)?;
-            scripted(callee, env, &config, || silent(plugin.del(&request)))
+            scripted(callee, env, &config, || silent(deletion::during_del(plugin, &request)))
         }
         "CHECK" => {
             not_before(plugin, &draft, Version::V0_4_0, "CHECK")?;

@@ -23,7 +23,7 @@ use super::shared::host::{Host, taken};
 use super::shared::{failed, interface, masquerade, networks, remove, renamed};
 use crate::expected::Expected;
 use crate::ipam::host_local::other_networks::Claim;
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
@@ -49,6 +49,10 @@ impl Plugin for Bridge {
 
     fn summary(&self) -> &'static str {
         "connects a container to a bridge of the node"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

@@ -25,7 +25,7 @@ use super::shared::remove::{Seen, del_under_all_names};
 use super::shared::single::check::{Expected, check};
 use super::shared::single::expected;
 use super::shared::single::{Addresses, Recipe};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use device::Device;
@@ -42,6 +42,10 @@ impl Plugin for HostDevice {
 
     fn summary(&self) -> &'static str {
         "moves a link of the node into a container, and back"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

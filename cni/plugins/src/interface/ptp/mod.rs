@@ -19,7 +19,7 @@ use super::shared::host::{Host, taken};
 use super::shared::keys::Common;
 use super::shared::{failed, interface, masquerade, networks, remove};
 use crate::expected::Expected;
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use plan::Plan;
@@ -35,6 +35,10 @@ impl Plugin for Ptp {
 
     fn summary(&self) -> &'static str {
         "connects a container to the node by a veth pair of its own"
+    }
+
+    fn place(&self) -> Place {
+        Place::Link
     }
 
     #[cfg(test)]

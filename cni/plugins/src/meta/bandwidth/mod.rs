@@ -20,7 +20,7 @@ use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::{failed, interface};
 use crate::meta::{gone, probe};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::undo::Undo;
 use config::Limits;
 use device::Made;
@@ -37,6 +37,10 @@ impl Plugin for Bandwidth {
 
     fn summary(&self) -> &'static str {
         "limits the rate of the container's traffic"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

@@ -15,7 +15,7 @@ use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
 use crate::expected::Expected;
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use bridge::Leaving;
 use config::{Choice, Config, Removal};
 use firewalld::Zone;
@@ -31,6 +31,10 @@ impl Plugin for Firewall {
 
     fn summary(&self) -> &'static str {
         "lets packets of the container through the node's firewall"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

@@ -19,7 +19,7 @@ use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
 use crate::expected::Expected;
 use crate::interface::shared::networks;
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use config::Config;
 use expected::Ports;
 
@@ -34,6 +34,10 @@ impl Plugin for Portmap {
 
     fn summary(&self) -> &'static str {
         "publishes ports of the container on the node"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

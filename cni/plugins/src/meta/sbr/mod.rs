@@ -20,7 +20,7 @@ use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::meta::{gone, there};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::undo::Undo;
 use expected::SourceRouting;
 use plan::{Gateway, KERNELS, Neighbours, Plan, Present, Source};
@@ -109,6 +109,10 @@ impl Plugin for Sbr {
 
     fn summary(&self) -> &'static str {
         "routes packets of the container by their source address"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

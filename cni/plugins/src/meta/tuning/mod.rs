@@ -17,7 +17,7 @@ use crate::expected::Expected;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::meta::layer3::Layer3;
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::undo::Undo;
 use backup::{Backup, Backups};
 pub use config::DATA_DIR;
@@ -35,6 +35,10 @@ impl Plugin for Tuning {
 
     fn summary(&self) -> &'static str {
         "changes settings and attributes of the container's link"
+    }
+
+    fn place(&self) -> Place {
+        Place::Chained
     }
 
     #[cfg(test)]

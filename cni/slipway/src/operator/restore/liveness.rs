@@ -5,6 +5,7 @@
 use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use cni_plugins::deletion;
 use cni_runtime::Cached;
 use cni_spec::Interface;
 
@@ -41,13 +42,16 @@ impl Node {
         Ok(Self { route: RouteSocket::open()?, id: Netns::current()?.id() })
     }
 
-    /// Checks the container's namespace, the link in it, the owner on the host's end of the pair, and the
-    /// addresses.
+    /// Checks that no DEL has begun, and looks at the container's namespace, the link in it, the owner on the host's end
+    /// of the pair, and the addresses.
     ///
     /// # Errors
     /// [`LivenessError`] if the namespace cannot be opened, or links or addresses cannot be read.
     pub(in crate::operator) fn liveness(&self, cached: &Cached) -> Result<Liveness, LivenessError> {
         let gone = |reason: String| Ok(Liveness::Gone(reason));
+        if deletion::has_begun(&cached.attachment) {
+            return gone("the container is being deleted: its DEL has begun".to_owned());
+        }
         let Some(path) = &cached.netns else {
             return gone("neither the cache nor its result names the container's namespace".to_owned());
         };

@@ -10,7 +10,7 @@ mod report;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::node::{self, OwnTable};
@@ -64,10 +64,6 @@ impl Args {
     }
 }
 
-/// The time between the two checks for a concurrent DEL. A DEL calls portmap before the interface's plugin,
-/// each in its own process: a container that is still attached after this time was not being deleted when
-/// its ports were restored.
-const GRACE: Duration = Duration::from_secs(1);
 /// The time limit for the end of a migration, or of another restoration.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a dry run that found something missing.
@@ -283,12 +279,7 @@ impl Restoration {
             self.container(number);
         }
         self.lock = None;
-        if !self.restored.is_empty() {
-            let since = Instant::now();
-            self.withdraw_deleted();
-            std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
-            self.withdraw_deleted();
-        }
+        self.withdraw_deleted();
         Ok(())
     }
 
@@ -417,7 +408,8 @@ impl Restoration {
         Ok(Exclusion::New)
     }
 
-    /// Removes the restored objects of containers that were deleted concurrently.
+    /// Removes the restored objects of containers whose DEL began meanwhile. A DEL is marked before it removes anything:
+    /// one that begins after this look removes what was restored.
     fn withdraw_deleted(&mut self) {
         let Self { node, caches, containers, rows, restored, .. } = self;
         restored.retain(|one| {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Marks of attachments whose DEL has begun.
+//!
+//! The DELs of a chain are processes of their own, and seconds may lie between two of them on a busy node. In between, the
+//! attachment lacks what the first DEL has removed, while the container still runs and the runtime still knows it: nothing
+//! but the mark tells it from an attachment that another program has damaged. A restoration puts back nothing of a marked
+//! attachment.
+//!
+//! The first DEL of a chain makes the mark before it removes anything. The DEL of the link's plugin, which is the last one,
+//! removes it, and so does an ADD of the same attachment. Marks whose link has a plugin of another set are removed by later
+//! DELs. No call fails because of a mark.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use cni_dataplane::RUN_DIR;
+use cni_dataplane::owner::AttachmentHash;
+use cni_kernel::dir::{Access, DirError, DurableDir};
+use cni_spec::text::hex;
+use cni_spec::{Attachment, CniError};
+
+use crate::plugin::{Place, Plugin, Request};
+
+/// The directory of the marks in [`RUN_DIR`].
+const DIRECTORY: &str = "deleting";
+/// The age of a mark that later DELs remove. A runtime repeats a DEL that failed within minutes.
+const OLD: Duration = Duration::from_secs(600);
+/// One of so many DELs looks for old marks.
+const SWEEP: u8 = 32;
+
+/// Calls the plugin's DEL, and marks the attachment until the last DEL has succeeded.
+pub(crate) fn during_del(plugin: &dyn Plugin, request: &Request<'_>) -> Result<(), CniError> {
+    let attachment = &request.attachment;
+    if plugin.place() != Place::Apart {
+        log_failure(attachment, directory().and_then(|marks| set(&marks, attachment)));
+    }
+    plugin.del(request)?;
+    if plugin.place() == Place::Link {
+        log_failure(attachment, clear(attachment));
+    }
+    Ok(())
+}
+
+/// Removes a mark of an earlier DEL: the attachment is being made again.
+pub(crate) fn before_add(plugin: &dyn Plugin, attachment: &Attachment) {
+    if plugin.place() != Place::Apart {
+        log_failure(attachment, clear(attachment));
+    }
+}
+
+/// True if a DEL of the attachment has begun, and no ADD since.
+#[must_use]
+pub fn has_begun(attachment: &Attachment) -> bool {
+    DurableDir::open(&path()).and_then(|marks| marks.exists(name(attachment))).unwrap_or(false)
+}
+
+fn path() -> PathBuf {
+    Path::new(RUN_DIR).join(DIRECTORY)
+}
+
+fn directory() -> Result<DurableDir, DirError> {
+    DurableDir::open(&path())
+        .or_else(|_| DurableDir::create(Path::new(RUN_DIR), 0o755)?.subdir(DIRECTORY, 0o700))
+}
+
+/// The hash as digits: names of containers may be longer than names of files.
+fn name(attachment: &Attachment) -> OsString {
+    hex(&AttachmentHash::of(attachment).0).into()
+}
+
+fn set(marks: &DurableDir, attachment: &Attachment) -> Result<(), DirError> {
+    marks.open_file(name(attachment), Access::WriteOrCreate(0o600))?;
+    let AttachmentHash([.., last]) = AttachmentHash::of(attachment);
+    if last % SWEEP == 0 { sweep(marks, SystemTime::now()) } else { Ok(()) }
+}
+
+/// Removes marks that were made long before.
+fn sweep(marks: &DurableDir, now: SystemTime) -> Result<(), DirError> {
+    for name in marks.list()? {
+        let made =
+            marks.open_file(&name, Access::Read).ok().and_then(|file| file.metadata().ok()?.modified().ok());
+        if made.is_some_and(|made| now.duration_since(made).is_ok_and(|age| age > OLD)) {
+            marks.remove(&name)?;
+        }
+    }
+    Ok(())
+}
+
+fn clear(attachment: &Attachment) -> Result<(), DirError> {
+    match DurableDir::open(&path()) {
+        Ok(marks) => marks.remove(name(attachment)).map(drop),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn log_failure(attachment: &Attachment, done: Result<(), DirError>) {
+    if let Err(error) = done {
+        log::warn!("the mark of the DEL of {attachment}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_marks_are_swept() {
+        let temp = tempfile::tempdir().unwrap();
+        let marks = DurableDir::open(temp.path()).unwrap();
+        let attachment = Attachment::new("pods", "8f3a", "eth0").unwrap();
+        set(&marks, &attachment).unwrap();
+        for (later, is_there) in [(OLD / 2, true), (2 * OLD, false)] {
+            sweep(&marks, SystemTime::now() + later).unwrap();
+            assert_eq!(marks.exists(name(&attachment)).unwrap(), is_there);
+        }
+        // The clock was set back since.
+        set(&marks, &attachment).unwrap();
+        sweep(&marks, SystemTime::UNIX_EPOCH).unwrap();
+        assert!(marks.exists(name(&attachment)).unwrap());
+    }
+}
