@@ -28,6 +28,7 @@ pub mod packet;
 pub mod process;
 pub mod route;
 pub mod sysctl;
+pub mod tables;
 pub mod tap;
 pub mod unix;
 pub mod xattr;

@@ -4,7 +4,8 @@
 //! `slipwayd status`.
 //!
 //! [`Observer`] takes over each comparison and each plugin's report, and replies to the requests that [`server`] reads.
-//! `request_values` has values that are read at a request: addresses (`addresses`), ports and flows (`dataplane`).
+//! `request_values` has values that are read at a request: addresses (`addresses`), ports and flows (`dataplane`),
+//! the kernel's tables.
 
 mod activity;
 mod addresses;
@@ -216,7 +217,8 @@ impl Observer {
     /// All metrics, in the text format of OpenMetrics.
     async fn print_metrics(&self) -> Result<String, std::fmt::Error> {
         let (addresses, dataplane) = tokio::join!(self.addresses_or_none(), self.dataplane.view());
-        self.metrics.print(RequestValues { source: Arc::clone(&self.source), addresses, dataplane })
+        let (source, tables) = (Arc::clone(&self.source), request_values::kernel_tables());
+        self.metrics.print(RequestValues { source, addresses, dataplane, tables })
     }
 
     /// The document of `slipwayd status`.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Metrics whose values are read when they are requested: counters of the Nodes' source, addresses, the dataplane.
+//! Metrics whose values are read when they are requested: counters of the Nodes' source, addresses, the dataplane, the
+//! kernel's tables.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use cni_kernel::AddressFamily;
+use cni_kernel::tables::{Fill, Neighbours};
 use cni_state::documents::{AddressRange, Port};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
@@ -18,12 +21,27 @@ use super::dataplane::DataplaneView;
 use crate::cluster::source::Counters;
 
 /// The values of one request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RequestValues {
     pub(super) source: Arc<Counters>,
     pub(super) addresses: AddressUsage,
     /// None if the installed program does not report.
     pub(super) dataplane: Option<Arc<DataplaneView>>,
+    pub(super) tables: KernelTables,
+}
+
+/// The fill of the kernel's tables, by their names; without those that cannot be read.
+pub(super) type KernelTables = Vec<(&'static str, Fill)>;
+
+/// Reads the tables of the node. The agent is in its network namespace.
+pub(super) fn kernel_tables() -> KernelTables {
+    let neighbours = |family| Neighbours::of(family).map(|table| table.fill);
+    let all = [
+        ("flows", Fill::of_flows()),
+        ("neighbours4", neighbours(AddressFamily::V4)),
+        ("neighbours6", neighbours(AddressFamily::V6)),
+    ];
+    all.into_iter().filter_map(|(name, fill)| Some((name, fill?))).collect()
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -33,7 +51,7 @@ type Values = Vec<(Labels, f64)>;
 impl Collector for RequestValues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let out = &mut encoder;
-        let Self { source, addresses, dataplane } = self;
+        let Self { source, addresses, dataplane, tables } = self;
         counter(out, "node_lists", "Complete lists of Nodes", source.lists())?;
         counter(out, "node_events", "Events of Nodes", source.events())?;
         counter(out, "unchanged_node_events", "Events of Nodes that changed nothing", source.unchanged())?;
@@ -58,6 +76,11 @@ impl Collector for RequestValues {
                 [(vec![], count)],
             )?;
         }
+        let values = |of: fn(&Fill) -> u64| {
+            tables.iter().map(move |(name, fill)| (vec![("table", (*name).to_owned())], number(of(fill))))
+        };
+        gauges(out, "kernel_table_entries", "Entries of a table of the kernel", values(|fill| fill.entries))?;
+        gauges(out, "kernel_table_max_entries", "The most entries of the table", values(|fill| fill.limit))?;
         let is_up = number(dataplane.is_some().into());
         gauges(out, "dataplane_up", "1 if the installed slipway reports ports and flows", [(vec![], is_up)])?;
         match dataplane {

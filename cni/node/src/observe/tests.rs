@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cni_kernel::route::PublicKey;
+use cni_kernel::tables::Fill;
 use cni_state::documents::{AddressRange, BpfMap, BpfNode, Port};
 use cni_state::report::{InvalidReport, Report as Call, Verb};
 use serde_json::Value;
@@ -229,7 +230,8 @@ fn exposed() -> String {
     let (source, dataplane) = (Arc::default(), Some(Arc::new(view)));
     let former = [FormerAddress { address: "10.9.0.2".parse().unwrap(), owner: None }].into();
     let addresses = AddressUsage { ranges: vec![range], former };
-    metrics.print(RequestValues { source, addresses, dataplane }).unwrap()
+    let tables = vec![("neighbours4", Fill { entries: 820, limit: 1024 })];
+    metrics.print(RequestValues { source, addresses, dataplane, tables }).unwrap()
 }
 
 /// Types and labels of the metrics in a text, by the names that a query has.
@@ -292,6 +294,8 @@ fn values_are_those_of_the_reports() {
         "slipway_bpf_packets_total{kind=\"carried\"} 7",
         "slipway_repairs_total{what=\"port\",result=\"done\"} 1",
         "slipway_former_addresses 1.0",
+        "slipway_kernel_table_entries{table=\"neighbours4\"} 820.0",
+        "slipway_kernel_table_max_entries{table=\"neighbours4\"} 1024.0",
         "slipway_cri_lists_total{result=\"failed\"} 1",
         "slipway_garbage_suspected 3",
         "slipway_garbage_attachments_total{result=\"deleted\"} 1",
@@ -303,8 +307,7 @@ fn values_are_those_of_the_reports() {
     let observer = observer();
     observer.compared(&snapshot(true), Ok(&report()));
     observer.compared(&snapshot(true), Ok(&Report::default()));
-    let scraped =
-        RequestValues { source: Arc::default(), addresses: AddressUsage::default(), dataplane: None };
+    let scraped = RequestValues::default();
     let text = observer.metrics().print(scraped).unwrap();
     assert!(!text.contains("node_problems{") && text.contains("slipway_dataplane_up 0.0\n"), "{text}");
     assert!(!text.contains("bpf_"), "{text}");
@@ -319,8 +322,7 @@ fn calls_beyond_a_number_of_names_are_counted_together() {
         let call = Call { plugin, verb: Verb::Del, network, took: Duration::ZERO, code: Some(number + 1) };
         observer.metrics().called(&Ok(call));
     }
-    let scraped =
-        RequestValues { source: Arc::default(), addresses: AddressUsage::default(), dataplane: None };
+    let scraped = RequestValues::default();
     let text = observer.metrics().print(scraped).unwrap();
     let series = text.lines().filter(|line| line.starts_with("slipway_plugin_calls_total{")).count();
     assert_eq!(series, 1001);
@@ -364,5 +366,7 @@ fn the_dashboard_and_the_rules_name_metrics_that_exist() {
         for key in ["/alert", "/expr", "/for", "/labels/severity", "/annotations/summary"] {
             assert!(rule.pointer(key).is_some_and(Value::is_string), "{key}: {rule}");
         }
+        let name = rule["alert"].as_str().unwrap();
+        assert!(PAGE.contains(&format!("`{name}`")), "docs/metrics.md lacks {name}");
     }
 }

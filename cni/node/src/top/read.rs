@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cni_dataplane::ebpf::{about_counter, counters, of_counter};
 use cni_dataplane::{Backend as _, Dataplane, Flows};
-use cni_kernel::sysctl;
+use cni_kernel::tables::Fill;
 use cni_state::documents::{Activity, Conntrack};
 use k8s_openapi::jiff::Timestamp;
 
@@ -52,9 +52,7 @@ pub fn sample(config_dir: &Path, agent: Result<Activity, AgentError>) -> Sample 
     let ports = listed.into_iter().map(|one| (one, traffic.next().flatten())).collect();
     let (at, time) = (Instant::now(), Timestamp::now());
     let drops = drops(&mut troubles);
-    let number = |name| sysctl::get(name).ok()?.parse().ok();
-    let conntrack = number("net/netfilter/nf_conntrack_count").zip(number("net/netfilter/nf_conntrack_max"));
-    let conntrack = conntrack.map(|(count, max)| Conntrack { count, max });
+    let conntrack = Fill::of_flows().map(|Fill { entries, limit }| Conntrack { count: entries, max: limit });
     let pools = pools::read(config_dir, &mut troubles);
     let agent = agent.map_err(Arc::new);
     Sample { at, time, ports, flows, more_flows: more, drops, conntrack, pools, agent, troubles }

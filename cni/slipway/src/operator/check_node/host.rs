@@ -12,7 +12,9 @@ use cni_dataplane::nftables::FlowSearch;
 use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, FlowtableState};
 use cni_dataplane::node::{self, OwnTable};
+use cni_kernel::AddressFamily;
 use cni_kernel::sysctl;
+use cni_kernel::tables::{Fill, Neighbours};
 use cni_runtime::config;
 use cni_spec::Attachment;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -25,8 +27,8 @@ use cni_plugins::node_defaults::NodeDefaults;
 
 /// The directory of host-local's reservations, without `dataDir`.
 const STATE_DIR: &str = "/var/lib/cni/networks";
-/// The fill level of conntrack's table that is worth a warning, in percent.
-const FLOWS_PERCENT: u64 = 80;
+/// The fill of a kernel's table that is worth a warning, in percent.
+const FULL_PERCENT: u64 = 80;
 /// Free bytes and inodes below which a reservation may soon fail.
 const LITTLE_SPACE: u64 = 16 << 20;
 const FEW_INODES: u64 = 1000;
@@ -57,7 +59,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(settings());
     found.extend(flows());
     found.extend(room(&Room::of(Path::new(config::DIRECTORY)), Path::new(sysctl::DIRECTORY)));
-    found.extend(neighbours(Path::new("/proc/net/stat")));
+    found.extend(neighbours());
     found.extend(flow_writer(Path::new("/proc")));
     found.push(state_dir(Path::new(STATE_DIR)));
     found
@@ -357,13 +359,11 @@ fn local_ports() -> Option<Finding> {
 }
 
 fn flows() -> Option<Finding> {
-    let number = |name| sysctl::get(name).ok()?.parse::<u64>().ok();
-    let count = number("net/netfilter/nf_conntrack_count")?;
-    let max = number("net/netfilter/nf_conntrack_max")?;
-    let full = max > 0 && count * 100 / max >= FLOWS_PERCENT;
-    let state = if full { State::Warning } else { State::Ok };
+    let fill = Fill::of_flows()?;
+    let state = if fill.reaches(FULL_PERCENT) { State::Warning } else { State::Ok };
+    let Fill { entries, limit } = fill;
     Some(
-        Finding::new("tracked flows", state, format!("{count} of at most {max}"))
+        Finding::new("tracked flows", state, format!("{entries} of at most {limit}"))
             .reason("when the table is full, new connections are dropped")
             .fix("raise net.netfilter.nf_conntrack_max"),
     )
@@ -403,39 +403,25 @@ fn room(room: &Room, settings: &Path) -> Option<Finding> {
     })
 }
 
-/// The tables of neighbours, if one is almost full or was: a namespace other than the machine's first has no such files.
-fn neighbours(statistics: &Path) -> Vec<Finding> {
-    let families = [("arp_cache", "ipv4"), ("ndisc_cache", "ipv6")];
-    let judged = families.into_iter().filter_map(|(file, family)| {
-        let setting = format!("net/{family}/neigh/default/gc_thresh3");
-        let most: u64 = sysctl::get(&setting).ok()?.parse().ok()?;
-        let text = fs::read_to_string(statistics.join(file)).ok()?;
-        neighbour_table(&text, most, &setting.replace('/', "."))
-    });
-    judged.collect()
+/// The tables of neighbours, if one is almost full or was.
+fn neighbours() -> Vec<Finding> {
+    let judged = |family| neighbour_table(Neighbours::of(family)?, Neighbours::setting(family));
+    AddressFamily::BOTH.into_iter().filter_map(judged).collect()
 }
 
-/// Judges `/proc/net/stat/arp_cache`: columns of hexadecimal numbers, a line for each processor (`neigh_stat_seq_show`).
-fn neighbour_table(text: &str, most: u64, setting: &str) -> Option<Finding> {
-    let mut lines = text.lines();
-    let names: Vec<&str> = lines.next()?.split_whitespace().collect();
-    let place = |name: &str| names.iter().position(|one| *one == name);
-    let (entries, fulls) = (place("entries")?, place("table_fulls")?);
-    let rows: Vec<Vec<u64>> = lines
-        .map(|line| line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect())
-        .collect();
-    // Each line has the number of entries of the whole table.
-    let used = *rows.first()?.get(entries)?;
-    let overflows: u64 = rows.iter().filter_map(|row| row.get(fulls)).sum();
-    if overflows == 0 && used * 100 < most * FLOWS_PERCENT {
+fn neighbour_table(table: Neighbours, setting: &str) -> Option<Finding> {
+    let Neighbours { fill, refused } = table;
+    if refused == 0 && !fill.reaches(FULL_PERCENT) {
         return None;
     }
+    let Fill { entries, limit } = fill;
+    let setting = setting.replace('/', ".");
     let found =
-        format!("{used} of at most {most}; {overflows} packets had no room since the node has booted");
+        format!("{entries} of at most {limit}; {refused} packets had no room since the node has booted");
     Some(
         Finding::new("neighbours of all namespaces", State::Warning, found)
             .reason("each running container of a bridge takes one on the node, and each pair of containers that talk two")
-            .fix(format!("sysctl -w {setting}={}, and set it in /etc/sysctl.d", (most * 4).max(16_384))),
+            .fix(format!("sysctl -w {setting}={}, and set it in /etc/sysctl.d", (limit * 4).max(16_384))),
     )
 }
 
@@ -491,21 +477,18 @@ mod tests {
 
     #[test]
     fn a_table_of_neighbours_that_is_almost_full_or_was_is_named() {
-        let table = |used: &str, fulls: &str| {
-            format!("entries  allocs   table_fulls\n{used} 0000e3ef {fulls}\n{used} 0000e65d 00000001\n")
+        let judge = |entries, refused| {
+            neighbour_table(
+                Neighbours { fill: Fill { entries, limit: 1024 }, refused },
+                "net/ipv4/neigh/default/gc_thresh3",
+            )
         };
-        let judge =
-            |used, fulls| neighbour_table(&table(used, fulls), 1024, "net.ipv4.neigh.default.gc_thresh3");
         // 820 of 1,024 are 80 %.
-        let full = judge("00000334", "00000000").unwrap();
+        let full = judge(820, 1).unwrap();
         assert!(full.found.starts_with("820 of at most 1024; 1 packets"), "{full:?}");
-        assert!(full.fix.contains("gc_thresh3=16384"), "{full:?}");
-        assert_eq!(judge("0000004c", "00000002").unwrap().state, State::Warning);
-        let none = table("0000004c", "00000000").replace("00000001", "00000000");
-        assert_eq!(neighbour_table(&none, 1024, "x"), None);
-        for text in ["", "entries\n", "entries table_fulls\n\n", "entries table_fulls\nx y\n"] {
-            assert_eq!(neighbour_table(text, 1024, "x"), None, "{text:?}");
-        }
+        assert!(full.fix.contains("net.ipv4.neigh.default.gc_thresh3=16384"), "{full:?}");
+        assert_eq!(judge(76, 2).unwrap().state, State::Warning);
+        assert_eq!(judge(76, 0), None);
     }
 
     #[test]

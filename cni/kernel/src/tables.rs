@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! How full the kernel's tables of flows and neighbours are.
+
+use std::fs;
+
+use crate::AddressFamily;
+use crate::sysctl;
+
+/// The fill of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// The number of its entries.
+    pub entries: u64,
+    /// The number beyond which the kernel refuses new ones.
+    pub limit: u64,
+}
+
+impl Fill {
+    /// True if at least this share of the limit is used, in percent.
+    #[must_use]
+    pub const fn reaches(&self, percent: u64) -> bool {
+        self.limit > 0 && self.entries.saturating_mul(100) / self.limit >= percent
+    }
+
+    /// The flows that conntrack follows in the calling thread's namespace. None without conntrack.
+    #[must_use]
+    pub fn of_flows() -> Option<Self> {
+        Some(Self {
+            entries: number("net/netfilter/nf_conntrack_count")?,
+            limit: number("net/netfilter/nf_conntrack_max")?,
+        })
+    }
+}
+
+/// The table of a family's neighbours, which all network namespaces share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Neighbours {
+    /// The fill of the table.
+    pub fill: Fill,
+    /// The number of entries that found no room since the node has booted.
+    pub refused: u64,
+}
+
+impl Neighbours {
+    /// Reads the table of a family. None in a namespace other than the machine's first: the kernel has the statistics
+    /// there alone.
+    #[must_use]
+    pub fn of(family: AddressFamily) -> Option<Self> {
+        let file = match family {
+            AddressFamily::V4 => "arp_cache",
+            AddressFamily::V6 => "ndisc_cache",
+        };
+        let text = fs::read_to_string(format!("/proc/thread-self/net/stat/{file}")).ok()?;
+        Self::parse(&text, number(Self::setting(family))?)
+    }
+
+    /// The name of the setting with the limit.
+    #[must_use]
+    pub const fn setting(family: AddressFamily) -> &'static str {
+        match family {
+            AddressFamily::V4 => "net/ipv4/neigh/default/gc_thresh3",
+            AddressFamily::V6 => "net/ipv6/neigh/default/gc_thresh3",
+        }
+    }
+
+    /// Parses a header, and a line of hexadecimal numbers for each processor (`neigh_stat_seq_show` in the kernel's
+    /// net/core/neighbour.c).
+    fn parse(text: &str, limit: u64) -> Option<Self> {
+        let mut lines = text.lines();
+        let names: Vec<&str> = lines.next()?.split_whitespace().collect();
+        let place = |name: &str| names.iter().position(|one| *one == name);
+        let (entries, fulls) = (place("entries")?, place("table_fulls")?);
+        let rows: Vec<Vec<u64>> = lines
+            .map(|line| {
+                line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect()
+            })
+            .collect();
+        // Each line has the number of entries of the whole table.
+        let entries = *rows.first()?.get(entries)?;
+        Some(Self {
+            fill: Fill { entries, limit },
+            refused: rows.iter().filter_map(|row| row.get(fulls)).sum(),
+        })
+    }
+}
+
+fn number(setting: &str) -> Option<u64> {
+    sysctl::get(setting).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_of_neighbours_are_those_of_all_processors() {
+        let text = "entries  allocs   table_fulls\n00000334 0000e3ef 00000002\n00000334 0000e65d 00000001\n";
+        let read = Neighbours::parse(text, 1024).unwrap();
+        assert_eq!(read, Neighbours { fill: Fill { entries: 820, limit: 1024 }, refused: 3 });
+        assert!(read.fill.reaches(80) && !read.fill.reaches(81));
+        assert!(!Fill { entries: 1, limit: 0 }.reaches(80));
+        for text in ["", "entries\n", "entries table_fulls\n\n", "entries table_fulls\nx y\n"] {
+            assert_eq!(Neighbours::parse(text, 1024), None, "{text:?}");
+        }
+    }
+}
