@@ -6,6 +6,7 @@
 
 mod add;
 mod check;
+mod full;
 mod keys;
 mod neighbours;
 #[path = "../pair/mod.rs"]

@@ -11,7 +11,7 @@ use slipway_tests::{Attach, Node, Pod, Proto, QUICK, address_of, at, has_ipv6, i
 use super::pair::{add, network, outer};
 
 /// The frames that a container has received.
-fn received(pod: &Pod) -> u64 {
+pub(crate) fn received(pod: &Pod) -> u64 {
     let links: serde_json::Value =
         serde_json::from_str(&pod.cmd("ip -s -json link show dev eth0")).expect("JSON");
     links[0]["stats64"]["rx"]["packets"].as_u64().expect("a count")
