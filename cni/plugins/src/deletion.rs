@@ -7,7 +7,7 @@
 //! but the mark tells it from an attachment that another program has damaged. A restoration puts back nothing of a marked
 //! attachment.
 //!
-//! The first DEL of a chain makes the mark before it removes anything. The DEL of the link's plugin, which is the last one,
+//! A chained plugin's DEL makes the mark before it removes anything. The DEL of the link's plugin, which is the last one,
 //! removes it, and so does an ADD of the same attachment. Marks whose link has a plugin of another set are removed by later
 //! DELs. No call fails because of a mark.
 
@@ -19,7 +19,8 @@ use cni_dataplane::RUN_DIR;
 use cni_dataplane::owner::AttachmentHash;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use cni_spec::text::hex;
-use cni_spec::{Attachment, CniError};
+use cni_spec::{AddResult, Attachment, CniError, NetConf, Version};
+use nix::net::if_::if_nametoindex;
 
 use crate::plugin::{Place, Plugin, Request};
 
@@ -33,7 +34,7 @@ const SWEEP: u8 = 32;
 /// Calls the plugin's DEL, and marks the attachment until the last DEL has succeeded.
 pub(crate) fn during_del(plugin: &dyn Plugin, request: &Request<'_>) -> Result<(), CniError> {
     let attachment = &request.attachment;
-    if plugin.place() != Place::Apart {
+    if plugin.place() == Place::Chained && may_be_restored(request) {
         log_failure(attachment, directory().and_then(|marks| set(&marks, attachment)));
     }
     plugin.del(request)?;
@@ -54,6 +55,23 @@ pub(crate) fn before_add(plugin: &dyn Plugin, attachment: &Attachment) {
 #[must_use]
 pub fn has_begun(attachment: &Attachment) -> bool {
     DurableDir::open(&path()).and_then(|marks| marks.exists(name(attachment))).unwrap_or(false)
+}
+
+/// True if a restoration could find the attachment complete but for this plugin's part: the runtime has the result of an ADD,
+/// which it passes to the DEL from specification 0.4.0 on, and the namespace and the links on the node exist. So a DEL that finds
+/// nothing writes nothing.
+fn may_be_restored(request: &Request<'_>) -> bool {
+    let NetConf { prev_result, version, .. } = request.config;
+    let is_known = prev_result.is_some() || *version < Version::V0_4_0;
+    // The bridge is among them, which stays.
+    let on_node = |result: &AddResult| {
+        result
+            .interfaces
+            .iter()
+            .filter(|end| end.sandbox.is_empty())
+            .all(|end| if_nametoindex(&*end.name).is_ok())
+    };
+    is_known && request.netns.as_deref().is_some_and(Path::exists) && prev_result.as_ref().is_none_or(on_node)
 }
 
 fn path() -> PathBuf {
@@ -90,7 +108,8 @@ fn sweep(marks: &DurableDir, now: SystemTime) -> Result<(), DirError> {
 
 fn clear(attachment: &Attachment) -> Result<(), DirError> {
     match DurableDir::open(&path()) {
-        Ok(marks) => marks.remove(name(attachment)).map(drop),
+        Ok(marks) if marks.exists(name(attachment))? => marks.remove(name(attachment)).map(drop),
+        Ok(_) => Ok(()),
         Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error),
     }

@@ -61,21 +61,22 @@ fn a_container_whose_del_has_begun_gets_nothing_back() {
     });
     let network = world.chain(1, "bridge", [json!({"ipMasq": false}), json!({})], vec![limit]);
     let web = Web::published(&world, &network, "web", PORT);
-    let configs = network.configs(Some(&web.attach));
+    let result = network.cached(&web.attach).expect("a result");
+    let del = |plugin| network.call_one(plugin, "DEL", &web.attach, &result).ok();
     let is_published = || world.node.slipway("ports").contains("8080");
     let marks = || world.node.cmd("ls /run/slipway/deleting").lines().count();
     for plugin in [2, 1] {
-        network.call("DEL", &configs[plugin], Some(&web.attach)).ok();
+        del(plugin);
         let (report, code) = world.restore("");
         assert!(code == 0 && count(&report, "restored") == 0, "{report:#}");
         assert!(report.to_string().contains("the container is being deleted"), "{report:#}");
         assert_eq!((is_published(), marks()), (plugin == 2, 1), "{report:#}");
     }
     // The control: an ADD ends the deletion.
-    network.call("DEL", &configs[0], Some(&web.attach)).ok();
+    del(0);
     assert_eq!(marks(), 0);
     for plugin in [1, 0] {
-        network.call("DEL", &configs[plugin], Some(&web.attach)).ok();
+        del(plugin);
     }
     network.add(&web.attach).expect("ADD");
     network.write_cache(&web.attach);
@@ -94,13 +95,11 @@ fn a_mark_that_no_plugin_removed_ends_with_the_next_add() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
-    let configs = network.configs(Some(&web.attach));
-    network.call("DEL", &configs[1], Some(&web.attach)).ok();
+    let result = network.cached(&web.attach).expect("a result");
+    network.call_one(1, "DEL", &web.attach, &result).ok();
     let (report, _) = world.restore("");
     assert!(!world.node.slipway("ports").contains("8080"), "{report:#}");
-    let mut config = configs[1].clone();
-    config["prevResult"] = network.cached(&web.attach).expect("a result");
-    network.call("ADD", &config, Some(&web.attach)).ok();
+    network.call_one(1, "ADD", &web.attach, &result).ok();
     world.node.cmd("nft flush ruleset");
     let (report, _) = world.restore("");
     assert!(world.node.slipway("ports").contains("8080"), "{report:#}");

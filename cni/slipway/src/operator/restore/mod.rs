@@ -10,7 +10,7 @@ mod report;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::node::{self, OwnTable};
@@ -64,6 +64,9 @@ impl Args {
     }
 }
 
+/// The time between the two checks for a concurrent DEL. The DELs of chained plugins leave a mark (`deletion`); that of the
+/// link's plugin removes rules and link side by side, and is over by then.
+const GRACE: Duration = Duration::from_secs(1);
 /// The time limit for the end of a migration, or of another restoration.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a dry run that found something missing.
@@ -279,7 +282,12 @@ impl Restoration {
             self.container(number);
         }
         self.lock = None;
-        self.withdraw_deleted();
+        if !self.restored.is_empty() {
+            let since = Instant::now();
+            self.withdraw_deleted();
+            std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
+            self.withdraw_deleted();
+        }
         Ok(())
     }
 
@@ -408,8 +416,7 @@ impl Restoration {
         Ok(Exclusion::New)
     }
 
-    /// Removes the restored objects of containers whose DEL began meanwhile. A DEL is marked before it removes anything:
-    /// one that begins after this look removes what was restored.
+    /// Removes the restored objects of containers that were deleted concurrently.
     fn withdraw_deleted(&mut self) {
         let Self { node, caches, containers, rows, restored, .. } = self;
         restored.retain(|one| {
