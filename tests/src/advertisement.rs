@@ -17,9 +17,9 @@ use crate::space::Space;
 /// prefix for addresses, a small MTU and a hop limit of 1.
 #[derive(Debug, Clone)]
 pub struct Advertisement {
-    /// `Cur Hop Limit`; 0 for unspecified.
+    /// The `Cur Hop Limit` field; 0 leaves the hop limit unspecified.
     pub hop_limit: u8,
-    /// Router lifetime in seconds; 0 for a router that is no default router.
+    /// Router lifetime in seconds; 0 if the router is not a default router.
     pub lifetime: u16,
     /// True for the preference "high", false for "medium" (RFC 4191, section 2.1).
     pub is_preferred: bool,
@@ -50,8 +50,8 @@ impl Advertisement {
         Self { hop_limit: 64, lifetime, is_preferred: false, prefix: None, mtu: None, route: None }
     }
 
-    /// Sends it to all hosts at a link of `space`, from the link's own link-local address. As long as the link has none,
-    /// nothing is sent: wait for the effect.
+    /// Sends the advertisement to all hosts on a link of `space`, from the link's own link-local address. While the
+    /// link has none yet, nothing is sent, so callers must wait for the effect.
     pub fn send(&self, space: &Space, link: &str) {
         const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let bytes = self.bytes();
@@ -60,7 +60,7 @@ impl Advertisement {
         let sent = space.run(|| {
             let raw =
                 socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)?;
-            // Hosts ignore one that may have been forwarded.
+            // Hosts ignore advertisements with a smaller hop limit, because those may have been forwarded.
             setsockopt(&raw, sockopt::Ipv6MulticastHops, &255)?;
             sendto(raw.as_raw_fd(), &bytes, &to, MsgFlags::empty())
         });
@@ -78,7 +78,8 @@ impl Advertisement {
         bytes.extend(self.lifetime.to_be_bytes());
         bytes.extend([0; 8]);
         if let Some(prefix) = self.prefix {
-            // Type 3, 32 bytes: on-link and autonomous; valid and preferred lifetimes.
+            // The option has type 3 and 32 bytes: the flags on-link and autonomous, then the valid and the preferred
+            // lifetime.
             bytes.extend([3, 4, 64, 0xc0]);
             bytes.extend(3600_u32.to_be_bytes());
             bytes.extend(3600_u32.to_be_bytes());
@@ -90,7 +91,7 @@ impl Advertisement {
             bytes.extend(mtu.to_be_bytes());
         }
         if let Some(route) = self.route {
-            // Type 24, 16 bytes: the first half of the destination is enough for its prefix.
+            // The option has type 24 and 16 bytes, because the first half of the destination is enough for its prefix.
             bytes.extend([24, 2, 64, preference]);
             bytes.extend(1800_u32.to_be_bytes());
             bytes.extend(&route.octets()[..8]);

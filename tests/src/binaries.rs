@@ -71,7 +71,7 @@ pub fn peer_fails(reason: &str, body: impl FnOnce()) {
     }
 }
 
-/// Builds a binary with the cargo that runs the tests. Nothing happens when it is up to date.
+/// Builds a binary with the cargo that runs the tests, which does nothing if it is up to date.
 fn build(name: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
@@ -83,13 +83,13 @@ fn build(name: &str) -> PathBuf {
     }
     let status = command.status().unwrap_or_else(|e| panic!("build {name}: {e}"));
     assert!(status.success(), "{name} does not build");
-    // target/<profile>/deps/<test>-<hash>
+    // The test runs from target/<profile>/deps/<test>-<hash>.
     let test = std::env::current_exe().expect("the test's own path");
     let profile = test.ancestors().nth(2).expect("a target directory");
     profile.join(name)
 }
 
-/// Makes a folder next to the binary with a link per plugin. Test processes may do this at the same time.
+/// Makes a folder next to the binary with one link per plugin. Several test processes may do this at the same time.
 fn link_plugins(binary: &Path) -> PathBuf {
     let folder = binary.with_file_name("slipway-plugins");
     std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("make {}: {e}", folder.display()));
@@ -111,8 +111,8 @@ fn own_names(binary: &Path) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// The names of all plugins under test: those of our binary, else those of the same names in the peer's
-/// folder that speak every version from 0.1.0 on.
+/// The names of all plugins under test: those of our binary, or those in the peer's folder that speak every version
+/// from 0.1.0 on.
 pub fn plugin_names() -> Vec<String> {
     if !is_peer() {
         return own_names(&slipway());

@@ -24,7 +24,7 @@ impl Node {
         serde_json::from_str(&text).expect("slipway node prints JSON")
     }
 
-    /// The counter of this name; dropped packets have counters, too.
+    /// The value of the counter with this name, which may also be a counter of dropped packets.
     pub fn counted(&self, name: &str) -> u64 {
         let status = self.programs();
         ["counters", "dropped"].into_iter().find_map(|kind| status[kind][name].as_u64()).unwrap_or_default()

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Datagrams that are sent at once. A limited rate loses most of them, where its queue is short, or takes its time: with
-//! `fq_codel` as the queue. A machine may be slow, but none is faster than a limit allows.
+//! Bursts of datagrams, with which tests recognise a rate limit. A limit with a short queue drops most of a burst, and
+//! one with `fq_codel` as its queue delays it. A slow machine may make a burst slower, but no machine makes it faster
+//! than the limit allows.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -12,14 +13,14 @@ use crate::space::Space;
 const PAYLOAD: usize = 1200;
 /// A datagram that does not come within this time was dropped.
 const SILENCE: Duration = Duration::from_millis(500);
-/// Tries to send the first datagram: a queue that is still full from the last burst drops it.
+/// How often the first datagram is sent, because a queue that is still full from the last burst drops it.
 const TRIES: usize = 6;
-/// The datagrams that are sent at once. More than 80 do not fit into the receiver's buffer.
+/// The number of datagrams in a burst. More than 80 do not fit into the receiver's buffer.
 const SENT: usize = 60;
-/// The most of them that pass at once by a limit: its burst and its queue.
+/// The number of datagrams that a limit lets pass at once at most, with its burst and its queue.
 const LIMITED: usize = 30;
 
-/// The outcome for datagrams that are sent at once.
+/// What becomes of a burst of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// Some arrive, and no faster than the limit's rate.
@@ -30,8 +31,8 @@ pub enum Fate {
     Lost,
 }
 
-/// The fate of datagrams that are sent to an address of `to`, by a limit in bits per second whose burst is less than ten of
-/// them.
+/// The fate of a burst that is sent to an address of `to`, compared with a limit in bits per second whose own burst is
+/// smaller than ten datagrams.
 #[must_use]
 pub fn fate_of_burst(from: &Space, to: &Space, address: IpAddr, rate: u32) -> Fate {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -41,7 +42,8 @@ pub fn fate_of_burst(from: &Space, to: &Space, address: IpAddr, rate: u32) -> Fa
     let sender = from.bind(|| UdpSocket::bind(any)).expect("bind");
     let mut buffer = [0; PAYLOAD];
     let mut comes = || receiver.recv_from(&mut buffer).is_ok();
-    // The neighbours find each other, and the buckets fill.
+    // The first datagram lets the neighbours resolve each other's addresses, and waiting for it refills the token
+    // buckets.
     for _ in 0..TRIES {
         sender.send_to(&[0; PAYLOAD], (address, port)).expect("send");
         if comes() {

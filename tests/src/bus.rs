@@ -2,7 +2,7 @@
 
 //! The configuration of a system bus.
 
-/// The configuration of a dbus-daemon that permits all to everybody, at the socket of the system's bus.
+/// A dbus-daemon configuration that lets everybody do everything, listening on the system bus socket.
 pub const SYSTEM_BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>

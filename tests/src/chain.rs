@@ -20,9 +20,10 @@ use crate::traffic::Proto;
 
 /// A network configuration list on a node, with the cache of its attachments.
 ///
-/// It works as libcni does: ADD in order, each result the next one's `prevResult`, and nothing is undone if one
-/// fails; DEL in reverse order with the cached result; CHECK in order; GC first deletes cached attachments that
-/// are not valid; `runtimeConfig` holds the capabilities that a plugin asks for.
+/// The methods work as libcni does. ADD calls the plugins in order, passes each one's result to the next as
+/// `prevResult`, and undoes nothing if one fails. DEL calls them in reverse order with the cached result, CHECK in
+/// order. GC first deletes cached attachments that are not valid. `runtimeConfig` holds the capabilities that a plugin
+/// asks for.
 #[derive(Debug)]
 pub struct Network<'a> {
     node: &'a Node,
@@ -44,7 +45,7 @@ pub struct Attach {
     pub netns: PathBuf,
     pub ifname: String,
     pub args: String,
-    /// The arguments of the runtime, by capability: `portMappings`, `ipRanges`, `mac`, …
+    /// The runtime's arguments by capability: `portMappings`, `ipRanges`, `mac` and so on.
     pub capabilities: Map<String, Value>,
 }
 
@@ -94,7 +95,7 @@ pub fn with_keys(mut config: Value, keys: &Value) -> Value {
 }
 
 impl Attach {
-    /// The pod as container of the same name, attached as eth0.
+    /// The pod as a container of the same name, attached as eth0.
     pub fn new(pod: &Pod) -> Self {
         Self {
             container: pod.name().to_owned(),
@@ -162,7 +163,7 @@ impl<'a> Network<'a> {
         Self { node, list, cache: Mutex::default() }
     }
 
-    /// The same list, but for a runtime that lost its cache.
+    /// Clears the cache, as if the runtime had lost it.
     pub fn forget(&self) {
         self.cache.lock().expect("not poisoned").clear();
     }
@@ -171,8 +172,7 @@ impl<'a> Network<'a> {
         self.cache.lock().expect("not poisoned").get(&attach.key()).map(|cached| cached.result.clone())
     }
 
-    /// The configuration of each plugin, as it would get it for this attachment without a
-    /// `prevResult`.
+    /// The configuration of each plugin as it would get it for this attachment, without a `prevResult`.
     pub fn configs(&self, attach: Option<&Attach>) -> Vec<Value> {
         let plugins = self.list["plugins"].as_array().expect("a list has plugins");
         plugins.iter().map(|plugin| self.config(plugin, attach)).collect()
@@ -199,7 +199,7 @@ impl<'a> Network<'a> {
         self.prepare(verb, config, attach).run()
     }
 
-    /// The call of [`Network::call`], not run yet.
+    /// The same call as [`Network::call`], but not run yet.
     pub fn prepare(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> PluginCall {
         let name = config["type"].as_str().expect("a plugin has a type");
         let call = self.node.plugin(name).command(verb).config(config);
@@ -213,7 +213,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Calls one plugin of the list alone, with what the one before it resulted in unless that is null.
+    /// Calls a single plugin of the list. `previous` is the result of the plugin before it, or null for none.
     pub fn call_one(&self, at: usize, verb: &str, attach: &Attach, previous: &Value) -> Output {
         let mut config = self.configs(Some(attach)).swap_remove(at);
         if !previous.is_null() {
@@ -222,7 +222,7 @@ impl<'a> Network<'a> {
         self.call(verb, &config, Some(attach))
     }
 
-    /// ADD of the first plugin of the list alone, for tests of the one behind it. Returns its result.
+    /// Calls ADD of the first plugin of the list only, for tests of the plugin after it, and returns its result.
     pub fn add_first(&self, attach: &Attach) -> Value {
         self.call_one(0, "ADD", attach, &Value::Null).ok()
     }
@@ -232,7 +232,8 @@ impl<'a> Network<'a> {
         self.call(verb, config, attach).result().map_err(|error| Failure { plugin, error })
     }
 
-    /// ADD. Returns the last plugin's result. If a plugin fails, what those before it made stays, as with libcni.
+    /// Calls ADD and returns the last plugin's result. If a plugin fails, what earlier plugins set up remains, as with
+    /// libcni.
     pub fn add(&self, attach: &Attach) -> Result<Value, Failure> {
         let mut result = Value::Null;
         for mut config in self.configs(Some(attach)) {
@@ -245,7 +246,8 @@ impl<'a> Network<'a> {
         Ok(result)
     }
 
-    /// ADD by the plugins of another folder, chained as by a runtime with version 1.0.0. Returns the last plugin's result.
+    /// Calls ADD of the plugins in another folder, chained as a runtime with version 1.0.0 does, and returns the last
+    /// plugin's result.
     pub fn add_by(
         &self,
         plugins: &Path,
@@ -265,7 +267,7 @@ impl<'a> Network<'a> {
         result
     }
 
-    /// DEL. If a plugin fails, those before it in the list are not called.
+    /// Calls DEL in reverse order. If a plugin fails, those before it in the list are not called.
     pub fn del(&self, attach: &Attach) -> Result<(), Failure> {
         for mut config in self.configs(Some(attach)).into_iter().rev() {
             self.give_result(&mut config, attach);
@@ -275,15 +277,14 @@ impl<'a> Network<'a> {
         Ok(())
     }
 
-    /// Keeps the result of an ADD, which may have been another plugin set's, for DEL, CHECK and
-    /// [`Network::write_cache`].
+    /// Keeps the result of an ADD, possibly one by another set of plugins, for DEL, CHECK and [`Network::write_cache`].
     pub fn remember(&self, attach: &Attach, result: Value) {
         let cached = Cached { attach: attach.clone(), result };
         self.cache.lock().expect("not poisoned").insert(attach.key(), cached);
     }
 
-    /// Writes what libcni keeps of an attachment on the node's disk, as its version 1.1 does: without the
-    /// namespace, which the result names.
+    /// Writes what libcni caches for an attachment to the node's disk, in the format of its version 1.1. The format has
+    /// no field for the namespace, because the result names it.
     pub fn write_cache(&self, attach: &Attach) {
         let pairs =
             attach.args.split(';').filter_map(|pair| pair.split_once('=')).map(|(k, v)| json!([k, v]));
@@ -306,7 +307,7 @@ impl<'a> Network<'a> {
         format!("/var/lib/cni/results/{name}-{}-{}", attach.container, attach.ifname)
     }
 
-    /// Asserts that CHECK fails with a message that has this text.
+    /// Asserts that CHECK fails with a message that contains this text.
     #[track_caller]
     pub fn differs(&self, pod: &Pod, text: &str) {
         let failure = self.check(&Attach::new(pod)).expect_err("CHECK should notice");
@@ -322,15 +323,15 @@ impl<'a> Network<'a> {
     }
 
     fn give_result(&self, config: &mut Value, attach: &Attach) {
-        // DEL has a prevResult from 0.4.0 on, CHECK begins there.
+        // DEL gets a prevResult from 0.4.0 on, the version that introduced CHECK.
         let old = ["0.1.0", "0.2.0", "0.3.0", "0.3.1"].map(Value::from);
         if let (Some(result), false) = (self.cached(attach), old.contains(&self.list["cniVersion"])) {
             config["prevResult"] = result;
         }
     }
 
-    /// GC: everything but `valid` is to go. Cached attachments that are not valid get a DEL first.
-    /// All plugins are called, also after one failed.
+    /// Calls GC, which removes everything but `valid`. Cached attachments that are not valid get a DEL first. All
+    /// plugins are called, even after one has failed.
     pub fn gc(&self, valid: &[&Attach]) -> Result<(), Vec<Failure>> {
         let mut failures = Vec::new();
         let stale: Vec<_> = {
@@ -349,7 +350,7 @@ impl<'a> Network<'a> {
         if failures.is_empty() { Ok(()) } else { Err(failures) }
     }
 
-    /// The plugins' part of GC with a list as it is (null, for instance), under both of its keys.
+    /// The plugins' part of GC, with a list passed unchanged (null, for instance) under both of its keys.
     pub fn gc_plugins(&self, list: &Value) -> Result<(), Vec<Failure>> {
         let mut failures = Vec::new();
         for mut config in self.configs(None) {
@@ -373,8 +374,8 @@ impl Node {
         (node, pod, attach)
     }
 
-    /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
-    /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
+    /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a configuration list. If
+    /// it has no `cniVersion`, it gets the newest one that the plugins speak.
     pub fn network(&self, list: Value) -> Network<'_> {
         Network::new(self, list)
     }

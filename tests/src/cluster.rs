@@ -12,48 +12,48 @@ use nix::sched::{CloneFlags, unshare};
 use crate::node::{BridgeNetfilter, Node, Pod};
 use crate::space::Space;
 
-/// The last part of the link addresses ([`on_link`]) of the host outside.
+/// The last part of the outside host's addresses on the link (see [`on_link`]).
 const OUTSIDE: u8 = 9;
-/// The last part of the link addresses of the control plane's namespace.
+/// The last part of the addresses of the control plane's namespace on the link.
 const CONTROL: u8 = 2;
-/// The last part of the link addresses of the first node, minus one.
+/// The last part of the first node's addresses on the link, minus one.
 const NODES: u8 = 10;
 
-/// Nodes joined by a bridge in a namespace of its own, as in a data centre.
+/// Nodes joined by a bridge in a separate namespace, as in a data centre.
 ///
-/// Each node has a range of pod addresses of both families, [`pod_ranges`], which the others and the host outside
-/// route to it. The nodes' default route leads to the host outside.
+/// Each node has a range of pod addresses of both families ([`pod_ranges`]), which the other nodes and the outside host
+/// route to it. The nodes' default route leads to the outside host.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The nodes, in the order of their numbers, which begin at 1.
+    /// The nodes, ordered by their numbers, which begin at 1.
     pub nodes: Vec<ClusterNode>,
     /// The host outside: the nodes' router, and whatever is beyond it.
     pub outside: Member,
     /// A namespace for programs of the control plane.
     pub control: Member,
-    /// Owns the bridge. Dropped last.
+    /// The namespace with the bridge, dropped last.
     lan: Node,
 }
 
 #[derive(Debug)]
 pub struct ClusterNode {
     node: Node,
-    /// Its number, from 1.
+    /// The node's number, from 1.
     pub number: u8,
-    /// Its addresses on the link, IPv4 and IPv6.
+    /// The node's addresses on the link, IPv4 and IPv6.
     pub addresses: [IpAddr; 2],
 }
 
-/// A namespace of a [`Cluster`] that is no node.
+/// A namespace of a [`Cluster`] that is not a node.
 #[derive(Debug)]
 pub struct Member {
     pod: Pod,
-    /// Its addresses on the link, IPv4 and IPv6.
+    /// The namespace's addresses on the link, IPv4 and IPv6.
     pub addresses: [IpAddr; 2],
 }
 
 impl Cluster {
-    /// Makes a cluster of `count` nodes. `prepare` is called on each before anything is done in it.
+    /// Makes a cluster of `count` nodes. `prepare` is called on each node before anything else is done in it.
     pub fn new(count: u8, prepare: impl Fn(&mut Node)) -> Self {
         let cluster = Self::without_pod_routes(count, prepare);
         for to in &cluster.nodes {
@@ -67,7 +67,7 @@ impl Cluster {
         cluster
     }
 
-    /// As [`Self::new`], without the routes to pods: what is tested makes them.
+    /// Makes a cluster like [`Self::new`], but without the routes to pods, which the code under test installs.
     pub fn without_pod_routes(count: u8, prepare: impl Fn(&mut Node)) -> Self {
         let lan = Node::new();
         lan.bridge_netfilter(BridgeNetfilter::Off);
@@ -106,7 +106,7 @@ pub fn pod_ranges(node: u8) -> [String; 2] {
     [format!("10.244.{node}.0/24"), format!("fd44:0:0:{node}::/64")]
 }
 
-/// The addresses that a bridge with `isGateway` has on a node, the first of its ranges.
+/// The addresses that a bridge with `isGateway` has on a node, which are the first of the node's ranges.
 pub fn pod_gateways(node: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, 244, node, 1).into(), Ipv6Addr::new(0xfd44, 0, 0, node.into(), 0, 0, 0, 1).into()]
 }
@@ -118,8 +118,8 @@ fn on_link(number: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// Joins a namespace to the bridge: `eth0` there, `port<number>` here. The two may be in mount namespaces that do not
-/// share names of network namespaces, so that ip(8) gets this process's descriptor.
+/// Joins a namespace to the bridge, with `eth0` in the namespace and `port<number>` on the bridge. The two may be in
+/// mount namespaces that do not share names of network namespaces, so ip(8) gets a descriptor of this process.
 fn join(lan: &Node, space: &Space, number: u8) {
     let path = format!("/proc/{}/fd/{}", std::process::id(), space.net.as_raw_fd());
     let port = format!("port{number}");
@@ -150,7 +150,7 @@ fn configure(space: &Space, addresses: [IpAddr; 2]) {
     space.wait_local(v6);
 }
 
-/// Joins two spaces by a veth pair with these names. They may be in mount namespaces of their own.
+/// Joins two spaces by a veth pair with these names. The spaces may be in different mount namespaces.
 pub fn wire(one: (&Space, &str), other: (&Space, &str)) {
     let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.net.as_raw_fd());
     one.0.cmd(&format!("ip link add {} type veth peer name {} netns {path}", one.1, other.1));
@@ -171,8 +171,8 @@ fn route_by(node: &Node, routers: [IpAddr; 2]) {
 }
 
 impl ClusterNode {
-    /// Gives the node the network that it has after a reboot: a new namespace with its uplink, which keeps its MAC
-    /// address. No process may be left in the old one.
+    /// Gives the node the network that it has after a reboot: a new namespace with an uplink that keeps its MAC
+    /// address. No process may be left in the old namespace.
     pub fn renew_network(&mut self, routers: [IpAddr; 2]) {
         let fresh = self.node.run(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("a new network namespace");

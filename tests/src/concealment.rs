@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Folders that are empty for a node, although the machine has something there.
+//! Folders that a node sees empty, although the machine has files in them.
 //!
-//! A checkout may lie below such a folder: in root's home, or in /var/lib/jenkins. So what the tests themselves need
-//! (the checkout, the binaries, the programs that `cargo xtask test` has unpacked) is bound to its old path again.
+//! A checkout may lie below such a folder, in root's home or in /var/lib/jenkins for instance. Therefore whatever the
+//! tests themselves need (the checkout, the binaries, the programs that `cargo xtask test` has unpacked) is bound to
+//! its old path again.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -19,11 +20,11 @@ pub(crate) fn conceal(folder: &Path) {
     conceal_but(folder, &needed());
 }
 
-/// The same, and keeps these paths.
+/// Does the same, but keeps these paths visible.
 fn conceal_but(folder: &Path, kept: &[PathBuf]) {
     let folder = folder.canonicalize().unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let open = |path: &PathBuf| File::open(path).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
-    // A descriptor leads to what the tmpfs covers.
+    // An open descriptor still leads to the files that the tmpfs covers.
     let kept: Vec<_> = kept
         .iter()
         .filter(|path| **path != folder && path.starts_with(&folder))
@@ -39,12 +40,12 @@ fn conceal_but(folder: &Path, kept: &[PathBuf]) {
     }
 }
 
-/// True for a folder of the machine that a node sees although it lies in a concealed one.
+/// True for a folder of the machine that a node sees although its parent is concealed.
 pub(crate) fn is_kept(folder: &Path) -> bool {
     kept().iter().any(|kept| kept == folder)
 }
 
-/// True if such a folder lies there, so that nothing there may be removed.
+/// True if this folder contains such a kept folder, so nothing in it may be removed.
 pub(crate) fn has_kept(folder: &Path) -> bool {
     kept().iter().any(|kept| kept.starts_with(folder))
 }
@@ -54,10 +55,10 @@ fn kept() -> &'static [PathBuf] {
     NEEDED.get_or_init(needed)
 }
 
-/// The folders that tests read and run programs from; none lies in another.
+/// The folders that tests read and run programs from, none of them inside another.
 fn needed() -> Vec<PathBuf> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
-    // target/<profile>/deps/<test>-<hash>
+    // The test runs from target/<profile>/deps/<test>-<hash>.
     let profile = std::env::current_exe().ok().and_then(|test| test.ancestors().nth(2).map(Path::to_owned));
     let variables = std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("SLIPWAY_"));
     let named: Vec<PathBuf> =

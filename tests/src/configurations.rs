@@ -4,11 +4,11 @@
 
 use serde_json::{Value, json};
 
-/// The file of flanneld for 10.88.0.0/24, which is at `/run/flannel/subnet.env`.
+/// The content of flanneld's file `/run/flannel/subnet.env` for the subnet 10.88.0.0/24.
 pub const FLANNEL_ENV: &str =
     "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
 
-/// bandwidth, in both directions.
+/// A bandwidth configuration that limits both directions.
 pub fn limited() -> Value {
     json!({
         "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 8_000_000,
@@ -16,7 +16,7 @@ pub fn limited() -> Value {
     })
 }
 
-/// tuning, with every attribute of the link and a sysctl.
+/// A tuning configuration that sets every attribute of the link and a sysctl.
 pub fn tuned() -> Value {
     json!({
         "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "promisc": true, "allmulti": true, "txQLen": 77,
@@ -24,7 +24,7 @@ pub fn tuned() -> Value {
     })
 }
 
-/// static, with an address of 10.88.0.0/24.
+/// A static configuration with an address in 10.88.0.0/24.
 pub fn fixed() -> Value {
     json!({
         "type": "static", "routes": [{"dst": "0.0.0.0/0"}],

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers of a pod that `slipwayd render` prints, without a container runtime: a root that the container file makes
-//! upon a Debian system's programs, the pod's mounts, `/proc/sys` read-only, its capabilities and no new privileges. Profiles of seccomp, AppArmor and SELinux
-//! are the runtime's, and not applied.
+//! Runs containers of a pod that `slipwayd render` prints, without a container runtime. A container gets a root that
+//! the container file builds on top of a Debian system's programs, the pod's mounts, a read-only `/proc/sys`, its
+//! capabilities and no new privileges. Seccomp, AppArmor and SELinux profiles are the runtime's, so they are not
+//! applied.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,12 +16,13 @@ use crate::cluster::ClusterNode;
 use crate::daemon::Daemon;
 use crate::space::{CommandOutput, Space, quoted};
 
-/// Directories of the node in the test: those below /run are the node's own, others would be the machine's.
+/// Where the node's directories lie in the test. Those below /run belong to the node; at their usual paths they would
+/// be the machine's.
 const ELSEWHERE: [(&str, &str); 2] = [("/opt/cni/bin", "/run/bin"), ("/etc/cni/net.d", "/run/net.d")];
 /// The files of a service account in a pod.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Capabilities of the rendered objects with their numbers: capabilities(7).
+/// The capabilities that rendered objects ask for, with their numbers from capabilities(7).
 const CAPABILITIES: [(&str, u32); 7] = [
     ("DAC_OVERRIDE", 1),
     ("NET_ADMIN", 12),
@@ -31,7 +33,7 @@ const CAPABILITIES: [(&str, u32); 7] = [
     ("SYS_RESOURCE", 24),
 ];
 
-/// The output of `slipwayd render` for a file, with these options.
+/// The output of `slipwayd render FILE` with these options.
 pub fn render(file: &str, options: &[&str]) -> String {
     let output =
         Command::new(slipwayd()).args(["render", file]).args(options).output().expect("run slipwayd");
@@ -48,7 +50,7 @@ pub fn pod_of(daemon_set: &Value) -> &Value {
     &daemon_set["spec"]["template"]["spec"]
 }
 
-/// A container of a pod on a node, whose root is made.
+/// A container of a pod on a node, with its root file system already made.
 #[derive(Debug)]
 pub struct Container<'a> {
     node: &'a ClusterNode,
@@ -58,7 +60,8 @@ pub struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Makes the root of a container, that of `init` or of the agent, with the programs of the system in `base`.
+    /// Makes the root of a container, either the init container or the agent, with the programs of the system in
+    /// `base`.
     pub fn new(node: &'a ClusterNode, base: &Path, containerfile: &str, pod: &'a Value, init: bool) -> Self {
         let kind = if init { "initContainers" } else { "containers" };
         let all = pod[kind].as_array().expect("containers");
@@ -111,7 +114,7 @@ impl<'a> Container<'a> {
         self.node.cmd_input("sh -e", &script);
     }
 
-    /// Gives the container the files of a service account, and the API server's address.
+    /// Gives the container the files of a service account and the API server's address.
     pub fn account(mut self, server: (&str, &str), token: &str, certificate: &str) -> Self {
         for (name, content) in [("token", token), ("ca.crt", certificate), ("namespace", "kube-system")] {
             let path = format!("{}/{ACCOUNT}/{name}", self.root);
@@ -129,7 +132,7 @@ impl<'a> Container<'a> {
         self.node.daemon("chroot", &words, log)
     }
 
-    /// Runs it to its end, without one of its capabilities if that is given.
+    /// Runs the container to its end, without one of its capabilities if `without` names one.
     pub fn run(&self, without: Option<&str>) -> CommandOutput {
         let mut kept = capabilities(self.spec);
         if let Some(without) = without {
@@ -151,7 +154,8 @@ impl<'a> Container<'a> {
         words.extend(self.environment.iter().map(|(name, value)| format!("{name}={value}")));
         for part in ["command", "args"] {
             let all = self.spec[part].as_array().expect("words").iter();
-            // Process 1 is the machine's here, not the node's: suite `damage` has one of the node.
+            // Process 1 is the machine's here rather than the node's. The suite `damage` covers a process 1 of the
+            // node.
             let all = all.map(|word| word.as_str().expect("a word")).filter(|word| *word != "--host-mounts");
             words.extend(all.map(str::to_owned));
         }
@@ -159,7 +163,7 @@ impl<'a> Container<'a> {
     }
 }
 
-/// The capabilities of a container, which has no others.
+/// The capabilities that a container adds after it has dropped all.
 pub fn capabilities(container: &Value) -> Vec<String> {
     let of = &container["securityContext"]["capabilities"];
     assert_eq!(of["drop"], serde_json::json!(["ALL"]));
@@ -167,7 +171,7 @@ pub fn capabilities(container: &Value) -> Vec<String> {
     names.map(|name| name.as_str().expect("a name").to_owned()).collect()
 }
 
-/// A capability as a bit of the sets in `/proc/PID/status`.
+/// A capability as a bit of the capability sets in `/proc/PID/status`.
 pub fn capability_bit(name: &str) -> u64 {
     let (_, number) = CAPABILITIES.iter().find(|(known, _)| *known == name).expect("a known capability");
     1 << number
@@ -181,14 +185,14 @@ pub(crate) fn may_have(capability: &str) -> bool {
     bounds & capability_bit(capability) != 0
 }
 
-/// The words before a command that take all other capabilities and new privileges away.
+/// The words to put before a command so that it runs with these capabilities only and cannot gain privileges.
 pub fn confined(capabilities: &[String]) -> Vec<String> {
     let kept: String = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase())).collect();
     let words = ["setpriv", "--bounding-set", &format!("-all{kept}"), "--inh-caps=-all", "--no-new-privs"];
     words.map(str::to_owned).into()
 }
 
-/// The variables of a container; of the downward API there is the node's name only.
+/// The environment variables of a container. The only field of the downward API that is supported is the node's name.
 fn environment(node: &ClusterNode, container: &Value) -> BTreeMap<String, String> {
     let variables = container["env"].as_array().into_iter().flatten();
     variables
@@ -200,7 +204,7 @@ fn environment(node: &ClusterNode, container: &Value) -> BTreeMap<String, String
         .collect()
 }
 
-/// The container file's commands, for a shell in the root. Files are bound instead of copied.
+/// Translates the container file's commands into a script for a shell in the root. Files are bound instead of copied.
 fn steps(containerfile: &str, root: &str) -> String {
     let mut script = String::new();
     for line in containerfile.lines().filter(|line| !line.starts_with('#')) {
@@ -232,7 +236,7 @@ fn steps(containerfile: &str, root: &str) -> String {
     script
 }
 
-/// A process in the node's mount namespace that has all capabilities, as process 1 of a node has.
+/// A process in the node's mount namespace that has all capabilities, as process 1 of a real node has.
 pub fn first_process(space: &Space) -> (Daemon, u32) {
     let daemon = space.daemon("sh", &["-c", "echo $$; exec sleep infinity"], "/run/first.log");
     let begun = std::time::Instant::now();

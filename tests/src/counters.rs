@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Counters of the kernel about packets.
+//! Packet counters of the kernel.
 
 use crate::space::Space;
 
 impl Space {
-    /// A counter of this network namespace, by its group and name in /proc/net/snmp, netstat or snmp6: `("Tcp",
-    /// "RetransSegs")`, `("Udp6", "RcvbufErrors")`.
+    /// The value of a counter of this network namespace, by its group and name in /proc/net/snmp, netstat or snmp6:
+    /// `("Tcp", "RetransSegs")` or `("Udp6", "RcvbufErrors")`, for instance.
     pub fn counter(&self, group: &str, name: &str) -> u64 {
         let file = match group {
             _ if group.ends_with('6') => "snmp6",
             _ if group.ends_with("Ext") => "netstat",
             _ => "snmp",
         };
-        // Under /proc/net is the namespace of the process's first thread.
+        // /proc/net shows the network namespace of the process's first thread, so this thread reads its own files.
         let text = self.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")));
         let text = text.unwrap_or_else(|error| panic!("read /proc/net/{file}: {error}"));
         find(&text, group, name).unwrap_or_else(|| panic!("no counter {group} {name}:\n{text}"))
     }
 }
 
-/// A counter in a table with a line of names and one of values, or in a list with one on each line.
+/// Finds a counter in a table (a line of names above a line of values) or in a list (a counter on each line).
 fn find(text: &str, group: &str, name: &str) -> Option<u64> {
     let prefix = format!("{group}: ");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(&prefix));
@@ -33,7 +33,7 @@ fn find(text: &str, group: &str, name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The packets that processors dropped for want of room in their queues, for all namespaces: the second column of
+/// The number of packets that processors dropped in all namespaces because their queues were full: the second column of
 /// softnet_stat.
 pub fn dropped_by_processors() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();

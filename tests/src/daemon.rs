@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::space::Space;
 
-/// A program that runs until this is dropped. The kernel kills it if the test process is killed.
+/// A program that runs until its `Daemon` is dropped. The kernel kills the program if the test process is killed.
 #[derive(Debug)]
 pub struct Daemon {
     pid: Pid,
@@ -21,9 +21,10 @@ pub struct Daemon {
 }
 
 impl Space {
-    /// Starts a program here. Its output goes to a file, as the space sees it.
+    /// Starts a program in this space. Its output goes to a file at a path as the space sees it.
     pub fn daemon(&self, program: impl AsRef<OsStr>, args: &[&str], log: &str) -> Daemon {
-        // prctl(2): PR_SET_PDEATHSIG counts from the thread that started the program, so that thread waits for its end.
+        // PR_SET_PDEATHSIG refers to the thread that started the program (prctl(2)), so that thread lives until the
+        // program ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.as_ref()).args(args);
         let (space, log) = (self.clone(), log.to_owned());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Offloads of an interface: ethtool(8), by its ioctl.
+//! Switches offloads of an interface with the ioctl of ethtool(8).
 #![allow(unsafe_code, reason = "nix has no ioctl for ethtool")]
 
 use std::net::UdpSocket;
@@ -13,8 +13,8 @@ use crate::Space;
 
 /// `SIOCETHTOOL` of linux/sockios.h.
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
-/// `ETHTOOL_SRXCSUM`, `_STXCSUM`, `_SSG`, `_STSO`, `_SGSO` and `_SGRO` of linux/ethtool.h. Without scattered buffers
-/// there is no segmentation either.
+/// `ETHTOOL_SRXCSUM`, `_STXCSUM`, `_SSG`, `_STSO`, `_SGSO` and `_SGRO` of linux/ethtool.h. Without scatter-gather there
+/// is no segmentation offload either.
 const FEATURES: [u32; 6] = [0x15, 0x17, 0x19, 0x1f, 0x24, 0x2c];
 
 /// `struct ethtool_value`.
@@ -31,8 +31,8 @@ impl Space {
         set.unwrap_or_else(|error| panic!("{}: {error}", self.name()));
     }
 
-    /// Switches all offloads of this interface off: packets are neither cut nor merged, and checksums are computed and
-    /// verified in software.
+    /// Switches all offloads of this interface off, so that packets are neither split nor merged, and checksums are
+    /// computed and verified in software.
     pub fn without_offloads(&self, ifname: &str) {
         self.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
@@ -44,7 +44,7 @@ impl Space {
                     *to = libc::c_char::from_ne_bytes([from]);
                 }
                 request.ifr_ifru.ifru_data = (&raw mut setting).cast();
-                // SAFETY: the request leads to a setting, both of which outlive the call.
+                // SAFETY: the request points to a setting, and both outlive the call.
                 let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
                 let error = std::io::Error::last_os_error();
                 assert_eq!(result, 0, "{}: set feature {command:#x} of {ifname}: {error}", self.name());

@@ -10,8 +10,8 @@ use crate::{Node, Space};
 /// The feature that [`has_iptables`] checks, for [`crate::skip!`].
 pub const IPTABLES: &str = "x_tables";
 
-/// True if a program of iptables adds rules. Without x_tables in the kernel, iptables-nft makes chains, but no rule with a
-/// match or target of its own.
+/// True if iptables can add rules. Without x_tables in the kernel, iptables-nft creates chains but no rule that uses an
+/// xtables match or target.
 pub fn has_iptables() -> bool {
     let rule = "iptables -t nat -A POSTROUTING -m comment --comment probe -j MASQUERADE";
     let words: Vec<&str> = rule.split(' ').collect();
@@ -23,9 +23,9 @@ pub const NFT_RANGES: &str = "an nft whose lookups by protocol and range this ke
 
 /// True if nft can load a lookup by protocol and range of ports.
 ///
-/// nft 1.0.6 converts the protocol, which is one byte, to network order, two bytes at a time.
-/// Older kernels ignore that; newer ones, 6.12.117 among them, refuse it (nft_byteorder_init in
-/// net/netfilter/nft_byteorder.c). nft 1.1.3 does not do it.
+/// nft 1.0.6 converts the protocol, which is one byte, to network byte order in units of two bytes. Older kernels
+/// ignore the conversion; newer ones (6.12.117 for instance) reject it in nft_byteorder_init of
+/// net/netfilter/nft_byteorder.c. nft 1.1.3 does not convert the protocol any more.
 pub fn nft_loads_ranges() -> bool {
     let script = "table inet probe {
         map ranges { type inet_proto . inet_service : verdict; flags interval; }
@@ -34,8 +34,8 @@ pub fn nft_loads_ranges() -> bool {
     Node::new().try_cmd_input("nft -f -", script).code == Some(0)
 }
 
-/// The kind of link that a plugin makes and this kernel lacks, for [`crate::skip!`]; none if it has it, or if the
-/// plugin needs none.
+/// The kind of link that a plugin makes and this kernel lacks, for [`crate::skip!`]. None if the kernel has it, or if
+/// the plugin makes no such link.
 pub fn lacks(plugin: &str) -> Option<&'static str> {
     let (kind, feature) = match plugin {
         "dummy" => ("dummy", "dummy links"),
@@ -53,14 +53,14 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
 /// The feature that [`has_ipvs`] checks, for [`crate::skip!`].
 pub const IPVS: &str = "ip_vs";
 
-/// True if the kernel has IPVS: ipvsadm(8) loads its module.
+/// True if the kernel has IPVS, whose module ipvsadm(8) loads.
 pub fn has_ipvs() -> bool {
     Node::new().try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
 }
 
-/// Removes a node's virtual servers of IPVS before the node ends. A kernel without the repair of CVE-2026-45917, as 5.10,
-/// may keep a route to one of them while the node's links go down. It then waits forever for the loopback to become free,
-/// and no namespace on the machine is made or removed any more.
+/// Removes a node's IPVS virtual servers before the node ends. A kernel without the fix for CVE-2026-45917, such as
+/// 5.10, may keep a route to one of them while the node's links go down. The kernel then waits forever for the loopback
+/// device to become free, and no namespace on the machine can be created or removed any more.
 #[derive(Debug)]
 #[must_use]
 pub struct VirtualServers<'a>(pub &'a Space);
@@ -74,7 +74,7 @@ impl Drop for VirtualServers<'_> {
 /// The feature that [`has_wireguard`] checks, for [`crate::skip!`].
 pub const WIREGUARD: &str = "wireguard";
 
-/// True if the kernel has WireGuard: making a link loads its module.
+/// True if the kernel has WireGuard, whose module is loaded when a link is made.
 pub fn has_wireguard() -> bool {
     let known = || RouteSocket::open().and_then(|route| route.knows_kind("wireguard"));
     Node::new().run(known).unwrap_or_else(|e| panic!("ask for wireguard: {e}"))
@@ -83,7 +83,7 @@ pub fn has_wireguard() -> bool {
 /// The feature that [`has_esp`] checks, for [`crate::skip!`].
 pub const ESP: &str = "IPsec's ESP with AES-GCM";
 
-/// True if the kernel can encrypt packets of both families: adding a state loads the modules.
+/// True if the kernel can encrypt packets of both families. Adding a state loads the modules that this needs.
 pub fn has_esp() -> bool {
     let node = Node::new();
     [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")].into_iter().all(|(from, to)| {

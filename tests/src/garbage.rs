@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Mutated configurations and environments. A plugin answers each with an error of the specification, or with a
-//! success that DEL takes back: it never crashes, hangs or leaves anything behind.
+//! Mutated configurations and environments. A plugin must answer each either with an error of the specification or with
+//! a success that DEL undoes. It must never crash, hang or leave anything behind.
 
 use serde_json::{Map, Value, json};
 
@@ -61,7 +61,7 @@ fn nasty_values() -> Vec<Value> {
     ]
 }
 
-/// Every place in a value, as a JSON pointer.
+/// Collects every place in a value as a JSON pointer.
 fn places(value: &Value, at: &str, into: &mut Vec<String>) {
     let escape = |key: &str| key.replace('~', "~0").replace('/', "~1");
     match value {
@@ -86,7 +86,7 @@ fn places(value: &Value, at: &str, into: &mut Vec<String>) {
 fn mutate(config: &mut Value, random: &mut Random, nasty: &[Value]) {
     let mut all = Vec::new();
     places(config, "", &mut all);
-    // Name, version and type are mutated rarely: what they are checked by is soon seen.
+    // Name, version and type are mutated rarely, because the few checks on them are soon exercised.
     let kept = |place: &&String| ["/name", "/cniVersion", "/type", "/ipam/type"].contains(&place.as_str());
     all.retain(|place| !kept(&place) || random.below(20) == 0);
     if all.is_empty() {
@@ -103,7 +103,7 @@ fn mutate(config: &mut Value, random: &mut Random, nasty: &[Value]) {
             }
         }
         1 => {
-            // Another spelling of the same key.
+            // Adds the same key in another spelling.
             let (parent, key) = place.rsplit_once('/').expect("a pointer");
             if let Some(Value::Object(map)) = config.pointer_mut(parent) {
                 map.insert(key.to_uppercase(), random.pick(nasty).clone());
@@ -136,7 +136,7 @@ fn bytes_of(config: &Value, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Now and then a variable of the environment with a wrong value.
+/// Now and then returns an environment variable with a wrong value.
 fn spoil(random: &mut Random) -> Option<(&'static str, &'static str)> {
     const KEYS: &[&str] = &["CNI_ARGS", "CNI_NETNS", "CNI_IFNAME", "CNI_CONTAINERID"];
     const TEXTS: &[&str] = &[
@@ -167,7 +167,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn state(&self) -> Snapshot {
         let derived = ["last_reserved_ip", "networks/.slipway/", "folder ", "/lock"];
-        // The bridge and its addresses stay, as they are every container's; so do its subnets' chains.
+        // The bridge, its addresses and its subnets' chains belong to all containers, so they remain.
         let shared = [" br0 ", "\"br0\"", "nft chain", "nft rule"];
         let derived: Vec<&str> = derived.into_iter().chain(shared).collect();
         Snapshot::take(self.node, &[self.pod]).without(&derived)
@@ -198,27 +198,27 @@ impl Run<'_> {
     }
 }
 
-/// One call that a plugin must refuse or take back.
+/// One call that a plugin must refuse, or whose effect DEL must undo.
 struct Input {
     verb: &'static str,
     bytes: Vec<u8>,
     spoilt: Option<(&'static str, &'static str)>,
 }
 
-/// The next call about a mutation of `config`.
+/// The next call, with a mutation of `config`.
 fn input(config: &Value, random: &mut Random, nasty: &[Value]) -> Input {
     let mut mutated = config.clone();
     for _ in 0..=random.below(3) {
         mutate(&mut mutated, random, nasty);
     }
-    // A bridge outlives its last container: there must be only one.
+    // A bridge outlives its last container, so mutations must not make several.
     if mutated.get("bridge").is_none_or(|name| name.is_null() || name.is_string()) {
         mutated["bridge"] = json!("br0");
     }
     if let Some(ipam) = mutated.get_mut("ipam").and_then(Value::as_object_mut) {
         keep_inside(ipam);
     }
-    // The same for a bridge that flannel asks for.
+    // The same applies to a bridge that flannel asks for.
     if let Some(delegate) = mutated.get_mut("delegate").and_then(Value::as_object_mut)
         && delegate.get("type") == Some(&json!("bridge"))
     {
@@ -229,15 +229,15 @@ fn input(config: &Value, random: &mut Random, nasty: &[Value]) -> Input {
     Input { verb, bytes, spoilt: spoil(random) }
 }
 
-/// Calls a plugin with mutated configurations, `SLIPWAY_GARBAGE` of them (default 150), or a sample of these. A
-/// failure prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files to which the plugin logs calls.
+/// Calls a plugin with mutated configurations: `SLIPWAY_GARBAGE` of them (default 150), or a sample of these. A failure
+/// prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files in which the plugin logs its calls.
 pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: &[&str]) {
     let number = |key: &str, default: u64| {
         std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
     };
     let seed = number("SLIPWAY_SEED", 1);
     let run = Run { node, pod, plugin, seed };
-    // Once as it is, so that bridge, tables and folders exist.
+    // The unchanged configuration comes first, so that bridge, tables and folders exist before the first snapshot.
     let plain = config.to_string();
     for verb in ["ADD", "DEL"] {
         let output = run.node.plugin(plugin).command(verb).for_pod(run.pod).stdin(plain.as_str()).run();
@@ -247,7 +247,7 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
     let (mut succeeded, mut refused) = (0, 0);
     let (mut random, nasty) = (Random::new(seed), nasty_values());
     let all = (0..number("SLIPWAY_GARBAGE", 150)).map(|_| input(config, &mut random, &nasty)).enumerate();
-    // These calls are short: the sample is twice as dense as others.
+    // These calls are short, so the sample is twice as dense as that of other tests.
     let tried = sample_by(all, stride().div_ceil(2));
     let last = tried.len() - 1;
     for (at, (number, Input { verb, bytes, spoilt })) in tried.into_iter().enumerate() {
@@ -256,7 +256,7 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
         let counter = if success { &mut succeeded } else { &mut refused };
         *counter += 1;
         if verb == "ADD" && success {
-            // As the runtime would: the same configuration, the same environment.
+            // As a runtime would, DEL gets the same configuration and environment.
             let del = run.call("DEL", &bytes, spoilt);
             assert!(run.judge(&del), "SLIPWAY_SEED={seed}: DEL: {}{}", del.process.line, del.process);
         }
@@ -273,12 +273,12 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
             );
         }
     }
-    // A dozen may all be of one kind.
+    // A sample of a dozen calls may consist of successes only, or of refusals only.
     let is_small = succeeded + refused < 20;
     assert!(is_small || succeeded > 0 && refused > 0, "{succeeded} succeeded, {refused} were refused");
 }
 
-/// Reservations of mutated configurations stay where the harness looks.
+/// Drops `dataDir`, so that reservations of mutated configurations stay where the harness looks for them.
 fn keep_inside(ipam: &mut Map<String, Value>) {
     if ipam.get("dataDir").is_some_and(Value::is_string) {
         ipam.remove("dataDir");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Expected texts in tests/golden.
+//! Expected output, kept in tests/golden.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Compares `text`, after [`normalise`], with `tests/golden/<name>`. With `UPDATE_GOLDEN=1` in the
-/// environment the file is written instead: look at the difference before you commit it.
+/// Compares `text`, after [`normalise`], with `tests/golden/<name>`. With `UPDATE_GOLDEN=1` in the environment, writes
+/// the file instead; look at the difference before you commit it.
 #[track_caller]
 pub fn golden(name: &str, text: &str) {
     let text = normalise(text);
@@ -17,8 +17,8 @@ pub fn golden(name: &str, text: &str) {
     assert_same(name, &read(name), &text);
 }
 
-/// The same for the result of a plugin: `tests/golden/results/<plugin>.json` has one for each version of the
-/// specification.
+/// Does the same for the result of a plugin. `tests/golden/results/<plugin>.json` has one result for each version of
+/// the specification.
 #[track_caller]
 pub fn golden_result(plugin: &str, version: &str, result: &Value) {
     let name = format!("results/{plugin}.json");
@@ -57,9 +57,9 @@ fn assert_same(name: &str, expected: &str, text: &str) {
     }
 }
 
-/// The text with what differs from run to run replaced: MAC addresses by `<mac1>`, `<mac2>`, … in order
-/// of appearance (the all-zero one stays), `veth` names with hexadecimal digits by `<veth1>`, …,
-/// `# handle N` left out, blanks at line ends too. Ends with one newline.
+/// The text with everything replaced that differs from run to run. MAC addresses become `<mac1>`, `<mac2>` and so on in
+/// order of appearance (the all-zero one stays), `veth` names with hexadecimal digits become `<veth1>` and so on. `#
+/// handle N` and blanks at line ends are removed. The text ends with one newline.
 pub fn normalise(text: &str) -> String {
     let mut seen = Seen::default();
     let mut lines = String::new();
@@ -94,7 +94,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// The stand-in for what `text` begins with, and how many bytes that is.
+    /// The placeholder for the MAC address or name that `text` begins with, and the number of bytes that it replaces.
     fn replace(&mut self, text: &str) -> Option<(usize, String)> {
         let (length, list, kind) = match (mac_at(text), veth_at(text)) {
             (Some(length), _) => (length, &mut self.macs, "mac"),
@@ -114,7 +114,8 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == ':' || c == '_'
 }
 
-/// Six pairs of hexadecimal digits with colons between, not all zero.
+/// The length of a MAC address at the start of `text`: six pairs of hexadecimal digits with colons between, not all
+/// zero.
 fn mac_at(text: &str) -> Option<usize> {
     let mac = text.get(..17)?;
     let fits = mac.bytes().enumerate().all(|(i, b)| match i % 3 {
@@ -125,15 +126,15 @@ fn mac_at(text: &str) -> Option<usize> {
     (fits && ends && mac.bytes().any(|b| b != b'0' && b != b':')).then_some(17)
 }
 
-/// `veth` and at least seven hexadecimal digits.
+/// The length of a name at the start of `text` that is `veth` and at least seven hexadecimal digits.
 fn veth_at(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("veth")?;
     let digits = rest.bytes().take_while(u8::is_ascii_hexdigit).count();
     (digits >= 7 && !rest[digits..].starts_with(is_word)).then_some(4 + digits)
 }
 
-/// The lines of both, those only in the first marked `-`, only in the second `+`. Lines are compared in
-/// order from both ends, which is enough to see where two rulesets part.
+/// The lines of both texts, with `-` before those only in the first and `+` before those only in the second. Lines are
+/// compared in order from both ends, which is enough to see where two rulesets differ.
 pub(crate) fn diff(before: &str, after: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (before.lines().collect(), after.lines().collect());
     let start = old.iter().zip(&new).take_while(|(a, b)| a == b).count();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Container images made by the tests: one static busybox, and a page with the container's name and the
-//! client's address; and the image of `slipwayd render`.
+//! Container images made by the tests: web servers and pause containers from a static busybox, and the image of
+//! `slipwayd render`. The web server's page shows the container's name and the client's address.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -19,27 +19,28 @@ use crate::pace::patience;
 use crate::space::Space;
 use crate::system::System;
 
-/// The image of a web server, which answers `/cgi-bin/who`: see [`expect`]. It answers `/cgi-bin/drain` after [`DRAIN`].
+/// The image of a web server, which answers `/cgi-bin/who` (see [`expect`]) at once and `/cgi-bin/drain` after
+/// [`DRAIN`].
 pub const WEB: &str = "localhost/web:1";
 
 /// The image that holds a pod's namespaces.
 pub const PAUSE: &str = "localhost/pause:1";
 
-/// The archive with both images in the system.
+/// The archive with both images, as a path in the system.
 pub const ARCHIVE: &str = "/tmp/images.tar";
 
-/// The image of `slipwayd render`, as the tests name it.
+/// The name that the tests give to the image of `slipwayd render`.
 pub const AGENT: &str = "registry.example/slipway:1";
 
-/// The archive with it in the system.
+/// The archive with [`AGENT`], as a path in the system.
 pub const AGENT_ARCHIVE: &str = "/tmp/slipway.tar";
 
-/// The page. `WHO` is in the environment of the container.
+/// The web server's page, a CGI script. The container's environment contains `WHO`.
 const PAGE: &str =
     "#!/bin/sh\nprintf 'Content-type: text/plain\\r\\n\\r\\n%s %s\\n' \"$WHO\" \"$REMOTE_ADDR\"\n";
 
-/// The time until the page for a drain is complete: kube-proxy writes its rules once in a second at most, and later on a
-/// machine with other load.
+/// The time until the page for a drain is complete. kube-proxy writes its rules at most once a second, and later on a
+/// busy machine.
 pub const DRAIN: Duration = Duration::from_secs(7);
 
 /// The time limit for a connection that must be refused.
@@ -64,7 +65,7 @@ pub fn make(system: &System) {
     fs::set_permissions(layer.join("bin/busybox"), fs::Permissions::from_mode(0o755))
         .expect("busybox's mode");
     symlink("busybox", layer.join("bin/sh")).expect("link sh");
-    // The first process of a namespace ignores a SIGTERM that it has no handler for.
+    // The first process of a PID namespace ignores a SIGTERM for which it has no handler.
     let config = |command: &[&str]| json!({ "Cmd": command, "Env": ["PATH=/bin"], "StopSignal": "SIGKILL" });
     let images = [
         (WEB, config(&["busybox", "httpd", "-f", "-p", "80", "-h", "/www"])),
@@ -73,8 +74,8 @@ pub fn make(system: &System) {
     system.write(ARCHIVE, archive(folder.path(), &images));
 }
 
-/// Writes [`AGENT_ARCHIVE`] with [`AGENT`]: `slipway` and `slipwayd` where the container file of `slipwayd render` copies them
-/// to, and the libraries of this machine that they need.
+/// Writes [`AGENT_ARCHIVE`] with [`AGENT`]: `slipway` and `slipwayd` at the paths to which the container file of
+/// `slipwayd render` copies them, and the libraries of this machine that they need.
 pub fn make_agent(system: &System) {
     static CONTENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -84,7 +85,7 @@ pub fn make_agent(system: &System) {
         }
         for program in [slipway(), slipwayd()] {
             let to = layer.join("usr/local/bin").join(program.file_name().expect("a program's name"));
-            // Symbols are most of a debug build.
+            // Symbols make up most of a debug build.
             let strip = Command::new("strip").arg("-o").arg(&to).arg(&program).status();
             if !strip.is_ok_and(|status| status.success()) {
                 fs::copy(&program, &to).expect("copy a program");
@@ -102,7 +103,7 @@ pub fn make_agent(system: &System) {
     system.write(AGENT_ARCHIVE, &*CONTENT);
 }
 
-/// The libraries that a program needs, by ldd(1); none for a static one.
+/// The libraries that a program needs according to ldd(1), none for a static program.
 fn libraries(program: &Path) -> Vec<String> {
     let output = Command::new("ldd").arg(program).output().expect("start ldd");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -110,8 +111,8 @@ fn libraries(program: &Path) -> Vec<String> {
     paths.map(str::to_owned).collect()
 }
 
-/// An archive of images with the layer in `folder`, in the format of `docker save` (Docker image specification 1.2), which
-/// podman and containerd read. An image is a name and a `config`.
+/// An archive of images with the layer in `folder`, in the format of `docker save` (Docker image specification 1.2),
+/// which podman and containerd read. An image is given as a name and a `config`.
 fn archive(folder: &Path, images: &[(&str, Value)]) -> Vec<u8> {
     let layer = folder.join("layer.tar");
     tar(&folder.join("layer"), &layer, &["."]);
@@ -155,8 +156,8 @@ fn tar(from: &Path, to: &Path, what: &[&str]) {
     assert!(status.success(), "tar {}: {status}", to.display());
 }
 
-/// Requests the page at `address` from `space` until it answers. Returns the client's address as the server
-/// saw it.
+/// Requests the page at `address` from `space` until the server answers, and asserts that the page names `who`. Returns
+/// the client's address as the server saw it.
 #[track_caller]
 pub fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
     let address = address.into();
@@ -165,8 +166,8 @@ pub fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAdd
     peer
 }
 
-/// Requests the page at `address` from `space` until it answers: the container's name, and the client's address as
-/// the server saw it.
+/// Requests the page at `address` from `space` until the server answers. Returns the container's name, and the client's
+/// address as the server saw it.
 #[track_caller]
 pub fn ask(space: &Space, address: impl Into<SocketAddr>) -> (String, IpAddr) {
     let address = address.into();
@@ -186,8 +187,8 @@ pub fn ask_once(space: &Space, address: SocketAddr, limit: Duration) -> std::io:
     Ok((name.to_owned(), peer))
 }
 
-/// A command line for the containers' shell that requests the page. (busybox's wget, linked statically,
-/// needs the C library's files.)
+/// A command line for the containers' shell that requests the page. busybox's wget does not work, because it is linked
+/// statically and needs files of the C library.
 pub fn request(ip: impl Into<IpAddr>, port: u16) -> String {
     format!("printf 'GET /cgi-bin/who HTTP/1.0\\r\\n\\r\\n' | nc -w 4 {} {port}", ip.into())
 }
@@ -209,7 +210,7 @@ pub fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
     assert!(!open, "{}: {address} still takes connections", space.name());
 }
 
-/// The body of the page, HTTP 1.0 (RFC 1945).
+/// Requests the page with HTTP 1.0 (RFC 1945) and returns its body.
 fn get(space: &Space, address: SocketAddr, limit: Duration) -> std::io::Result<String> {
     use std::io::{Error, Read, Write};
     let text = space.run(|| {

@@ -9,28 +9,28 @@ use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
 use crate::sample::sample;
 
-/// A system call in a plugin's run: the `nth` one of that name.
+/// A system call during a plugin's run: the `nth` one with that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Point {
     pub syscall: String,
-    /// Counted from 1, by thread as strace counts.
+    /// Counted from 1 for each thread, as strace counts.
     pub nth: usize,
-    /// True if the call before it, in any thread, may have changed something outside the process. If not, a kill
-    /// here leaves what a kill at the point before leaves.
+    /// True if the call before this one, in any thread, may have changed something outside the process. If not, a kill
+    /// here leaves the same state as a kill at the previous point.
     pub after_change: bool,
 }
 
-/// The disturbance at a [`Point`].
+/// The way in which a call is disturbed at a [`Point`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disturbance {
-    /// SIGKILL, before the call does anything.
+    /// The process gets SIGKILL before the call does anything.
     Kill,
     /// The call does nothing and fails with this error, for instance `ENOSPC`. Programs that the plugin runs
     /// are not disturbed.
     Error(&'static str),
 }
 
-/// Calls that change nothing but the process itself.
+/// System calls that change nothing outside the process.
 const INNER: &[&str] = &[
     "access",
     "arch_prctl",
@@ -91,19 +91,20 @@ const INNER: &[&str] = &[
 
 const TRACE: &str = "/run/interrupt.trace";
 
-/// Runs the call to its end under strace, and lists the system calls it made, in order, from
-/// the moment when it reads its configuration. (Before that it does nothing but load itself.)
+/// Runs the call to its end under strace, and lists in order the system calls that it made from the moment when it read
+/// its configuration. Before that moment the process only loads itself.
 pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::WithTheConfiguration)
 }
 
-/// True if the tests are to try each system call: `SLIPWAY_EVERY_CALL` is set.
+/// True if the tests are to try every system call, that is, if `SLIPWAY_EVERY_CALL` is set.
 pub fn every_call() -> bool {
     std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
 }
 
-/// The points at which to kill a call: at most `most`, spread evenly, of those right after what may have changed
-/// something; other kills leave the same. Of these [`sample`] takes a part. All of them with [`every_call`].
+/// The points at which to kill a call: at most `most` of those right after a possible change, spread evenly, because a
+/// kill at another point leaves the same state. [`sample`] then takes a part of them. With [`every_call`], all points
+/// are tried.
 pub fn points_to_try(found: Vec<Point>, most: usize) -> Vec<Point> {
     let every = every_call();
     let found: Vec<Point> = found.into_iter().filter(|point| every || point.after_change).collect();
@@ -112,20 +113,20 @@ pub fn points_to_try(found: Vec<Point>, most: usize) -> Vec<Point> {
     sample(found.into_iter().step_by(step))
 }
 
-/// Fails if few calls ended by their kill, since then little was tested. A call misses its point if it shares its work
-/// between threads in another way than the traced one, or waits less often: on a busy machine many do.
+/// Fails if only few calls were killed, because then little was tested. A call misses its point if it divides its work
+/// between threads differently from the traced call, or waits less often; on a busy machine many calls do.
 #[track_caller]
 pub fn assert_killed(kills: usize, tried: usize) {
     assert!(kills > tried / 4, "{kills} kills at {tried} points");
 }
 
-/// As [`kill_points`], without the calls of programs that the plugin runs: where one fails each time, what
-/// was begun with it cannot be taken back with it either.
+/// Does the same as [`kill_points`], but leaves out the calls of programs that the plugin runs. A program that fails
+/// each time could not undo what it had begun either.
 pub fn error_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &OWN_THREADS, Begin::WithTheConfiguration)
 }
 
-/// Lets strace follow a process's threads only, and not with programs that it runs.
+/// Options with which strace follows a process's threads, but not the programs that it runs.
 const OWN_THREADS: [&str; 2] = ["-b", "execve"];
 
 fn traced(node: &Node, call: PluginCall, options: &[&str], begin: Begin) -> (Output, Vec<Point>) {
@@ -136,20 +137,20 @@ fn traced(node: &Node, call: PluginCall, options: &[&str], begin: Begin) -> (Out
     (output, parse(&trace, begin))
 }
 
-/// As [`kill_points`], for a command that reads no configuration: all of its system calls.
+/// Does the same as [`kill_points`] for a command that reads no configuration, and lists all of its system calls.
 pub fn all_kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::AtOnce)
 }
 
-/// From where on system calls count.
+/// The moment from which system calls are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
     AtOnce,
     WithTheConfiguration,
 }
 
-/// Runs the call and disturbs it at that point. With several threads, or with another state than
-/// before, it may not reach that point.
+/// Runs the call and disturbs it at that point. With several threads, or if the state differs from that of the traced
+/// run, the call may not reach the point.
 pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance) -> Output {
     let what = match how {
         Disturbance::Kill => "signal=KILL".to_owned(),
@@ -163,7 +164,7 @@ pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance)
     output
 }
 
-/// Kills the call at that point. False if it succeeded before it came to the point.
+/// Kills the call at that point. Returns false if the call succeeded before it reached the point.
 pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     let output = disturbed(node, call, point, Disturbance::Kill);
     match output.process.code {
@@ -173,7 +174,8 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     }
 }
 
-/// Runs the call with a pause before each system call of that name, so that the moments between two of them last.
+/// Runs the call with a pause before each system call of that name, so that the moments between two of them last
+/// longer.
 pub fn slowed(node: &Node, call: PluginCall, syscall: &str, pause: Duration) -> Output {
     let inject = format!("inject={syscall}:delay_enter={}us", pause.as_micros());
     let strace = ["strace", "-f", "-qq", "-o", TRACE, "-e", &inject];
@@ -182,8 +184,8 @@ pub fn slowed(node: &Node, call: PluginCall, syscall: &str, pause: Duration) -> 
     output
 }
 
-/// True if the standard library reads with this call if a program could be started. The kernel never lets it fail; if
-/// it is made to fail, the library waits for a program that waits for its input.
+/// True if this is the call with which the standard library learns whether a program could be started. The kernel never
+/// lets it fail. If strace does, the library waits for a program that itself waits for input.
 fn hears_of_start(name: &str, arguments: &str) -> bool {
     name == "recvfrom" && arguments.contains(", 8, 0, NULL, NULL)")
 }
@@ -213,7 +215,7 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
         if !started || hears_of_start(name, arguments) {
             continue;
         }
-        // Threads have their own counts: the same point may come twice.
+        // Each thread has its own counts, so the same point may come twice.
         match points.iter_mut().find(|point| point.syscall == name && point.nth == nth) {
             Some(point) => point.after_change |= after_change,
             None => points.push(Point { syscall: name.to_owned(), nth, after_change }),

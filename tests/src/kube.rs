@@ -14,7 +14,8 @@ use crate::daemon::Daemon;
 use crate::pace::{is_slow, within};
 use crate::space::Space;
 
-/// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names; `cargo xtask test` sets it.
+/// The programs of the control plane, in the directory that `SLIPWAY_KUBE_DIR` names. `cargo xtask test` sets the
+/// variable.
 const CONTROL_PLANE: [&str; 2] = ["kube-apiserver", "etcd"];
 
 /// The feature that [`api_server_programs`] checks, for [`crate::skip!`].
@@ -25,28 +26,28 @@ pub const KUBE_TOKEN: &str = "matrix";
 
 /// etcd's log, as the control plane's namespace sees it.
 const ETCD_LOG: &str = "/run/kube/etcd.log";
-/// The API server's log, likewise.
+/// The API server's log, as the control plane's namespace sees it.
 const SERVER_LOG: &str = "/run/kube/apiserver.log";
-/// Pods need no service accounts, which controllers make.
+/// Without service accounts, pods do not depend on the controllers that create those.
 const WITHOUT_ACCOUNTS: &str = "--disable-admission-plugins=ServiceAccount";
-/// The key that tokens of service accounts are signed with, likewise.
+/// The key with which tokens of service accounts are signed, as the control plane's namespace sees it.
 pub(crate) const KEY: &str = "/run/kube/key";
-/// The API server's certificate with that of its own authority, likewise.
+/// The API server's certificate together with that of the authority it created for itself.
 pub(crate) const CERTIFICATE: &str = "/run/kube/certificates/apiserver.crt";
 
-/// The directory with Kubernetes' programs, if it has this one.
+/// The directory with Kubernetes' programs, if it contains this one.
 pub fn kube_programs(program: &str) -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("SLIPWAY_KUBE_DIR")?);
     dir.join(program).is_file().then_some(dir)
 }
 
-/// The directory, if it [has an API server](has_api_server).
+/// The same directory, if it [has an API server](has_api_server).
 pub fn api_server_programs() -> Option<PathBuf> {
     kube_programs("kube-apiserver").filter(|dir| has_api_server(dir))
 }
 
-/// True if the directory has an API server and etcd, and the machine is fast enough for many of them: in an emulated VM each
-/// needs minutes to start.
+/// True if the directory has an API server and etcd, and the machine is fast enough to run many of them. In an emulated
+/// VM, each needs minutes to start.
 pub fn has_api_server(programs: &Path) -> bool {
     !is_slow() && CONTROL_PLANE.iter().all(|name| programs.join(name).is_file())
 }
@@ -63,18 +64,20 @@ pub struct ApiServer<'a> {
 }
 
 impl<'a> ApiServer<'a> {
-    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns. All users have all rights.
+    /// Starts etcd and the server, which needs some seconds until [`ApiServer::wait`] returns. All users have all
+    /// rights.
     pub fn start(programs: &Path, control: &'a Member) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=AlwaysAllow", WITHOUT_ACCOUNTS], "")
     }
 
-    /// As [`ApiServer::start`], but users have the rights that roles give them.
+    /// Starts a server like [`ApiServer::start`], but users have only the rights that roles give them.
     pub fn start_with_roles(programs: &Path, control: &'a Member) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=RBAC", WITHOUT_ACCOUNTS], "")
     }
 
-    /// As [`ApiServer::start`], but kubelets have the rights of their nodes, and other users those that roles give them.
-    /// `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them. Pods have service accounts, which need the controllers.
+    /// Starts a server like [`ApiServer::start`], but kubelets have the rights of their nodes, and other users those
+    /// that roles give them. `tokens` has a line `TOKEN,USER,UID,"GROUP"` for each of them. Pods have service accounts,
+    /// which require the controllers.
     pub fn start_for_nodes(programs: &Path, control: &'a Member, tokens: &str) -> Self {
         Self::start_with(programs, control, &["--authorization-mode=Node,RBAC"], tokens)
     }
@@ -85,9 +88,9 @@ impl<'a> ApiServer<'a> {
         options: &'static [&'static str],
         tokens: &str,
     ) -> Self {
-        // The server looks for the link of its default route.
+        // The server needs a default route, because it looks up the route's link.
         control.cmd("ip route add default dev eth0");
-        // etcd listens for the API server, and for the tests, on the loopback.
+        // etcd listens on the loopback for the API server and for the tests.
         control.cmd("ip link set lo up");
         control.run(|| {
             std::fs::create_dir("/run/kube").expect("create /run/kube");
@@ -111,7 +114,7 @@ impl<'a> ApiServer<'a> {
         server
     }
 
-    /// Kills the server. etcd keeps its objects.
+    /// Kills the server. etcd keeps the server's objects.
     pub fn stop(&mut self) {
         self.server = None;
     }
@@ -134,8 +137,8 @@ impl<'a> ApiServer<'a> {
                 &advertised,
                 "--token-auth-file=/run/kube/tokens",
                 "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
-                // A load balancer with TCP and UDP ports is an alpha feature in this version.
-                // Later versions mount tokens that expire; this one does so by an alpha feature, too.
+                // Two alpha features of this version are needed: load balancers with both TCP and UDP ports, and
+                // mounted tokens that expire, as later versions mount them by default.
                 "--feature-gates=IPv6DualStack=true,MixedProtocolLBService=true,BoundServiceAccountTokenVolume=true",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 &key,
@@ -157,7 +160,7 @@ impl<'a> ApiServer<'a> {
         self.kubeconfig_of(&json!({"token": KUBE_TOKEN}))
     }
 
-    /// As [`ApiServer::kubeconfig`], with a user's credentials: `{"tokenFile": "/run/token"}`.
+    /// The same as [`ApiServer::kubeconfig`], with a user's credentials such as `{"tokenFile": "/run/token"}`.
     pub fn kubeconfig_of(&self, user: &Value) -> String {
         use base64::Engine as _;
         let authority = base64::engine::general_purpose::STANDARD.encode(self.certificate());
@@ -180,7 +183,7 @@ impl<'a> ApiServer<'a> {
         self.request(token, "GET", "application/json", "/api/v1/nodes", "").0 == Some(0)
     }
 
-    /// Its certificate with that of its authority.
+    /// The server's certificate together with that of its authority.
     pub fn certificate(&self) -> String {
         self.control.run(|| std::fs::read_to_string(CERTIFICATE)).expect("read the certificate")
     }
@@ -189,8 +192,8 @@ impl<'a> ApiServer<'a> {
         self.expect("GET", "application/json", path, "")
     }
 
-    /// Reads an object or a list that a test looks at again and again; none if the server does not return it. The report
-    /// of a failure leaves it out.
+    /// Reads an object or a list that a test polls. None if the server does not return it. The report of a failure
+    /// omits these requests.
     pub fn look(&self, path: &str) -> Option<Value> {
         let mut command = self.command(KUBE_TOKEN, "GET", "application/json", path);
         command.stdin(Stdio::null());
@@ -203,17 +206,17 @@ impl<'a> ApiServer<'a> {
         self.curl("GET", "application/json", path, "").0 == Some(0)
     }
 
-    /// Creates an object; returns it with the server's defaults.
+    /// Creates an object and returns it with the server's defaults.
     pub fn create(&self, path: &str, object: &Value) -> Value {
         self.expect("POST", "application/json", path, &object.to_string())
     }
 
-    /// As [`ApiServer::create`], from YAML.
+    /// Creates an object like [`ApiServer::create`], but from YAML.
     pub fn create_yaml(&self, path: &str, object: &str) -> Value {
         self.expect("POST", "application/yaml", path, object)
     }
 
-    /// A token of a service account, as its pods get it.
+    /// A token of a service account, like the tokens that the account's pods get.
     pub fn token(&self, namespace: &str, account: &str) -> String {
         let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
@@ -224,19 +227,18 @@ impl<'a> ApiServer<'a> {
         self.expect("PATCH", "application/merge-patch+json", path, &patch.to_string());
     }
 
-    /// Merges a patch that the server must refuse; returns its reply.
+    /// Merges a patch that the server must refuse, and returns its reply.
     pub fn refused_patch(&self, path: &str, patch: &Value) -> String {
         let (code, reply) = self.curl("PATCH", "application/merge-patch+json", path, &patch.to_string());
         assert_ne!(code, Some(0), "PATCH {path}: {reply}\n{patch}");
         reply
     }
 
-    /// Deletes an object.
     pub fn delete(&self, path: &str) {
         self.expect("DELETE", "application/json", path, "");
     }
 
-    /// Lets etcd forget all former revisions of its objects.
+    /// Lets etcd discard all earlier revisions of its objects.
     pub fn compact(&self) {
         let ask = |path: &str, body: Value| -> Value {
             let url = format!("http://127.0.0.1:2379/v3/kv/{path}");
@@ -273,7 +275,7 @@ impl<'a> ApiServer<'a> {
         (output.code, output.stdout + &output.stderr)
     }
 
-    /// A request of which curl reads the body from standard input.
+    /// A curl command that reads the request's body from standard input.
     fn command(&self, token: &str, method: &str, kind: &str, path: &str) -> Command {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--insecure"]);
@@ -294,12 +296,12 @@ pub fn wait_until_ready(name: &str, place: &Space, log: &str, program: &Daemon, 
             begin.elapsed(),
             place.cmd(&format!("tail -n 40 {log}")),
         );
-        // Each look starts programs, which take processor time of the one that is waited for.
+        // Polling starts programs, which take processor time from the one that is waited for.
         thread::sleep(within(Duration::from_millis(100)));
     }
 }
 
-/// A key for the tokens of service accounts: P-256, as RFC 5915 writes it.
+/// A P-256 key for the tokens of service accounts, in the format of RFC 5915.
 fn key() -> String {
     use base64::Engine as _;
     let secret = [7; 32];

@@ -7,10 +7,9 @@
 //! `/run/netns`, for a plugin to fill). All three are [`Space`]s: code and commands run inside with
 //! [`Space::run`] and [`Space::cmd`], servers and clients with [`Space::serve`] and [`Space::request`].
 //! Several nodes on one link are a [`Cluster`].
-//!
-//! No namespace has a name outside the node's own mount namespace, and each is held by nothing but a
-//! file descriptor of the test process. So whatever way a test ends (also killed), the kernel removes
-//! everything, and suites run side by side without knowing of each other.
+//! No namespace has a name outside the node's own mount namespace, and only a file descriptor of the test process keeps
+//! each of them alive. So however a test ends, even by a kill, the kernel removes everything, and suites can run side
+//! by side without affecting each other.
 //!
 //! ```no_run
 //! use serde_json::json;
@@ -34,15 +33,14 @@
 //! ```
 //!
 //! # Which plugins are tested
-//! `SLIPWAY_BIN_DIR` names the plugin directory. Without it the workspace's own binary is built (once
-//! per test process, by the cargo that runs the tests) and linked under the plugins' names.
-//! `SLIPWAY_PEER_DIR` puts another implementation in its place, so that a suite can be compared with
-//! the reference plugins: see [`peer_fails`]. Some tests run the reference together with ours, or clean up after
-//! it: [`Reference`].
+//! `SLIPWAY_BIN_DIR` names the plugin directory. Without it, the workspace's own binary is built (once per test
+//! process, by the cargo that runs the tests) and linked under the plugins' names. `SLIPWAY_PEER_DIR` replaces it with
+//! another implementation, so that a suite can be compared with the reference plugins; see [`peer_fails`]. Some tests
+//! run the reference plugins together with ours, or clean up after them; see [`Reference`].
 //!
 //! # When a test fails
-//! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
-//! the ruleset, links, addresses and routes of all its spaces.
+//! A [`Node`] that is dropped during a panic prints every command that was run in it (with input and output), and the
+//! ruleset, links, addresses and routes of all its spaces.
 
 mod advertisement;
 mod binaries;

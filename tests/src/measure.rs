@@ -2,8 +2,8 @@
 
 //! Measurements of paths between namespaces, for `cargo xtask vm-test --measure`.
 //!
-//! All paths of a run alternate on the same machine, whose processors also serve both ends: a difference between paths is
-//! a difference of the work between the ends. What counts is the processor time of the whole machine.
+//! All paths of a run alternate on the same machine, and its processors also run both ends, so a difference between
+//! paths is a difference in the work between the ends. The measure is the processor time of the whole machine.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -18,32 +18,32 @@ use nix::unistd::Pid;
 
 use crate::{Space, at, patience};
 
-/// The port that reads a stream, and the one that returns each byte.
+/// The port of the server that reads a stream and discards it.
 pub const SINK: u16 = 90;
-/// See [`SINK`].
+/// The port of the server that returns each byte.
 pub const ECHO: u16 = 91;
-/// The UDP port that acknowledges a batch of datagrams.
+/// The UDP port of the server that acknowledges a batch of datagrams.
 pub const BATCHES: u16 = 92;
-/// The same, whose socket receives several datagrams at once (`UDP_GRO`).
+/// The UDP port of the same server with a socket that receives several datagrams at once (`UDP_GRO`).
 pub const TOGETHER: u16 = 93;
 
-/// Measurements of each path.
+/// How often each path is measured.
 const ROUNDS: usize = 7;
-/// Amounts of a measurement.
+/// The amount of work in each measurement.
 const STREAM: usize = 64 << 20;
 const REQUESTS: u32 = 4000;
 const CONNECTIONS: u32 = 500;
 const DATAGRAMS: u32 = 64 * 400;
-/// Datagrams until the receiver acknowledges, which a socket's default buffer holds.
+/// The number of datagrams after which the receiver acknowledges. A socket's default buffer holds them.
 const BATCH: u32 = 64;
 const PAYLOAD: usize = 1400;
-/// Datagrams of one call.
+/// The number of datagrams that one call sends.
 const TRAIN: usize = 32;
 
-/// A client and the server's addresses on one path.
+/// A client and the addresses under which it reaches the server on one path.
 #[derive(Debug, Clone)]
 pub struct Path {
-    /// Its name in the figures.
+    /// The path's name in the figures.
     pub name: &'static str,
     /// The namespace of the client.
     pub client: Space,
@@ -61,27 +61,27 @@ pub struct Path {
 pub enum Work {
     /// One connection that sends 64 MiB.
     Stream,
-    /// Requests of one byte over one connection.
+    /// Requests of one byte over a single connection.
     Requests,
-    /// A connection for each request of one byte.
+    /// A new connection for each request of one byte.
     Connections,
-    /// Datagrams of 1,400 bytes, 64 before the receiver's acknowledgment.
+    /// Datagrams of 1,400 bytes, acknowledged by the receiver after every 64.
     Datagrams,
-    /// The same, 32 in each call of the sender, which the kernel cuts (`UDP_SEGMENT`).
+    /// The same datagrams, sent 32 in a call, which the kernel splits (`UDP_SEGMENT`).
     Trains,
-    /// Trains to a socket with `UDP_GRO`.
+    /// Trains that are sent to a socket with `UDP_GRO`.
     Together,
     /// Requests of one datagram, each of which is acknowledged.
     Pings,
 }
 
 impl Path {
-    /// The path to a server's own ports.
+    /// The path straight to a server's own ports.
     pub fn to(name: &'static str, client: &Space, server: IpAddr) -> Self {
         Self::published(name, client, server, 0)
     }
 
-    /// The path to published ports: each is `offset` more than the server's own.
+    /// The path to published ports, each of which is the server's own port plus `offset`.
     pub fn published(name: &'static str, client: &Space, node: IpAddr, offset: u16) -> Self {
         let [sink, echo, batches, together] =
             [SINK, ECHO, BATCHES, TOGETHER].map(|port| at(node, offset + port));
@@ -138,7 +138,7 @@ impl Path {
 }
 
 impl Work {
-    /// Its name with the unit, and the number of units.
+    /// The workload's name with its unit, and the number of units in a measurement.
     fn unit(self) -> (&'static str, f64) {
         match self {
             Self::Stream => ("STREAM, per MB", (STREAM >> 20) as f64),
@@ -172,7 +172,7 @@ fn echoed(stream: &mut TcpStream) {
     stream.read_exact(&mut [0]).expect("an answer");
 }
 
-/// Serves the three ports on an address of a space, until the process ends.
+/// Serves all four ports on an address of a space until the process ends.
 pub fn serve(space: &Space, address: IpAddr) {
     let listen = |port, respond: fn(&mut TcpStream, &mut [u8]) -> bool| {
         let listener = TcpListener::bind(at(address, port)).expect("listen");
@@ -199,7 +199,7 @@ pub fn serve(space: &Space, address: IpAddr) {
     });
 }
 
-/// Acknowledges each batch of datagrams, and each datagram that is smaller than those.
+/// Acknowledges each batch of full-sized datagrams, and each smaller datagram at once.
 fn acknowledge(socket: &UdpSocket) {
     let mut number = 0;
     let mut bytes = vec![0; 64 << 10];
@@ -217,13 +217,13 @@ fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
     let ticks: Vec<f64> =
         text.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
-    // All fields but the fourth and the fifth, idle and iowait.
+    // These are all fields except the fourth and the fifth, which are idle and iowait.
     let all: f64 = ticks.iter().take(8).sum();
     (all - ticks[3] - ticks[4]) / 100.0
 }
 
-/// Keeps the calling thread, and those that it starts from now on, on the first processor that it may use: the wake-up of
-/// another one costs more than a packet.
+/// Keeps the calling thread, and the threads that it starts from now on, on the first processor that it may use,
+/// because waking up another processor costs more than a packet.
 pub fn on_one_processor() {
     let all = sched_getaffinity(Pid::from_raw(0)).expect("the processors");
     let first = (0..CpuSet::count()).find(|&one| all.is_set(one) == Ok(true)).expect("a processor");
@@ -232,8 +232,8 @@ pub fn on_one_processor() {
     sched_setaffinity(Pid::from_raw(0), &set).expect("one processor");
 }
 
-/// Returns the processor time of this process and of the kernel's threads for network traffic, in seconds: the work of
-/// others on the machine does not count.
+/// Returns the processor time, in seconds, of this process and of the kernel's network threads. Work of other processes
+/// on the machine does not count.
 pub fn own() -> f64 {
     let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
     let threads = std::fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
@@ -253,10 +253,10 @@ pub fn own() -> f64 {
 pub struct Figure {
     what: &'static str,
     path: &'static str,
-    /// Microseconds for a unit, of time and of the machine's processors.
+    /// Elapsed time and the machine's processor time for one unit, in microseconds.
     wall: f64,
     cpu: f64,
-    /// Processor time, to that of the first path: the median of the rounds' ratios.
+    /// Processor time relative to that of the first path, as the median of the rounds' ratios.
     ratio: f64,
 }
 
@@ -267,12 +267,12 @@ impl fmt::Display for Figure {
     }
 }
 
-/// Measures each workload on each path. `prepare` is called with the index of the path that is next.
+/// Measures each workload on each path. `prepare` is called before each measurement with the index of its path.
 pub fn compare(paths: &[Path], works: &[Work], prepare: impl FnMut(usize)) -> Vec<Figure> {
     compare_by(busy, paths, works, prepare)
 }
 
-/// As [`compare`], with another measure of the processor time in seconds.
+/// Does the same as [`compare`], with another measure of the processor time in seconds.
 pub fn compare_by(
     spent_so_far: fn() -> f64,
     paths: &[Path],
@@ -287,12 +287,12 @@ pub fn compare_by(
             for offset in 0..paths.len() {
                 let at = (round + offset) % paths.len();
                 prepare(at);
-                // The first packet may wait for a neighbour or a handshake.
+                // A first request beforehand, because the first packet may wait for a neighbour or a handshake.
                 drop(paths[at].dial(paths[at].echo));
                 let (before, begun) = (spent_so_far(), Instant::now());
                 work.run(&paths[at]);
                 let (wall, cpu) = (begun.elapsed().as_secs_f64(), spent_so_far() - before);
-                // The first round warms caches up, and lets flows be offloaded.
+                // The first round is not counted: it warms caches up and lets flows be offloaded.
                 if round > 0 {
                     spent[at].0.push(wall / units * 1e6);
                     spent[at].1.push(cpu / units * 1e6);

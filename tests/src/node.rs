@@ -20,11 +20,11 @@ use crate::family::has_ipv6;
 use crate::seen_ports::without_seen_ports;
 use crate::space::{Journal, Space};
 
-/// A node: a network namespace, and a mount namespace with an empty /run and /var/lib of its own.
+/// A node: a network namespace, and a mount namespace with its own, initially empty /run and /var/lib.
 ///
-/// It starts with its loopback up and nothing else: no forwarding, no addresses, no ruleset.
-/// Duplicate address detection is off by default for new interfaces, to save its second per address;
-/// a test that is about it sets `net/ipv6/conf/default/accept_dad` back to 1.
+/// A new node has its loopback up and nothing else: no forwarding, no addresses, no ruleset. Duplicate address
+/// detection is off by default for new interfaces, because it would take a second per address. A test about it sets
+/// `net/ipv6/conf/default/accept_dad` back to 1.
 #[derive(Debug)]
 pub struct Node {
     space: Space,
@@ -33,10 +33,10 @@ pub struct Node {
     bin: PathBuf,
 }
 
-/// A machine outside the node, joined to it by a veth pair: `eth0` here, `out<n>` on the node.
+/// A machine outside the node, joined to it by a veth pair: `eth0` on the host, `out<n>` on the node.
 ///
-/// Each has a documentation prefix of its own (RFC 5737, RFC 3849); the node is its default router. In a kernel without
-/// IPv6 the addresses of that family exist here only.
+/// Each host has a documentation prefix (RFC 5737, RFC 3849) for itself, and the node is its default router. In a
+/// kernel without IPv6, the addresses of that family exist only in this struct.
 #[derive(Debug)]
 pub struct Host {
     space: Space,
@@ -54,7 +54,7 @@ pub struct Pod {
     path: PathBuf,
 }
 
-/// The variants of iptables, as the names of their programs have them.
+/// The variants of iptables, as they appear in the names of their programs.
 const VARIANTS: [&str; 2] = ["nft", "legacy"];
 
 impl Node {
@@ -87,7 +87,7 @@ impl Node {
         Pod { space, path }
     }
 
-    /// A machine outside, linked to the node. Three at most.
+    /// A machine outside, linked to the node. A node can have three at most.
     pub fn host(&self, name: &str) -> Host {
         let number = {
             let mut hosts = self.hosts.lock().expect("not poisoned");
@@ -103,9 +103,10 @@ impl Node {
         self.remember(&space);
         let host =
             Host { space, v4: v4(2), v6: v6(2), node_v4: v4(1), node_v6: v6(1), node_link: link.clone() };
-        // One worker of the kernel handles the addresses of all namespaces. Those of a host need no probe there.
+        // One kernel worker handles the addresses of all namespaces. Addresses of a host need no probe, so they do not
+        // add to its work.
         host.sysctl("net/ipv6/conf/default/accept_dad", "0");
-        // Lines of a kernel that has IPv6.
+        // Lines about IPv6 are left out in a kernel without it.
         let six = |line: String| if has_ipv6() { line } else { String::new() };
         self.cmd_input(
             "ip -batch -",
@@ -130,7 +131,7 @@ impl Node {
                 six(format!("route add default via {}\n", host.node_v6))
             ),
         );
-        // The queue of a new link swallows packets until the kernel has noticed the carrier.
+        // Until the kernel has noticed the carrier, the queue of a new link swallows packets.
         self.wait_up(&host.node_link);
         host.wait_up("eth0");
         host
@@ -150,22 +151,22 @@ impl Node {
         node
     }
 
-    /// A node that has one host outside, and no netfilter on its bridges.
+    /// A node that has one outside host, and whose bridged packets bypass netfilter.
     pub fn with_client() -> (Self, Host) {
         let node = Self::without_bridge_netfilter();
         let client = node.host("client");
         (node, client)
     }
 
-    /// Switches on forwarding in both families, as a router would have it. (bridge with isGateway
-    /// does this too; it is here for tests that must not depend on it.)
+    /// Switches forwarding on in both families, as on a router. The bridge plugin does the same with isGateway; this
+    /// method is for tests that must not depend on that.
     pub fn forward(&self) {
         self.sysctl("net/ipv4/ip_forward", "1");
         self.sysctl("net/ipv6/conf/all/forwarding", "1");
     }
 
-    /// Sets bridge-nf-call-iptables and -ip6tables, which a new namespace starts with as 1. Returns
-    /// false when the kernel has no br_netfilter, which amounts to "off".
+    /// Sets bridge-nf-call-iptables and -ip6tables, which are 1 in a new namespace. Returns false if the kernel has no
+    /// br_netfilter, which has the same effect as "off".
     pub fn bridge_netfilter(&self, switch: BridgeNetfilter) -> bool {
         let value = match switch {
             BridgeNetfilter::On => "1",
@@ -179,8 +180,8 @@ impl Node {
         true
     }
 
-    /// Writes a file, with its folders, as the node sees it (/run and /var/lib are its own). Panics rather than
-    /// write to the machine's own root file system.
+    /// Writes a file, creating its folders, at a path as the node sees it. The node has its own /run and /var/lib.
+    /// Panics if the path leads to the machine's root file system.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         let content = content.as_ref();
         let result = self.run(|| {
@@ -196,7 +197,7 @@ impl Node {
         result.unwrap_or_else(|error| panic!("write {path}: {error}"));
     }
 
-    /// Gives the node an /etc of its own, with what the machine's has in it.
+    /// Gives the node an /etc for itself, a copy of the machine's.
     pub fn own_etc(&self) {
         if self.read("/run/etc/passwd").is_some() {
             return;
@@ -206,12 +207,12 @@ impl Node {
         self.cmd("mkdir -p /etc/cni");
     }
 
-    /// Reads a file as the node sees it; none when it does not exist or is no text.
+    /// Reads a file as the node sees it. None if the file does not exist or is not text.
     pub fn read(&self, path: &str) -> Option<String> {
         self.run(|| std::fs::read_to_string(path)).ok()
     }
 
-    /// The names in a folder as the node sees it, sorted; empty when it does not exist.
+    /// The names in a folder as the node sees it, sorted. Empty if the folder does not exist.
     pub fn list(&self, path: &str) -> Vec<String> {
         self.run(|| {
             let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
@@ -222,45 +223,45 @@ impl Node {
         })
     }
 
-    /// The addresses that host-local has reserved for a network, sorted as texts.
+    /// The addresses that host-local has reserved for a network, sorted as strings.
     pub fn reserved(&self, network: &str) -> Vec<String> {
         let names = self.list(&format!("/var/lib/cni/networks/{network}"));
         names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
     }
 
-    /// Hides the programs of iptables: those of these variants, whose other names are links to them.
+    /// Hides the programs of these variants of iptables. Each variant's other program names are links to the one hidden
+    /// file.
     pub fn hide_programs(&self, variants: &[&str]) {
-        // A device is no program.
+        // A device cannot be executed.
         variants.iter().for_each(|variant| self.replace_program(variant, "/dev/null"));
     }
 
-    /// Hides all programs of iptables.
     pub fn hide_iptables(&self) {
         self.hide_programs(&VARIANTS);
     }
 
-    /// Shows what [`Self::hide_iptables`] has hidden.
+    /// Shows the programs that [`Self::hide_iptables`] has hidden.
     pub fn show_iptables(&self) {
         for program in VARIANTS.iter().filter_map(|variant| self.program_of(variant)) {
             self.cmd(&format!("umount {program}"));
         }
     }
 
-    /// Puts another program in the place of those of a variant of iptables, if it is installed.
+    /// Puts another program in the place of a variant's programs, if the variant is installed.
     pub fn replace_program(&self, variant: &str, by: &str) {
         if let Some(program) = self.program_of(variant) {
             self.cmd(&format!("mount --bind {by} {program}"));
         }
     }
 
-    /// The file behind all names of a variant's programs.
+    /// The file to which all names of a variant's programs lead.
     fn program_of(&self, variant: &str) -> Option<String> {
         let name = format!("/usr/sbin/iptables-{variant}-restore");
         let found = self.try_run(&["readlink", "-e", &name])?.stdout.trim().to_owned();
         (!found.is_empty()).then_some(found)
     }
 
-    /// Gives the node an empty folder of its own in place of the machine's.
+    /// Hides a folder of the machine behind an empty one that belongs to the node.
     pub fn own_folder(&self, folder: &str) {
         self.run(|| conceal(Path::new(folder)));
     }
@@ -270,7 +271,7 @@ impl Node {
         without_seen_ports(&self.cmd("nft list ruleset"))
     }
 
-    /// Gives the node a new network namespace. The old one ends with its last process and clone.
+    /// Gives the node a new network namespace. The old one ends when no process and no clone uses it any more.
     pub(crate) fn replace_network(&mut self, net: File) {
         self.space.net = Arc::new(net);
         let mut places = self.places.lock().expect("not poisoned");
@@ -283,7 +284,7 @@ impl Node {
         places.push((space.name.clone(), Arc::downgrade(&space.net)));
     }
 
-    /// Makes a namespace and binds it to a name as ip-netns(8) does.
+    /// Makes a namespace and binds it to a name, as ip-netns(8) does.
     fn make_netns(&self, name: &str) -> (File, PathBuf) {
         let path = Path::new("/run/netns").join(name);
         let file = self.run(|| {
@@ -297,7 +298,7 @@ impl Node {
         (file, path)
     }
 
-    /// Everything that was run, and the state of all spaces.
+    /// All commands that were run, and the state of all spaces.
     fn report(&self) -> String {
         let mut text = String::from("\n=== what was run ===\n");
         for entry in self.space.journal.entries() {
@@ -315,12 +316,12 @@ impl Node {
     }
 }
 
-/// The two settings of bridge-nf-call-iptables: bridged packets pass the netfilter hooks of IP, or not.
+/// The settings of bridge-nf-call-iptables, which decides whether bridged packets pass the netfilter hooks of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgeNetfilter {
-    /// They do: the kernel's default where br_netfilter is there.
+    /// Bridged packets pass the hooks, which is the kernel's default where br_netfilter is loaded.
     On,
-    /// They do not.
+    /// Bridged packets bypass the hooks.
     Off,
 }
 
@@ -339,13 +340,13 @@ impl Drop for Node {
 }
 
 impl Pod {
-    /// The namespace's path, as CNI_NETNS.
+    /// The namespace's path, the value of CNI_NETNS.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the path away, as a runtime does when the pod is gone. The namespace itself ends as soon
-    /// as no socket (for instance of a [`crate::Server`]) and no clone of the space holds it.
+    /// Removes the path, as a runtime does when the pod is gone. The namespace itself ends as soon as no socket (of a
+    /// [`crate::Server`], for instance) and no clone of the space keeps it alive.
     pub fn remove(self) {
         let path = &self.path;
         self.space.run(|| {
@@ -376,19 +377,20 @@ impl Deref for Pod {
     }
 }
 
-/// Runs on a thread of its own, which ends afterwards: only the descriptors keep the namespaces.
+/// Makes the namespaces of a node. The calling thread must end afterwards, so that only the descriptors keep them
+/// alive.
 fn make_node() -> (File, File) {
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .expect("make a network and a mount namespace (the network tests need root)");
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .expect("keep mounts private");
-    // A machine that runs containers has a network configuration and plugins, which no node is to find.
+    // A machine that runs containers has a network configuration and plugins, which a node must not find.
     let foreign = ["/etc/cni", "/opt/cni"].into_iter().filter(|folder| Path::new(folder).is_dir());
     for folder in ["/run", "/var/lib"].into_iter().chain(foreign) {
         conceal(Path::new(folder));
     }
     std::fs::create_dir("/run/netns").expect("make /run/netns");
-    // The host's own mount there is shared by all nodes: nothing of a node may be attached or pinned there.
+    // The machine's own mount at this path is shared by all nodes, so a node must not attach or pin anything there.
     if Path::new("/sys/fs/cgroup").is_dir() {
         mount(Some("none"), "/sys/fs/cgroup", Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))
             .expect("hide the machine's control groups");

@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 /// A fenced block of a page.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// The page, from the root of the checkout.
+    /// The page's path from the root of the checkout.
     pub page: String,
-    /// The line of its fence, from 1.
+    /// The number of the line with the opening fence, from 1.
     pub line: usize,
-    /// The first word of its fence, such as `json`; empty if there is none.
+    /// The first word of the opening fence, such as `json`; empty if there is none.
     pub language: String,
-    /// The other words of its fence, such as `fragment=portmap`. Renderers ignore them.
+    /// The other words of the opening fence, such as `fragment=portmap`. Renderers ignore them.
     pub words: Vec<String>,
-    /// Its lines, without the indentation of the fence.
+    /// The block's lines, without the indentation of the fence.
     pub lines: Vec<String>,
 }
 
 impl Block {
-    /// The value of a word `key=value` of the fence.
+    /// The value of a word `key=value` on the fence.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.words.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
     }
@@ -30,7 +30,7 @@ impl Block {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// Page and line, for messages.
+    /// The page and the line, for messages.
     pub fn place(&self) -> String {
         format!("{}:{}", self.page, self.line)
     }
@@ -40,7 +40,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the checkout")
 }
 
-/// The README and all pages below `docs`, from the root of the checkout.
+/// The paths of the README and of all pages below `docs`, from the root of the checkout.
 pub fn names() -> Vec<String> {
     let mut found = vec!["README.md".to_owned()];
     let mut folders = vec![PathBuf::from("docs")];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Calling a plugin as a runtime does: environment, standard input, one process.
+//! Calls a plugin as a runtime does, with an environment and standard input for one process.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::binaries::slipway;
 use crate::node::{Node, Pod};
 use crate::space::{CommandOutput, Space, Started, quoted};
 
-/// One call of one plugin, to be filled in and run. What is not given is not set in the environment;
-/// but for `CNI_PATH`, which is the plugin directory, and `PATH`.
+/// One call of one plugin, to be filled in and run. The environment contains only what is given, apart from `CNI_PATH`,
+/// which is the plugin directory, and `PATH`.
 #[derive(Debug, Clone)]
 pub struct PluginCall {
     space: Space,
@@ -27,7 +27,7 @@ pub struct PluginCall {
 
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Plugin and verb.
+    /// The plugin's name and the verb.
     what: String,
     pub process: CommandOutput,
 }
@@ -55,14 +55,14 @@ impl PluginCall {
         call.env("PATH", path).env("CNI_PATH", bin)
     }
 
-    /// Sets one variable of the environment.
+    /// Sets an environment variable.
     pub fn env(mut self, key: &str, value: impl Into<OsString>) -> Self {
         self.env.retain(|(known, _)| known != key);
         self.env.push((key.to_owned(), value.into()));
         self
     }
 
-    /// Takes one variable out of the environment.
+    /// Removes an environment variable.
     pub fn without(mut self, key: &str) -> Self {
         self.env.retain(|(known, _)| known != key);
         self
@@ -88,7 +88,7 @@ impl PluginCall {
         self.env("CNI_ARGS", args)
     }
 
-    /// Container ID (the pod's name), namespace and `eth0`, in one go.
+    /// Sets the container ID (the pod's name), the namespace and the interface name `eth0`.
     pub fn for_pod(self, pod: &Pod) -> Self {
         self.container(pod.name()).netns(pod.path()).ifname("eth0")
     }
@@ -102,19 +102,19 @@ impl PluginCall {
         self
     }
 
-    /// Runs the plugin by another program, for instance `["strace", "-f", "-o", "/run/trace"]`.
+    /// Runs the plugin with a wrapper, for instance `["strace", "-f", "-o", "/run/trace"]`.
     pub fn through(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(OsString::from).collect();
         self
     }
 
-    /// Runs another program in the plugin's place, for instance the reference's.
+    /// Runs another program in the plugin's place, for instance a reference plugin.
     pub fn instead(mut self, program: &Path) -> Self {
         self.program = program.to_owned();
         self
     }
 
-    /// Command line arguments; a plugin takes none, but a program in its place may.
+    /// Sets command line arguments. A plugin takes none, but a program in its place may.
     pub fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments = arguments.iter().map(OsString::from).collect();
         self
@@ -124,7 +124,7 @@ impl PluginCall {
         self.spawn().wait()
     }
 
-    /// Starts it, for tests that interrupt it or run several at once.
+    /// Starts the call, for tests that interrupt it or run several at once.
     pub fn spawn(self) -> Running {
         let verb =
             self.env.iter().find(|(key, _)| key == "CNI_COMMAND").map(|(_, verb)| verb.to_string_lossy());
@@ -158,7 +158,7 @@ impl Running {
 }
 
 impl Output {
-    /// Standard output as JSON; null when there is none.
+    /// Standard output as JSON, or null if it is empty.
     pub fn json(&self) -> Value {
         let text = &self.process.stdout;
         if text.trim().is_empty() {
@@ -168,7 +168,7 @@ impl Output {
             .unwrap_or_else(|e| panic!("{e} in the output of {}: {text}", self.process.line))
     }
 
-    /// The result, or the error object that the plugin printed, if it exits with 1. Panics if it does neither.
+    /// The result, or the error object that the plugin printed if it exited with 1. Panics in any other case.
     pub fn result(&self) -> Result<Value, CniFailure> {
         match self.process.code {
             Some(0) => Ok(self.json()),
@@ -200,7 +200,7 @@ impl Node {
         PluginCall::new((**self).clone(), self.bin(), name)
     }
 
-    /// Runs `slipway` with the operator's commands, given as words separated by blanks.
+    /// Runs a command of `slipway`, given as words separated by blanks.
     pub fn slipway(&self, args: &str) -> String {
         self.cmd(&format!("{} {args}", quoted(slipway())))
     }

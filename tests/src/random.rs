@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Random choices that a seed repeats.
+//! Random choices that the same seed repeats.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The generator with the seed in the variable `SLIPWAY_SEED`, or else the time of day, which is printed.
+    /// The generator with the seed in the variable `SLIPWAY_SEED`, or else the current time. The seed is printed.
     pub fn seeded() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seed = std::env::var("SLIPWAY_SEED")

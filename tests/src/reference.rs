@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The reference plugins, for tests that compare them with ours, or let one find what the other left.
+//! The reference plugins, for tests that compare them with ours, or let one of the two find what the other left behind.
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Those in the directories that `SLIPWAY_REFERENCE_DIRS` names, divided by colons; `cargo xtask test`
-    /// fetches them. Without it those of the system's package, if it is installed.
+    /// The versions in the directories that `SLIPWAY_REFERENCE_DIRS` lists, separated by colons. `cargo xtask test`
+    /// fetches them. Without the variable, the version of the system's package, if it is installed.
     pub fn all() -> Vec<Self> {
         let named = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_else(|| "/usr/lib/cni".into());
         let dirs = std::env::split_paths(&named).filter(|dir| dir.join("portmap").is_file());
@@ -29,7 +29,7 @@ impl Reference {
         Self::all().into_iter().next()
     }
 
-    /// Those whose portmap can write its rules with nftables, which it can since version 1.6.0.
+    /// The versions whose portmap can write its rules with nftables, that is, 1.6.0 and later.
     pub fn with_nftables() -> Vec<Self> {
         Self::all().into_iter().filter(Self::has_nftables).collect()
     }
@@ -42,23 +42,23 @@ impl Reference {
         self.dir.join(name)
     }
 
-    /// True if its portmap can write its rules with nftables.
+    /// True if this version's portmap can write its rules with nftables.
     pub fn has_nftables(&self) -> bool {
         self.portmap_knows("cni_hostport")
     }
 
-    /// The names of its portmap's backends.
+    /// The backends of this version's portmap.
     pub fn backends(&self) -> &'static [&'static str] {
         if self.has_nftables() { &["iptables", "nftables"] } else { &["iptables"] }
     }
 
-    /// True if the binary of its portmap contains this word, for instance a key of the configuration.
+    /// True if the portmap binary contains this word, for instance a configuration key.
     pub fn portmap_knows(&self, word: &str) -> bool {
         self.knows("portmap", word)
     }
 
-    /// True if this word is among the texts in a plugin's program: the packages' plugins do not report their
-    /// versions.
+    /// True if a plugin's binary contains this word. Words tell versions apart, because plugins from packages do not
+    /// report their versions.
     pub fn knows(&self, plugin: &str, word: &str) -> bool {
         let path = self.plugin(plugin);
         let program = std::fs::read(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The part of many similar cases that a run tries.
+//! The sample of many similar cases that a run tries.
 
 use crate::pace::is_slow;
 use crate::skip::append;
@@ -10,8 +10,9 @@ fn number(key: &str, default: usize) -> usize {
     std::env::var(key).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{key} is a number")))
 }
 
-/// The cases per case that is tried, from the variable `SLIPWAY_SAMPLE`. 1, which means all, if it is not set.
-/// The file that `SLIPWAY_SAMPLED` names gets a line, because the test that calls this does less than it could.
+/// The number N for which 1 in N cases is tried, from the variable `SLIPWAY_SAMPLE`. Without the variable it is 1,
+/// which means all. If it is more, a line goes to the file that `SLIPWAY_SAMPLED` names, because the calling test does
+/// less than it could.
 pub fn stride() -> usize {
     let stride = configured();
     if stride > 1 {
@@ -26,21 +27,21 @@ fn configured() -> usize {
     stride
 }
 
-/// Chooses the cases that this run tries: the first, the last, and every [`stride`]-th from one that
-/// `SLIPWAY_SAMPLE_SEED` gives. Runs with as many consecutive seeds try all.
-/// The file that `SLIPWAY_SAMPLED` names gets a line with the number of cases.
+/// Chooses the cases that this run tries: the first, the last, and every [`stride`]-th, starting where
+/// `SLIPWAY_SAMPLE_SEED` says. As many runs with consecutive seeds try all cases. A line with the number of cases goes
+/// to the file that `SLIPWAY_SAMPLED` names.
 pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     sample_by(all, configured())
 }
 
-/// As [`sample`], of cases that are counted from 0 and have no known end.
+/// Chooses cases as [`sample`] does, if they are counted from 0 and their number is unknown.
 pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
     let (stride, seed) = (stride(), number("SLIPWAY_SAMPLE_SEED", 0));
     (0..).filter(move |at: &usize| *at == 0 || (at + seed).is_multiple_of(stride))
 }
 
-/// Both cases of each pair; on a slow machine one, alternately the first and the second. `SLIPWAY_SAMPLE_SEED` and `salt`,
-/// which differs from test to test, give the first choice.
+/// Both cases of each pair, or on a slow machine one of them, alternately the first and the second.
+/// `SLIPWAY_SAMPLE_SEED` and `salt`, which differs from test to test, determine the first choice.
 pub fn one_of_each_pair_if_slow<T: Copy>(pairs: &[[T; 2]], salt: usize) -> Vec<T> {
     if !is_slow() {
         return pairs.concat();
@@ -53,7 +54,7 @@ fn alternate<T: Copy>(pairs: &[[T; 2]], first: usize) -> Vec<T> {
     (first..).zip(pairs).map(|(at, pair)| pair[at % 2]).collect()
 }
 
-/// As [`sample`], with another stride.
+/// Chooses cases as [`sample`] does, but with another stride.
 pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
     let size = all.len();
@@ -70,11 +71,11 @@ fn choose<T>(all: Vec<T>, stride: usize, seed: usize) -> Vec<T> {
     all.into_iter().enumerate().filter(|(at, _)| is_tried(*at)).map(|(_, case)| case).collect()
 }
 
-/// Writes the line of [`sample`] in one write in append mode: test processes may do it at once.
+/// Writes the line of [`sample`] with a single write in append mode, because several test processes may do so at once.
 fn record(tried: &str) {
     let exe = std::env::current_exe().unwrap_or_default();
     let program = exe.file_name().unwrap_or_default().to_string_lossy();
-    // Cargo puts a hash behind the suite's name.
+    // Cargo appends a hash to the suite's name.
     let suite = program.rsplit_once('-').map_or(&*program, |(suite, _)| suite);
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     append("SLIPWAY_SAMPLED", &format!("{suite}::{test}: tried {tried}\n"));

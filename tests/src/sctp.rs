@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Connections of SCTP, which the standard library does not have.
+//! SCTP connections, which the standard library does not support.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,14 +17,13 @@ use crate::Space;
 /// The feature that [`has_sctp`] checks, for [`crate::skip!`].
 pub const SCTP: &str = "sctp sockets";
 
-/// The bytes that the server sends.
 const SENT: &[u8] = b"web";
 
 pub fn has_sctp() -> bool {
     open(AddressFamily::Inet).is_ok()
 }
 
-/// Opens a one-to-one style socket (RFC 6458, section 4), which behaves as a TCP socket.
+/// Opens a one-to-one style socket (RFC 6458, section 4), which is used like a TCP socket.
 fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
     socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)
 }
@@ -34,7 +33,8 @@ fn open_for(address: SocketAddr) -> OwnedFd {
     open(family).expect("a socket of SCTP")
 }
 
-/// Connects from `client` to `to` while a server in `server` listens on `address`, and receives what that sends.
+/// Connects from `client` to `to` while a server in `server` listens on `address`, and checks the bytes that the server
+/// sends.
 #[track_caller]
 pub fn expect_sctp(client: &Space, to: SocketAddr, server: &Space, address: SocketAddr) {
     let listener = server.run(|| {
@@ -58,7 +58,7 @@ pub fn expect_sctp(client: &Space, to: SocketAddr, server: &Space, address: Sock
     serving.join().expect("the server ends");
 }
 
-/// The first packets of SCTP associations, which a kernel without SCTP sends and receives as well: an INIT (RFC 9260,
+/// The first packets of SCTP associations, which even a kernel without SCTP sends and receives: INIT chunks (RFC 9260,
 /// section 3.3.2) from one port.
 #[derive(Debug)]
 pub struct SctpProbe {
@@ -67,7 +67,7 @@ pub struct SctpProbe {
 }
 
 impl SctpProbe {
-    /// Sends from `space`, and hears what arrives there.
+    /// Sends packets from `space`, and receives those that arrive there.
     pub fn new(space: &Space, family: AddressFamily, from_port: u16) -> Self {
         let raw = space.run(|| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp));
         let raw = raw.expect("a raw socket (the network tests need root)");
@@ -75,24 +75,24 @@ impl SctpProbe {
         Self { raw, from_port }
     }
 
-    /// Sends an INIT with this tag.
+    /// Sends an INIT with this initiate tag.
     pub fn send(&self, to: SocketAddr, tag: u32) {
         const INIT: [u8; 4] = [1, 0, 0, 20];
         let mut packet = Vec::new();
         for port in [self.from_port, to.port()] {
             packet.extend(port.to_be_bytes());
         }
-        // The verification tag of an INIT is 0; the checksum follows.
+        // The verification tag of an INIT is 0. The checksum is filled in below.
         packet.extend([0; 8]);
         packet.extend(INIT);
         packet.extend(tag.to_be_bytes());
-        // Window, streams out and in, first sequence number.
+        // The receiver window, the numbers of outbound and inbound streams, and the initial sequence number.
         packet.extend(0xffff_u32.to_be_bytes());
         packet.extend([0, 1, 0, 1]);
         packet.extend(tag.to_be_bytes());
         let sum = crc32c(&packet).to_le_bytes();
         packet[8..12].copy_from_slice(&sum);
-        // The port of a raw socket's address is the protocol.
+        // In the address of a raw socket, the port is the protocol number. 0 is accepted.
         let to = SockaddrStorage::from(SocketAddr::new(to.ip(), 0));
         sendto(self.raw.as_raw_fd(), &packet, &to, MsgFlags::empty()).expect("send an INIT");
     }
@@ -109,7 +109,7 @@ impl SctpProbe {
     }
 }
 
-/// The checksum of SCTP (RFC 9260, appendix A).
+/// The CRC-32C checksum of SCTP (RFC 9260, appendix A).
 fn crc32c(bytes: &[u8]) -> u32 {
     let one = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), one))

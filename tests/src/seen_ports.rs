@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rulesets without the record of UDP flows, which changes with the packets.
+//! Rulesets without the record of UDP flows, which changes with the traffic.
 
-/// Removes the set and the chains that record to which ports UDP flows began: they follow the packets, and are made
-/// once the node has flows, such as multicast reports of the kernel.
+/// Removes the set and the chains that record to which ports UDP flows began. They follow the traffic, and appear once
+/// the node has flows, for instance multicast reports of the kernel.
 pub fn without_seen_ports(ruleset: &str) -> String {
     let (mut kept, mut inside) = (Vec::new(), false);
     for line in ruleset.lines() {
@@ -12,7 +12,7 @@ pub fn without_seen_ports(ruleset: &str) -> String {
             inside = true;
         }
         if !inside {
-            // nft has an empty line between objects, and none around the first and the last.
+            // nft prints an empty line between objects, but not before the first or after the last.
             if line.is_empty() && kept.last().is_some_and(|last: &&str| last.ends_with('{')) {
                 continue;
             }

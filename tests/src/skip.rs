@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tests that cannot run on this kernel write a line to a file that is compared with a committed list.
+//! Tests that cannot run on this kernel write a line to a file, which is compared with a committed list.
 
 use std::io::Write;
 
 /// Ends the test that calls it, with a line `<suite>::<test>: skipped: needs <feature>` in the file
 /// that the environment variable `SLIPWAY_SKIPS` names.
 ///
-/// libtest has no skip at run time and counts the test as passed. So `cargo xtask test` compares that file with
-/// `tests/skips.txt`: a line that is not listed there is a failure.
+/// libtest cannot skip a test at run time and counts it as passed. Therefore `cargo xtask test` compares that file with
+/// `tests/skips.txt` and fails if a line is not listed there.
 ///
 /// ```no_run
 /// # fn has_vrf() -> bool { false }
@@ -40,7 +40,7 @@ macro_rules! needs {
     };
 }
 
-/// Ends the test that calls it with [`skip!`] in a kernel without IPv6.
+/// Ends the calling test with [`skip!`] in a kernel without IPv6.
 #[macro_export]
 macro_rules! needs_ipv6 {
     () => {
@@ -48,7 +48,7 @@ macro_rules! needs_ipv6 {
     };
 }
 
-/// Ends the test that calls it with [`skip!`] in a kernel that takes no rules of iptables.
+/// Ends the calling test with [`skip!`] in a kernel that accepts no rules of iptables.
 #[macro_export]
 macro_rules! needs_iptables {
     () => {
@@ -56,8 +56,8 @@ macro_rules! needs_iptables {
     };
 }
 
-/// Ends the test that calls it when [another implementation](crate::is_peer) is tested: its promise is one that
-/// only Slipway makes.
+/// Ends the calling test if [another implementation](crate::is_peer) is tested, because only Slipway promises what the
+/// test checks.
 #[macro_export]
 macro_rules! slipway_only {
     () => {
@@ -67,22 +67,22 @@ macro_rules! slipway_only {
     };
 }
 
-/// The suite and function around `here`, a function declared inside of it. (libtest names threads
-/// after tests, but not with `--test-threads=1`.)
+/// The suite and function around `here`, a function declared inside it. libtest names threads after tests, but not with
+/// `--test-threads=1`.
 pub fn test_name<T>(_here: &T) -> &'static str {
     let name = std::any::type_name::<T>();
     let name = name.strip_suffix("::here").unwrap_or(name);
     name.trim_end_matches("::{{closure}}")
 }
 
-/// Writes the line of [`skip!`]. One write in append mode: test processes may do it at once.
+/// Writes the line of [`skip!`] with a single write in append mode, because several test processes may do so at once.
 pub fn record_skip(test: &str, feature: &str) {
     let line = format!("{test}: skipped: needs {feature}\n");
     eprint!("{line}");
     append("SLIPWAY_SKIPS", &line);
 }
 
-/// Appends a line to the file that a variable of the environment names, if it is set.
+/// Appends a line to the file that an environment variable names, if the variable is set.
 pub(crate) fn append(variable: &str, line: &str) {
     let Some(path) = std::env::var_os(variable) else { return };
     std::fs::File::options()

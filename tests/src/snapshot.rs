@@ -15,12 +15,13 @@ use crate::family::has_ipv6;
 use crate::node::Node;
 use crate::space::Space;
 
-/// Links, addresses, routes, rules, neighbours that were set by hand, the nftables ruleset (every
-/// element and rule by itself), iptables rules of both variants, and all files under the node's private
-/// /run and /var/lib.
+/// The state of a node: links, addresses, routes, rules, neighbours that were added by hand, the nftables ruleset (each
+/// element and rule on a separate line), iptables rules of both variants, and all files under the node's private /run
+/// and /var/lib.
 ///
-/// Without the record of UDP flows (`schema::udp_flows`), which follows the packets. Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
-/// by themselves; and without what any call may leave in /run/slipway.
+/// Left out are the record of UDP flows (`schema::udp_flows`), which follows the traffic; interface indexes, counters,
+/// lifetimes, handles, learned neighbours and the times of lock files, which change by themselves; and the files that
+/// any call may leave in /run/slipway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
@@ -28,8 +29,8 @@ pub struct Snapshot {
 
 /// The marks of DELs, of which one stays until the DEL of the link's plugin. The suite of restore looks at them.
 const MARKS: &str = "/run/slipway/deleting";
-/// Files that any call may leave on a node until it boots again: the lock of commits, and the socket of the process that closes
-/// sockets, with their directory.
+/// Files that any call may leave on a node until the next boot: locks, the socket of the process that closes sockets,
+/// and their directory.
 const PASSING: [&str; 6] = [
     "/run/slipway",
     "/run/slipway/closing.sock",
@@ -65,14 +66,15 @@ impl Snapshot {
         assert!(changes.is_empty(), "the state changed:\n{}", changes.join("\n"));
     }
 
-    /// The lines that only one of the two has: `- ` before, `+ ` after.
+    /// The lines that only one of the two snapshots has, with `- ` before those of `self` and `+ ` before those of
+    /// `later`.
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let gone = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
         gone.chain(later.lines.difference(&self.lines).map(|line| format!("+ {line}"))).collect()
     }
 
-    /// The changes up to a state once there are none, or after two seconds: the kernel deletes the links of a namespace in
-    /// the background.
+    /// The changes up to a later state, once there are none or after two seconds, because the kernel deletes the links
+    /// of a namespace in the background.
     pub fn changes_in_the_end(&self, state: impl Fn() -> Self) -> Vec<String> {
         let mut changes = self.changes(&state());
         for _ in 0..50 {
@@ -89,16 +91,17 @@ impl Snapshot {
         self.lines.iter().map(String::as_str).filter(|line| line.contains(text)).collect()
     }
 
-    /// Without the lines that contain any of `texts`; for what an operation may change, such as the
-    /// tables of a bootstrap (`"table inet slipway"`) or host-local's `last_reserved_ip`.
+    /// The snapshot without the lines that contain any of `texts`, for what an operation may change, such as the tables
+    /// of a bootstrap (`"table inet slipway"`) or host-local's `last_reserved_ip`.
     pub fn without(&self, texts: &[&str]) -> Self {
         let keep = |line: &&String| !texts.iter().any(|text| line.contains(text));
         Self { lines: self.lines.iter().filter(keep).cloned().collect() }
     }
 }
 
-/// The kernel adds these some time later: routes of link-local addresses and for multicast when a link is up, and the
-/// route of an IPv6 address in the table `local` when its probing has ended, even where probing is off.
+/// True for a route that the kernel adds with a delay: routes of link-local addresses and for multicast after a link is
+/// up, and the route of an IPv6 address in the table `local` after duplicate address detection has ended, even where
+/// that is off.
 fn is_added_later(route: &str) -> bool {
     let of_address = route.contains(" table local proto kernel ") && route.contains("::");
     of_address || route.contains("fe80:") || route.contains("multicast ff00::/8")
@@ -116,7 +119,7 @@ fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
     for link in json(space, "ip -details -json address") {
         let get = |key: &str| link[key].to_string().replace('"', "");
         let flags = link["flags"].as_array().cloned().unwrap_or_default();
-        // The carrier, and what follows from it, changes with the peer's state.
+        // The carrier, and the flags that follow from it, change with the peer's state.
         let flags: Vec<_> = flags
             .iter()
             .filter_map(Value::as_str)
@@ -137,7 +140,7 @@ fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
         ));
         for address in link["addr_info"].as_array().into_iter().flatten() {
             let (local, length) = (&address["local"], &address["prefixlen"]);
-            // The kernel adds a link-local address some time after the link is up.
+            // The kernel adds a link-local address only some time after the link is up.
             if address["scope"] != "link" {
                 found.push(format!("address {} {local}/{length} {}", link["ifname"], address["scope"]));
             }
@@ -145,11 +148,13 @@ fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
     }
 }
 
-/// Both families, by two processes. Rules begin with their priority, permanent neighbours end with their state.
+/// Covers both families with two processes. Lines of rules begin with a priority, those of permanent neighbours end
+/// with a state.
 fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
     let text =
         space.cmd_input("ip -o -batch -", "route show table all\nrule\nneighbour show nud permanent\n");
-    // Entries that a program has introduced are not left out by the kernel's filter: they come and go as learnt ones do.
+    // The kernel's filter does not leave out entries that a program has introduced, although they come and go like
+    // learned ones.
     let is_introduced = |line: &&str| line.contains(" extern_learn ");
     for line in text.lines().filter(|line| !is_added_later(line) && !is_introduced(line)) {
         let is_rule = line.split_once(':').is_some_and(|(first, _)| first.parse::<u32>().is_ok());
@@ -169,9 +174,9 @@ fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
     found.extend(rules.lines().map(|line| format!("rule6 {}", tidy(line))));
 }
 
-/// Each chain, rule, set and element as a line of its own.
+/// Adds each chain, rule, set and element as a separate line.
 fn ruleset(space: &Space, found: &mut Vec<String>) {
-    // Most pods have no table, and a process costs more than to ask the kernel.
+    // Most pods have no table, and asking the kernel costs less than starting a process.
     if space.run(|| NfSocket::open().and_then(|socket| socket.tables())).is_ok_and(|tables| tables.is_empty())
     {
         return;
@@ -191,7 +196,7 @@ fn ruleset(space: &Space, found: &mut Vec<String>) {
             body.remove("elem")
         });
         strip_counters(&mut body);
-        // The kernel adds elements for packets, and the chains and the set exist once there was a flow.
+        // The kernel adds elements for packets, and the set and the chains exist only after the first flow.
         if name.starts_with("udp-seen") {
             continue;
         }
@@ -220,12 +225,12 @@ fn strip_counters(value: &mut Value) {
     }
 }
 
-/// Rules of the legacy variant: those of the nft variant are in the ruleset.
+/// Adds the rules of the legacy variant. Those of the nft variant are part of the ruleset.
 fn iptables(space: &Space, found: &mut Vec<String>) {
     for (tool, names) in
         [("iptables-legacy-save", "ip_tables_names"), ("ip6tables-legacy-save", "ip6_tables_names")]
     {
-        // The tables of the namespace: most have none.
+        // This file lists the namespace's tables, and most namespaces have none.
         let names = Path::new("/proc/thread-self/net").join(names);
         if space.run(|| std::fs::read_to_string(&names)).is_ok_and(|names| !names.is_empty()) {
             let rules = space.try_run(&[tool]).map(|output| output.stdout).unwrap_or_default();
@@ -240,7 +245,7 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
     let shown = path.display();
     let is_passing = path.starts_with(MARKS) || PASSING.iter().any(|passing| path == Path::new(passing));
     if is_kept(path) {
-        // The machine's: other tests may change it meanwhile.
+        // The folder belongs to the machine, and other tests may change it meanwhile.
     } else if meta.is_dir() {
         if !is_passing {
             lines.insert(format!("folder {shown}"));
@@ -249,11 +254,11 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
             files(&entry.path(), lines);
         }
     } else if is_passing {
-        // Whatever its kind.
+        // These files are left out whether they are sockets or regular files.
     } else if path.starts_with("/run/netns") {
         lines.insert(format!("netns {shown}"));
     } else if !meta.is_file() {
-        // To open a pipe is to wait for its other end.
+        // Opening a pipe would wait for its other end.
         lines.insert(format!("special {shown} {:?}", meta.file_type()));
     } else {
         let content = std::fs::read(path).unwrap_or_default();
@@ -261,7 +266,7 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// One blank between words, and no word that counts down or up by itself.
+/// Leaves one blank between words, and removes the words that count up or down by themselves.
 fn tidy(line: &str) -> String {
     let mut words = line.split_whitespace();
     let mut kept = Vec::new();

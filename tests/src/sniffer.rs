@@ -16,7 +16,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::space::Space;
 
-/// The memory for frames that are not read yet, in bytes.
+/// The size of the buffer for frames that have not been read yet, in bytes.
 const BUFFER: usize = 8 << 20;
 
 /// Records the Ethernet frames of all links of a space.
@@ -42,7 +42,8 @@ impl Sniffer {
         let thread = thread::spawn(move || {
             let (mut frames, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
             loop {
-                // Read before the time limit: what came before the stop is in the buffer.
+                // The flag is read before recv(2), so that frames which arrived before the stop are read before the
+                // thread ends.
                 let stops = seen.load(Ordering::Relaxed);
                 match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                     Ok(length) => frames.push(Frame(buffer[..length].to_vec())),
@@ -55,7 +56,7 @@ impl Sniffer {
         Self { stop, thread: Some(thread) }
     }
 
-    /// The frames so far; the end of the record.
+    /// Ends the recording and returns its frames.
     pub fn frames(mut self) -> Vec<Frame> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(|thread| thread.join().expect("no panic")).unwrap_or_default()
@@ -76,7 +77,7 @@ impl Frame {
         self.0.windows(bytes.len()).any(|window| window == bytes)
     }
 
-    /// Source and destination of an IP packet.
+    /// The source and the destination of an IP packet.
     pub fn addresses(&self) -> Option<[IpAddr; 2]> {
         let bytes = |at: usize, length: usize| self.0.get(at..at + length);
         let v4 = |at| Some(IpAddr::from(<[u8; 4]>::try_from(bytes(at, 4)?).ok()?));
@@ -88,7 +89,8 @@ impl Frame {
         }
     }
 
-    /// True for an IPv4 or IPv6 packet with a UDP header to this port, without options.
+    /// True for an IPv4 packet without options or an IPv6 packet without extension headers that holds a UDP datagram to
+    /// this port.
     pub fn is_udp_to(&self, port: u16) -> bool {
         let at = |at: usize| self.0.get(at).copied();
         let header = match (at(12), at(13)) {

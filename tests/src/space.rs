@@ -22,24 +22,23 @@ use nix::unistd::Pid;
 use crate::family::has_ipv6;
 use crate::pace::within;
 
-/// The time limit of a command. A plugin that needs longer hangs.
+/// The time limit of a command. A plugin that needs longer is considered hung.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// The time after a command's end in which a process that it started may hold its output open. Longer, and that
-/// process hangs.
+/// How long after a command's end a process that it started may keep its output open. A process that takes longer is
+/// considered hung.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The time between two looks at a running command.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The time for a link or an address to become usable. The kernel does it on workers that wait for the lock of all
-/// network configuration, which the removal of namespaces holds for long.
+/// The time limit for a link or an address to become usable. Workers of the kernel do that, and they wait for the lock
+/// of all network configuration, which the removal of namespaces holds for a long time.
 const USABLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The number of characters of each stream in the report of a failure.
+/// The number of characters of each output stream that the report of a failure shows.
 const REPORT_LIMIT: usize = 6000;
 
-/// The commands that were run in a node, for the report of a failure.
+/// The commands that were run in a node, kept for the report of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Journal(Mutex<Vec<String>>);
 
@@ -55,7 +54,7 @@ impl Journal {
 
 /// A network namespace together with the mount namespace of the node it belongs to.
 ///
-/// Clones are the same place. The namespace lives as long as a clone, or a socket made in it, does.
+/// Clones are the same place. The namespace lives as long as there is a clone of the space or a socket made in it.
 #[derive(Debug, Clone)]
 pub struct Space {
     pub(crate) name: String,
@@ -64,14 +63,14 @@ pub struct Space {
     pub(crate) journal: Arc<Journal>,
 }
 
-/// The end of a command and its output.
+/// The exit code and the output of a command.
 #[derive(Debug, Clone)]
 pub struct CommandOutput {
     /// The command as it was called, for messages.
     pub line: String,
-    /// Exit code; none when a signal ended it.
+    /// The exit code, or none if a signal ended the command.
     pub code: Option<i32>,
-    /// Standard output, bytes that are not UTF-8 replaced.
+    /// Standard output, with bytes that are not UTF-8 replaced.
     pub stdout: String,
     pub stderr: String,
 }
@@ -79,8 +78,8 @@ pub struct CommandOutput {
 impl Space {
     /// Runs `work` on a new thread inside this space and returns its value. A panic is passed on to the caller.
     ///
-    /// The thread's current directory is the root of the node's mount namespace: use absolute paths.
-    /// Under /proc use `thread-self`, since `self` shows the test's main thread.
+    /// The thread's current directory is the root of the node's mount namespace, so use absolute paths. Under /proc use
+    /// `thread-self`, because `self` shows the test's main thread.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let name = thread::current().name().unwrap_or("test").to_owned();
@@ -95,8 +94,8 @@ impl Space {
         })
     }
 
-    /// Binds a socket here. For a moment after its socket was closed, an address is still in use: a child process of
-    /// another thread has the descriptor until it calls execve(2).
+    /// Binds a socket in this space. An address may stay in use for a moment after its socket was closed, because a
+    /// child process that another thread has forked keeps the descriptor until it calls execve(2).
     pub fn bind<T: Send>(&self, bind: impl Fn() -> io::Result<T> + Sync) -> io::Result<T> {
         self.run(|| {
             for _ in 0..20 {
@@ -111,30 +110,30 @@ impl Space {
         })
     }
 
-    /// Moves the calling thread here for good. A thread that enters a mount namespace must not share its current
-    /// directory: setns(2).
+    /// Moves the calling thread into this space for good. A thread that enters a mount namespace must not share its
+    /// current directory with others (setns(2)).
     fn enter(&self) {
         unshare(CloneFlags::CLONE_FS).expect("unshare CLONE_FS (the network tests need root)");
         setns(&self.mnt, CloneFlags::CLONE_NEWNS).expect("enter the node's mount namespace");
         setns(&self.net, CloneFlags::CLONE_NEWNET).expect("enter the network namespace");
-        // Files that a test writes are read by programs of other users.
+        // Programs of other users read files that a test writes.
         umask(Mode::S_IWGRP | Mode::S_IWOTH);
     }
 
-    /// The name that reports use.
+    /// The space's name in reports.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A network namespace that another process has made, by its path as the node sees it. Like a server's
-    /// socket, the space keeps the namespace alive.
+    /// The space of a network namespace that another process has made, given by its path as the node sees it. Like a
+    /// server's socket, the space keeps the namespace alive.
     pub fn namespace(&self, name: &str, path: &Path) -> Self {
         let net = self.run(|| File::open(path)).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
         Self { name: name.to_owned(), net: Arc::new(net), ..self.clone() }
     }
 
-    /// Runs a command, given as words separated by blanks, and returns its standard output. A word with blanks
-    /// stands in single quotes; [`quoted`] makes one of a path.
+    /// Runs a command, given as words separated by blanks, and returns its standard output. A word that contains blanks
+    /// must be in single quotes; [`quoted`] adds them.
     pub fn cmd(&self, line: &str) -> String {
         self.cmd_input(line, "")
     }
@@ -158,14 +157,15 @@ impl Space {
         let (program, args) = words.split_first().expect("a command");
         let mut command = Command::new(program);
         command.args(args);
-        // Some tests compare messages of libc, which follow the locale of whoever runs the tests.
+        // Some tests compare messages of libc, which depend on the locale of whoever runs the tests.
         for variable in ["LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE"] {
             command.env_remove(variable);
         }
         self.exec(command, input.as_bytes())
     }
 
-    /// Runs a command, word by word; none when there is no such program, or [`crate::Node::hide_programs`] hides it.
+    /// Runs a command given as separate words. None if there is no such program, or if [`crate::Node::hide_programs`]
+    /// hides it.
     pub fn try_run(&self, words: &[&str]) -> Option<CommandOutput> {
         let (program, args) = words.split_first().expect("a command");
         let mut command = Command::new(program);
@@ -176,7 +176,7 @@ impl Space {
         }
     }
 
-    /// Runs a prepared command here and waits for its end, a minute at most.
+    /// Runs a prepared command in this space and waits for its end, for at most a minute.
     pub fn exec(&self, command: Command, input: &[u8]) -> CommandOutput {
         self.start(command, input).wait()
     }
@@ -192,7 +192,7 @@ impl Space {
         let mut child = self.run(move || command.spawn())?;
         let mut stdin = child.stdin.take().expect("piped");
         let bytes = input.to_vec();
-        // A command need not read its input: a broken pipe is no error.
+        // A command need not read its input, so a broken pipe is not an error.
         thread::spawn(move || drop(stdin.write_all(&bytes)));
         let stdout = collect(child.stdout.take().expect("piped"));
         let stderr = collect(child.stderr.take().expect("piped"));
@@ -204,8 +204,8 @@ impl Space {
         self.cmd_input("nft -f -", script);
     }
 
-    /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`. One of IPv6 means nothing in a kernel
-    /// without IPv6, and is left out there.
+    /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`. Settings of IPv6 are skipped in a
+    /// kernel without IPv6.
     pub fn sysctl(&self, path: &str, value: &str) {
         if path.starts_with("net/ipv6/") && !has_ipv6() {
             return;
@@ -215,7 +215,7 @@ impl Space {
         self.run(|| std::fs::write(&file, value)).unwrap_or_else(|e| panic!("set sysctl {path}: {e}"));
     }
 
-    /// Reads a sysctl; none when this kernel does not have it.
+    /// Reads a sysctl. None if this kernel does not have it.
     pub fn sysctl_get(&self, path: &str) -> Option<String> {
         let file = Path::new("/proc/sys").join(path);
         self.run(|| std::fs::read_to_string(&file)).ok().map(|value| value.trim().to_owned())
@@ -236,8 +236,8 @@ impl Space {
         self.try_cmd(&format!("ip link show dev {ifname}")).code == Some(0)
     }
 
-    /// Waits until an interface is operational: the kernel follows its carrier with some delay, and
-    /// drops what is sent before.
+    /// Waits until an interface is operational. The kernel notices a carrier with some delay, and drops packets that
+    /// are sent before.
     pub fn wait_up(&self, ifname: &str) {
         let up = poll(within(USABLE_LIMIT), || match self.link(ifname)["operstate"] == "UP" {
             true => ControlFlow::Break(()),
@@ -246,8 +246,8 @@ impl Space {
         assert!(up.is_some(), "{}: {ifname} does not come up", self.name);
     }
 
-    /// Waits until an address is local here: the kernel makes the route of an IPv6 address that is not probed on a
-    /// worker of its own (`addrconf_dad_work`), some time after the address.
+    /// Waits until an address is local in this space. If an IPv6 address is not probed, a kernel worker
+    /// (`addrconf_dad_work`) adds its route some time after the address.
     pub fn wait_local(&self, address: IpAddr) {
         let local = poll(within(USABLE_LIMIT), || {
             match self.try_cmd(&format!("ip route get {address}")).stdout.starts_with("local ") {
@@ -258,7 +258,7 @@ impl Space {
         assert!(local.is_some(), "{}: {address} does not become local", self.name);
     }
 
-    /// Ruleset, links, addresses and routes as text, for the report of a failure.
+    /// The ruleset, links, addresses and routes as text, for the report of a failure.
     pub fn describe(&self) -> String {
         let mut text = format!("--- {} ---\n", self.name);
         for line in [
@@ -299,9 +299,9 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Waits for the end. A command that takes longer than a minute is killed with all that it started, and
-    /// the test fails and names what they were waiting for. So it does when the command has ended and something
-    /// that it started has not.
+    /// Waits for the end. If the command takes longer than a minute, it is killed with everything that it started, and
+    /// the test fails with a list of what they were waiting for. The same happens if the command has ended but
+    /// something that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {
         let begin = Instant::now();
         let ended = self.ending(within(COMMAND_LIMIT));
@@ -330,8 +330,8 @@ impl Started {
 }
 
 impl Started {
-    /// Waits for the command's end; none when it takes longer than `limit`. The end of its output wakes this thread,
-    /// so that a short command costs no pause.
+    /// Waits for the command's end. None if that takes longer than `limit`. The end of the command's output wakes this
+    /// thread, so a short command costs no pause.
     fn ending(&mut self, limit: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         let mut pause = Duration::from_micros(100);
@@ -364,7 +364,7 @@ fn kill_family(child: &mut Child) -> String {
             family.extend(read("children").split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }
     }
-    // A tracer last: the traced process would run on without it.
+    // A tracer is killed last, so that the process which it traces cannot run on without it.
     for pid in family.iter().rev() {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
@@ -373,8 +373,8 @@ fn kill_family(child: &mut Child) -> String {
 }
 
 impl CommandOutput {
-    /// The report of an end that a test did not expect: what happened in one line, then the command as it was called,
-    /// and its whole output.
+    /// The report of an end that a test did not expect: first one line about what happened, then the command as it was
+    /// called, and its whole output.
     pub(crate) fn unexpected(&self, what: &str, expected: &str) -> String {
         let first = [&self.stderr, &self.stdout].into_iter().flat_map(|text| text.lines()).next();
         let got = match self.code {
@@ -403,7 +403,8 @@ impl std::fmt::Display for CommandOutput {
     }
 }
 
-/// Calls `check` until it breaks with a value or the time is over: at first after a millisecond, then less often.
+/// Calls `check` until it breaks with a value or the time limit is over, first after a millisecond and then at growing
+/// intervals.
 pub(crate) fn poll<T>(limit: Duration, mut check: impl FnMut() -> ControlFlow<T>) -> Option<T> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(1);
@@ -419,11 +420,11 @@ pub(crate) fn poll<T>(limit: Duration, mut check: impl FnMut() -> ControlFlow<T>
     }
 }
 
-/// The output of a command, read by a thread.
+/// The output of a command, which a thread reads.
 #[derive(Debug)]
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
-    /// Disconnected when the reader has ended.
+    /// Disconnected as soon as the reader has ended.
     reader: mpsc::Receiver<()>,
 }
 
@@ -432,7 +433,7 @@ impl Collected {
         self.wait(Duration::ZERO)
     }
 
-    /// Waits until no process can write any more, for so long at most. True if that is so.
+    /// Waits until no process can write to the output any more. Returns false if the time limit is over before.
     fn wait(&self, limit: Duration) -> bool {
         self.reader.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
@@ -465,7 +466,7 @@ fn collect(mut stream: impl Read + Send + 'static) -> Collected {
     Collected { bytes, reader }
 }
 
-/// The command with the environment that was given to it, as a shell would take it.
+/// The command with the environment variables set for it, as a shell would accept it.
 fn describe(command: &Command) -> String {
     let mut words = Vec::new();
     for (key, value) in command.get_envs() {
@@ -478,7 +479,7 @@ fn describe(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Runs `work` in a new network namespace that nothing else uses, on a thread of its own.
+/// Runs `work` on a separate thread in a new network namespace that nothing else uses.
 pub fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -490,7 +491,7 @@ pub fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A word of a command line, for [`Space::cmd`] and for sh(1): in single quotes if it needs them.
+/// Quotes a word of a command line for [`Space::cmd`] and for sh(1) if it needs quotes.
 pub fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
@@ -500,7 +501,7 @@ pub fn quoted(word: impl AsRef<OsStr>) -> String {
     }
 }
 
-/// The words of a command line: separated by blanks, but for those in single quotes.
+/// Splits a command line at blanks, except at those in single quotes.
 fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -512,7 +513,7 @@ fn split(line: &str) -> Vec<String> {
                 in_quotes = !in_quotes;
                 word.get_or_insert_default();
             }
-            // Outside of quotes, `quoted` writes a single quote with a backslash.
+            // Outside quotes, [`quoted`] writes a single quote with a backslash before it.
             '\\' if !in_quotes && letters.as_str().starts_with('\'') => {
                 word.get_or_insert_default().extend(letters.next());
             }
@@ -525,7 +526,7 @@ fn split(line: &str) -> Vec<String> {
     words
 }
 
-/// Short enough for a report, and without control characters that would garble it.
+/// Shortens a text for a report, and replaces control characters that would garble it.
 fn clip(text: &str) -> String {
     let odd = |c: char| c.is_control() && c != '\n' && c != '\t';
     let text = text.replace(odd, "\u{fffd}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Steady flows of small datagrams, which show how many packets an event loses, and for how long.
+//! Steady flows of small datagrams, which show how many packets are lost because of an event, and for how long.
 
 use std::fmt;
 use std::net::{SocketAddr, UdpSocket};
@@ -18,16 +18,16 @@ use crate::pace::within;
 use crate::space::Space;
 use crate::traffic::QUEUE;
 
-/// The time for the last replies, after the last datagram. A neighbour solicitation that is lost is sent again after one
-/// second.
+/// How long the last replies are waited for after the last datagram. The kernel resends a lost neighbour solicitation
+/// after one second.
 const LAST_REPLIES: Duration = Duration::from_secs(3);
 
-/// Ends a thread when it is dropped: the thread looks at its clone of the flag.
+/// Ends a thread when the `Stop` is dropped, because the thread checks a clone of the flag.
 #[derive(Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// A flag for the thread, which is set when this is dropped.
+    /// A flag for the thread, which becomes true when the `Stop` is dropped.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
@@ -50,7 +50,7 @@ pub struct SteadyFlow {
 pub struct Deliveries {
     name: String,
     datagrams: Vec<Datagram>,
-    /// The longest time by which the sender woke up too late.
+    /// The longest delay with which the sender woke up.
     pub late: Duration,
 }
 
@@ -61,11 +61,12 @@ struct Datagram {
 }
 
 impl Space {
-    /// Sends a datagram with a sequence number to a server of this name ([`Space::serve`]) at each interval, all from one
-    /// port.
+    /// Sends a datagram with a sequence number at each interval, all from the same port, to a server of this name
+    /// ([`Space::serve`]).
     pub fn steady(&self, to: SocketAddr, who: &str, interval: Duration) -> SteadyFlow {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        // Not connected: an ICMP error about one datagram does not keep the next one from being sent.
+        // The socket is not connected, so that an ICMP error about one datagram does not prevent the next one from
+        // being sent.
         let socket = self.bind(|| UdpSocket::bind(any)).expect("open a socket");
         socket.set_nonblocking(true).expect("do not wait for datagrams");
         setsockopt(&socket, sockopt::RcvBufForce, &QUEUE).expect("a larger queue");
@@ -108,9 +109,9 @@ impl Sender {
             self.deliveries.late = self.deliveries.late.max(sent.saturating_duration_since(due));
             let number = self.deliveries.datagrams.len();
             self.deliveries.datagrams.push(Datagram { sent, has_reply: false });
-            // Without a route the kernel does not send it: it counts as lost.
+            // Without a route the kernel does not send the datagram, which then counts as lost.
             let _ = self.socket.send_to(number.to_string().as_bytes(), self.to);
-            // A sender that woke up late does not catch up: a burst could overflow the server's queue.
+            // A sender that woke up late does not catch up, because a burst could overflow the server's queue.
             due = sent + interval;
             self.receive_until(due);
         }
@@ -151,20 +152,20 @@ impl Deliveries {
         self.datagrams.iter().filter(|datagram| !datagram.has_reply).count()
     }
 
-    /// The time in which datagrams were lost: from the first lost one until the one after the last lost one was sent.
-    /// Zero if none was lost.
+    /// The time during which datagrams were lost: from sending the first lost one until sending the one after the last
+    /// lost one. Zero if none was lost.
     pub fn outage(&self) -> Duration {
         let is_lost = |datagram: &Datagram| !datagram.has_reply;
         let Some(first) = self.datagrams.iter().find(|datagram| is_lost(datagram)) else {
             return Duration::ZERO;
         };
         let after = self.datagrams.iter().rposition(is_lost).map_or(0, |last| last + 1);
-        // Unless the flow ended before the next one.
+        // If the flow ended with the last lost datagram, that one is the end.
         let end = self.datagrams.get(after).or(self.datagrams.last()).map_or(first.sent, |one| one.sent);
         end - first.sent
     }
 
-    /// True if the reply to a datagram of the last seconds is missing. Those before are lost.
+    /// True if a datagram of the last seconds has no reply yet. Earlier ones without a reply are lost.
     fn waits_for_replies(&self) -> bool {
         let limit = within(LAST_REPLIES);
         self.datagrams.iter().rev().take_while(|one| one.sent.elapsed() < limit).any(|one| !one.has_reply)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tokens of service accounts that end when a test wants them to.
+//! Tokens of service accounts that expire when a test needs them to.
 
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use crate::kube::ApiServer;
 
-/// The time for which the API server accepts a token after its end: the leeway of go-jose, the library that it reads tokens
-/// with.
+/// How long the API server accepts a token after its expiry: the leeway of go-jose, the library with which the server
+/// reads tokens.
 const LEEWAY: Duration = Duration::from_secs(60);
-/// The bytes of each of the two numbers of a signature with P-256 (RFC 7518, section 3.4).
+/// The size in bytes of each of the two numbers in a P-256 signature (RFC 7518, section 3.4).
 const NUMBER: usize = 32;
 
 impl ApiServer<'_> {
-    /// As [`ApiServer::token`], but accepted for this time only. The server itself issues none for less than ten minutes:
-    /// this one is signed with its key.
+    /// A token like that of [`ApiServer::token`], but accepted for this time only. The server itself issues no token
+    /// for less than ten minutes, so the test signs this one with the server's key.
     pub fn token_for(&self, namespace: &str, account: &str, time: Duration) -> String {
         let token = self.token(namespace, account);
         let parts: Vec<&str> = token.split('.').collect();
@@ -47,7 +47,8 @@ fn bytes(text: &str) -> Vec<u8> {
     pairs.filter_map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
 }
 
-/// Both numbers of a signature in DER (RFC 3279, section 2.2.3), one after the other, as tokens have them.
+/// Converts a signature from DER (RFC 3279, section 2.2.3) to the format of tokens, in which both numbers follow each
+/// other.
 fn numbers(der: &[u8]) -> Option<Vec<u8>> {
     let [0x30, _, rest @ ..] = der else { return None };
     let mut rest = rest;
@@ -55,7 +56,7 @@ fn numbers(der: &[u8]) -> Option<Vec<u8>> {
     for _ in 0..2 {
         let [2, length, after @ ..] = rest else { return None };
         let (number, after) = after.split_at_checked(usize::from(*length))?;
-        // A leading 0 keeps the number positive; a short number has none.
+        // DER adds a leading 0 to keep a number positive, and omits leading zeros of a short one.
         let digits: Vec<u8> = number.iter().copied().skip_while(|byte| *byte == 0).collect();
         all.extend(std::iter::repeat_n(0, NUMBER.checked_sub(digits.len())?));
         all.extend(digits);

@@ -19,15 +19,15 @@ use crate::family::has_ipv6;
 use crate::pace::patience;
 use crate::space::Space;
 
-/// The time limit of a client that should get no reply: three UDP attempts, or a TCP handshake that would take a
-/// millisecond.
+/// The time limit of a client that should get no reply. It allows three UDP attempts, or a TCP handshake, which takes
+/// about a millisecond if a server does reply.
 pub const QUICK: Duration = Duration::from_millis(700);
 
-/// A datagram is sent again after this time.
+/// The interval after which a datagram is sent again.
 const RESEND: Duration = Duration::from_millis(250);
 
-/// The size of a queue of datagrams, in bytes: for ten seconds of several steady flows. The default is full in less
-/// than a second, for which a server can wait for an emulated processor.
+/// The size of a queue of datagrams in bytes, enough for ten seconds of several steady flows. The default fills in less
+/// than a second, and a server may have to wait that long for an emulated processor.
 pub(crate) const QUEUE: usize = 8 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +37,10 @@ pub enum Proto {
 }
 
 impl Proto {
-    /// Both, for loops over the contract.
+    /// Both protocols, for loops over the contract.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
-    /// As in `portMappings`.
+    /// The protocol's name in `portMappings`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -55,7 +55,7 @@ pub struct Answer {
     pub who: String,
     /// The client's address as the server saw it.
     pub peer: SocketAddr,
-    /// The client's address by its own getsockname(2).
+    /// The client's own address according to getsockname(2).
     pub own: SocketAddr,
     /// The address that the answer came from, as the client saw it.
     pub from: SocketAddr,
@@ -63,12 +63,12 @@ pub struct Answer {
 
 /// A server that runs until it is dropped. Its sockets keep their namespace alive.
 ///
-/// It replies to every line (TCP) or datagram (UDP) with its name, the client's address, and the line.
+/// The server replies to every line (TCP) or datagram (UDP) with its name, the client's address, and the line.
 #[derive(Debug)]
 pub struct Server {
     running: Option<PipeWriter>,
     thread: Option<thread::JoinHandle<()>>,
-    /// Its address; with the port that the kernel chose, if 0 was asked for.
+    /// The server's address, with the port that the kernel chose if 0 was asked for.
     pub address: SocketAddr,
 }
 
@@ -81,13 +81,13 @@ impl Drop for Server {
     }
 }
 
-/// Shows the threads of a server its end: the writing side of the pipe is closed. They sleep in the kernel until then:
-/// hundreds of servers that looked at a flag every few milliseconds would keep an emulated processor busy.
+/// Tells the threads of a server to end, by closing the writing side of the pipe. Until then the threads sleep in the
+/// kernel, because hundreds of servers that polled a flag every few milliseconds would keep an emulated processor busy.
 #[derive(Debug)]
 struct End(PipeReader);
 
 impl End {
-    /// Waits until a socket has something to read. False at the end.
+    /// Waits until a socket has something to read. Returns false if the server is to end.
     fn wait(&self, socket: &impl AsFd) -> bool {
         loop {
             let mut both = [self.0.as_fd(), socket.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -115,15 +115,15 @@ enum Socket {
 }
 
 impl Space {
-    /// Starts a server here. UDP servers should listen on one address where the space has several:
-    /// an answer from a wildcard socket leaves with the address that routing chooses.
+    /// Starts a server in this space. If the space has several addresses, a UDP server should listen on one of them,
+    /// because an answer from a wildcard socket leaves with the address that routing chooses.
     pub fn serve(&self, proto: Proto, address: &str, who: &str) -> Server {
         self.try_serve(proto, address, who)
             .unwrap_or_else(|e| panic!("{}: listen on {} {address}: {e}", self.name, proto.name()))
     }
 
-    /// Starts a server here, if the address can be bound. `[::]` stands for all addresses of both families, and in a
-    /// kernel without IPv6 for those of IPv4.
+    /// Starts a server in this space if the address can be bound. `[::]` means all addresses of both families, or all
+    /// IPv4 addresses in a kernel without IPv6.
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
         let of_ipv4 =
             address.strip_prefix("[::]").filter(|_| !has_ipv6()).map(|port| format!("0.0.0.0{port}"));
@@ -146,12 +146,13 @@ impl Space {
         Ok(Server { running: Some(running), thread: Some(thread), address })
     }
 
-    /// Sends one request to a server, with patience.
+    /// Sends one request to a server, and waits for the reply as long as [`patience`] allows.
     pub fn request(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
         self.request_from(proto, None, to.into(), patience())
     }
 
-    /// Sends one request to a server from a given local address (port 0: any), for as long as `limit`.
+    /// Sends one request to a server from a given local address (port 0 for any), and waits at most `limit` for the
+    /// reply.
     pub fn request_from(
         &self,
         proto: Proto,
@@ -188,7 +189,8 @@ impl Space {
         }
     }
 
-    /// Fails if a server replies at one of these addresses. All are tried at once, in the time of one.
+    /// Fails if a server replies at one of these addresses. All are tried at the same time, so that the limits do not
+    /// add up.
     #[track_caller]
     pub fn expect_none_of(&self, all: impl IntoIterator<Item = (Proto, SocketAddr)>) {
         let answers: Vec<String> = thread::scope(|scope| {
@@ -204,7 +206,7 @@ impl Space {
         assert!(answers.is_empty(), "{}: answered, but nothing should: {answers:?}", self.name);
     }
 
-    /// Opens a socket to `to` and keeps it; each answer is waited for as long as `limit`.
+    /// Opens a socket to `to` and keeps it open. Each answer is waited for at most `limit`.
     pub fn dial(
         &self,
         proto: Proto,
@@ -238,7 +240,7 @@ impl Flow {
                 let mut buffer = [0; 512];
                 let mut last = io::Error::from(ErrorKind::TimedOut);
                 while begin.elapsed() < self.limit {
-                    // An ICMP error of an earlier datagram shows here: the next attempt may succeed.
+                    // An ICMP error about an earlier datagram is reported here, and the next attempt may succeed.
                     if let Err(error) = socket.send(line.as_bytes()) {
                         last = error;
                         thread::sleep(RESEND / 5);
@@ -256,7 +258,8 @@ impl Flow {
                             if error.kind() == ErrorKind::ConnectionRefused {
                                 thread::sleep(RESEND / 5);
                             }
-                            // The kernel limits ICMP errors: an old refusal is a better error than a timeout.
+                            // The kernel limits ICMP errors, so an earlier refusal is a better error to report than a
+                            // time-out.
                             if error.kind() != ErrorKind::WouldBlock {
                                 last = error;
                             }
@@ -268,7 +271,7 @@ impl Flow {
         }
     }
 
-    /// From now on, waits for each reply as long as [`Space::request`] does.
+    /// Makes the flow wait for each later reply as long as [`Space::request`] does.
     pub fn be_patient(&mut self) {
         self.limit = patience();
     }
@@ -292,7 +295,7 @@ fn open(proto: Proto, from: Option<SocketAddr>, to: SocketAddr, limit: Duration)
         setsockopt(&socket, sockopt::ReuseAddr, &true)?;
         bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
     }
-    // A blocking connect(2) gives up after the sending time-out: socket(7).
+    // A blocking connect(2) gives up after the sending time-out (socket(7)).
     let limit = TimeVal::milliseconds(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
     setsockopt(&socket, sockopt::SendTimeout, &limit)?;
     setsockopt(&socket, sockopt::ReceiveTimeout, &limit)?;
@@ -317,11 +320,11 @@ fn serve_tcp(listener: &TcpListener, who: &str, end: &End) {
             match listener.accept() {
                 Ok((stream, peer)) => {
                     scope.spawn(move || {
-                        // The client went away.
+                        // A failure means that the client has closed the connection.
                         let _ = reply_tcp(stream, peer, who, end);
                     });
                 }
-                // It went away before, or there are too many files.
+                // The client closed the connection before it was accepted, or the process has too many open files.
                 Err(_) => thread::sleep(Duration::from_millis(2)),
             }
         }
@@ -350,10 +353,10 @@ fn reply_tcp(mut stream: TcpStream, peer: SocketAddr, who: &str, end: &End) -> i
 fn serve_udp(socket: &UdpSocket, who: &str, end: &End) {
     let mut buffer = vec![0; 8192];
     while end.wait(socket) {
-        // A datagram with a wrong checksum wakes poll(2) and is not received: hence the socket's time-out.
+        // A datagram with a wrong checksum wakes poll(2) but is not received, so the socket needs a time-out.
         if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
             let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            // An unreachable client shows as an error here; the others are still served.
+            // An unreachable client causes an error here. The other clients are still served.
             let _ = socket.send_to(answer(who, peer, &line).as_bytes(), peer);
         }
     }
@@ -378,7 +381,7 @@ fn parse(text: &str, line: &str, own: SocketAddr, from: SocketAddr) -> io::Resul
 impl Space {
     /// Sends an ICMP echo request and waits two seconds for the reply.
     pub fn ping(&self, to: IpAddr) -> io::Result<()> {
-        // Type 8, or 128; code 0; checksum; identifier; sequence number. RFC 792, RFC 4443.
+        // The fields are type (8 or 128), code 0, checksum, identifier and sequence number (RFC 792, RFC 4443).
         const ID: [u8; 2] = [0x51, 0x1b];
         let (family, protocol, kind, reply) = match to {
             IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
@@ -386,7 +389,7 @@ impl Space {
         };
         let mut request = [kind, 0, 0, 0, ID[0], ID[1], 0, 1];
         if to.is_ipv4() {
-            // The kernel fills it in for ICMPv6 only: RFC 3542, section 3.1.
+            // The kernel fills the checksum in only for ICMPv6 (RFC 3542, section 3.1).
             let sum = u32::from(kind) << 8;
             let sum = sum + u32::from(u16::from_be_bytes(ID)) + 1;
             let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("no further carry");
@@ -401,7 +404,7 @@ impl Space {
             let begin = Instant::now();
             while begin.elapsed() < patience() {
                 let length = recv(raw.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-                // A raw IPv4 socket delivers the IP header too: raw(7).
+                // A raw IPv4 socket also delivers the IP header (raw(7)).
                 let header = if to.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };
                 let message = buffer.get(header..length).unwrap_or_default();
                 if message.first() == Some(&reply) && message.get(4..6) == Some(&ID) {
@@ -415,7 +418,7 @@ impl Space {
     }
 }
 
-/// An address and a port as one value; for loops over addresses of both families.
+/// An address and a port as one value, for loops over addresses of both families.
 pub fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
     SocketAddr::new(ip.into(), port)
 }

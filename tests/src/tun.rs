@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Links without Ethernet, as tunnels have them.
+//! Links without Ethernet headers, as tunnels have.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Space;
 
-/// Two tuns with a wire between them; they go with it.
+/// Two tun devices with a wire between them. Dropping the wire removes them.
 #[derive(Debug)]
 pub struct TunWire {
     cut: Arc<AtomicBool>,
@@ -22,7 +22,7 @@ pub struct TunWire {
 }
 
 impl TunWire {
-    /// One tun of this name in each of two spaces.
+    /// Makes a tun device of this name in each of two spaces.
     pub fn new(one: &Space, other: &Space, name: &str) -> Self {
         let make = || tap::tun(name).unwrap_or_else(|e| panic!("make a tun: {e}"));
         let (one, other) = (one.run(make), other.run(make));
@@ -51,7 +51,7 @@ fn carry(mut from: File, mut to: File, cut: Arc<AtomicBool>) -> JoinHandle<()> {
             if poll(&mut waiting, PollTimeout::from(50_u8)).unwrap_or(0) == 0 {
                 continue;
             }
-            // A link that is down gives and takes nothing.
+            // A link that is down neither delivers nor accepts packets.
             if let Ok(length) = from.read(&mut packet) {
                 let _ = to.write(&packet[..length]);
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The control plane next to the API server: controllers and scheduler, and the users of all components.
+//! The rest of the control plane: controllers and scheduler, and the users of all components.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::pace::within;
 /// The logs of the two programs, as the control plane's namespace sees them.
 pub(super) const LOGS: [&str; 2] = ["/run/kube/kube-controller-manager.log", "/run/kube/kube-scheduler.log"];
 
-/// The time after which the agents delete what the container runtime has forgotten: longer than a usual start of a pod on a
-/// busy machine.
+/// The time after which the agents delete state that the container runtime has forgotten. It is longer than a pod
+/// usually takes to start on a busy machine.
 const GRACE: Duration = Duration::from_secs(40);
 
 /// The token of kube-proxy on all nodes.
@@ -35,9 +35,9 @@ pub(super) fn node_name(number: u8) -> String {
     format!("node-{number}")
 }
 
-/// The users of a cluster: lines of the API server's file of tokens.
+/// The users of a cluster, as lines of the API server's token file.
 pub(super) fn tokens(nodes: u8) -> String {
-    // With the rights of this group the controllers need no accounts of their own (--use-service-account-credentials).
+    // With the rights of this group, the controllers do not need separate accounts (--use-service-account-credentials).
     let mut lines = format!(
         "{CONTROLLERS_TOKEN},system:kube-controller-manager,2,system:masters\n\
          {SCHEDULER_TOKEN},system:kube-scheduler,3\n\
@@ -65,7 +65,7 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
         "--node-cidr-mask-size-ipv6=64".to_owned(),
         format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
         "--configure-cloud-routes=false".to_owned(),
-        // Pods get it with their tokens.
+        // Pods get the certificate together with their tokens.
         format!("--root-ca-file={CERTIFICATE}"),
         "--feature-gates=IPv6DualStack=true".to_owned(),
     ];
@@ -77,8 +77,8 @@ pub(super) fn start(programs: &Path, server: &ApiServer<'_>, control: &Member) -
     [start("kube-controller-manager", &controllers, LOGS[0]), start("kube-scheduler", &scheduler, LOGS[1])]
 }
 
-/// The objects that `slipwayd render` prints for this network, without capabilities that this machine gives to no process:
-/// runc would refuse them.
+/// The objects that `slipwayd render` prints for this network, without capabilities that no process on this machine can
+/// have, because runc would refuse them.
 pub(super) fn agent_objects(tunnel: &str) -> Vec<Value> {
     let (tunnel, services) = (format!("--tunnel={tunnel}"), format!("--service-cidr={SERVICE_CIDRS}"));
     let grace = format!("{}s", within(GRACE).as_secs());
@@ -96,8 +96,8 @@ pub(super) fn agent_objects(tunnel: &str) -> Vec<Value> {
     objects
 }
 
-/// Creates the service account of slipwayd with its rights, as `slipwayd render` prints them, without the DaemonSet; returns
-/// its token.
+/// Creates the service account of slipwayd with its rights, as `slipwayd render` prints them, but not the DaemonSet.
+/// Returns the account's token.
 pub(super) fn agent_account(server: &ApiServer<'_>, tunnel: &str) -> String {
     for object in agent_objects(tunnel).iter().filter(|object| object["kind"] != "DaemonSet") {
         server.create(&objects::collection(object), object);

@@ -2,11 +2,11 @@
 
 //! A Kubernetes cluster: a control plane, and nodes with kubelet, containerd, kube-proxy and slipwayd.
 //!
-//! Each node is a [`System`](crate::system::System) on a node of a [`Cluster`]; containers are real ones. Nothing is
-//! mocked but six kernel settings that kubelet demands and that are the machine's, not a namespace's.
+//! Each node is a [`System`](crate::system::System) on a node of a [`Cluster`], and containers are real ones. The only
+//! mocks are six kernel settings that kubelet demands, because they belong to the machine and not to a namespace.
 //!
-//! Everything is in namespaces, control groups and memory, and goes with the [`Kubernetes`] or its process; the control
-//! groups of a process that is killed stay, empty.
+//! Everything is in namespaces, control groups and memory, and disappears with the [`Kubernetes`] or its process. Only
+//! the control groups of a process that was killed remain, empty.
 
 mod control;
 pub mod objects;
@@ -31,20 +31,20 @@ use crate::system::node_packages;
 pub use report::{MARK, Report};
 pub use worker::Worker;
 
-/// The ranges of pods, from which each node gets one per family.
+/// The pod ranges, from which each node gets one per family.
 pub const POD_CIDRS: &str = "10.244.0.0/16,fd44::/48";
 pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd96::/112";
 
 const KUBE_PROGRAMS: [&str; 6] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubelet"];
 
-/// The pause between two looks at the API server: each starts a program.
+/// The interval at which the API server is polled. Each request starts a program.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The programs of a cluster.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// The directory with those of Kubernetes and etcd.
+    /// The directory with the programs of Kubernetes and etcd.
     pub kube: PathBuf,
     /// The root file system of nodes, with containerd.
     pub packages: PathBuf,
@@ -53,7 +53,7 @@ pub struct Programs {
 /// The backend of the dataplane, chosen in `/etc/cni/slipway.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// The default: without the file.
+    /// The default, for which the file does not exist.
     Nftables,
     Iptables,
     Ebpf,
@@ -69,25 +69,25 @@ impl Backend {
     }
 }
 
-/// The form in which slipwayd runs on the nodes.
+/// How slipwayd runs on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agent {
-    /// A program next to kubelet, with the plugins installed before.
+    /// A program next to kubelet, with the plugins installed beforehand.
     Program,
-    /// The DaemonSet of `slipwayd render`, which installs the plugins, too.
+    /// The DaemonSet of `slipwayd render`, which also installs the plugins.
     DaemonSet,
 }
 
 #[derive(Debug, Clone)]
 pub enum Network {
-    /// Ours: slipwayd with a value of its option `--tunnel`, and a backend.
+    /// Slipway: slipwayd with a value for its option `--tunnel`, and a backend.
     Slipway(&'static str, Backend, Agent),
-    /// The reference plugins of a directory, with static routes.
+    /// The reference plugins in a directory, with static routes.
     Reference(PathBuf),
 }
 
 impl Network {
-    /// Its name in the configuration.
+    /// The network's name in the configuration.
     fn name(&self) -> &'static str {
         match self {
             Self::Slipway(..) => "slipway",
@@ -96,7 +96,6 @@ impl Network {
     }
 }
 
-/// A cluster to be made.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub nodes: u8,
@@ -108,30 +107,29 @@ pub struct Kubernetes<'l> {
     pub workers: Vec<Worker>,
     _control: [Daemon; 2],
     pub server: ApiServer<'l>,
-    /// The link of the nodes, and the host outside.
+    /// The link between the nodes, and the outside host.
     pub lan: &'l Cluster,
 }
 
-/// A pod, as the API server has it.
+/// A pod as the API server describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodState {
     pub name: String,
-    /// The index of its node in [`Kubernetes::workers`].
+    /// The index of the pod's node in [`Kubernetes::workers`].
     pub node: usize,
-    /// Its addresses, IPv4 first.
+    /// The pod's addresses, IPv4 first.
     pub ips: Vec<IpAddr>,
-    /// True if all of its containers are ready.
+    /// True if all containers of the pod are ready.
     pub is_ready: bool,
     pub is_ending: bool,
-    /// The runtime's ID of its first container, empty before there is one.
+    /// The runtime's ID of the pod's first container, empty before there is one.
     pub container: String,
     /// The number of restarts of that container.
     pub restarts: u64,
 }
 
 impl Programs {
-    /// The programs that `cargo xtask test --kube` provides, or the missing part, for
-    /// [`crate::skip!`].
+    /// The programs that `cargo xtask test --kube` provides, or the name of the missing part for [`crate::skip!`].
     pub fn find() -> Result<Self, &'static str> {
         let kube = kube_programs("kubelet").ok_or("kubelet")?;
         if !KUBE_PROGRAMS.iter().all(|name| kube.join(name).is_file()) {
@@ -266,18 +264,18 @@ impl<'l> Kubernetes<'l> {
         self.server.delete(&objects::path(object));
     }
 
-    /// The pods with a value of the label `app`, sorted by name; none if the server does not reply.
+    /// The pods with this value of the label `app`, sorted by name. None if the server does not reply.
     pub fn pods(&self, app: &str) -> Option<Vec<PodState>> {
         self.pods_at(&format!("{}/pods?labelSelector=app%3D{app}", objects::NAMESPACE))
     }
 
-    /// The pods of slipwayd, if a DaemonSet runs them, sorted by name; none if the server does not reply.
+    /// The pods of slipwayd if a DaemonSet runs them, sorted by name. None if the server does not reply.
     pub fn agents(&self) -> Option<Vec<PodState>> {
         self.pods_at("/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name%3Dslipwayd")
     }
 
-    /// Waits until the pods of slipwayd are ready, one on each node, and something else is so; returns them in the order of
-    /// their nodes.
+    /// Waits until the pods of slipwayd are ready, one on each node, and `done` is true of them. Returns them in the
+    /// order of their nodes.
     pub fn wait_agents(&self, what: &str, done: impl Fn(&[PodState]) -> bool) -> Vec<PodState> {
         let mut found = Vec::new();
         self.wait(what, Duration::from_secs(180), |cluster| {
@@ -291,13 +289,13 @@ impl<'l> Kubernetes<'l> {
         found
     }
 
-    /// The pods of a collection, with a selector.
+    /// The pods of a collection, which may have a selector.
     fn pods_at(&self, path: &str) -> Option<Vec<PodState>> {
         let list = self.server.look(path)?;
         let items = list["items"].as_array()?;
         let mut pods: Vec<PodState> = items.iter().filter_map(|pod| self.pod(pod)).collect();
         pods.sort_by(|one, other| one.name.cmp(&other.name));
-        // One that no node has yet is not ready: none of the list is left out silently.
+        // A pod that has no node yet makes the whole list unusable, so that no pod is left out silently.
         (pods.len() == items.len()).then_some(pods)
     }
 
@@ -319,7 +317,8 @@ impl<'l> Kubernetes<'l> {
         })
     }
 
-    /// Waits until an app has this number of pods, all ready with addresses of both families, and none that ends.
+    /// Waits until an app has this number of pods, all of them ready with addresses of both families, and none
+    /// terminating.
     pub fn wait_pods(&self, app: &str, count: usize) -> Vec<PodState> {
         let mut found = Vec::new();
         self.wait(&format!("{count} pods of {app}"), Duration::from_secs(180), |cluster| {
@@ -330,30 +329,30 @@ impl<'l> Kubernetes<'l> {
         found
     }
 
-    /// Waits until an app has no pod any more.
+    /// Waits until an app has no pods any more.
     pub fn wait_no_pods(&self, app: &str) {
         self.wait_none(app, |cluster| cluster.pods(app));
     }
 
-    /// Waits until slipwayd has no pod any more.
+    /// Waits until slipwayd has no pods any more.
     pub fn wait_no_agents(&self) {
         self.wait_none("slipwayd", Self::agents);
     }
 
-    /// The limit is three of the intervals in which a kubelet removes ended containers (`ContainerGCPeriod`): a pod stays in
-    /// the API server as long as one is left.
+    /// Waits until there are no pods. The limit is three of the intervals in which a kubelet removes ended containers
+    /// (`ContainerGCPeriod`), because a pod stays in the API server as long as one of its containers is left.
     fn wait_none(&self, app: &str, pods: impl Fn(&Self) -> Option<Vec<PodState>>) {
         self.wait(&format!("no pods of {app}"), Duration::from_secs(180), |cluster| {
             pods(cluster).is_some_and(|pods| pods.is_empty())
         });
     }
 
-    /// The network namespace of a pod, by the runtime's record of its sandbox.
+    /// The network namespace of a pod, found through the runtime's record of its sandbox.
     pub fn inside(&self, pod: &PodState) -> Space {
         self.workers[pod.node].inside(pod)
     }
 
-    /// The host outside of the cluster.
+    /// The host outside the cluster.
     pub fn outside(&self) -> &Space {
         &self.lan.outside
     }
@@ -407,7 +406,8 @@ fn is_ready(object: &Value) -> bool {
     ready_condition(object).is_some_and(|one| one["status"] == "True")
 }
 
-/// True if the controller manager has given the node its ranges, and its kubelet reports that the network is missing.
+/// True if the controller manager has given the node its ranges, and the node's kubelet reports that the network is
+/// missing.
 fn waits_for_network(node: &Value) -> bool {
     let message = ready_condition(node).and_then(|one| one["message"].as_str()).unwrap_or_default();
     pod_cidrs(node).len() == 2 && message.contains("cni plugin not initialized")

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Objects for the API server: pods with the test's web server, what makes them, and Services.
+//! Objects for the API server: pods with the test's web server, the controllers that create them, and Services.
 
 use serde_json::{Value, json};
 
 use crate::image::{DRAIN, WEB};
 
-/// The namespace of all objects of tests.
+/// The namespace of all objects that tests create.
 pub const NAMESPACE: &str = "/api/v1/namespaces/default";
 
 /// The port of the web server in its container.
 pub const WEB_PORT: u16 = 80;
 
-/// A published port: the protocol (`TCP`, `UDP`), the node's port, the container's.
+/// A published port: the protocol (`TCP` or `UDP`), the node's port, the container's port.
 pub type HostPort = (&'static str, u16, u16);
 
-/// The path of the collection that an object is created in.
+/// The path of the collection in which an object is created.
 pub fn collection(object: &Value) -> String {
     let plural = match object["kind"].as_str() {
         Some("Pod") => "pods",
@@ -68,8 +68,9 @@ pub fn pod(app: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// The specification of a pod that is ready when its web server answers, and stays ready on a busy machine: within the
-/// second that a probe has by default, no pod of an app may answer, and its Service then refuses connections.
+/// The specification of a pod that is ready when its web server answers, and stays ready on a busy machine. By default
+/// a probe has one second, within which possibly no pod of an app answers, and its Service would then refuse
+/// connections.
 fn ready_with_answer(spec: &Value) -> Value {
     let mut spec = spec.clone();
     spec["containers"][0]["readinessProbe"] = json!({
@@ -78,8 +79,8 @@ fn ready_with_answer(spec: &Value) -> Value {
     spec
 }
 
-/// A Deployment. While it is updated, each old pod stays until a new one is ready, and answers until kube-proxies have
-/// removed it from their rules.
+/// A Deployment. During an update, each old pod stays until a new one is ready, and keeps answering until the
+/// kube-proxies have removed it from their rules.
 pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
     let mut spec = ready_with_answer(spec);
     spec["containers"][0]["lifecycle"] =
@@ -95,8 +96,9 @@ pub fn deployment(app: &str, replicas: usize, spec: &Value) -> Value {
     })
 }
 
-/// A DaemonSet. Two pods of a node never run at once, since they have the same hostPorts. A changed pod replaces one that is
-/// deleted: the controller of Kubernetes 1.20 counts a pod that ends as available, and may delete two at once.
+/// A DaemonSet. Two of its pods never run on a node at once, because they have the same hostPorts. A pod with a changed
+/// template only replaces one that a test deletes: the controller of Kubernetes 1.20 counts a terminating pod as
+/// available, and might delete two at once.
 pub fn daemon_set(app: &str, spec: &Value) -> Value {
     let spec = ready_with_answer(spec);
     json!({

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The claims of a run: a test needs them all, a demonstration shows each.
+//! The claims of a run. A test requires all of them, a demonstration shows each.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,32 +8,32 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// Precedes a record in the output of a demonstration: the record separator of RFC 7464.
+/// The character before each record in the output of a demonstration: the record separator of RFC 7464.
 pub const MARK: char = '\u{1e}';
 
-/// The receiver of claims.
+/// Receives the claims of a run and prints them.
 #[derive(Debug, Clone, Copy)]
 pub struct Report {
     is_shown: bool,
 }
 
 impl Report {
-    /// Claims are lines on standard error, which only a failed test shows.
+    /// A report that prints claims as lines on standard error, which libtest shows only if the test fails.
     pub fn of_test() -> Self {
         Self { is_shown: false }
     }
 
-    /// Claims are records on standard output, a JSON object each after [`MARK`].
+    /// A report that prints claims as records on standard output, each of them [`MARK`] and a JSON object.
     pub fn of_demo() -> Self {
         Self { is_shown: true }
     }
 
-    /// A heading.
+    /// Prints a heading.
     pub fn title(&self, text: &str) {
         self.write(&json!({ "title": text }));
     }
 
-    /// An operation with the time that it takes.
+    /// Performs an operation and reports how long it took.
     pub fn step<T>(&self, text: &str, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = work();
@@ -47,7 +47,7 @@ impl Report {
         }
     }
 
-    /// A claim with its proof, which panics if the claim does not hold.
+    /// Reports a claim with its proof, which panics if the claim does not hold.
     pub fn claim<T>(&self, text: &str, proof: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let proven = catch_unwind(AssertUnwindSafe(proof));
@@ -61,7 +61,7 @@ impl Report {
             return;
         }
         let mut output = std::io::stdout().lock();
-        // The reader of a demonstration may have ended.
+        // A failure is ignored, because the reader of a demonstration may have ended.
         let _ = output.write_all(format!("{MARK}{record}\n").as_bytes()).and_then(|()| output.flush());
     }
 }

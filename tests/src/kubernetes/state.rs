@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The state that a node has because of its pods: all of it must go with them.
+//! The state that a node has because of its pods, all of which must disappear with them.
 
 use std::collections::BTreeSet;
 
 use super::{Network, Worker};
 use crate::snapshot::Snapshot;
 
-/// The least length of a word of hexadecimal digits that is (the beginning of) a container's ID or an owner's hash.
+/// The minimum length of a word of hexadecimal digits that counts as (the beginning of) a container ID or an owner's
+/// hash.
 const ID: usize = 24;
 
-/// The runtime's own files. The index of reservations follows from these.
+/// The runtime's own files, and host-local's index, which is derived from the reservations.
 const LEFT_OUT: [&str; 4] = ["/run/containerd", "/run/runc", "networks/.slipway/", "last_reserved_ip"];
 
 impl Worker {
@@ -19,8 +20,8 @@ impl Worker {
         self.node.reserved(self.network().name())
     }
 
-    /// All that names a container: links, reservations, records of attachments, rules and map elements; namespaces and
-    /// published ports.
+    /// Everything that names a container: links, reservations, records of attachments, rules and map elements,
+    /// namespaces and published ports.
     pub fn attachments(&self) -> BTreeSet<String> {
         let all = Snapshot::take(&self.node, &[]).without(&LEFT_OUT);
         let of_pods =
@@ -41,7 +42,7 @@ impl Worker {
     }
 }
 
-/// True if a word of the line is as long and of such digits as an ID.
+/// True if the line contains a word of hexadecimal digits that is as long as an ID.
 fn has_id(line: &str) -> bool {
     line.split(|c: char| !c.is_ascii_hexdigit()).any(|word| word.len() >= ID)
 }

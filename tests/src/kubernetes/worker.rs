@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node: containerd, kubelet, kube-proxy and slipwayd in a system of its own.
+//! A node with containerd, kubelet, kube-proxy and slipwayd, in a [`System`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,13 +21,13 @@ use crate::kube::ApiServer;
 use crate::space::{CommandOutput, Space, quoted};
 use crate::system::{Daemon, SHELL, System};
 
-/// The directory of the system with Kubernetes' programs.
+/// Where the system has Kubernetes' programs.
 const KUBE: &str = "/opt/kube";
-/// The directory of the system with the reference plugins.
+/// Where the system has the reference plugins.
 const REFERENCE: &str = "/opt/reference";
 /// The directory of the plugins.
 const PLUGINS: &str = "/opt/cni/bin";
-/// The command of containerd, for its containers of Kubernetes.
+/// The command line of ctr for containerd's Kubernetes containers.
 const CTR: [&str; 3] = ["ctr", "--namespace", "k8s.io"];
 /// The directory of the network configuration.
 const NETWORKS: &str = "/etc/cni/net.d";
@@ -36,7 +36,8 @@ const SETTINGS: &str = "/etc/cni/slipway.json";
 /// The directory of kubeconfigs and configurations.
 const CONFIG: &str = "/etc/kubernetes";
 
-/// Settings of the kernel that kubelet demands and else writes, though they are the machine's. It reads these values.
+/// Kernel settings that kubelet demands and would otherwise write, although they belong to the machine. kubelet reads
+/// these values instead.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -46,22 +47,22 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// A cloud's metadata service, which a starting kubelet looks for.
+/// The address of a cloud's metadata service, for which kubelet looks when it starts.
 const METADATA: &str = "169.254.169.254";
 
-/// A node. Its processes end when it is dropped.
+/// A node. Its processes end when the `Worker` is dropped.
 #[derive(Debug)]
 pub struct Worker {
     daemons: BTreeMap<&'static str, Daemon>,
     system: System,
-    /// Its network, and what a reboot keeps.
+    /// The node's network and the state that survives a reboot.
     pub node: ClusterNode,
     network: Network,
     routers: [IpAddr; 2],
 }
 
 impl Worker {
-    /// Boots the system, and starts containerd with the images.
+    /// Boots the system and starts containerd with the images.
     pub(super) fn boot(programs: &Programs, node: ClusterNode, plan: &Plan, routers: [IpAddr; 2]) -> Self {
         let system = System::start(&node, &programs.packages);
         let mut worker =
@@ -77,7 +78,7 @@ impl Worker {
         worker
     }
 
-    /// The name of its Node.
+    /// The name of the worker's Node object.
     pub fn name(&self) -> String {
         node_name(self.node.number)
     }
@@ -87,7 +88,7 @@ impl Worker {
         let path = |inside: &str| self.system.path(inside);
         self.node.run(|| {
             bind(&programs.kube, &path(KUBE));
-            // Layers of overlayfs cannot be on overlayfs, as the root is.
+            // The root is an overlay, and layers of an overlay cannot be on another overlay.
             let disk = path("/var/lib/containerd");
             make_dir(&disk);
             mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("mode=0711"))
@@ -98,11 +99,11 @@ impl Worker {
                     symlink("busybox", link).expect("link a program of busybox");
                 }
             }
-            // podman's package has a network there.
+            // podman's package installs a network configuration there.
             fs::remove_dir_all(path(NETWORKS)).expect("remove the networks of packages");
             make_dir(&path(NETWORKS));
             if self.is_daemon_set() {
-                // Its init container installs the plugins.
+                // The DaemonSet's init container installs the plugins.
                 mount(Some("tmpfs"), &path(PLUGINS), Some("tmpfs"), MsFlags::empty(), None::<&str>)
                     .expect("mount an empty directory of plugins");
             } else {
@@ -133,7 +134,7 @@ impl Worker {
         matches!(self.network, Network::Slipway(_, _, Agent::DaemonSet))
     }
 
-    /// Does what each boot needs.
+    /// Does the preparations that every boot needs.
     fn prepare(&self) {
         self.system.make_cgroups();
         self.node.cmd(&format!("ip route add unreachable {METADATA}"));
@@ -166,7 +167,7 @@ impl Worker {
     /// Starts a program: `containerd`, `kubelet`, `kube-proxy` or `slipwayd`.
     pub fn start(&mut self, program: &'static str) {
         let words = self.words(program);
-        // Into the node's control group of version 2, as a service manager does.
+        // The shell moves itself to the node's version 2 control group, as a service manager would do.
         let group = self.system.unified_cgroup().map(|(_, daemons)| daemons.join("cgroup.procs"));
         let group = group.unwrap_or_else(|| PathBuf::from("/dev/null"));
         let script = format!("echo 0 > {} && exec \"$0\" \"$@\"", quoted(&group));
@@ -185,7 +186,7 @@ impl Worker {
         self.system.end(daemon, "KILL");
     }
 
-    /// Cuts the power, and starts the node again with all of its programs.
+    /// Cuts the power, and boots the node again with all of its programs.
     pub fn reboot(&mut self) {
         let programs: Vec<&'static str> = self.daemons.keys().copied().collect();
         self.daemons.clear();
@@ -193,16 +194,16 @@ impl Worker {
         self.node.renew_network(self.routers);
         self.system.power_on((**self.node).clone());
         self.prepare();
-        // containerd first, which comes first in this order, too.
+        // containerd has to start first, and it is also the first in alphabetical order.
         programs.into_iter().for_each(|program| self.start(program));
     }
 
-    /// The network of its pods.
+    /// The network of the node's pods.
     pub(super) fn network(&self) -> &Network {
         &self.network
     }
 
-    /// The names of the network configurations.
+    /// The file names of the network configurations.
     pub fn networks(&self) -> Vec<String> {
         self.node.list(&self.system.path(NETWORKS).display().to_string())
     }
@@ -212,7 +213,7 @@ impl Worker {
         self.node.list(&self.system.path(PLUGINS).display().to_string())
     }
 
-    /// The number of a container's first process, as the node's processes see it.
+    /// The process ID of a container's first process, as the node's processes see it.
     pub fn process(&self, container: &str) -> String {
         let tasks = self.run(&[&CTR[..], &["tasks", "list"]].concat());
         let of_container = |line: &&str| line.split_whitespace().next() == Some(container);
@@ -220,22 +221,22 @@ impl Worker {
         pid.unwrap_or_else(|| panic!("{container} does not run: {tasks}")).to_owned()
     }
 
-    /// Runs a program in the mounts of a container to its end, with all rights. (Not by the runtime: in a chroot, it runs the
-    /// programs of the machine.)
+    /// Runs a program to its end in the mount namespace of a container, with all rights. The container runtime is not
+    /// used, because it runs in a chroot and would execute programs of the machine.
     pub fn run_in(&self, container: &str, words: &[&str]) -> String {
         let output = self.try_run_in(container, words);
         assert!(output.code == Some(0), "{}: {output}", words.join(" "));
         output.stdout.trim_end().to_owned()
     }
 
-    /// As [`Worker::run_in`], for a program that may fail.
+    /// Does the same as [`Worker::run_in`] for a program that may fail.
     pub fn try_run_in(&self, container: &str, words: &[&str]) -> CommandOutput {
         let process = self.process(container);
         let enter = ["/bin/busybox", "nsenter", "-t", &process, "-m", "-r", "-w", "--"];
         self.system.try_run(&[&enter[..], words].concat())
     }
 
-    /// Replaces plugins during `body` by programs that report a success and do nothing.
+    /// Replaces plugins during `body` by programs that report success and do nothing.
     pub fn with_idle_plugins<T>(&self, names: &[&str], body: impl FnOnce() -> T) -> T {
         let paths = names.iter().map(|name| self.system.path(PLUGINS).join(name));
         let moved: Vec<_> = paths.map(|path| (path.with_extension("away"), path)).collect();
@@ -255,7 +256,7 @@ impl Worker {
         done
     }
 
-    /// The container that has reserved an address, by host-local's file.
+    /// The container that has reserved an address according to host-local's file.
     pub fn reserved_by(&self, ip: IpAddr) -> String {
         let file = format!("/var/lib/cni/networks/{}/{ip}", self.network.name());
         let text = self.node.read(&file).unwrap_or_else(|| panic!("no {file}"));
@@ -272,7 +273,7 @@ impl Worker {
         self.system.run(words)
     }
 
-    /// The network namespace of a pod: the runtime's record of an attachment names it.
+    /// The network namespace of a pod, which the runtime's record of an attachment names.
     pub(super) fn inside(&self, pod: &PodState) -> Space {
         let records = self.records();
         let is_of = |record: &&Value| {
@@ -288,7 +289,7 @@ impl Worker {
         self.node.namespace(&pod.name, &self.system.path(&sandbox.replace("/var/run/", "/run/")))
     }
 
-    /// The runtime's records of attachments: libcni's cache.
+    /// The runtime's records of attachments, which are libcni's cache.
     fn records(&self) -> Vec<Value> {
         let dir = "/var/lib/cni/results";
         let text =
@@ -296,7 +297,7 @@ impl Worker {
         text.filter_map(|text| serde_json::from_str(&text).ok()).collect()
     }
 
-    /// Writes the network configuration of the reference plugins, and routes to the pods of other nodes.
+    /// Writes the network configuration of the reference plugins, and adds routes to the pods of other nodes.
     pub(super) fn static_network(&self, ranges: &[Vec<String>], workers: &[Self]) {
         for (worker, ranges) in workers.iter().zip(ranges) {
             if worker.name() == self.name() {
@@ -310,7 +311,7 @@ impl Worker {
         }
     }
 
-    /// The plugins' settings; none for the defaults.
+    /// The plugins' settings, or none for the defaults.
     fn settings(&self) -> Option<Value> {
         let Network::Slipway(_, backend, _) = self.network else { return None };
         match backend {
@@ -357,13 +358,14 @@ impl Worker {
             "authorization": { "mode": "AlwaysAllow" },
             "cgroupDriver": "cgroupfs", "cgroupRoot": self.system.cgroup(), "enforceNodeAllocatable": [],
             "failSwapOn": false, "resolvConf": "", "featureGates": { "IPv6DualStack": true },
-            // The machine's disk and memory are not the test's.
+            // Evictions are disabled, because the disk and the memory belong to the machine.
             "evictionHard": {
                 "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
             },
             "imageGCHighThresholdPercent": 100,
             "kubeAPIQPS": 100, "kubeAPIBurst": 200, "eventRecordQPS": 0,
-            // A node is ready as soon as its status is written, and a pod gone with the next synchronization.
+            // Short intervals, so that a node is ready as soon as its status is written, and a pod is gone with the
+            // next synchronization.
             "nodeStatusUpdateFrequency": "2s", "syncFrequency": "10s",
         })
     }
@@ -374,7 +376,8 @@ impl Worker {
             "mode": "iptables", "hostnameOverride": self.name(), "clusterCIDR": POD_CIDRS,
             "clientConnection": { "kubeconfig": format!("{CONFIG}/proxy.conf") },
             "featureGates": { "IPv6DualStack": true },
-            // Other values are settings of the first network namespace, which a node in a namespace cannot write.
+            // Values other than 0 would be written to settings of the initial network namespace, which a node in
+            // another namespace cannot write.
             "conntrack": {
                 "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             },
@@ -394,7 +397,7 @@ fn containerd(bin_dir: &str) -> String {
     )
 }
 
-/// The list that slipwayd would write, for the reference plugins.
+/// The network configuration list that slipwayd would write, with the reference plugins.
 fn reference(ranges: &[String]) -> Value {
     let ranges: Vec<Value> = ranges.iter().map(|range| json!([{ "subnet": range }])).collect();
     json!({

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The control groups of a system: one in each hierarchy.
+//! The control groups of a system, one in each hierarchy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use crate::pace::within;
 /// The name of the control group for daemons below that of the system.
 const DAEMONS: &str = "daemons";
 
-/// The beginning of the names of systems' control groups; the test's process number follows.
+/// The prefix of the names of systems' control groups. The process ID of the test follows.
 const GROUPS: &str = "slipway-test-";
 
-/// Control groups for an init, removed when this is dropped: end the init's processes before.
+/// Control groups for an init process, removed on drop. End the init's processes before.
 #[derive(Debug)]
 pub struct ControlGroups {
     name: String,
@@ -26,7 +26,7 @@ pub struct ControlGroups {
 }
 
 impl ControlGroups {
-    /// Makes them; None on a machine without control groups of version 2.
+    /// Makes the control groups. None on a machine without control groups of version 2.
     pub fn make() -> Option<Self> {
         hierarchies().iter().find(|hierarchy| is_unified(hierarchy))?;
         let name = name();
@@ -35,7 +35,7 @@ impl ControlGroups {
         Some(Self { name, unified })
     }
 
-    /// The directory of the control group of version 2 for the init.
+    /// The directory of the init's version 2 control group.
     pub fn unified(&self) -> &Path {
         &self.unified
     }
@@ -47,7 +47,7 @@ impl Drop for ControlGroups {
     }
 }
 
-/// Removes the control groups of a name as soon as the kernel lets it, for at most twenty seconds.
+/// Removes the control groups with this name as soon as the kernel permits it, for at most twenty seconds.
 pub(super) fn remove_within(name: &str, begin: Instant) {
     while begin.elapsed() < within(ENDING) && !remove(name) {
         thread::sleep(Duration::from_millis(5));
@@ -59,7 +59,7 @@ pub(super) fn make(name: &str) {
         remove_left(&hierarchy);
         let group = hierarchy.join(name.trim_start_matches('/'));
         make_dir(&group);
-        // cpuset(7): a new group has neither processors nor memory nodes, and takes no process without them.
+        // A new group has neither processors nor memory nodes, and accepts no process without them (cpuset(7)).
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if let Ok(all) = fs::read_to_string(hierarchy.join(file)) {
                 write(&group.join(file), all.trim());
@@ -71,20 +71,21 @@ pub(super) fn make(name: &str) {
     }
 }
 
-/// The control group of version 2, and the group for daemons below it.
+/// The version 2 control group, and the group for daemons below it.
 pub(super) fn unified(name: &str) -> Option<(PathBuf, PathBuf)> {
     let root = hierarchies().into_iter().find(|hierarchy| is_unified(hierarchy))?;
     let group = root.join(name.trim_start_matches('/'));
     Some((group.clone(), group.join(DAEMONS)))
 }
 
-/// A name for the control groups of a system.
+/// A new name for the control groups of a system.
 pub(super) fn name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("/{GROUPS}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The mount points of the hierarchies: one per controller, the one of version 2 next to them, or that alone.
+/// The mount points of the hierarchies. There is either one per controller plus the one of version 2, or only the
+/// latter.
 fn hierarchies() -> Vec<PathBuf> {
     let top = Path::new("/sys/fs/cgroup");
     if top.join("cgroup.procs").exists() {
@@ -94,14 +95,14 @@ fn hierarchies() -> Vec<PathBuf> {
     below.filter(|dir| dir.join("cgroup.procs").exists()).collect()
 }
 
-/// Removes the groups of tests that were killed.
+/// Removes control groups that killed tests have left.
 fn remove_left(hierarchy: &Path) {
     for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let process = name.strip_prefix(GROUPS).and_then(|rest| rest.split('-').next());
         if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            // Refused while a process is in it.
+            // The kernel refuses this while the group contains a process.
             remove_cgroup(&entry.path());
         }
     }
@@ -111,8 +112,8 @@ fn is_unified(hierarchy: &Path) -> bool {
     hierarchy.join("cgroup.controllers").exists()
 }
 
-/// Removes the system's control groups in every hierarchy (one per controller, or the one of
-/// version 2); true when nothing is left.
+/// Removes the system's control groups in every hierarchy (one per controller, or the one of version 2). Returns true
+/// if nothing is left.
 fn remove(name: &str) -> bool {
     let top = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());

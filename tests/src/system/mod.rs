@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node with packages of its own: a root file system, a PID namespace, and the plugins installed in it.
+//! A node with its own packages: a root file system, a PID namespace, and the plugins installed in it.
 //!
-//! The root is an overlay: below it the folder that `cargo xtask test --runtimes` has unpacked, above it a
-//! tmpfs that ends with the test. /run and /var/lib/cni are those of the [`Node`], so that the harness
-//! sees what the runtime and the plugins leave there. All processes are in a PID namespace whose first
-//! process waits for the end of its standard input: however the test ends, they end.
+//! The root is an overlay. The lower layer is the folder that `cargo xtask test --runtimes` has unpacked, the upper
+//! layer a tmpfs that ends with the test. /run and /var/lib/cni are those of the [`Node`], so that the harness sees
+//! what the runtime and the plugins leave there. All processes are in a PID namespace whose first process waits for the
+//! end of its standard input, so they end however the test ends.
 
 mod groups;
 mod root;
@@ -23,10 +23,11 @@ use crate::space::{CommandOutput, Space, quoted};
 pub use groups::ControlGroups;
 use root::{bind, make_dir};
 
-/// The folder of the system's parts in the node's mount namespace. Every system has it, without programs.
+/// The folder in the node's mount namespace in which the system's parts are mounted. Every Linux system has this
+/// folder, and no programs are in it.
 const PLACE: &str = "/mnt";
 
-/// The system's root, as the node sees it.
+/// The system's root directory as the node sees it.
 const ROOT: &str = "/mnt/root";
 
 /// The shell of every system.
@@ -35,20 +36,20 @@ pub const SHELL: [&str; 2] = ["/bin/busybox", "sh"];
 /// The time limit for a daemon to end, and for the kernel to release control groups.
 const ENDING: Duration = Duration::from_secs(20);
 
-/// The folder of a Debian suite's packages, if `program` (a path in it) is there.
+/// The folder with a Debian suite's packages, if it contains `program` (a path in the folder).
 pub fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("SLIPWAY_RUNTIMES")?).join(suite);
     root.join(program).is_file().then_some(root)
 }
 
-/// The root file system of a cluster's nodes, if `program` (a path in it) is there: `SLIPWAY_NODE_PACKAGES`, which
-/// `cargo xtask test` sets.
+/// The root file system of a cluster's nodes, if it contains `program` (a path in it). `cargo xtask test` sets
+/// `SLIPWAY_NODE_PACKAGES` to its path.
 pub fn node_packages(program: &str) -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("SLIPWAY_NODE_PACKAGES")?);
     root.join(program).is_file().then_some(root)
 }
 
-/// The system. Its processes end when it is dropped.
+/// A running system. Its processes end when the `System` is dropped.
 #[derive(Debug)]
 pub struct System {
     space: Space,
@@ -64,9 +65,9 @@ pub struct Daemon {
 }
 
 impl System {
-    /// Starts a system with the packages in `packages` on `node`; one at a time.
+    /// Starts a system with the packages in `packages` on `node`, which can have only one at a time.
     pub fn start(node: &Node, packages: &Path) -> Self {
-        // Runtimes have to have the system's control groups, which are hidden from nodes.
+        // Runtimes need the system's control groups, which are hidden from other nodes.
         node.try_cmd("umount /sys/fs/cgroup");
         node.run(|| root::make(packages));
         if is_peer() {
@@ -82,7 +83,7 @@ impl System {
         system
     }
 
-    /// The node that it runs on.
+    /// The node on which the system runs.
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -92,19 +93,19 @@ impl System {
         Path::new(ROOT).join(inside.trim_start_matches('/'))
     }
 
-    /// The control group for all processes of the system: separate from those of the host's runtimes,
-    /// so that it can be removed.
+    /// The control group for all processes of the system. It is separate from those of the machine's runtimes, so that
+    /// it can be removed.
     pub fn cgroup(&self) -> &str {
         &self.cgroup
     }
 
-    /// Makes the control group in each hierarchy, as a kubelet needs it.
+    /// Makes the control group in every hierarchy, as a kubelet needs it.
     pub fn make_cgroups(&self) {
         groups::make(&self.cgroup);
     }
 
-    /// The system's control group of version 2, as the system sees it, with a group for its daemons below: inner groups
-    /// may have no processes. None without version 2.
+    /// The system's version 2 control group as the system sees it, and a group for its daemons below, because inner
+    /// groups may not have processes. None without version 2.
     pub fn unified_cgroup(&self) -> Option<(PathBuf, PathBuf)> {
         groups::unified(&self.cgroup)
     }
@@ -119,10 +120,10 @@ impl System {
         self.space.exec(self.command(words), b"")
     }
 
-    /// Starts a program that stays; what it prints goes to /tmp/`name`.log.
+    /// Starts a program that keeps running and prints to /tmp/`name`.log.
     pub fn daemon(&self, name: &str, words: &[&str]) -> Daemon {
         let pid_file = self.path(&format!("/tmp/{name}.pid"));
-        // The shell leaves its process number, which is that of the program after exec.
+        // The shell records its process ID, which the program keeps after exec.
         let script = "echo $$ > \"$0\" && exec \"$@\"";
         let inside = format!("/tmp/{name}.pid");
         let mut command = self.command(&[&["/bin/busybox", "sh", "-c", script, &inside][..], words].concat());
@@ -164,7 +165,7 @@ impl System {
         self.space.run(|| path.exists())
     }
 
-    /// Repeats the question until its answer is true, for at most twenty seconds.
+    /// Asks until the answer is true, for at most twenty seconds.
     pub fn wait_for(&self, what: &str, mut question: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !question() {
@@ -173,13 +174,13 @@ impl System {
         }
     }
 
-    /// Cuts the power and starts the system again: what is on disk stays; processes, namespaces,
-    /// everything in /run, links and the ruleset do not.
+    /// Cuts the power and starts the system again. Files on disk survive, but processes, namespaces, everything in
+    /// /run, links and the ruleset do not.
     pub fn reboot(&mut self) {
         self.power_off();
         self.space.cmd("nft flush ruleset");
-        // The links to the hosts outside are the system's hardware. Those to namespaces go with these,
-        // soon after their processes.
+        // The links to the outside hosts are the system's hardware. Links to namespaces disappear with those, soon
+        // after their processes have ended.
         self.wait_for("the links' end", || {
             let links = self.space.cmd("ip -json link");
             let links: serde_json::Value = serde_json::from_str(&links).expect("ip prints JSON");
@@ -193,27 +194,27 @@ impl System {
         self.power_on(self.space.clone());
     }
 
-    /// Cuts the power: what is on disk stays; processes, mounts and everything in /run do not.
+    /// Cuts the power. Files on disk survive, but processes, mounts and everything in /run do not.
     pub fn power_off(&mut self) {
         self.end_all();
         self.space.run(root::forget);
     }
 
-    /// Starts the system again, in a space with the same mount namespace.
+    /// Starts the system again in a space that has the same mount namespace.
     pub fn power_on(&mut self, space: Space) {
         self.space = space;
         self.init = self.space.run(first_process);
         self.wait_for("the first process", || self.exists("/proc/1/stat"));
     }
 
-    /// Ends the first process, and with it all others.
+    /// Ends the first process and with it all others.
     fn end_all(&mut self) {
         drop(self.init.stdin.take());
         let begin = Instant::now();
         while begin.elapsed() < within(ENDING) && matches!(self.init.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(5));
         }
-        // With --kill-child nothing of the namespace outlives unshare.
+        // Because of --kill-child, nothing in the namespace outlives unshare.
         let _ = self.init.kill();
         let _ = self.init.wait();
         groups::remove_within(&self.cgroup, begin);
@@ -237,7 +238,7 @@ impl Drop for System {
     }
 }
 
-/// The first process: it takes in the orphans, as an init does, and ends when this test does.
+/// The first process, which adopts orphans as an init does, and ends when this test does.
 fn first_process() -> Child {
     let script = "busybox mount -t proc proc /proc && exec catatonit -- busybox cat";
     let mut command = Command::new("unshare");
@@ -247,7 +248,7 @@ fn first_process() -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("start unshare")
 }
 
-/// Only the environment that a service of the system would have.
+/// Leaves only the environment that a service of the system would have.
 fn clean(command: &mut Command) {
     command.env_clear().current_dir("/");
     command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");

@@ -11,10 +11,10 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::{PLACE, ROOT};
 use crate::concealment::has_kept;
 
-/// The device nodes that runtimes and programs need: the system's /dev has no other. kubelet reads `kmsg`.
+/// The device nodes that runtimes and programs need, because the system's /dev has no others. kubelet reads `kmsg`.
 const DEVICES: [&str; 7] = ["full", "kmsg", "null", "random", "tty", "urandom", "zero"];
 
-/// Runs in the node's mount namespace, which ends with the node, and all of this with it.
+/// Makes the root in the node's mount namespace, and the kernel removes all of it together with that namespace.
 pub(super) fn make(packages: &Path) {
     let place = Path::new(PLACE);
     tmpfs(place, "mode=0755");
@@ -22,7 +22,7 @@ pub(super) fn make(packages: &Path) {
     for dir in [&*upper, &*work, root] {
         make_dir(dir);
     }
-    // A colon would begin the next lower folder, a comma the next option.
+    // In the mount options, a colon would begin the next lower folder, and a comma the next option.
     let lower = packages.to_str().expect("a plain path").replace('\\', "\\\\").replace(':', "\\:");
     assert!(!lower.contains(','), "overlayfs takes no comma in {lower}");
     let options = format!("lowerdir={lower},upperdir={},workdir={}", upper.display(), work.display());
@@ -31,7 +31,7 @@ pub(super) fn make(packages: &Path) {
     for dir in ["dev", "etc/cni/net.d", "opt/cni/bin", "proc", "root", "run", "sys", "tmp", "var/lib/cni"] {
         make_dir(&root.join(dir));
     }
-    // Empty in packages that bring it.
+    // Packages that contain this folder have it empty.
     let _ = fs::remove_dir(root.join("var/run"));
     if !root.join("var/run").exists() {
         symlink("/run", root.join("var/run")).expect("link /var/run");
@@ -39,7 +39,7 @@ pub(super) fn make(packages: &Path) {
     if !root.join("var/tmp").exists() {
         symlink("/tmp", root.join("var/tmp")).expect("link /var/tmp");
     }
-    // Normally made by the packages' installation, which unpacking is not.
+    // The packages' installation scripts normally make these links, but unpacking does not run them.
     for (name, end) in ["iptables", "ip6tables"]
         .into_iter()
         .flat_map(|name| ["", "-restore", "-save"].map(|end| (name, end)))
@@ -60,11 +60,11 @@ pub(super) fn make(packages: &Path) {
     mount(Some("/sys"), &root.join("sys"), None::<&str>, flags, None::<&str>).expect("bind /sys");
 }
 
-/// Empties the system's /run, but for the namespaces of the hosts outside. Those that runtimes make have
-/// a mount point there, like much else of theirs; the old /proc goes too.
+/// Empties the system's /run, except for the namespaces of the outside hosts. Namespaces that runtimes have made are
+/// mount points there, like many other files of runtimes. The old /proc is unmounted as well.
 pub(super) fn forget() {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("read the mounts");
-    // The fifth field is the mount point: proc_pid_mountinfo(5). The latest are the innermost.
+    // The fifth field is the mount point (proc_pid_mountinfo(5)). The latest mounts are the innermost.
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     let volatile = |point: &&str| {
         let inside = point.strip_prefix(ROOT).unwrap_or_default();
@@ -89,7 +89,7 @@ pub(super) fn forget() {
         }
     }
     for entry in fs::read_dir("/run/netns").expect("list /run/netns").flatten() {
-        // Refused for the hosts': they are mount points.
+        // The kernel refuses this for the hosts' namespaces, because they are mount points.
         let _ = fs::remove_file(entry.path());
     }
 }
@@ -120,7 +120,7 @@ fn tmpfs(path: &Path, options: &str) {
         .unwrap_or_else(|e| panic!("mount a tmpfs on {}: {e}", path.display()));
 }
 
-/// Binds a folder or file to an existing one.
+/// Binds a folder or file over an existing one.
 pub(super) fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .unwrap_or_else(|e| panic!("bind {} to {}: {e}", from.display(), to.display()));
