@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! ADD: its result, links, addresses and routes, also with several containers.
+//! ADD with one and with several containers: its result, links, addresses and routes.
 
 use std::time::Duration;
 
@@ -151,7 +151,8 @@ fn a_full_bridge_is_reported_with_its_limit() {
         );
         let after = Snapshot::take(&node, &[&pod]).without(&["last_reserved_ip", "/var/lib/cni", "br0"]);
         before.without(&["/var/lib/cni", "br0"]).assert_same(&after);
-        // With the namespace they would go at once, and hold up all other namespaces: for a minute on a busy machine.
+        // If the links were deleted together with the namespace, all at once, they would block all other namespaces for
+        // up to a minute on a busy machine.
         let links: String = (0..512).map(|number| format!("link del a{number}\n")).collect();
         node.cmd_input("ip -batch -", &links);
     });
@@ -169,8 +170,8 @@ fn one_container_may_have_several_interfaces() {
     network.check(&second).expect("CHECK of net1");
 }
 
-/// In both families. The link-local address of the new bridge is not tentative, from which the kernel solicits a container that
-/// it does not know yet.
+/// Holds in both families. For IPv6, the link-local address of the new bridge must not be tentative, because the kernel
+/// uses it to solicit a container that it does not know yet.
 #[test]
 fn the_first_container_of_a_bridge_is_reached_from_outside_at_once() {
     let (node, client) = Node::with_client();
@@ -191,7 +192,7 @@ fn the_first_container_of_a_bridge_is_reached_from_outside_at_once() {
         assert!(answer.is_ok_and(|answer| answer.who == "pod"), "{to}");
     }
     if !is_peer() && has_ipv6() {
-        // Detection would take a second at least.
+        // Duplicate address detection would take at least a second.
         until(Duration::from_millis(500), "a link-local address that can be used", || {
             let addresses = node.cmd("ip -6 address show dev br0 scope link");
             addresses.contains("fe80::") && !addresses.contains("tentative")

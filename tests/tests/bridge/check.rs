@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! CHECK finds changes.
+//! CHECK notices changes.
 
 use nix::mount::{MsFlags, mount};
 use serde_json::json;
@@ -22,7 +22,7 @@ fn check_compares_the_bridge_and_the_port() {
         network.differs(&pod, "CNI veth created for bridge br0 was not found");
         node.cmd(&format!("ip link set {port} master br0"));
         node.cmd(&format!("bridge link set dev {port} hairpin on"));
-        // The bridge is not the attachment's: another program may give it another address.
+        // The bridge does not belong to the attachment, and another program may give it another MAC address.
         node.cmd("ip link set br0 address 02:00:00:00:00:77");
         network.check(&Attach::new(&pod)).expect("CHECK");
         node.cmd("ip link delete br0");

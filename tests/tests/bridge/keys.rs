@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Each key.
+//! Each key of the plugin.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Pod, Proto, address_of, peer_fails};
@@ -163,7 +163,7 @@ fn add_waits_for_duplicate_address_detection() {
             addresses.contains(&address_of(&result, 1).to_string()) && !addresses.contains("tentative"),
             "{addresses}"
         );
-        // An IPAM plugin that does not know of the first container gives the same address again.
+        // An IPAM plugin that does not know of the first container assigns the same address again.
         let ipam = json!({"type": "host-local", "dataDir": "/var/lib/other", "ranges": [[{"subnet": "fd00:1::/64"}]]});
         let other = network(&node, &json!({"enabledad": true, "ipam": ipam}));
         let failure = other.add(&Attach::new(&two)).expect_err("the address is taken");

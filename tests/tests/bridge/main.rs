@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The bridge plugin: keys, results, CHECK, and what DEL removes.
+//! The bridge plugin: its keys and results, CHECK, and what DEL removes.
 //!
-//! IPAM is host-local. Tests of VLANs are skipped on kernels without VLAN filtering.
+//! IPAM is host-local. Tests of VLANs are skipped on kernels without bridge VLAN filtering.
 
 mod add;
 mod check;
@@ -64,7 +64,7 @@ fn plugin(keys: &Value) -> Value {
     with_keys(plugin, keys)
 }
 
-/// host-local with a range of each family that the kernel has.
+/// A host-local configuration with a range of each family that the kernel has.
 fn dual_stack() -> Value {
     let mut ipam = host_local("10.1.2.0/24", "fd00:1::/64");
     ipam.as_object_mut().expect("an object").remove("routes");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! How the node and other containers find a container: without a frame to all, and also after another one had its address.
+//! How the node and other containers find a container: without flooding, and even if another container had its address
+//! before.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +11,19 @@ use slipway_tests::{Attach, Node, Pod, Proto, QUICK, address_of, at, has_ipv6, i
 
 use super::pair::{add, network, outer};
 
-/// The frames that a container has received.
+/// The number of frames that a container has received.
 pub(crate) fn received(pod: &Pod) -> u64 {
     let links: serde_json::Value =
         serde_json::from_str(&pod.cmd("ip -s -json link show dev eth0")).expect("JSON");
     links[0]["stats64"]["rx"]["packets"].as_u64().expect("a count")
 }
 
-/// A full bridge copies a frame to all of its containers a thousand times.
+/// On a full bridge, each flooded frame is copied a thousand times, once for each container.
 #[test]
 fn a_new_container_is_found_without_a_frame_to_the_others() {
     let node = Node::new();
-    // IPv6 reports its multicast groups to everybody, a second later and again: nobody has it here.
+    // IPv6 is off, because the kernel sends multicast group reports to everybody, a second after a link is up and again
+    // later.
     node.sysctl("net/ipv6/conf/default/disable_ipv6", "1");
     let network = network(&node, &json!({"isGateway": true}));
     let pod = |name: &str| {
@@ -72,7 +74,7 @@ fn node_bridge_and_container_know_each_other() {
     assert!(fdb.lines().any(|line| line.starts_with(&mac) && !line.contains("permanent")), "{fdb}");
 }
 
-/// Node and neighbours still know the address at the MAC address of the container that had it before, and would use that
+/// The node and neighbours have cached the MAC address of the container that had the address before, and would use it
 /// for half a minute.
 #[test]
 fn an_address_of_a_former_container_is_reached_at_once() {
@@ -84,7 +86,8 @@ fn an_address_of_a_former_container_is_reached_at_once() {
     };
     let near = node.pod("near");
     add(&of("10.1.2.8", "fd00:1::8"), &near);
-    // With the MAC address, if it is configured, and the last parts of both addresses.
+    // Adds a container with the MAC address, if one is given, and with these last parts of its two addresses, and
+    // deletes it again.
     let again = |name: &str, mac: Option<&str>, v4: u8, v6: u8| {
         let addresses: [IpAddr; 2] = [
             format!("10.1.2.{v4}").parse().expect("an address"),
@@ -126,7 +129,8 @@ fn an_address_of_a_former_container_is_reached_at_once() {
     });
 }
 
-/// The MAC address is made of the first address. A container that had the second one before may have had another first one.
+/// The MAC address is derived from the container's first address. The previous container with this second address had
+/// another first address, and therefore another MAC address.
 #[test]
 fn an_address_of_a_second_range_is_announced() {
     let node = Node::new();
@@ -148,7 +152,7 @@ fn an_address_of_a_second_range_is_announced() {
         assert!(answer.is_ok_and(|answer| answer.who == name), "{name}");
         network(&node, &json!({})).del(&Attach::new(&pod)).expect("DEL");
         pod.remove();
-        // The node has forgotten the former one by itself.
+        // The node's own entry for the previous container is removed, so that only the pod's is left.
         node.cmd("ip neighbour flush dev br0");
     }
 }
@@ -165,7 +169,7 @@ fn a_permanent_neighbour_of_an_administrator_stays() {
     add(&network, &first);
     let set = "ip neighbour replace 10.1.2.3 lladdr 02:00:00:00:00:99 dev br0 nud permanent";
     node.cmd(set);
-    // A neighbour that the node has learnt is replaced: the control.
+    // As the control, an entry that the node has learned is replaced.
     node.cmd("ip neighbour replace 10.1.2.4 lladdr 02:00:00:00:00:99 dev br0 nud stale");
     let (second, third) = (node.pod("second"), node.pod("third"));
     assert_eq!(address_of(&add(&network, &second), 0).to_string(), "10.1.2.3");
@@ -175,7 +179,8 @@ fn a_permanent_neighbour_of_an_administrator_stays() {
     assert!(known("10.1.2.4").contains(&third.mac("eth0")), "{}", known("10.1.2.4"));
 }
 
-/// Rules of the node name the bridge. What a running container sends by a new interface must not come in by its port alone.
+/// Rules on the node match the bridge's name, so packets that a running container sends through a new interface must
+/// never come in with only the port as their interface.
 #[test]
 fn a_running_container_sends_nothing_past_the_bridge() {
     let (node, pod) = Node::with_pod();
@@ -193,7 +198,7 @@ fn a_running_container_sends_nothing_past_the_bridge() {
             pod.run(|| {
                 let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
                 while !is_over.load(Ordering::Relaxed) {
-                    // Fails as long as there is no route.
+                    // Sending fails as long as there is no route.
                     let _sent = socket.send_to(b"early", "10.1.2.1:9");
                 }
             });

@@ -7,7 +7,7 @@ use slipway_tests::{Attach, Node, Proto, address_of, has_ipv6, peer_fails, skip}
 
 use super::pair::{add, network, outer};
 
-/// True if bridges filter by VLAN. Kernels without it refuse the setting or ignore it.
+/// True if bridges filter by VLAN. Kernels without VLAN filtering refuse the setting or ignore it.
 fn has_filtering(node: &Node) -> bool {
     if node.try_cmd("ip link add probe type bridge vlan_filtering 1").code != Some(0) {
         return false;
@@ -137,7 +137,7 @@ fn the_gateway_of_a_vlan_has_a_link_of_its_own() {
     network.check(&Attach::new(&one)).expect("CHECK");
 }
 
-/// Two networks on one bridge, as after a change of the configuration's name.
+/// Two networks on one bridge, as after a configuration has been renamed.
 #[test]
 fn vlans_may_have_the_same_address_but_one_vlan_has_none_twice() {
     slipway_tests::slipway_only!();
@@ -146,7 +146,7 @@ fn vlans_may_have_the_same_address_but_one_vlan_has_none_twice() {
         skip!("bridge vlan filtering");
     }
     let network = |name: &str, keys: &Value| {
-        // Room for one container: each network of the node reserves the same address.
+        // Each range has a single address, so that all networks of the node reserve the same one.
         let ipam = json!({
             "type": "host-local", "subnet": "10.9.0.0/24", "rangeStart": "10.9.0.5", "rangeEnd": "10.9.0.5",
         });

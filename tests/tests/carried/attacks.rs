@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Attacks, and many short connections: no connection is lost that nftables keeps.
+//! Attacks, and many short connections: the programs lose no connection that nftables alone would keep.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ use crate::{Connection, Engine, FAR, PORT, Stage};
 mod raw {
     use std::net::{Ipv4Addr, SocketAddrV4};
 
-    /// The checksum of the Internet (RFC 1071) of some bytes, with what is added.
+    /// The Internet checksum (RFC 1071) of these bytes, added to a start value.
     pub(crate) fn sum(bytes: &[u8], start: u32) -> u16 {
         let mut sum = start;
         for pair in bytes.chunks(2) {
@@ -59,14 +59,15 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// The attack is spread over connections, as conntrack lets pass what is within some 66,000 bytes of its window: a forged
-/// FIN and then a forged RST there end a connection. With all packets to one, that happened in 6 of 150 runs, and in 8 of
-/// 150 with nftables. It is as many times rarer as there are connections.
+/// The attack is spread over several connections, because conntrack accepts whatever lies within some 66,000 bytes of a
+/// connection's window, and a forged FIN followed by a forged RST there ends the connection. When all packets were sent
+/// to one connection, that happened in 6 of 150 runs, and in 8 of 150 with nftables. With more connections it is
+/// correspondingly rarer.
 const CONNECTIONS: usize = 40;
 const ROUNDS: usize = 100;
 
-/// A blind attacker outside sends segments with random sequence numbers for every port that masquerade may have
-/// chosen, from the server's address. The connection survives, and the programs continue to carry it.
+/// A blind attacker outside sends segments with random sequence numbers and the server's source address to every port
+/// that masquerade may have chosen. The connection survives, and the programs continue to carry it.
 #[test]
 fn a_blind_attacker_ends_no_masqueraded_connection() {
     needs!(has_programs(), PROGRAMS);
@@ -76,7 +77,7 @@ fn a_blind_attacker_ends_no_masqueraded_connection() {
     let raw =
         stage.client.run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw));
     let raw = raw.expect("a raw socket");
-    // A linear congruential generator (Numerical Recipes).
+    // The constants are those of a linear congruential generator (Numerical Recipes).
     let mut seed = 0x5eed_u32;
     for _ in 0..CONNECTIONS {
         let mut connection = Connection::new(&pod, far, &stage.client, far).expect("a connection");
@@ -98,8 +99,8 @@ fn a_blind_attacker_ends_no_masqueraded_connection() {
     assert!(stage.count(Counter::DroppedFar) > 0, "{:?}", stage.counts());
 }
 
-/// An attacker who knows a connection's addresses and ports, and could have its packets counted as those of a young one,
-/// does not hide the connection's entry from a forged FIN.
+/// Even an attacker who knows a connection's addresses and ports, and could get its packets counted as those of a young
+/// connection, cannot hide the connection's entry from a forged FIN.
 #[test]
 fn a_segment_that_ends_a_connection_is_looked_up_whatever_was_counted() {
     needs!(has_programs(), PROGRAMS);
@@ -123,7 +124,7 @@ fn a_segment_that_ends_a_connection_is_looked_up_whatever_was_counted() {
         stage.client.run(|| socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Raw));
     let raw = raw.expect("a raw socket");
     let before = stage.count(Counter::DroppedFar);
-    // Far from any window, whatever the connection's numbers are: of these two, one at least.
+    // Whatever the connection's sequence numbers are, at least one of these two is far from any window.
     for sequence in [0x1000_0000, 0x9000_0000] {
         let one = packet(from, to, FIN | ACK, (sequence, 1));
         sendto(raw.as_raw_fd(), &one, &SockaddrIn::from(to), MsgFlags::empty()).expect("send");
@@ -132,7 +133,7 @@ fn a_segment_that_ends_a_connection_is_looked_up_whatever_was_counted() {
     connection.requests(50).expect("replies after the attack");
 }
 
-/// Short connections to one published port take no entries, and evict none.
+/// Short connections to a published port use no entries and evict none.
 #[test]
 fn short_connections_evict_nothing() {
     needs!(has_programs(), PROGRAMS);
@@ -154,13 +155,12 @@ fn short_connections_evict_nothing() {
     println!("{:?}, {} entries", stage.counts(), stage.carried4().len());
     for (number, one) in idle.iter_mut().enumerate() {
         one.requests(10).unwrap_or_else(|e| panic!("idle connection {number}: {e}"));
-        // The other way first.
         one.client.set_read_timeout(Some(Duration::from_secs(3))).expect("a limit");
     }
 }
 
-/// SYNs and wrong ACKs from forged sources: entries of the BPF programs and of conntrack. Idle connections survive as with
-/// nftables.
+/// Forged SYNs and wrong ACKs try to fill the maps of the BPF programs and conntrack's table. Idle connections survive
+/// as they do with nftables.
 #[test]
 fn forged_handshakes_end_no_idle_connection() {
     needs!(has_programs(), PROGRAMS);
@@ -198,7 +198,8 @@ fn forged_handshakes_end_no_idle_connection() {
     }
 }
 
-/// The datagrams of one pod evict the entries of others, which netfilter serves until they are carried again.
+/// Datagrams of one pod evict the entries of other pods, whose packets then go through netfilter until they are carried
+/// again.
 #[test]
 fn one_pods_flows_end_no_connection_of_others() {
     needs!(has_programs(), PROGRAMS);
@@ -234,8 +235,8 @@ fn one_pods_flows_end_no_connection_of_others() {
     assert!(stage.count(Counter::Carried) - before > 20 * 30, "{:?}", stage.counts());
 }
 
-/// A filter of another program with a final verdict comes first: the packets pass netfilter. The verdict sets `tc_index`,
-/// too, to the number of a record.
+/// If a filter of another program with a final verdict runs first, packets go through netfilter. The verdict also sets
+/// `tc_index`, to the number of a record.
 #[test]
 fn a_foreign_filter_with_a_final_verdict_cuts_nothing_off() {
     needs!(has_programs(), PROGRAMS);
@@ -256,8 +257,8 @@ fn a_foreign_filter_with_a_final_verdict_cuts_nothing_off() {
     }
 }
 
-/// The state in conntrack's table after a SYN and an ACK of a number that the pod did not send. The node-wide
-/// setting `be_liberal` is what this shows: an established entry lives for five days.
+/// Prints the state in conntrack's table after a SYN and an ACK with a number that the pod did not send. The test shows
+/// the effect of the node-wide setting `be_liberal`: an established entry lives for five days.
 #[test]
 fn a_wrong_acknowledgment_is_measured_in_conntracks_table() {
     needs!(has_programs(), PROGRAMS);
@@ -265,7 +266,7 @@ fn a_wrong_acknowledgment_is_measured_in_conntracks_table() {
         let stage = Stage::new(engine);
         let (pod, own) = stage.pod("web");
         let _listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
-        // The SYN-ACK arrives at the client, which does not have the address.
+        // The SYN-ACK is delivered to the client, although the client does not have the source address.
         let (mac, link) = (stage.client.mac("eth0"), &stage.client.node_link);
         stage.node.cmd(&format!("ip neigh add 192.0.2.77 lladdr {mac} dev {link} nud permanent"));
         let raw = stage

@@ -6,8 +6,8 @@ use slipway_tests::{Attach, Pod, Proto};
 
 use crate::{PORT, Stage};
 
-/// A pod that runs while programs, tables and pins are lost; `slipway restore` puts its entries back after `engine` has
-/// written its rules.
+/// A pod that keeps running while programs, tables and pins are lost. `slipway restore` puts its entries back after
+/// `engine` has written its rules.
 pub(crate) fn restored(stage: &Stage, engine: impl FnOnce()) -> Pod {
     let pod = stage.node.pod("web");
     let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80);
@@ -16,7 +16,8 @@ pub(crate) fn restored(stage: &Stage, engine: impl FnOnce()) -> Pod {
     network.write_cache(&attach);
     stage.node.slipway("node teardown");
     stage.node.cmd("nft flush ruleset");
-    // An empty one, as at boot. Below the node's own there may be one that all nodes of a VM see.
+    // An empty BPF file system as at boot, because below the node's own mount there may be one that all nodes of a VM
+    // share.
     stage.node.cmd("mount -t bpf bpf /sys/fs/bpf");
     assert_eq!(stage.node.programs()["loaded"], false);
     engine();

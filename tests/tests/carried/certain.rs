@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The programs learn only what is certain: whatever other rules, programs and containers do, a datagram arrives where it
-//! arrives with the nftables backend. Each test has that backend as its control.
+//! The programs learn only what is certain. Whatever other rules, programs and containers do, a datagram arrives where
+//! it would arrive with the nftables backend, which is the control in each test.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -16,9 +16,9 @@ use slipway_tests::{Attach, PROGRAMS, Pod, Proto, Space, address_of, has_program
 
 use crate::{Connection, Engine, FAR, PORT, Stage, xdp};
 
-/// The time in which a change of rules, programs or neighbours holds for flows that run.
+/// The time after which a change of rules, programs or neighbours must apply to running flows.
 const HOLDS_WITHIN: Duration = Duration::from_secs(1);
-/// Datagrams per second of most tests.
+/// The number of datagrams per second in most tests.
 const RATE: u32 = 40;
 
 /// A flow of numbered datagrams in one direction.
@@ -38,24 +38,25 @@ impl Datagrams {
         Self { sender, receiver, next: 0 }
     }
 
-    /// From the client to the published port of a pod.
+    /// A flow from the client to the published port of a pod.
     pub(crate) fn to_pod(stage: &Stage, pod: &Pod, own: [IpAddr; 2], family: usize) -> Self {
         let to = SocketAddr::new(stage.node_ips()[family], PORT);
         Self::new(&stage.client, to, pod, SocketAddr::new(own[family], 80))
     }
 
-    /// From a pod to the client, masqueraded.
+    /// A flow from a pod to the client, which the node masquerades.
     fn from_pod(stage: &Stage, pod: &Pod, family: usize) -> Self {
         let to = SocketAddr::new(stage.client_ips()[family], FAR);
         Self::new(pod, to, &stage.client, to)
     }
 
-    /// Sends `count` datagrams at a rate, each of a length that its number has, and returns the numbers that arrived.
+    /// Sends `count` datagrams at a rate, the length of each determined by its number, and returns the numbers that
+    /// arrived.
     fn send_lengths(&mut self, count: u32, rate: u32, length: impl Fn(u32) -> usize) -> Vec<u32> {
         self.send_with(count, rate, |number, _| length(number))
     }
 
-    /// The same; `prepare` may change the sender's options before it returns the length.
+    /// Does the same with a function that returns a datagram's length, and may change the sender's options before that.
     pub(crate) fn send_with(
         &mut self,
         count: u32,
@@ -67,7 +68,7 @@ impl Datagrams {
         for sent in 0..count {
             let mut bytes = vec![0; prepare(self.next, &self.sender).max(4)];
             bytes[..4].copy_from_slice(&self.next.to_be_bytes());
-            // ICMP errors of earlier ones.
+            // The first attempt may fail with an ICMP error about an earlier datagram.
             let _ = self.sender.send(&bytes).or_else(|_| self.sender.send(&bytes));
             self.next += 1;
             self.read(&mut arrived);
@@ -94,7 +95,7 @@ impl Datagrams {
     }
 }
 
-/// Calls `test` with both engines, the control first.
+/// Calls `test` with each engine, first with the control.
 fn each_engine(mut test: impl FnMut(&Stage)) {
     needs!(has_programs(), PROGRAMS);
     for engine in [Engine::Nftables, Engine::Carried] {
@@ -102,14 +103,14 @@ fn each_engine(mut test: impl FnMut(&Stage)) {
     }
 }
 
-/// What slipwayd does once a second.
+/// Does what slipwayd does once a second.
 pub(crate) fn follow(stage: &Stage) {
     if stage.engine == Engine::Carried {
         stage.node.run(|| Follower::default().look(true)).expect("follow the rules");
     }
 }
 
-/// A second uplink, to which copies go.
+/// A second uplink, to which rules send copies.
 pub(crate) fn collector(stage: &Stage) -> slipway_tests::Host {
     let collector = stage.node.host("collector");
     let (mac, link) = (collector.mac("eth0"), &collector.node_link);
@@ -117,14 +118,14 @@ pub(crate) fn collector(stage: &Stage) -> slipway_tests::Host {
     collector
 }
 
-/// True if all of `expected` have arrived once.
+/// Fails unless all of `expected` have arrived, each exactly once.
 #[track_caller]
 pub(crate) fn assert_all(arrived: &[u32], expected: std::ops::Range<u32>, what: &str) {
     let missing: BTreeSet<u32> = expected.clone().filter(|number| !arrived.contains(number)).collect();
     assert!(missing.is_empty(), "{what}: {} of {} are missing: {missing:?}", missing.len(), expected.len());
 }
 
-/// The copies that a space receives while `act` runs.
+/// The number of copies that a space receives while `act` runs.
 pub(crate) fn copies<T>(at: &Space, act: impl FnOnce() -> T) -> (T, u64) {
     let received = || -> u64 {
         let text = at.cmd("ip -s -json link show dev eth0");
@@ -136,13 +137,14 @@ pub(crate) fn copies<T>(at: &Space, act: impl FnOnce() -> T) -> (T, u64) {
     (result, received() - before)
 }
 
-/// Rules that send a copy of each datagram elsewhere.
+/// Rules that send a copy of each datagram to the collector.
 const MIRRORS: [&str; 2] = [
     "table ip mirror {\nchain c {\ntype filter hook prerouting priority mangle\nmeta l4proto udp dup to COLLECTOR device LINK\n}\n}\n",
     "table ip mirror {\nchain c {\ntype filter hook forward priority mangle\nmeta l4proto udp dup to COLLECTOR device LINK\n}\n}\n",
 ];
 
-/// A rule that exists before the flow, one that comes while the flow is carried, and one that slipwayd has seen.
+/// Covers a rule that is added while the flow is carried, a flow that begins after the rule, and a rule that slipwayd
+/// has already seen.
 #[test]
 fn copies_that_a_rule_makes_divert_no_flow() {
     each_engine(|stage| {
@@ -178,7 +180,7 @@ fn copies_that_a_rule_makes_divert_no_flow() {
     });
 }
 
-/// tc copies what it sends to the pod.
+/// A tc filter mirrors the datagrams that go to the pod.
 #[test]
 fn copies_that_a_filter_makes_divert_no_flow() {
     each_engine(|stage| {
@@ -202,8 +204,8 @@ fn copies_that_a_filter_makes_divert_no_flow() {
     });
 }
 
-/// A pod that was silent has no entry in the bridge's table of forwarding: frames for it go to all ports, and come out
-/// at another pod's first.
+/// The bridge has no forwarding entry for a silent pod, so it floods frames for that pod, and another pod's port may
+/// send them out first.
 #[test]
 fn flooded_frames_give_no_flow_to_another_pod() {
     each_engine(|stage| {
@@ -222,7 +224,8 @@ fn flooded_frames_give_no_flow_to_another_pod() {
     });
 }
 
-/// A failover inside of the container: its address moves to another Ethernet address, which the bridge does not know.
+/// Simulates a failover inside the container: its IP address moves to another MAC address, which the bridge does not
+/// know.
 #[test]
 fn a_neighbour_with_another_ethernet_address_gets_its_datagrams() {
     each_engine(|stage| {
@@ -244,8 +247,8 @@ fn a_neighbour_with_another_ethernet_address_gets_its_datagrams() {
     });
 }
 
-/// Rules that decide about single packets, of each kind that the kernel has, at a rate of 300 datagrams per second. The
-/// numbers that pass are those of the nftables backend.
+/// Covers every kind of rule in the kernel that decides about single packets, at 300 datagrams per second. The numbers
+/// that pass must be those that pass with the nftables backend.
 #[test]
 fn rules_about_single_packets_decide_about_each() {
     const COUNT: u32 = 900;
@@ -283,8 +286,8 @@ fn rules_about_single_packets_decide_about_each() {
     }
 }
 
-/// A rule of that kind that comes while a flow is carried holds within a second where slipwayd runs, and flows of other
-/// protocols are still carried.
+/// If such a rule is added while a flow is carried, it takes effect within a second on a node with slipwayd, and flows
+/// of other protocols are still carried.
 #[test]
 fn a_limit_that_comes_later_holds_for_a_flow_that_runs() {
     each_engine(|stage| {
@@ -312,7 +315,7 @@ fn a_limit_that_comes_later_holds_for_a_flow_that_runs() {
     });
 }
 
-/// The uplink's MTU shrinks while a flow sends one short datagram and five long ones in turn.
+/// The uplink's MTU shrinks while a flow repeatedly sends one short datagram and then five long ones.
 #[test]
 fn a_smaller_mtu_holds_for_the_long_datagrams_of_a_flow_that_runs() {
     each_engine(|stage| {
@@ -329,7 +332,7 @@ fn a_smaller_mtu_holds_for_the_long_datagrams_of_a_flow_that_runs() {
     });
 }
 
-/// Active FTP: conntrack's helper translates the address in PORT, the twentieth command.
+/// In active FTP, conntrack's helper translates the address in a PORT command, which here is the twentieth command.
 #[test]
 fn a_flow_with_a_helper_of_conntrack_is_not_carried() {
     const COMMANDS: usize = 20;
@@ -372,7 +375,8 @@ fn a_flow_with_a_helper_of_conntrack_is_not_carried() {
     }
 }
 
-/// Segment offload hides the length of datagrams: the programs see trains, the wire has datagrams.
+/// Segmentation offload hides the length of datagrams, because the programs see trains where the wire has single
+/// datagrams.
 #[test]
 fn long_trains_do_not_raise_the_length_that_fits() {
     each_engine(|stage| {
@@ -389,7 +393,8 @@ fn long_trains_do_not_raise_the_length_that_fits() {
     });
 }
 
-/// A native XDP program in the container sees each packet that the container receives: one that drops all, and then none.
+/// A native XDP program in the container sees each packet that the container receives. The first program drops all
+/// packets, after which there is no program again.
 #[test]
 fn a_native_xdp_program_in_the_container_sees_each_packet() {
     each_engine(|stage| {

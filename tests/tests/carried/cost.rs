@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The cost of the BPF programs: instructions that the verifier processes, and time for each packet.
+//! The cost of the BPF programs: the number of instructions that the verifier processes, and the time for each packet.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,9 +18,9 @@ use slipway_tests::{Node, PROGRAMS, has_programs, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
 
-/// Instructions that the verifier processed, `<kernel> <program> <number>` on each line.
+/// The number of instructions that the verifier processed, as a line `<kernel> <program> <number>` for each.
 const GOLDEN: &str = include_str!("instructions.golden");
-/// The limit on kernels that are not in the file.
+/// The limit for kernels that the file does not contain.
 const CEILING: u32 = 20_000;
 
 /// include/uapi/linux/pkt_cls.h
@@ -37,10 +37,11 @@ fn is_compiler_on() -> bool {
     std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").is_ok_and(|value| value.trim() != "0")
 }
 
-/// The programs, with the number of instructions that the verifier processed, and its time with that of the compiler.
+/// The programs with the number of instructions that the verifier processed, and the time that verifier and compiler
+/// took.
 fn verify() -> [(&'static str, Option<u32>, Duration); programs::ALL.len()] {
     let object = cni_dataplane::ebpf::object().expect("the object");
-    // Only the machine's own namespace has the setting.
+    // Only the machine's initial network namespace has this setting.
     let is_compiled = is_compiler_on();
     let node = Node::new();
     node.run(|| {
@@ -78,7 +79,7 @@ fn the_verifier_processes_as_many_instructions_as_before() {
         // Kernels before 5.16 do not report the number.
         let Some(count) = count else { continue };
         let (least, most) = match golden.get(name) {
-            // Other compiler versions order instructions differently.
+            // Other compiler versions order instructions differently, so the count may vary.
             Some(golden) => (golden - golden / 5, golden + golden / 5),
             None => (1, CEILING),
         };
@@ -86,7 +87,7 @@ fn the_verifier_processes_as_many_instructions_as_before() {
     }
 }
 
-/// The page has the sum of each kernel.
+/// The documentation states the sum for each kernel.
 #[test]
 fn the_page_has_the_numbers_of_instructions() {
     let page = include_str!("../../../docs/dataplane/ebpf-reference.md");
@@ -96,7 +97,7 @@ fn the_page_has_the_numbers_of_instructions() {
         let (kernel, number) = (words.next().expect("a kernel"), words.nth(1).expect("a number"));
         *sums.entry(kernel).or_default() += number.parse::<u32>().expect("a number");
     }
-    // The order of versions, not of text.
+    // Versions are ordered by number, not alphabetically.
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|(kernel, _)| {
         kernel.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
@@ -111,7 +112,7 @@ fn the_page_has_the_numbers_of_instructions() {
     assert!(page.contains(&table), "docs/dataplane/ebpf-reference.md lacks:\n{table}");
 }
 
-/// Prints numbers and times for each program:
+/// Prints the number of instructions and the time for each program:
 /// `cargo xtask vm-test --measure --suite carried --filter verification`.
 #[test]
 #[ignore = "a measurement"]
@@ -182,9 +183,10 @@ fn time_per_packet() {
             let result = program.test_run(options).expect("run");
             (result.return_value, result.duration.as_nanos())
         };
-        // The connection's first packets: before they are recorded.
+        // The first packets of a connection, before the connection has an entry.
         let young: Vec<_> = (0..RUNS).map(|_| run().1).collect();
-        // Without random keys, each hash is 0. The programs would have counted the entry when they inserted it.
+        // Without random keys, every hash is 0. The programs would have counted the entry when they inserted it, so the
+        // test does.
         slots.set(0, [0, 1], 0).expect("count an entry");
         let mut carried = Vec::with_capacity(RUNS);
         while carried.len() < RUNS {
@@ -212,7 +214,7 @@ fn time_per_packet() {
     }
 }
 
-/// A segment without payload, with an ACK.
+/// A segment without payload and with the flag ACK.
 fn segment(from: SocketAddrV4, to: SocketAddrV4) -> Vec<u8> {
     crate::attacks::packet(from, to, 16, (7, 9))
 }
@@ -245,20 +247,20 @@ fn time_per_connection() {
     }
 }
 
-/// What connections of one request to a published port pass.
+/// What is in place while connections of one request to a published port pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passed {
     /// The rules of the nftables backend alone.
     Rules,
-    /// Those of the eBPF backend, without programs.
+    /// The rules of the eBPF backend, without programs.
     Detached,
-    /// With programs that return at once, attached by tcx.
+    /// Programs that return at once, attached with tcx.
     ReturnAtTcx,
-    /// Likewise, attached to clsact as a node has them.
+    /// Programs that return at once, attached to clsact as on a node.
     ReturnAtClsact,
-    /// With programs that parse each packet and leave it.
+    /// Programs that parse each packet and do nothing else.
     Parse,
-    /// With the programs.
+    /// The real programs.
     Programs,
 }
 
@@ -267,7 +269,8 @@ impl Passed {
         [Self::Rules, Self::Detached, Self::ReturnAtTcx, Self::ReturnAtClsact, Self::Parse, Self::Programs];
 }
 
-/// Measures which part of the programs' work a connection of one request pays for, and how long tcx takes to attach:
+/// Measures how much each part of the programs' work costs a connection of one request, and how long tcx takes to
+/// attach:
 /// `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_of_each_part`.
 #[test]
 #[ignore = "a measurement"]
@@ -337,7 +340,7 @@ fn time_of_each_part() {
     }
 }
 
-/// The uplink and the container's link.
+/// The uplink and the node's end of the container's link.
 fn hooked(stage: &Stage) -> Vec<String> {
     let links: serde_json::Value =
         serde_json::from_str(&stage.node.cmd("ip -json link show type veth")).expect("a list of links");
@@ -347,7 +350,8 @@ fn hooked(stage: &Stage) -> Vec<String> {
     names.into_iter().map(|name| name.expect("a name").to_owned()).collect()
 }
 
-/// Attaches programs that return at once to both links of a node by tcx, until the result is dropped; with the time of each.
+/// Attaches programs that return at once to both links of a node with tcx, until the result is dropped, and returns the
+/// time of each attachment.
 fn at_tcx(stage: &Stage) -> (Ebpf, Vec<Duration>) {
     let object = cni_dataplane::ebpf::object().expect("the object");
     let links = hooked(stage);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Other engines of the node decide about pods' packets as they do with the nftables backend: before the ADD, after it,
-//! and at boot.
+//! Rules of other engines on the node decide about pods' packets as they do with the nftables backend, whether they
+//! come before the ADD, after it, or at boot.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -17,15 +17,16 @@ const ANYCAST: [&str; 2] = ["198.18.0.9", "2001:db8:9::9"];
 /// An address that no host has.
 const VIRTUAL: [&str; 2] = ["203.0.113.9", "2001:db8:a::9"];
 const QUICK: Duration = Duration::from_millis(1500);
-/// The programs carry for two ticks after a packet came out.
+/// Long enough for the programs to notice the change, because they carry packets for up to two ticks after one passed
+/// netfilter.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// The moment of the change by the other engine.
+/// When the other engine changes its rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     BeforeAdd,
     AfterAdd,
-    /// At boot, before `slipway restore` puts back what a running container had.
+    /// At boot, before `slipway restore` puts back the entries of a running container.
     BeforeRestore,
 }
 
@@ -41,11 +42,11 @@ enum Change {
     Mark,
     DropForward,
     DropRaw,
-    /// As NodeLocal DNSCache has it.
+    /// NOTRACK rules like those of NodeLocal DNSCache.
     NoTrack,
-    /// As an engine of NetworkPolicy has it: what is established may continue.
+    /// Rules like those of a NetworkPolicy engine, which let established flows continue.
     PolicyForNew,
-    /// As firewalld with StrictForwardPorts has it.
+    /// Rules like those of firewalld with StrictForwardPorts.
     StrictForward,
     Xfrm,
 }
@@ -123,7 +124,7 @@ impl Cell {
                 ));
             }
             Change::Tproxy => {
-                // No socket is transparent: the target drops.
+                // No socket on the node is transparent, so the target drops the packets.
                 run(&format!(
                     "-t mangle -A PREROUTING -d {to} -p tcp -j TPROXY --on-port 9998 --tproxy-mark 1"
                 ));
@@ -167,7 +168,7 @@ impl Cell {
     }
 }
 
-/// The outcome for the pod: for each protocol, that of a running flow and of a new one.
+/// What the pod experiences for each protocol, with a running flow and with a new one.
 fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<String> {
     let cell = Cell::new(engine, family);
     let to = cell.destination(change);
@@ -181,7 +182,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
     let mut seen = Vec::new();
     let ask = |proto: Proto| match pod.dial(proto, None, to, within(QUICK)) {
         Ok(mut flow) => {
-            // Enough to be carried.
+            // Enough requests for the flow to be carried.
             let answers: Vec<_> = (0..12).map_while(|_| flow.request().ok()).collect();
             let said = answers.last().map(|last| format!("{} answers {}", last.who, last.peer.ip()));
             (format!("{} {:?}", answers.len(), said), Some(flow))
@@ -190,7 +191,7 @@ fn outcome(engine: Engine, order: Order, family: usize, change: Change) -> Vec<S
     };
     let mut flows = Vec::new();
     if order == Order::AfterAdd {
-        // The first packets of many nodes at once may be late.
+        // The first packets may be late, because many nodes start at the same time.
         let first = |proto| (0..10).find_map(|_| ask(proto).1);
         flows = [Proto::Tcp, Proto::Udp].map(first).into_iter().collect();
         cell.apply(change);
@@ -223,7 +224,7 @@ fn holds(change: Change) {
     let mut wrong = Vec::new();
     let orders = [Order::BeforeAdd, Order::AfterAdd, Order::BeforeRestore];
     let families = orders.map(|order| [(order, 0), (order, 1)]);
-    // Twelve nodes at once outlast the limits of an emulated processor.
+    // With twelve nodes at once, an emulated processor exceeds the time limits.
     let tried = one_of_each_pair_if_slow(&families, change as usize);
     thread::scope(|scope| {
         let runs: Vec<_> = tried
@@ -269,7 +270,7 @@ cells! {
     an_xfrm_policy_holds: Xfrm;
 }
 
-/// Rules about what reaches a published port.
+/// The rules apply to packets for a published port.
 #[test]
 fn a_drop_at_forward_holds_for_a_published_port() {
     needs!(has_programs(), PROGRAMS);

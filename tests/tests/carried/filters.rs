@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Filters of other programs before ours are named, are no error, and cut nothing off.
+//! Filters of other programs that run before ours are reported, do not count as errors, and cause no loss.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;
@@ -17,7 +17,7 @@ use crate::{Engine, FAR, PORT, Stage, list};
 
 const SUBJECT: &str = "tc filters before the BPF programs";
 
-/// The finding of `slipway check-node`, which succeeds.
+/// The finding about filters in the report of `slipway check-node`.
 fn finding(stage: &Stage) -> Option<Value> {
     let output = stage.node.try_slipway("check-node --output json");
     let report: Value = serde_json::from_str(&output.stdout).expect("check-node prints JSON");
@@ -37,7 +37,7 @@ fn filters_before_ours_are_named() {
     assert_eq!((&stage.node.programs()["earlier_filters"], finding(&stage)), (&json!([]), None));
     for (place, preference) in [
         (format!("{uplink} ingress"), 7),
-        // After ours.
+        // This filter runs after ours.
         (format!("{uplink} egress"), 60_000),
         (format!("{link} egress"), 1),
     ] {
@@ -71,7 +71,7 @@ fn filters_before_ours_are_named() {
     assert_eq!((found(), finding(&stage)), (Vec::new(), None));
 }
 
-/// Its filter comes first by intention: packets that such a container sends are not carried.
+/// The bandwidth plugin's filter comes first on purpose, and packets that such a container sends are not carried.
 #[test]
 fn a_rate_limit_is_no_finding() {
     needs!(has_programs(), PROGRAMS);
@@ -111,8 +111,8 @@ fn a_tcx_program_before_ours_is_named() {
     });
 }
 
-/// A socket's datagrams have numbers: receives the one with this number, and returns the number of duplicates of
-/// earlier ones that came before it.
+/// Receives datagrams, which are numbered, until the one with this number. Returns the number of duplicates of earlier
+/// ones that came before it.
 fn receive(socket: &UdpSocket, number: u32, what: &str) -> (SocketAddr, usize) {
     let mut bytes = [0; 4];
     for duplicates in 0..10 {
@@ -125,8 +125,9 @@ fn receive(socket: &UdpSocket, number: u32, what: &str) -> (SocketAddr, usize) {
     panic!("{what} {number}: only earlier ones came");
 }
 
-/// A final verdict at one hook alone, while flows are carried: no datagram is lost. A copy that netfilter checks is
-/// not dropped behind a filter at egress: one each second, until the programs leave the flow to netfilter.
+/// A final verdict at a single hook while flows are carried must not lose a datagram. A filter at egress hides the drop
+/// of copies that netfilter checks, so one duplicate arrives each second until the programs leave the flow to
+/// netfilter.
 #[test]
 fn a_final_verdict_at_any_hook_loses_nothing() {
     needs!(has_programs(), PROGRAMS);

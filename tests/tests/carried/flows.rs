@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets are carried: published ports and masquerade, both families, TCP and UDP.
+//! Packets of published ports and masquerade are carried, in both families, with TCP and UDP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread;
@@ -17,7 +17,7 @@ use slipway_tests::{
 
 use crate::{Connection, Engine, FAR, PORT, Stage};
 
-/// The four flows: a name, client, its destination, server, its address.
+/// The four flows, each with its name, its client, the destination, the server, and the server's address.
 fn each_way<'a>(
     stage: &'a Stage,
     pod: &'a Pod,
@@ -42,7 +42,8 @@ fn requests_of_a_connection_are_carried_with_correct_packets() {
         let mut connection = Connection::new(from, to, server, at).expect("a connection");
         connection.requests(200).expect("replies");
         let carried = stage.count(Counter::Carried) - before;
-        // The packets of 200 requests and replies, without the first ones and those that are checked again.
+        // The expected count leaves out the first packets of 200 requests and replies, and those that are checked
+        // again.
         assert!(carried >= 350, "{name} {to}: {carried} of 400 packets; {:?}", stage.counts());
     }
     let counts = stage.counts();
@@ -79,7 +80,7 @@ fn datagrams_are_carried_from_the_fourth_on() {
         let before = stage.count(Counter::Carried);
         let mut bytes = [0; 2000];
         for number in 0..100_usize {
-            // A short one, and some of all lengths.
+            // The first datagrams are short, and the lengths then increase.
             let length = number * 13;
             sender.send_to(&vec![7; length], to).expect("send");
             let (received, peer) =
@@ -88,7 +89,7 @@ fn datagrams_are_carried_from_the_fourth_on() {
             receiver.send_to(&bytes[..length / 2], peer).expect("send");
             assert_eq!(sender.recv(&mut bytes).expect("a reply"), length / 2, "{name}");
         }
-        // Datagrams that are longer than all before are checked.
+        // A datagram that is longer than all earlier ones is checked instead of carried.
         let carried = stage.count(Counter::Carried) - before;
         assert!(carried < 100, "{name} {to}: {carried}");
         for _ in 0..100 {
@@ -102,7 +103,7 @@ fn datagrams_are_carried_from_the_fourth_on() {
     }
 }
 
-/// The place in the map of young flows that a flow without an entry has: a hash of its key as the programs have it.
+/// The slot of a flow without an entry in the map of young flows, and the hash of its key, computed as the programs do.
 pub(crate) fn slot(key: &FlowKey4, keys: &[u64; KEYS]) -> (u32, u32) {
     let [[a, b], [c, d]] = [key.source_port, key.destination_port].map(|port| port.0.to_ne_bytes());
     let ports = u32::from_ne_bytes([a, b, c, d]);
@@ -115,14 +116,14 @@ pub(crate) fn slot(key: &FlowKey4, keys: &[u64; KEYS]) -> (u32, u32) {
     ((hash ^ hash >> 16) & (YOUNG_SIZE - 1), hash)
 }
 
-/// The random keys of the programs' hash.
+/// The random keys of the programs' hash function.
 pub(crate) fn hash_keys(stage: &Stage) -> [u64; KEYS] {
     let map = Array::<_, [u64; KEYS]>::try_from(Map::Array(stage.map(HASH_KEYS))).expect("an array");
     map.get(&0, 0).expect("the keys")
 }
 
-/// One flow in 32,768 has both of its directions in the same slot of the map that counts packets of flows without an
-/// entry. If requests and replies alternate, each would have the other's count begin again.
+/// One flow in 32,768 has both directions in the same slot of the map that counts packets of flows without an entry.
+/// When requests and replies alternate, each direction would restart the other's count.
 #[test]
 fn a_flow_whose_directions_share_a_slot_is_carried() {
     needs!(has_programs(), PROGRAMS);
@@ -175,15 +176,16 @@ fn a_flow_whose_directions_share_a_slot_is_carried() {
     assert!(stage.count(Counter::Carried) > 200, "{:?}", stage.counts());
 }
 
-/// Longer datagrams than before pass the kernel's stack. Those that follow do not overtake them, also where the kernel
-/// collects packets, as it does with a network card's.
+/// Datagrams that are longer than earlier ones go through the kernel's stack. Those that follow must not overtake them,
+/// even where the kernel collects packets, as it does for network cards.
 #[test]
 fn datagrams_behind_longer_ones_arrive_in_order() {
     needs!(has_programs(), PROGRAMS);
     for engine in [Engine::Nftables, Engine::Carried] {
         let stage = Stage::new(engine);
         let (pod, own) = stage.pod("web");
-        // The kernel cuts a train when the client's link gets it, and the node's end takes it through NAPI.
+        // The kernel splits a train when the client's link sends it, and the node's end receives the packets through
+        // NAPI.
         for feature in ["tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-udp-segmentation"] {
             stage.client.set_feature("eth0", feature, Switch::Off);
         }
@@ -196,7 +198,7 @@ fn datagrams_behind_longer_ones_arrive_in_order() {
             sender.connect((stage.node_ips()[family], PORT)).expect("connect");
             let mut bytes = [0; 2000];
             for size in (50..1400).step_by(50) {
-                // The last one is shorter than the others.
+                // The last datagram of a train is shorter than the others.
                 let sizes = [size, size, size, 10];
                 setsockopt(&sender, sockopt::UdpGsoSegment, &(size as i32)).expect("UDP_SEGMENT");
                 for _ in 0..3 {
@@ -212,7 +214,7 @@ fn datagrams_behind_longer_ones_arrive_in_order() {
     }
 }
 
-/// A flow leaves the queue of the pod's link when none of its packets is in it.
+/// A flow is taken off the queue of the pod's link as soon as none of its packets is left there.
 #[test]
 fn a_flow_leaves_the_queue_of_the_pods_link() {
     needs!(has_programs(), PROGRAMS);
@@ -233,8 +235,8 @@ fn a_flow_leaves_the_queue_of_the_pods_link() {
     }
 }
 
-/// Only the link of a container has a queue that carried packets can pass by. A flow out of one needs a copy in each tick,
-/// and no more.
+/// Only a container's link has a queue that carried packets could overtake. A flow out of a container therefore needs a
+/// single copy in each tick.
 #[test]
 fn a_flow_out_of_a_container_is_copied_once_a_tick() {
     needs!(has_programs(), PROGRAMS);
@@ -245,7 +247,7 @@ fn a_flow_out_of_a_container_is_copied_once_a_tick() {
     let sender = pod.bind(|| UdpSocket::bind((own[0], 0))).expect("bind");
     sender.connect((client, FAR)).expect("connect");
     let begin = Instant::now();
-    // Of each length, the first one passes the kernel's stack: it is longer than all before.
+    // The first datagram of each length goes through the kernel's stack, because it is longer than all earlier ones.
     const LENGTHS: u64 = 50;
     for length in 1..=LENGTHS {
         for _ in 0..20 {
@@ -262,7 +264,7 @@ fn netfilter_judges_one_packet_of_a_direction_in_each_tick() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
-    // The ADD loads conntrack, if it is a module.
+    // The ADD comes first, because it loads conntrack if that is a module.
     stage.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
     let mut connection = stage.connect(&pod, own);
     connection.requests(20).expect("replies");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules of iptables that decide about single packets, in both variants, with datagrams. The node with the nftables backend
-//! has the same rules, and is the control.
+//! Rules of iptables that decide about single packets, in both variants, tested with datagrams. A node with the
+//! nftables backend has the same rules and is the control.
 
 use std::thread;
 
@@ -10,13 +10,13 @@ use slipway_tests::{PROGRAMS, has_programs, needs};
 use crate::certain::{Datagrams, assert_all, collector, copies, follow};
 use crate::{Engine, PORT, Stage};
 
-/// Datagrams per second, and of a rule.
+/// The number of datagrams per second, and the number for each rule.
 const RATE: u32 = 300;
 const COUNT: u32 = 150;
-/// The difference that the clock makes between two nodes.
+/// The difference between two nodes that the clock alone can cause.
 const CHANCE: usize = 15;
 
-/// Names of cases, and their rules, which are inserted at the top of `FORWARD`.
+/// The names of the cases and their rules, which are inserted at the top of `FORWARD`.
 const RULES: [(&str, &[&str]); 9] = [
     ("limit", &["-p udp -m limit --limit 50/second --limit-burst 5 -j ACCEPT", "-p udp -j DROP"]),
     (
@@ -42,7 +42,7 @@ const RULES: [(&str, &[&str]); 9] = [
     ("tos", &["-p udp -m tos --tos 0x03/0x03 -j DROP"]),
 ];
 
-/// Calls `act` with both nodes at once.
+/// Calls `act` with both nodes at the same time.
 fn on_both<T: Send>(stages: &[Stage; 2], act: impl Fn(&Stage) -> T + Sync) -> [T; 2] {
     thread::scope(|scope| {
         let runs = [&stages[0], &stages[1]].map(|stage| scope.spawn(|| act(stage)));
@@ -64,7 +64,7 @@ fn rules_of_iptables_decide_about_each_datagram() {
                 }
                 follow(stage);
                 let mut flow = Datagrams::to_pod(stage, pod, *own, 0);
-                // Every third one reports congestion.
+                // Every third datagram reports congestion.
                 let arrived = flow.send_with(COUNT, RATE, |number, sender| {
                     set_congestion(sender, if number % 3 == 0 { 3 } else { 2 });
                     if number.is_multiple_of(2) { 20 } else { 200 }
@@ -85,12 +85,12 @@ fn rules_of_iptables_decide_about_each_datagram() {
     }
 }
 
-/// The target of the report that began this: `-j TEE`.
+/// `-j TEE` is the target of the bug report that led to these tests.
 #[test]
 fn copies_that_iptables_makes_divert_no_flow() {
     needs!(has_programs(), PROGRAMS);
     let stages = [Engine::Nftables, Engine::Carried].map(Stage::new);
-    // Programs are attached to the links that exist at an ADD.
+    // The collectors come first, because programs are attached to the links that exist at an ADD.
     let collectors = [&stages[0], &stages[1]].map(collector);
     let pods = [&stages[0], &stages[1]].map(|stage| stage.pod("web"));
     for variant in ["iptables-nft", "iptables-legacy"] {
@@ -99,7 +99,7 @@ fn copies_that_iptables_makes_divert_no_flow() {
                 let index = usize::from(stage.engine == Engine::Carried);
                 let ((pod, own), collector) = (&pods[index], &collectors[index]);
                 let rule = format!("{chain} -p udp --dport PORTS -j TEE --gateway {}", collector.v4);
-                // PREROUTING sees the published port, the later chains the container's.
+                // In PREROUTING packets still have the published port, in later chains the container's.
                 let port = if chain == "PREROUTING" { PORT } else { 80 };
                 let rule = rule.replace("PORTS", &port.to_string());
                 let what = format!("{:?}, {variant}, {chain}", stage.engine);
@@ -120,7 +120,7 @@ fn copies_that_iptables_makes_divert_no_flow() {
     }
 }
 
-/// Sets the bits of the type of service for the next datagrams.
+/// Sets the ECN bits of the next datagrams.
 fn set_congestion(sender: &std::net::UdpSocket, bits: i32) {
     nix::sys::socket::setsockopt(sender, nix::sys::socket::sockopt::Ipv4Tos, &bits).expect("set IP_TOS");
 }

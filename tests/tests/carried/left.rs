@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Flows and packets that are left to netfilter, or whose marks end at the pod.
+//! Flows and packets that the programs leave to netfilter, and marks that end at the pod.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -19,7 +19,7 @@ const UDP: u8 = 17;
 const DESTINATION_OPTIONS: u8 = 60;
 const NUMBER: usize = 30;
 
-/// A datagram of four bytes, with or without an option that asks for nothing (RFC 791, section 3.1; RFC 8200, section
+/// A datagram of four bytes, with or without an option that has no effect (RFC 791, section 3.1; RFC 8200, section
 /// 4.2).
 fn datagram(from: SocketAddr, to: SocketAddr, has_option: bool) -> Vec<u8> {
     let mut udp = [from.port(), to.port(), 12, 0].map(u16::to_be_bytes).concat();
@@ -36,7 +36,7 @@ fn datagram(from: SocketAddr, to: SocketAddr, has_option: bool) -> Vec<u8> {
         }
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             let ends = [from.octets(), to.octets()].concat();
-            // PadN of six bytes.
+            // A destination options header with six bytes of PadN.
             let options: &[u8] = if has_option { &[UDP, 0, 1, 4, 0, 0, 0, 0] } else { &[] };
             let mut head = vec![0x60, 0, 0, 0];
             head.extend(u16::try_from(options.len() + udp.len()).expect("short").to_be_bytes());
@@ -50,7 +50,7 @@ fn datagram(from: SocketAddr, to: SocketAddr, has_option: bool) -> Vec<u8> {
     [head, udp].concat()
 }
 
-/// Options may ask routers for more than to forward the packet.
+/// Options may ask a router to do more than forward the packet.
 #[test]
 fn packets_with_options_are_not_carried() {
     needs!(has_programs(), PROGRAMS);
@@ -79,12 +79,12 @@ fn packets_with_options_are_not_carried() {
         };
         assert_eq!(send(5001, true), 0, "{to}");
         assert!(send(5002, false) > 20, "{to}: {:?}", stage.counts());
-        // The flow that is carried.
+        // The flow of the previous datagrams, which is carried.
         assert_eq!(send(5002, true), 0, "{to}");
     }
 }
 
-/// Marks and priorities are of the node: a veth clears them.
+/// Marks and priorities belong to the node, and a veth clears them.
 #[test]
 fn a_pod_sees_no_mark_of_the_node() {
     needs!(has_programs(), PROGRAMS);
@@ -111,7 +111,7 @@ fn a_pod_sees_no_mark_of_the_node() {
     }
 }
 
-/// The route of each packet to such a link has the remote of the tunnel.
+/// For such a link, the route of each packet names the tunnel's remote address.
 #[test]
 fn a_tunnel_whose_destination_comes_from_routes_is_no_uplink() {
     needs!(has_programs(), PROGRAMS);
@@ -141,7 +141,8 @@ fn a_tunnel_whose_destination_comes_from_routes_is_no_uplink() {
     }
 }
 
-/// A policy demands IPsec of packets from an address. What came in the tunnel opens no way for a packet without.
+/// A policy requires IPsec for packets from an address. Packets that came through the tunnel must not make the programs
+/// carry one that did not.
 #[test]
 fn a_packet_that_lacks_the_encryption_of_its_flow_is_not_carried() {
     needs!(has_programs(), PROGRAMS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Conntrack's entry of a carried flow: its timeout, and its state at the end.
+//! Conntrack's entry of a carried flow: its timeout, and its state when the flow ends.
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -12,7 +12,7 @@ use slipway_tests::{PROGRAMS, has_programs, measure, needs};
 
 use crate::{Connection, Engine, PORT, Stage};
 
-/// The timeout of the connection in conntrack's table, in seconds, and its state.
+/// The timeout in seconds and the state of the connection in conntrack's table.
 fn tracked(stage: &Stage) -> Option<(u64, String)> {
     let lines = stage.conntrack();
     let line = lines.iter().find(|line| line.contains(&format!("dport={PORT}")))?;
@@ -49,12 +49,13 @@ fn conntrack_sees_the_end_of_a_connection() {
     let (timeout, state) = tracked(&stage).expect("an entry");
     assert!(state == "TIME_WAIT" && timeout <= 120, "{timeout} {state}");
     assert!(stage.carried4().is_empty(), "{:?}", stage.carried4());
-    // Otherwise the programs would look up packets of all later connections that share a slot with this one.
+    // If an entry were still counted, the programs would look up the packets of all later connections that share its
+    // slot.
     let slots = Array::<_, [u32; 2]>::try_from(Map::Array(stage.map(YOUNG))).expect("an array");
     assert!(slots.iter().all(|slot| slot.expect("a slot")[1] == 0), "an entry is still counted");
 }
 
-/// A connection whose entry is evicted continues through the kernel's stack, and is carried again.
+/// A connection whose entry was evicted continues through the kernel's stack and is carried again.
 #[test]
 fn an_evicted_flow_continues() {
     needs!(has_programs(), PROGRAMS);
@@ -69,8 +70,9 @@ fn an_evicted_flow_continues() {
     }
 }
 
-/// Packets of a connection arrive in order, also while some of them take the kernel's stack: the first ones, and those
-/// that are checked. All run on one processor: two that process a connection at once change the order themselves.
+/// Packets of a connection arrive in order even while some of them go through the kernel's stack, namely the first ones
+/// and those that are checked. Everything runs on one processor, because two processors that handle the same connection
+/// can reorder packets themselves.
 #[test]
 fn packets_arrive_in_order() {
     needs!(has_programs(), PROGRAMS);
@@ -80,7 +82,7 @@ fn packets_arrive_in_order() {
     for engine in [Engine::Nftables, Engine::Carried] {
         let stage = Stage::new(engine);
         let (pod, own) = stage.pod("web");
-        // Bursts of segments, as from a wire.
+        // Without offloads, segments arrive in bursts as from a wire.
         stage.client.without_offloads("eth0");
         let to = (stage.node_ips()[0], PORT).into();
         let listener = pod.bind(|| TcpListener::bind(SocketAddr::new(own[0], 80))).expect("listen");
@@ -106,7 +108,7 @@ fn packets_arrive_in_order() {
     }
 }
 
-/// A counter in the kernel's pairs of lines, names and values.
+/// The value of a counter in one of the kernel's pairs of lines, names above values.
 fn counter(text: &str, name: &str) -> u64 {
     let lines: Vec<&str> = text.lines().collect();
     lines

@@ -29,13 +29,14 @@ use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
 use slipway_ebpf_abi::{COUNTERS, Counter, Entry4, FlowKey4};
 use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Space, address_of, patience};
 
-/// The folder of the pins.
+/// The folder with the pinned objects.
 const PINS: &str = "/sys/fs/bpf/slipway-flows";
-/// The published port, and the port of servers outside.
+/// The published port.
 const PORT: u16 = 8080;
+/// The port of servers outside.
 const FAR: u16 = 7000;
 
-/// The engine of the pods' traffic.
+/// Which engine forwards the pods' packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Engine {
     Nftables,
@@ -64,7 +65,7 @@ impl Stage {
         }))
     }
 
-    /// Attaches a pod with the published port.
+    /// Attaches a pod that publishes [`PORT`].
     fn pod(&self, name: &str) -> (Pod, [IpAddr; 2]) {
         self.pod_at(name, PORT)
     }
@@ -95,7 +96,7 @@ impl Stage {
         self.node.run(|| MapData::from_pin(&path)).unwrap_or_else(|e| panic!("open {path}: {e}"))
     }
 
-    /// The path of a pin of the only version.
+    /// The path of a pinned object. Fails unless a single version is pinned.
     fn pin(&self, name: &str) -> String {
         let versions = self.node.list(PINS);
         assert_eq!(versions.len(), 1, "{versions:?}");
@@ -122,12 +123,12 @@ impl Stage {
         map.expect("a hash map").iter().map(|one| one.expect("an element")).collect()
     }
 
-    /// The number of entries; 0 without the programs.
+    /// The number of flows with an entry, 0 without the programs.
     fn carried_now(&self) -> usize {
         if self.engine == Engine::Nftables { 0 } else { self.carried4().len() }
     }
 
-    /// Removes all entries, as if they were evicted.
+    /// Removes all entries, as if they had been evicted.
     fn forget(&self) {
         let map = HashMap::<_, FlowKey4, Entry4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
         let mut map = map.expect("a hash map");
@@ -135,14 +136,14 @@ impl Stage {
         keys.iter().for_each(|key| map.remove(key).expect("remove"));
     }
 
-    /// The lines of conntrack's table, with counters of packets.
+    /// The lines of conntrack's table, with packet counters.
     fn conntrack(&self) -> Vec<String> {
         let text = self.node.cmd("cat /proc/thread-self/net/nf_conntrack");
         text.lines().map(str::to_owned).collect()
     }
 }
 
-/// A TCP connection between two spaces; the server returns what it receives.
+/// A TCP connection between two spaces, whose server returns what it receives.
 struct Connection {
     client: TcpStream,
     server: TcpStream,
@@ -165,7 +166,7 @@ impl Connection {
         Ok(Self { client, server })
     }
 
-    /// Sends requests of one byte and their replies.
+    /// Sends requests of one byte each and waits for the replies.
     fn requests(&mut self, number: usize) -> std::io::Result<()> {
         let mut byte = [0];
         for _ in 0..number {

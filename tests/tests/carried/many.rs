@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Many flows at a time, and many new ones.
+//! Many simultaneous flows, and many new ones per second.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::Range;
@@ -13,18 +13,18 @@ use slipway_tests::{Attach, Pod, Proto, Space, address_of, measure};
 
 use crate::{Connection, Engine, PORT, Stage};
 
-/// Flows that are carried before the measurement.
+/// The number of flows that are carried before the measurement begins.
 const MANY: usize = 100_000;
-/// New flows in each second of it.
+/// The number of new flows per second during the measurement.
 const EACH_SECOND: usize = 1000;
-/// Datagrams of a flow in each direction. The last ones are carried.
+/// The number of datagrams of a flow in each direction, the last of which are carried.
 const DATAGRAMS: usize = 6;
-/// Published ports, for which the client has enough ports.
+/// The number of published ports, so that the client has enough source ports.
 const PORTS: u16 = 4;
 const FIRST: u16 = 2000;
 const EACH_PORT: usize = 60_000;
 
-/// A node, the connection that is measured, and a server that returns datagrams.
+/// A node with the connection that is measured and a server that returns datagrams.
 struct Node {
     stage: Stage,
     connection: Connection,
@@ -52,7 +52,7 @@ impl Node {
         Self { stage, connection, servers, _pod: pod }
     }
 
-    /// Makes flows, one after the other; returns the number of datagrams that did not arrive.
+    /// Creates flows one after the other, and returns the number of datagrams that did not arrive.
     fn make_flows(
         servers: &[UdpSocket],
         client: &Space,
@@ -93,8 +93,8 @@ impl Node {
     }
 }
 
-/// Measures requests over a connection beside 100,000 carried flows, and beside none, without and with 1,000 new ones per
-/// second: `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_beside_many_flows`.
+/// Measures requests over a connection with and without 100,000 other carried flows, and with and without 1,000 new
+/// ones per second: `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_beside_many_flows`.
 #[test]
 #[ignore = "a measurement"]
 fn time_beside_many_flows() {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The invariant of the backend: a carried packet arrives at the namespace, with the content, at which netfilter would have
-//! delivered it. Random rules, events and traffic meet a node with each backend, and what each space receives is compared.
+//! The invariant of the backend: a carried packet arrives in the namespace and with the content that netfilter would
+//! have given it. Random rules, events and traffic are applied to a node with each backend, and the packets that each
+//! space receives are compared.
 //!
-//! `SLIPWAY_SEED` repeats a run, `SLIPWAY_PROPERTY_SECONDS` makes it longer: a case takes about a second and a half.
+//! `SLIPWAY_SEED` repeats a run, and `SLIPWAY_PROPERTY_SECONDS` makes it longer. A case takes about a second and a
+//! half.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,17 +23,18 @@ use crate::{Engine, FAR, PORT, Stage, xdp};
 
 const SECONDS: &str = "SLIPWAY_PROPERTY_SECONDS";
 const USUAL: Duration = Duration::from_secs(40);
-/// Datagrams of a case, and their rate.
+/// The number of datagrams in a case, and their rate.
 const COUNT: u32 = 160;
 const RATE: u32 = 100;
-/// The first one after an event for which the event must hold: a second and a bit later.
+/// The number of the datagram before which an event happens, and that of the first one for which the event must have
+/// taken effect, a little over a second later.
 const EVENT_AT: u32 = 30;
 const HOLDS_FROM: u32 = EVENT_AT + RATE + 10;
 /// The data port that the first command of FTP names.
 const FIRST_DATA_PORT: u16 = 40_000;
-/// The port of the next sender: both nodes' senders have the same one, because messages contain it.
+/// The port of the next sender. Both nodes' senders use the same port, because messages contain it.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
-/// The difference between two runs of a rule that asks the clock or chance.
+/// The tolerated difference between two runs of a rule that depends on the clock or on chance.
 const CHANCE: usize = 8;
 
 /// A rule of another program.
@@ -73,7 +76,7 @@ impl Rule {
         Self::DnatToOther,
     ];
 
-    /// The rule in nft's words, where it can be.
+    /// The rule as nft expects it.
     fn text(self, collector: &Host, other: IpAddr) -> String {
         match self {
             Self::Accept => "meta l4proto udp accept".to_owned(),
@@ -109,11 +112,11 @@ impl Rule {
 /// What happens to the node while a flow runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// The rules exist before.
+    /// Nothing happens; the rules exist before the flow begins.
     None,
-    /// The rules come.
+    /// The rules are added.
     Rules,
-    /// The bridge forgets where containers are, and floods.
+    /// The bridge forgets where containers are, and floods frames.
     Flood,
     /// The uplink's MTU shrinks.
     Mtu,
@@ -125,21 +128,21 @@ impl Event {
     const ALL: [Self; 5] = [Self::None, Self::Rules, Self::Flood, Self::Mtu, Self::Xdp];
 }
 
-/// The content of the messages of a flow.
+/// The content of a flow's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// Datagrams with a number.
+    /// Datagrams that contain only a number.
     Plain,
-    /// Requests of SIP (RFC 3261), whose addresses conntrack's helper translates where a rule assigns it.
+    /// SIP requests (RFC 3261), whose addresses conntrack's helper translates if a rule assigns it.
     Sip,
-    /// Commands of FTP (RFC 959) over TCP, likewise.
+    /// FTP commands (RFC 959) over TCP, which conntrack has a helper for as well.
     Ftp,
 }
 
 impl Content {
     const ALL: [Self; 3] = [Self::Plain, Self::Sip, Self::Ftp];
 
-    /// A message with this number, of `length` bytes if that is more than it needs.
+    /// A message with this number, padded to `length` bytes if it is shorter.
     fn message(self, number: u32, length: usize, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
         match self {
             Self::Plain => {
@@ -166,7 +169,7 @@ impl Content {
         }
     }
 
-    /// The number of a message.
+    /// The number that a message contains.
     fn number(self, bytes: &[u8]) -> Option<u32> {
         let text = || std::str::from_utf8(bytes).ok();
         match self {
@@ -181,14 +184,13 @@ impl Content {
     }
 }
 
-/// A case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Case {
     rules: Vec<(Rule, &'static str)>,
     event: Event,
     content: Content,
     from_pod: bool,
-    /// One datagram in so many is long.
+    /// One in this many datagrams is long.
     long_every: u32,
 }
 
@@ -240,7 +242,7 @@ impl Case {
         self.rules.iter().any(|(rule, _)| rule.is_by_chance())
     }
 
-    /// The cases with a part less.
+    /// The cases that lack one part of this case.
     fn smaller(&self) -> Vec<Self> {
         let mut all: Vec<Self> = (0..self.rules.len())
             .map(|left_out| {
@@ -262,16 +264,16 @@ impl Case {
     }
 }
 
-/// The pin of the XDP program.
+/// The path at which the XDP program is pinned.
 const DROPS_FRAMES: &str = "/sys/fs/bpf/drops-frames";
 
-/// What the spaces received: the place, the number of the datagram, its bytes.
+/// What the spaces received: for each place and datagram number, the datagrams' bytes.
 type Received = BTreeMap<(&'static str, u32), Vec<Vec<u8>>>;
 
-/// The place where messages arrive, and the way in which they do.
+/// A place where messages arrive, as datagrams or as lines.
 enum Place {
     Datagrams(UdpSocket),
-    /// A connection, and what was read of it after the last whole line.
+    /// A connection, and the bytes read from it after the last whole line.
     Lines(TcpStream, Vec<u8>),
 }
 
@@ -320,7 +322,7 @@ impl Sender {
 
     fn send(&mut self, bytes: &[u8]) {
         match self {
-            // The first call may report an ICMP error of an earlier datagram.
+            // The first call may report an ICMP error about an earlier datagram.
             Self::Datagrams(socket) => drop(socket.send(bytes).or_else(|_| socket.send(bytes))),
             Self::Lines(stream) => match stream.write_all(bytes) {
                 Err(e) if e.kind() != ErrorKind::WouldBlock => panic!("write: {e}"),
@@ -429,7 +431,7 @@ impl Bed {
                 let mac = self.web.mac("eth0");
                 node.cmd("ip link set cni0 type bridge ageing_time 0");
                 node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", self.own));
-                // Without its permanent entries the bridge would not know its own address.
+                // Permanent entries are kept, because the bridge would not know its own address without them.
                 node.cmd("bridge fdb flush dev cni0 nopermanent");
             }
             Event::Xdp => {
@@ -472,7 +474,7 @@ fn gather(content: Content, places: &mut [(&'static str, Place)], received: &mut
     }
 }
 
-/// The datagrams that count: those before an event, and those from a second after it.
+/// The datagrams that count: those before an event, and those more than a second after it.
 fn counting(case: &Case, received: &Received) -> Received {
     let is_between = |number: u32| case.event != Event::None && (EVENT_AT..HOLDS_FROM).contains(&number);
     received
@@ -482,7 +484,7 @@ fn counting(case: &Case, received: &Received) -> Received {
         .collect()
 }
 
-/// The difference between what two backends delivered, if there is one.
+/// Describes how the datagrams delivered by the two backends differ, if they do.
 fn difference(case: &Case, [nftables, carried]: &[Received; 2]) -> Option<String> {
     let [nftables, carried] = [nftables, carried].map(|all| counting(case, all));
     if case.is_by_chance() {
@@ -525,7 +527,7 @@ fn whatever_the_rules_both_backends_deliver_the_same() {
         let mut case = Case::random(&mut random);
         cases += 1;
         let Some(first) = compare(&beds, &case) else { continue };
-        // A machine that is busy may delay datagrams: what is no accident comes again.
+        // A busy machine may delay datagrams, so only a difference that appears again counts.
         let Some(mut found) = compare(&beds, &case) else {
             println!("once only: {case:?}: {first}");
             continue;

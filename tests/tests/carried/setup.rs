@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The programs at links: status, set-up, upgrade, teardown, other settings, other kinds of links.
+//! The programs on links: status, set-up, upgrade, teardown, changed settings, and other kinds of links.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -17,7 +17,7 @@ use slipway_tests::{
 
 use crate::{Connection, Engine, FAR, PINS, PORT, Stage, list};
 
-/// The filters at both hooks of a link, by the names of the programs.
+/// The filters at both hooks of a link, given by the names of their programs.
 fn filters(stage: &Stage, link: &str) -> [String; 2] {
     ["ingress", "egress"].map(|side| {
         let text = stage.node.try_cmd(&format!("tc filter show dev {link} {side}")).stdout;
@@ -71,7 +71,7 @@ fn detached_programs_are_reported_and_attached_again() {
     let (link, other) = (&stage.client.node_link, stage.node.host("other"));
     for again in ["node setup", "an ADD"] {
         stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
-        // Nothing but speed is lost.
+        // The connection continues, only slower.
         connection.requests(20).expect("replies");
         let status = stage.node.programs();
         assert_eq!(status["uplinks_left_to_nftables"][0]["name"], link.as_str(), "{status}");
@@ -82,7 +82,7 @@ fn detached_programs_are_reported_and_attached_again() {
         assert_eq!(filters(&stage, link), ["flow_ingress", "flow_egress"], "{again}");
         are_carried(&stage, &mut connection);
     }
-    // The set-up has found the new uplink.
+    // The set-up has also found the new uplink.
     assert_eq!(filters(&stage, &other.node_link), ["flow_ingress", "flow_egress"]);
     stage.node.cmd(&format!("ip address flush dev {}", other.node_link));
     stage.node.slipway("node setup");
@@ -100,7 +100,7 @@ fn another_version_is_replaced_by_the_setup() {
     let version = stage.node.list(PINS).remove(0);
     stage.node.cmd(&format!("mv {PINS}/{version} {PINS}/0123456789abcdef"));
     assert_eq!(stage.node.programs()["current"], false);
-    // The programs of the other version continue, also next to those of this one.
+    // The programs of the other version continue, even beside those of this one.
     connection.requests(100).expect("replies");
     stage.node.slipway("node setup");
     assert_eq!(stage.node.list(PINS), [version]);
@@ -109,7 +109,7 @@ fn another_version_is_replaced_by_the_setup() {
     are_carried(&stage, &mut connection);
 }
 
-/// Another filter has the programs' place at one container's link: all others get the new version.
+/// Another filter occupies the programs' place at one container's link. All other links get the new version.
 #[test]
 fn a_link_that_takes_no_programs_stops_no_setup() {
     needs!(has_programs(), PROGRAMS);
@@ -135,7 +135,7 @@ fn a_link_that_takes_no_programs_stops_no_setup() {
     drop(pods);
 }
 
-/// An uplink that had the programs and takes them no more: the next ADD sets nothing up again.
+/// An uplink had the programs and does not accept them any more. The next ADD must not repeat the set-up.
 #[test]
 fn an_add_does_not_try_again_what_failed() {
     needs!(has_programs(), PROGRAMS);
@@ -150,7 +150,8 @@ fn an_add_does_not_try_again_what_failed() {
     assert_eq!(map.keys().count(), 0);
 }
 
-/// Of concurrent processes that count, the last to write may write a former epoch, with which stale entries hold again.
+/// If processes incremented the epoch, the last of several to write could write an earlier epoch, with which stale
+/// entries would be valid again.
 #[test]
 fn epochs_are_not_counted() {
     needs!(has_programs(), PROGRAMS);
@@ -164,7 +165,7 @@ fn epochs_are_not_counted() {
     assert!(after != 0 && after != before && after != before.wrapping_add(1), "{before}, {after}");
 }
 
-/// Wherever the set-up is killed, and with two ADDs at once: the next one completes it, and flows are carried.
+/// Wherever the set-up is killed, the two concurrent ADDs that follow complete it, and flows are carried.
 #[test]
 fn a_killed_setup_is_completed_by_concurrent_adds() {
     needs!(has_programs(), PROGRAMS);
@@ -189,12 +190,13 @@ fn a_killed_setup_is_completed_by_concurrent_adds() {
     }
 }
 
-/// Processes that find no BPF file system mount one, not one over the other, which would hide pins that are in use.
+/// Concurrent processes that find no BPF file system mount only one. A second mount on top would hide pinned objects
+/// that are in use.
 #[test]
 fn concurrent_setups_mount_one_file_system() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
-    // Some hosts have it mounted, and so the node has.
+    // Some hosts have the file system mounted, and then the node has it as well.
     stage.node.try_cmd("umount /sys/fs/bpf");
     let program = slipway();
     let delayed = "strace -f -qq -o /dev/null -e trace=mount -e inject=mount:delay_enter=500000";
@@ -240,8 +242,8 @@ fn an_uplink_without_ethernet_is_served() {
     assert_eq!(stage.count(Counter::DroppedWrite), 0);
 }
 
-/// A rate that the bandwidth plugin sets holds: for carried packets into a container, and for what it sends, which
-/// netfilter has.
+/// A rate limit of the bandwidth plugin applies to carried packets into a container as well as to packets that the
+/// container sends, which go through netfilter.
 #[test]
 fn a_rate_limit_holds() {
     needs!(has_programs(), PROGRAMS);
@@ -274,8 +276,8 @@ fn a_rate_limit_holds() {
     holds(&mut outwards, "out of the container");
 }
 
-/// The DEL itself has the flows checked: a client that asks every 10 ms has no reply from the wrong side, and none is
-/// carried.
+/// The DEL itself causes the flows to be checked again. Afterwards a client that waits 20 ms for each reply gets none,
+/// and no packet is carried.
 #[test]
 fn no_packet_is_carried_after_a_del() {
     needs!(has_programs(), PROGRAMS);
@@ -290,7 +292,7 @@ fn no_packet_is_carried_after_a_del() {
     for _ in 0..20 {
         flow.request().expect("a reply");
     }
-    // The link stays: a runtime may remove the port alone.
+    // The link remains, because a runtime may remove only the port.
     let mut config = network.configs(Some(&attach)).pop().expect("portmap");
     config["prevResult"] = result;
     network.call("DEL", &config, Some(&attach)).result().expect("DEL");
@@ -316,7 +318,7 @@ fn ports_name_the_backend_and_count_carried_packets() {
     assert!((600..1000).contains(&packets.unwrap_or_default()), "{report:#}");
 }
 
-/// A container that runs, with connections, gets the programs and loses them.
+/// A running container with open connections is given the programs and loses them again.
 #[test]
 fn migrations_attach_and_detach_the_programs() {
     needs!(has_programs(), PROGRAMS);
@@ -348,14 +350,14 @@ fn migrations_attach_and_detach_the_programs() {
     }
 }
 
-/// Links have other numbers there. Linux before 5.14 does not return a namespace's cookie.
+/// Interface indexes mean other links in another namespace. Linux before 5.14 does not return a namespace's cookie.
 #[test]
 fn another_network_namespace_is_refused() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Engine::Carried);
     let (pod, own) = stage.pod("web");
     let program = slipway();
-    // The number of the namespace is in the map where the kernel returns one.
+    // The map contains the namespace's cookie if the kernel returns one.
     let home = Array::<_, u64>::try_from(Map::Array(stage.map(HOME))).expect("an array");
     if home.get(&0, 0).expect("the cookie") == 0 {
         return;
