@@ -28,7 +28,7 @@ fn register(server: &ApiServer<'_>, node: &ClusterNode, cidr: &str) {
     );
 }
 
-/// The texts of the Events with a reason.
+/// The texts of the Events with this reason.
 fn events(server: &ApiServer<'_>, reason: &str) -> Vec<String> {
     let all = server.get("/api/v1/namespaces/default/events");
     let of_reason = all["items"].as_array().expect("a list").iter().filter(|event| event["reason"] == reason);
@@ -40,10 +40,10 @@ fn events(server: &ApiServer<'_>, reason: &str) -> Vec<String> {
         .collect()
 }
 
-/// The messages in the log, each line of which is an object with the same fields.
+/// The messages in the log, whose lines are JSON objects that all have the same fields.
 fn messages(node: &ClusterNode) -> Vec<String> {
     let log = node.read(LOG).unwrap_or_default();
-    // The last line may be half written.
+    // The last line may be only half written.
     let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let message = |line: &str| {
         let Ok(Value::Object(record)) = serde_json::from_str::<Value>(line) else {
@@ -75,7 +75,7 @@ fn a_node_without_free_addresses_and_one_with_another_subnet_are_reported() {
     let _agent = node.daemon(slipwayd(), &words.iter().map(String::as_str).collect::<Vec<_>>(), LOG);
     until("the configuration", || node.read(CONFLIST).is_some());
 
-    // Of eight addresses the network's own, the gateway's and the broadcast address are no pod's.
+    // Of the eight addresses, pods cannot have the network address, the gateway's and the broadcast address.
     let mut pods: Vec<(Pod, Vec<IpAddr>)> =
         (0..5).map(|number| lab.pod(1, &format!("web{number}"))).collect();
     let exhausted = || events(&server, "AddressesExhausted");
@@ -83,7 +83,7 @@ fn a_node_without_free_addresses_and_one_with_another_subnet_are_reported() {
     let text = "no address of 10.244.1.0/29 is free: new pods get none until others end";
     assert_eq!(exhausted(), [text]);
     assert!(status(node).contains("addresses     10.244.1.0/29: 5 used, 0 free\n"), "{}", status(node));
-    // A free address ends it; the next time is reported again.
+    // A free address ends the shortage, and the next shortage is reported again.
     let (last, _) = pods.pop().expect("a pod");
     lab.network(1).del(&Attach::new(&last)).unwrap_or_else(|failure| panic!("{failure}"));
     drop(last);
@@ -93,7 +93,7 @@ fn a_node_without_free_addresses_and_one_with_another_subnet_are_reported() {
     pods.push(lab.pod(1, "again"));
     until("another Event", || exhausted().len() == 2);
 
-    // Another pod CIDR, as a Node that is registered again may get it.
+    // A Node that registers again may get another pod CIDR.
     server.delete(NODE);
     register(&server, node, "10.244.9.0/24");
     let former =
@@ -108,7 +108,7 @@ fn a_node_without_free_addresses_and_one_with_another_subnet_are_reported() {
     }
     let metrics = node.cmd("curl --silent --max-time 20 http://127.0.0.1:9254/metrics");
     assert!(metrics.contains("\nslipway_former_addresses 5.0\n"), "{metrics}");
-    // They are not cut off: their gateway stays.
+    // Pods with addresses of the previous pod CIDR are not cut off, because their gateway remains.
     let _serving = node.serve(Proto::Tcp, "10.244.1.1:9000", "gateway");
     for (pod, addresses) in &pods {
         let answer = pod.expect(Proto::Tcp, at([10, 244, 1, 1], 9000), "gateway");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node whose way out comes from a router advertisement.
+//! A node whose default route comes from a router advertisement.
 
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
 
-/// Without a pod: the agent itself switches forwarding on.
+/// The node has no pod, so it is the agent itself that switches forwarding on.
 #[test]
 fn the_agent_keeps_the_nodes_route() {
     let lab = Lab::new(1, TunnelMode::Never);
     let node = lab.node(1);
     node.sysctl("net/ipv6/conf/all/forwarding", "0");
     let router = node.host("router");
-    // A neighbour that answers without the flag of routers is none any more (RFC 4861, section 7.2.5).
+    // A neighbour whose advertisement lacks the router flag does not count as a router any more (RFC 4861, section
+    // 7.2.5), so the router has to forward.
     router.sysctl("net/ipv6/conf/all/forwarding", "1");
     let has_route = || node.cmd("ip -6 route show default dev out0 proto ra").contains("default");
     until(Duration::from_secs(10), "the node learns the route", || {

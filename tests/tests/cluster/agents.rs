@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Running agents of two nodes, which tests kill and disturb, with pods on both and flows between them.
+//! Running agents of two nodes, which tests kill and disturb, with pods on both nodes and flows between them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -18,8 +18,8 @@ use crate::{CONFLIST, Lab};
 
 /// The port of a pod's servers.
 pub(crate) const SERVED: u16 = 80;
-/// A sender that woke up later than this ran on a host that is too busy to distinguish a lost segment from a late one: TCP sends
-/// a segment again after 200 ms at first.
+/// If a sender woke up later than this, the host is too busy for the test to tell a lost segment from a late one,
+/// because TCP first resends a segment after 200 ms.
 const STARVED: Duration = Duration::from_millis(100);
 
 /// The agents of two nodes.
@@ -92,13 +92,13 @@ impl<'a> Agents<'a> {
         }
     }
 
-    /// The log of a node's agent since its last start.
+    /// What a node's agent has logged since its last start.
     pub(crate) fn log(&self, number: u8) -> String {
         self.lab.node(number).read(LOG).unwrap_or_default()
     }
 }
 
-/// The Node of a cluster's node, with pod CIDRs and addresses of both families.
+/// The Node object of a node, with pod CIDRs and addresses of both families.
 pub(crate) fn object(node: &ClusterNode) -> Value {
     let ranges = pod_ranges(node.number);
     of(&format!("node-{}", node.number), &[&ranges[0], &ranges[1]], &node.addresses)
@@ -114,7 +114,7 @@ pub(crate) fn of(name: &str, pod_cidrs: &[&str], addresses: &[IpAddr]) -> Value 
     })
 }
 
-/// A pod with a published port, which the runtime has in its cache.
+/// A pod with a published port that is in the runtime's cache.
 pub(crate) struct Web {
     pub(crate) pod: Pod,
     pub(crate) name: String,
@@ -134,7 +134,7 @@ impl Web {
     }
 }
 
-/// Flows between the pods of both nodes and to a published port of each, which run until [`Flows::assert_whole`].
+/// Flows between the pods of both nodes and to a published port of each node, which run until [`Flows::assert_whole`].
 pub(crate) struct Flows {
     datagrams: Vec<SteadyFlow>,
     exchanges: Vec<Exchange>,
@@ -161,7 +161,7 @@ impl Count {
 }
 
 impl Flows {
-    /// Starts the flows: a datagram at each interval, a request over TCP after each reply.
+    /// Starts the flows: one datagram per interval, and over TCP a new request after each reply.
     pub(crate) fn start(lab: &Lab, webs: [&Web; 2], port: u16, interval: Duration) -> Self {
         let outside: &Space = &lab.cluster.outside;
         let pods: [&Space; 2] = webs.map(|web| &*web.pod as &Space);
@@ -185,7 +185,7 @@ impl Flows {
         }
     }
 
-    /// Ends the flows. Fails if a packet was lost, unless a queue of this host overflowed.
+    /// Ends the flows. Fails if a packet was lost, except where a queue of this host overflowed.
     pub(crate) fn assert_whole(self) {
         let ended: Vec<Deliveries> = self.datagrams.into_iter().map(SteadyFlow::stop).collect();
         let requests: Vec<usize> = self.exchanges.into_iter().map(Exchange::stop).collect();
@@ -210,7 +210,7 @@ impl Flows {
     }
 }
 
-/// A TCP connection with requests until it is stopped.
+/// A TCP connection over which requests are sent until it is stopped.
 struct Exchange {
     stop: Stop,
     thread: thread::JoinHandle<usize>,
@@ -234,7 +234,7 @@ impl Exchange {
         Self { stop, thread }
     }
 
-    /// Ends it; returns the number of requests.
+    /// Ends the connection and returns the number of requests.
     fn stop(self) -> usize {
         drop(self.stop);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -17,7 +17,7 @@ pub(crate) const NODES: &str = "/api/v1/nodes";
 pub(crate) const KUBECONFIG: &str = "/run/kube/config";
 pub(crate) const LOG: &str = "/run/slipwayd.log";
 
-/// The Node as a kubelet registers it, with its pod CIDR.
+/// Creates the Node object as a kubelet registers it, with its pod CIDR.
 pub(crate) fn register(server: &ApiServer<'_>, node: &ClusterNode) {
     let (name, cidr) = (format!("node-{}", node.number), format!("10.244.{}.0/24", node.number));
     server.create(
@@ -37,7 +37,7 @@ pub(crate) fn agent(node: &ClusterNode, server: &ApiServer<'_>, tunnel: &str) ->
     node.daemon(slipwayd(), &words.iter().map(String::as_str).collect::<Vec<_>>(), LOG)
 }
 
-/// The arguments of a node's agent.
+/// The command line arguments of a node's agent.
 pub(crate) fn words(node: &ClusterNode, path: &str) -> Vec<String> {
     let (name, slipway) = (format!("node-{}", node.number), slipway().display().to_string());
     let option = if path == "wireguard" { "--encrypt" } else { "--tunnel" };
@@ -76,7 +76,7 @@ fn the_agents_make_the_network_of_a_cluster() {
     let server = ApiServer::start(&programs, &lab.cluster.control);
     server.wait();
     let agents: Vec<Daemon> = lab.cluster.nodes.iter().map(|node| agent(node, &server, "always")).collect();
-    // An agent without its Node waits.
+    // An agent whose Node does not exist yet waits.
     register(&server, lab.node(1));
     until("the configuration of node 1", || lab.node(1).read(CONFLIST).is_some());
     assert!(lab.node(2).read(CONFLIST).is_none());
@@ -88,7 +88,7 @@ fn the_agents_make_the_network_of_a_cluster() {
     }
     let pods = [1, 2].map(|number| (number, lab.pod(number, "web"))).into();
     all_reach_each_other(&pods);
-    // Killed, the agent leaves all in place; started again, it changes nothing.
+    // An agent that is killed leaves everything in place, and after a restart it changes nothing.
     drop(agents);
     all_reach_each_other(&pods);
     let agents: Vec<Daemon> = lab.cluster.nodes.iter().map(|node| agent(node, &server, "always")).collect();
@@ -98,7 +98,7 @@ fn the_agents_make_the_network_of_a_cluster() {
     for number in [1, 2] {
         assert!(!log(number).contains("route") && !log(number).contains("wrote /"), "{}", log(number));
     }
-    // A Node that is deleted takes its route with it.
+    // When a Node is deleted, its route disappears.
     server.delete(&format!("{NODES}/node-2"));
     until("no route", || !lab.node(1).cmd("ip route show").contains("10.244.2.0/24"));
     assert!(agents.iter().all(Daemon::runs));
@@ -109,7 +109,7 @@ fn the_agents_make_the_network_of_a_cluster() {
     );
 }
 
-/// An agent in a container, whose image has no iptables, runs the node's.
+/// An agent in a container whose image has no iptables runs the node's iptables.
 #[test]
 fn the_nodes_iptables_accepts_forwarded_packets() {
     let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
@@ -122,7 +122,7 @@ fn the_nodes_iptables_accepts_forwarded_packets() {
     node.cmd("mkdir -p /run/kube");
     node.write(KUBECONFIG, server.kubeconfig());
     let start = |more: &str| {
-        // In a PID namespace, whose process 1 has the node's mounts.
+        // The agent runs in a PID namespace whose process 1 has the node's mounts.
         let hide = "mount --bind /dev/null $(realpath $(command -v iptables-nft))";
         let words: Vec<String> = words(node, "never").iter().map(quoted).collect();
         let words = words.join(" ");
@@ -133,14 +133,14 @@ fn the_nodes_iptables_accepts_forwarded_packets() {
     };
     let rules = || node.cmd("iptables-nft -S FORWARD").matches("made by slipway").count();
     let log = || node.read(LOG).unwrap_or_default();
-    // A killed agent's process ends after the one that is known here.
+    // The process of a killed agent may outlive the one that was killed, so wait for its lock.
     let stop = |agent: Daemon| {
         drop(agent);
         until("no agent", || {
             node.try_cmd("flock --nonblock /run/slipway/slipwayd.lock true").code == Some(0)
         });
     };
-    // The control.
+    // The control, without `--host-mounts`.
     let agent = start("");
     until("a report", || log().contains("chain FORWARD: "));
     assert_eq!(rules(), 0, "{}", log());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Pods answer all the time, whatever happens to other Nodes and to the API server, and the agents follow.
+//! Pods keep answering and the agents keep up, whatever happens to other Nodes and to the API server.
 
 use std::net::IpAddr;
 use std::thread;
@@ -18,20 +18,20 @@ use crate::repairs::until;
 
 const PORT: u16 = 8080;
 const INTERVAL: Duration = Duration::from_millis(20);
-/// The time for which the API server is away.
+/// How long the API server is away.
 const AWAY: Duration = Duration::from_secs(60);
-/// The same in a run that takes samples.
+/// How long the API server is away in a run that takes samples.
 const SHORTLY_AWAY: Duration = Duration::from_secs(10);
 
-/// The time for a change to arrive. After an outage the longest delay between two attempts comes first, and once more if the
-/// first attempt fails.
+/// The time limit for a change to arrive. After an outage, the longest delay between two attempts may have to pass
+/// first, and a second time if the first attempt fails.
 const ARRIVAL: Duration = Duration::from_secs(150);
 
 fn ip(last: u8) -> IpAddr {
     [192, 168, 50, last].into()
 }
 
-/// The world of the test: nodes 1 and 2 have agents and pods, others are Nodes without a host.
+/// The world of the test. Nodes 1 and 2 have agents and pods, other Nodes exist only as objects.
 struct World<'a> {
     lab: &'a Lab,
     server: ApiServer<'a>,
@@ -39,7 +39,7 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    /// Waits until both nodes have a route.
+    /// Waits until both nodes have a route to `net` via `via`.
     fn has_route(&self, net: &str, via: IpAddr) {
         for number in [1, 2] {
             let wanted = format!("{net} via {via} ");
@@ -71,7 +71,7 @@ impl World<'_> {
         self.server.wait();
     }
 
-    /// Fails if an agent tried again and again without a pause. Each try that fails has a line in the log.
+    /// Fails if an agent retried without pausing. Each failed attempt adds a line to the log.
     fn assert_patient(&self, most: usize) {
         for number in [1, 2] {
             let log = self.agents.log(number);
@@ -110,11 +110,11 @@ fn nodes_come_change_and_go(world: &World<'_>) {
     let addresses = json!([{ "type": "InternalIP", "address": ip(34) }]);
     world.server.patch(&format!("{path}/status"), &json!({ "status": { "addresses": addresses } }));
     world.has_route("10.244.3.0/24", ip(34));
-    // Cordoned, and one with pods, too.
+    // Cordons a Node without pods and one with pods.
     for name in ["node-3", "node-2"] {
         world.server.patch(&format!("{NODES}/{name}"), &json!({ "spec": { "unschedulable": true } }));
     }
-    // A later change shows that the agents have seen this one.
+    // When this later change has arrived, the agents must have seen the earlier one as well.
     world.add("node-4", "10.244.4.0/24", ip(44));
     world.has_route("10.244.4.0/24", ip(44));
     world.has_route("10.244.3.0/24", ip(34));
@@ -129,7 +129,7 @@ fn nodes_come_change_and_go(world: &World<'_>) {
     world.has_route("10.244.33.0/24", ip(33));
 }
 
-/// 403, as if another program had changed the role: the agents keep what they know.
+/// The server answers 403, as if another program had changed the role. The agents keep what they know.
 fn the_agents_are_forbidden_to_read(world: &mut World<'_>) {
     let rules = world.server.get(ROLE)["rules"].clone();
     let mut fewer = rules.clone();
@@ -140,7 +140,7 @@ fn the_agents_are_forbidden_to_read(world: &mut World<'_>) {
     let rights: Vec<Value> =
         fewer.as_array().expect("rules").iter().filter(|rule| rule["verbs"] != json!([])).cloned().collect();
     world.server.patch(ROLE, &json!({ "rules": rights }));
-    // A watch that runs is not asked for its right again.
+    // The server does not check the rights of a running watch again.
     world.restart();
     for number in [1, 2] {
         until("a refusal", || world.agents.log(number).contains("forbidden"));
@@ -167,7 +167,8 @@ fn the_server_is_away(world: &mut World<'_>) {
     world.assert_patient(120);
 }
 
-/// etcd is compacted while the agents cannot reach the server: 410 for their watch, and they list again.
+/// etcd is compacted while the agents cannot reach the server. Their watch then ends with 410, and they list the Nodes
+/// again.
 fn the_server_forgets(world: &mut World<'_>) {
     let nodes = [1, 2].map(|number| world.lab.node(number));
     world.server.stop();
@@ -194,7 +195,7 @@ fn the_server_forgets(world: &mut World<'_>) {
     world.assert_patient(200);
 }
 
-/// The pods of a Node that is deleted are cut off until it is created again, and nothing else is.
+/// The pods of a Node that is deleted are cut off until it is created again. Nothing else is affected.
 fn a_node_is_deleted_and_created_again(world: &World<'_>, webs: &[Web; 2]) {
     let to = |index: usize| at(webs[index].addresses[0], 80);
     world.delete("node-2");
@@ -204,7 +205,7 @@ fn a_node_is_deleted_and_created_again(world: &World<'_>, webs: &[Web; 2]) {
     until("a route", || world.lab.node(1).cmd("ip route show").contains("10.244.2.0/24"));
     webs[0].pod.expect(Proto::Tcp, to(1), "web2");
     webs[1].pod.expect(Proto::Tcp, to(0), "web1");
-    // The next pod gets its network, too.
+    // The next pod also gets its network.
     until("the condition of the new Node", || {
         condition(&world.server, 2).is_some_and(|one| one["status"] == "False")
     });

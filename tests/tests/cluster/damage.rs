@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Repairs of the dataplane: what other programs flush or detach comes back.
+//! Repairs of the dataplane, after other programs have flushed or detached parts of it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -29,10 +29,10 @@ fn program() -> Program {
     Program::new(slipway())
 }
 
-/// Repairs the first node during `body`, which gets the repairs so far.
+/// Repairs the first node during `body`, which gets the list of repairs so far.
 fn with_repairs(lab: &Lab, program: Program, body: impl FnOnce(&Mutex<Vec<Repair>>)) {
     let repairs = Mutex::new(Vec::new());
-    // The callback is the only other user: it borrows the list for as long as the agent runs.
+    // The callback is the only other user of the list, and borrows it for as long as the agent runs.
     let seen = &repairs;
     let run = |stop: Stop| repair::run(program, stop, |repair| seen.lock().unwrap().push(copy(&repair)));
     during(lab.node(1), run, || {
@@ -41,15 +41,15 @@ fn with_repairs(lab: &Lab, program: Program, body: impl FnOnce(&Mutex<Vec<Repair
     });
 }
 
-/// The parts of a repair that tests look at.
+/// The parts of a repair that tests examine.
 fn copy(repair: &Repair) -> Repair {
     let restored = repair.restored.as_ref().expect("a report").clone();
     let programs = Ok(*repair.programs.as_ref().expect("a status"));
     Repair { damages: repair.damages.clone(), restored: Ok(restored), programs, took: repair.took }
 }
 
-/// Waits until a repair after the first `before` names the damage. What follows from an earlier one may be reported
-/// meanwhile.
+/// Waits until a repair after the first `before` ones names the damage. Consequences of an earlier damage may be
+/// reported in between.
 fn reported(repairs: &Mutex<Vec<Repair>>, before: usize, cause: &str) {
     until(cause, || {
         let repairs = repairs.lock().unwrap();
@@ -57,14 +57,14 @@ fn reported(repairs: &Mutex<Vec<Repair>>, before: usize, cause: &str) {
     });
 }
 
-/// A node with a network, without others.
+/// A single node with a network.
 fn lab() -> Lab {
     let mut lab = Lab::new(1, TunnelMode::Never);
     lab.settle();
     lab
 }
 
-/// A pod with a published port, which the runtime has in its cache.
+/// A pod with a published port that is in the runtime's cache.
 fn web(lab: &Lab, name: &str, port: u16) -> (Pod, Attach, Vec<Server>) {
     web_of(lab, &lab.network(1), name, port)
 }
@@ -115,12 +115,13 @@ fn a_flushed_ruleset_comes_back() {
     });
 }
 
-/// What other programs take from the links of a container: `slipway restore` knows each object, and the agent hears of it.
+/// Other programs remove parts of a container's links. `slipway restore` knows each of these objects, and the agent is
+/// notified of its loss.
 #[test]
 fn links_addresses_and_forwarding_come_back() {
     let lab = lab();
     let node = lab.node(1);
-    // The gateway is the plugin's, as on nodes without an agent that makes the bridge.
+    // The plugin owns the gateway here, as on nodes where no agent creates the bridge.
     let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
     list["plugins"][0]["isGateway"] = true.into();
     let (pod, _attach, _servers) = web_of(&lab, &node.network(list), "web", PORT);
@@ -156,7 +157,7 @@ fn links_addresses_and_forwarding_come_back() {
         for (proto, to) in Proto::ALL.into_iter().flat_map(|p| node.addresses.map(|ip| (p, at(ip, PORT)))) {
             lab.cluster.outside.expect(proto, to, "web");
         }
-        // The container leaves with its link, its addresses and its routes: that is no damage.
+        // A container that ends takes its link, addresses and routes with it, and that does not count as damage.
         let before = repairs.lock().unwrap().len();
         pod.remove();
         thread::sleep(within(Duration::from_secs(1)));
@@ -164,7 +165,8 @@ fn links_addresses_and_forwarding_come_back() {
     });
 }
 
-/// ptp's gateway and routes belong to one container each: their links have its owner, and come and go with it.
+/// The gateway and the routes of ptp belong to a single container, whose link names it as the owner, and they come and
+/// go with it.
 #[test]
 fn a_link_of_one_container_gets_back_what_others_take() {
     let lab = lab();
@@ -193,7 +195,7 @@ fn a_link_of_one_container_gets_back_what_others_take() {
     });
 }
 
-/// The agent hears of queues and filters that are deleted, replaced or put before the limit of a container.
+/// The agent is notified when queues and filters of a container's limit are deleted, replaced, or preceded by others.
 #[test]
 fn limits_of_a_rate_come_back() {
     let lab = lab();
@@ -238,7 +240,7 @@ fn limits_of_a_rate_come_back() {
 /// The limits in bits per second.
 const RATE: u32 = 400_000;
 
-/// A network with limits of both directions.
+/// A network that limits both directions.
 fn limited(lab: &Lab) -> Network<'_> {
     lab.node(1).network(json!({"name": "limited", "plugins": [
         {"type": "bridge", "bridge": "br9", "isGateway": true, "ipam": slipway_tests::host_local("10.98.0.0/24", "fd98::/64")},
@@ -268,25 +270,26 @@ fn our_own_changes_cause_no_repair() {
         thread::sleep(within(Duration::from_secs(1)));
         let causes: BTreeSet<String> =
             repairs.lock().unwrap().iter().flat_map(|one| &one.damages).map(ToString::to_string).collect();
-        // In an emulated VM the agent looks at a link without its limit before the DEL comes to the link, and its repair
-        // puts nothing back.
+        // In an emulated VM, the agent sees a link without its limit before the DEL removes the link, and starts a
+        // repair that puts nothing back.
         let is_fast = longest < Duration::from_millis(1500);
         let is_ours = |cause: &String| cause.contains("table") || is_fast && cause.contains("veth");
         assert!(!causes.iter().any(is_ours), "{causes:?}");
         let left = node.ruleset();
         assert!(!left.contains("slipway1"), "{left}");
-        // The control: another program.
+        // As the control, another program flushes the ruleset.
         let before = repairs.lock().unwrap().len();
         node.cmd("nft flush ruleset");
         until("a repair", || repairs.lock().unwrap().len() > before);
     });
 }
 
-/// The kernel names the process of a commit, and a plugin's process has the name of the link that it was called by.
+/// The kernel names the process of a commit, and the process of a plugin has the name of the link through which it was
+/// called.
 #[test]
 fn the_names_of_our_processes_are_complete() {
     for name in plugin_names() {
-        // The kernel cuts names after 15 bytes.
+        // The kernel truncates process names to 15 bytes.
         assert!(OUR_PROCESSES.contains(&&name[..name.len().min(15)]), "{name}");
     }
 }
@@ -321,7 +324,7 @@ fn filters(node: &ClusterNode) -> String {
     node.try_cmd("tc filter show dev eth0 ingress").stdout
 }
 
-/// The network that the agent configured, with a backend.
+/// The network that the agent configured, changed to a given backend.
 pub(crate) fn network_of<'a>(node: &'a ClusterNode, backend: &str) -> Network<'a> {
     let mut list: Value = serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON");
     list["plugins"][0]["ipMasqBackend"] = backend.into();
@@ -358,12 +361,13 @@ fn detached_bpf_programs_come_back() {
     });
 }
 
-/// With kube-proxy in mode ipvs our table has a list of the node's addresses; those of Services have no published ports.
+/// With kube-proxy in mode ipvs, our table has a list of the node's addresses. Ports are not published on addresses of
+/// Services.
 #[test]
 fn addresses_next_to_ipvs_get_their_ports_as_they_come() {
     let lab = lab();
     let node = lab.node(1);
-    // Another kind of link than kube-proxy's, which not each kernel has: its name counts.
+    // Only the link's name matters. Its kind differs from kube-proxy's, because not every kernel has that kind.
     node.cmd("ip link add kube-ipvs0 type bridge");
     node.cmd("ip address add 10.96.0.10/32 dev kube-ipvs0");
     lab.cluster.outside.cmd(&format!("ip route add 10.96.0.0/24 via {}", node.addresses[0]));
@@ -408,7 +412,7 @@ fn renewed_addresses_cause_no_repair() {
             thread::sleep(within(Duration::from_millis(700)));
         }
         assert_eq!(of_addresses(), 0, "{:?}", repairs.lock().unwrap());
-        // The controls.
+        // The controls are changes that must cause a repair.
         for change in [
             format!("ip address change {v6}/64 dev eth0 valid_lft 1000 preferred_lft 0"),
             "ip address add 192.168.50.77/24 dev eth0".to_owned(),
@@ -421,8 +425,8 @@ fn renewed_addresses_cause_no_repair() {
     });
 }
 
-/// An agent in a container, in a PID namespace whose process 1 has the node's mounts: no file that `slipway` needs is where
-/// the agent is.
+/// An agent in a container, in a PID namespace whose process 1 has the node's mounts. The agent's own mounts hide all
+/// files that `slipway` needs.
 fn contained(node: &ClusterNode, options: &str) -> Daemon {
     let agent = format!(
         "mount -t tmpfs none /var/lib/cni && mount -t tmpfs none /sys/fs/bpf && \
@@ -437,7 +441,7 @@ fn contained(node: &ClusterNode, options: &str) -> Daemon {
     node.daemon("unshare", &words, LOG)
 }
 
-/// In a container: `slipway` runs where process 1 is, which has the runtime's cache.
+/// An agent in a container runs `slipway` in the mount namespace of process 1, which has the runtime's cache.
 #[test]
 fn repairs_run_in_the_mount_namespace_of_process_1() {
     let lab = lab();
@@ -449,7 +453,8 @@ fn repairs_run_in_the_mount_namespace_of_process_1() {
     until("the port", || answers(&lab, PORT));
 }
 
-/// Likewise the metrics: pinned BPF programs and the node's iptables are where process 1 is.
+/// The agent also reads metrics in the mount namespace of process 1, which has the pinned BPF programs and the node's
+/// iptables.
 #[test]
 fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
     for backend in ["nftables", "iptables", "ebpf"] {
@@ -465,7 +470,7 @@ fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
         }
         let _web = web_of(&lab, &network_of(node, backend), "web", PORT);
         let _agent = contained(node, "--host-mounts");
-        // In an emulated VM the first try may take longer than the agent waits for it.
+        // In an emulated VM, the first attempt may take longer than the agent waits for it.
         until("metrics", || get(node, "/metrics").1.contains("slipway_dataplane_up 1.0"));
         let text = get(node, "/metrics").1;
         let count = u8::from(loads);
@@ -485,8 +490,8 @@ fn metrics_of_the_dataplane_are_those_of_process_1s_mounts() {
     }
 }
 
-/// Plugins, restorations and the agent itself run iptables, which nf_tables names as the process: it is repaired, and no
-/// warning unless something was missing.
+/// Plugins, restorations and the agent itself run iptables, which nf_tables then names as the process. The agent
+/// repairs after such a change, but warns only if something was missing.
 #[test]
 fn changes_of_iptables_are_warnings_if_something_was_missing() {
     let lab = lab();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipwayd render`: the API server takes the objects as they are, and their pods have all rights that they need and no
-//! others.
+//! `slipwayd render`: the API server accepts the objects as they are, and their pods have exactly the rights that they
+//! need.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const NODES: &str = "/api/v1/nodes";
 pub(crate) const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/slipwayd";
 const LOG: &str = "/run/slipwayd.log";
 const TAINT: &str = "node.example/starting";
-/// The version of the tested API server.
+/// The version of the API server that the test uses.
 const VERSION: &str = "1.20";
 
 pub(crate) fn rendered(file: &str) -> String {
@@ -30,7 +30,7 @@ pub(crate) fn rendered(file: &str) -> String {
     render(file, &[&image[..], &more].concat())
 }
 
-/// The paths of what was sent and did not return.
+/// Collects the paths of fields that were sent and not returned.
 fn lost(sent: &Value, returned: &Value, path: &str, found: &mut Vec<String>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match (sent, returned) {
@@ -47,7 +47,7 @@ fn lost(sent: &Value, returned: &Value, path: &str, found: &mut Vec<String>) {
         _ if sent == returned => {}
         _ => found.push(path.to_owned()),
     }
-    // An object of which nothing returned is one loss.
+    // An object of which nothing was returned counts as a single loss.
     if returned.is_null() && sent.is_object() {
         found.retain(|other| !other.starts_with(&format!("{path}.")));
         found.push(path.to_owned());
@@ -67,7 +67,7 @@ fn a_lost_field_is_found() {
     assert_eq!(losses(json!({ "a": { "b": [1], "e": { "f": 2 } } })), ["a.b", "a.e.f"]);
 }
 
-/// Creates each object: the server stores all of its fields.
+/// Creates each object, and checks that the server stores all of its fields.
 pub(crate) fn create(server: &ApiServer<'_>, manifests: &str) {
     let mut all_lost = Vec::new();
     for text in manifests.split("---\n") {
@@ -80,7 +80,7 @@ pub(crate) fn create(server: &ApiServer<'_>, manifests: &str) {
     assert_eq!(all_lost, [""; 0]);
 }
 
-/// The Node as a kubelet registers it, with its pod CIDR and taints.
+/// Creates the Node object as a kubelet registers it, with its pod CIDR and taints.
 fn register(server: &ApiServer<'_>, node: &ClusterNode) {
     let (name, cidr) = (format!("node-{}", node.number), format!("10.244.{}.0/24", node.number));
     let node = json!({
@@ -91,7 +91,7 @@ fn register(server: &ApiServer<'_>, node: &ClusterNode) {
     server.create(NODES, &node);
 }
 
-/// Startup taints among others: one with the same key and another effect, one of another program.
+/// The startup taint and others: one with the same key and another effect, and one of another program.
 fn taints() -> Value {
     json!([
         { "key": "other.example/kept", "effect": "NoExecute", "value": "yes" },
@@ -131,7 +131,7 @@ impl Pods<'_> {
         self.lab.node(number).read(LOG).unwrap_or_default()
     }
 
-    /// True if the account has a right, by the server's own answer.
+    /// Asks the server whether the account has a right.
     fn may(&self, verb: &str, resource: &str, subresource: &str) -> bool {
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
@@ -194,11 +194,11 @@ fn the_pods_make_the_network(pods: &Pods<'_>) {
             "{log}"
         );
     }
-    // A patch with the version of an older read is refused: a taint that was added in between is not lost.
+    // A patch with an outdated version is refused, so a taint that was added in between is not lost.
     let old = json!({ "metadata": { "resourceVersion": "1" }, "spec": { "taints": [] } });
     let reply = server.refused_patch(&format!("{NODES}/node-1"), &old);
     assert!(reply.contains("the object has been modified"), "{reply}");
-    // Once: a taint that returns stays until the agent starts again.
+    // The agent removes the taint only once. If the taint returns, it stays until the agent starts again.
     server.patch(&format!("{NODES}/node-1"), &json!({ "spec": { "taints": taints() } }));
     let tainted = shown_taints(server, 1);
     std::thread::sleep(slipway_tests::within(std::time::Duration::from_secs(1)));
@@ -206,7 +206,7 @@ fn the_pods_make_the_network(pods: &Pods<'_>) {
     assert!(agents.iter().all(Daemon::runs));
 }
 
-/// A Node with the pod CIDR of an older one is reported by the oldest one's agent.
+/// If a Node has the pod CIDR of an older Node, the agent of the oldest one reports it.
 fn a_trouble_is_an_event(pods: &Pods<'_>) {
     let node = json!({
         "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-7" },
@@ -228,7 +228,7 @@ fn a_trouble_is_an_event(pods: &Pods<'_>) {
     assert_eq!(event["involvedObject"]["name"], "node-7");
     let expected = "node node-7: pod CIDR 10.244.1.0/24 overlaps pod CIDR 10.244.1.0/24 of node node-1";
     assert_eq!((&event["message"], &event["source"]["host"]), (&json!(expected), &json!("node-1")));
-    // The plugins are not installed here: each agent reports its own node.
+    // The plugins are not installed here, so each agent reports its own node.
     let of = |name: &str| {
         let is_of =
             |event: &Value| event["involvedObject"]["name"] == name && event["source"]["host"] == name;
@@ -246,12 +246,12 @@ fn each_right_is_needed(pods: &Pods<'_>) {
         for verb in rule["verbs"].as_array().expect("verbs") {
             let mut fewer = rules.clone();
             fewer[index]["verbs"].as_array_mut().expect("verbs").retain(|other| other != verb);
-            // A rule needs a verb.
+            // A rule without verbs is not valid.
             fewer.as_array_mut().expect("rules").retain(|rule| rule["verbs"] != json!([]));
             let verb = verb.as_str().expect("a verb");
             pods.server.patch(ROLE, &json!({ "rules": fewer }));
             until("the role", || !pods.may(verb, plural, subresource));
-            // The agent has all of its work to do again.
+            // The agent's work is undone, so that it has to use all of its rights again.
             let gone = json!({ "slipway.internal/vxlan-mac": null, "slipway.internal/vxlan-port": null });
             let node = json!({ "metadata": { "annotations": gone }, "spec": { "taints": taints() } });
             pods.server.patch(&format!("{NODES}/node-1"), &node);
@@ -274,7 +274,8 @@ fn each_right_is_needed(pods: &Pods<'_>) {
     assert_eq!(tried, all);
 }
 
-/// The init container installs the plugins where an archive left the directory to a user, and keeps what it replaces.
+/// The init container installs the plugins in a directory that belongs to a user, as after unpacking an archive, and
+/// keeps the files that it replaces.
 #[test]
 fn the_init_container_installs_the_plugins() {
     let lab = Lab::new(1, TunnelMode::Never);
@@ -294,7 +295,7 @@ fn the_init_container_installs_the_plugins() {
     assert_eq!(node.run(|| std::fs::read_link("/run/bin/bridge").ok()), Some("slipway".into()));
 }
 
-/// Repairs run `slipway restore` in the mount namespace of process 1, with tables or with legacy iptables.
+/// Repairs run `slipway restore` in the mount namespace of process 1, with nftables or with legacy iptables.
 #[test]
 fn each_capability_of_the_agent_is_needed() {
     let daemon_set = daemon_set(&rendered("manifests"));
@@ -333,7 +334,7 @@ fn each_capability_of_the_agent_is_needed() {
             "nft" => drop(node.cmd("nft flush ruleset")),
             _ => drop(node.cmd("iptables-legacy -t nat -F")),
         };
-        // Memory for BPF maps is limited before Linux 5.11 only.
+        // Only before Linux 5.11 is the memory of BPF maps limited.
         let needed = all.iter().filter(|name| match name.as_str() {
             "SYS_RESOURCE" => false,
             "NET_RAW" => variant == "legacy",

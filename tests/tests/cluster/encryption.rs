@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! WireGuard between nodes: what passes, what an observer on the link sees, and what is refused.
+//! WireGuard between nodes: which packets pass, what an observer on the link sees, and which packets are refused.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::repairs::{until, with_agent};
 use crate::routes::{a_node_reaches_the_pods_of_others, pods_of_all_nodes_reach_each_other};
 use crate::{Lab, WIREGUARD_PORT, all_reach_each_other, name};
 
-/// Part of each reply in clear text.
+/// A text that each reply contains, so that replies in clear text can be recognised.
 const MARK: &str = "in-clear-text";
 const KEY_FILE: &str = "/run/slipway/wireguard.key";
 
@@ -33,7 +33,7 @@ fn pods(lab: &Lab) -> Pods {
         .collect()
 }
 
-/// The kernel's view of a node's WireGuard link.
+/// A node's WireGuard link as the kernel describes it.
 pub(crate) fn device(node: &ClusterNode) -> WireGuardDevice {
     node.run(|| {
         let link = RouteSocket::open().and_then(|route| route.link(DEVICE));
@@ -42,7 +42,7 @@ pub(crate) fn device(node: &ClusterNode) -> WireGuardDevice {
     .unwrap_or_else(|error| panic!("node {}: {error}", node.number))
 }
 
-/// Fails unless one pod reaches another by all addresses and protocols. Each reply has [`MARK`].
+/// Fails unless one pod reaches another at all addresses and with all protocols. Each reply contains [`MARK`].
 fn reach(pods: &Pods, from: u8, to: u8) {
     with_servers(pods, from, to, |client, proto, to| drop(client.expect(proto, to, MARK)));
 }
@@ -63,7 +63,7 @@ fn with_servers(pods: &Pods, from: u8, to: u8, each: impl Fn(&Pod, Proto, Socket
     }
 }
 
-/// The number of frames with [`MARK`], or from a pod of these nodes.
+/// The number of frames that contain [`MARK`] or come from a pod of these nodes.
 pub(crate) fn in_clear_text(frames: &[Frame], senders: &[u8]) -> usize {
     let of_sender = |[source, _]: [IpAddr; 2]| match source {
         IpAddr::V4(source) => {
@@ -105,7 +105,7 @@ fn an_observer_on_the_link_sees_wireguard_only() {
     let encrypted = frames.iter().filter(|frame| frame.is_udp_to(WIREGUARD_PORT)).count();
     assert!(encrypted >= 16, "{encrypted} of {} frames", frames.len());
     assert_eq!(in_clear_text(&frames, &[1, 2]), 0);
-    // The control: without encryption it sees all.
+    // As the control, an observer sees everything without encryption.
     lab.encrypts = false;
     lab.settle();
     assert!(!lab.node(1).has_link(DEVICE) && lab.node(1).read(KEY_FILE).is_none(), "withdrawn");
@@ -130,7 +130,7 @@ fn a_node_with_another_key_gets_nothing() {
     reach_none(&pods, 1, 3);
     reach_none(&pods, 3, 1);
     assert_eq!(in_clear_text(&sniffer.frames(), &[1, 2, 3]), 0);
-    // The other node's session stays: it is not even renewed.
+    // The session with the other node remains, and does not even renew its handshake.
     let handshake = |device: &WireGuardDevice, number: u8| {
         let key = lab.nodes[&name(number)].annotations.wireguard_key;
         device.peers.iter().find(|peer| Some(peer.key) == key).map(|peer| peer.last_handshake)
@@ -142,7 +142,7 @@ fn a_node_with_another_key_gets_nothing() {
     reach(&pods, 2, 1);
 }
 
-/// In a cluster of nodes with and without encryption, or while it is switched on node by node.
+/// As in a cluster that has nodes with and without encryption, or while encryption is switched on node by node.
 #[test]
 fn packets_to_a_node_without_a_key_are_refused_and_not_sent_in_clear_text() {
     needs!(has_wireguard(), WIREGUARD);
@@ -150,7 +150,7 @@ fn packets_to_a_node_without_a_key_are_refused_and_not_sent_in_clear_text() {
     lab.settle();
     let pods = pods(&lab);
     all_reach_each_other(&pods);
-    // Two of three encrypt from now on.
+    // From now on, two of the three nodes encrypt.
     lab.encrypts = true;
     for _ in 0..2 {
         for number in [1, 2] {
@@ -166,13 +166,13 @@ fn packets_to_a_node_without_a_key_are_refused_and_not_sent_in_clear_text() {
     reach_none(&pods, 1, 3);
     reach(&pods, 1, 2);
     reach(&pods, 2, 1);
-    // Nor do packets to pods that no Node has leave by the default route.
+    // Packets to pod addresses that no Node has do not leave by the default route either.
     for address in ["10.244.77.7", "fd44:0:0:77::7"] {
         let to = at(address.parse::<IpAddr>().expect("an address"), 80);
         assert!(pods[&1].0.request_from(Proto::Udp, None, to, QUICK).is_err());
     }
     assert_eq!(in_clear_text(&sniffer.frames(), &[1, 2]), 0);
-    // Not before the list of Nodes is complete, either.
+    // As long as the list of Nodes is not complete, they do not either.
     lab.nodes.clear();
     let report = lab.compare(1, false);
     assert!(!report.changes.iter().any(|change| change.contains("10.244.3.0/24 via")), "{report:?}");
@@ -183,7 +183,7 @@ fn packets_to_a_node_without_a_key_are_refused_and_not_sent_in_clear_text() {
     );
 }
 
-/// Routes of before, in clear text, do not wait for a complete list of Nodes.
+/// Existing routes that send packets in clear text are deleted without waiting for a complete list of Nodes.
 #[test]
 fn routes_in_clear_text_are_deleted_when_encryption_is_asked_for() {
     let mut lab = Lab::new(2, TunnelMode::Auto);
@@ -220,7 +220,7 @@ fn a_node_without_wireguard_in_its_kernel_says_so_and_sends_nothing() {
     let sniffer = Sniffer::new(lab.cluster.lan());
     reach_none(&pods, 1, 2);
     assert_eq!(in_clear_text(&sniffer.frames(), &[1]), 0);
-    // Without the option all is as before.
+    // Without the option, everything is as before.
     lab.encrypts = false;
     lab.settle();
     reach(&pods, 1, 2);
@@ -298,7 +298,8 @@ fn a_thousand_nodes_are_peers_and_only_differences_are_sent() {
             name: format!("fake-{number}").parse().expect("a name"),
             uid: "".into(),
             created: Some(1000),
-            // Of the cluster's prefixes, from 10.244.2.0 on: 10.244.1.0/24 is the first node's.
+            // The prefixes lie within the cluster's and begin at 10.244.2.0, because 10.244.1.0/24 belongs to the first
+            // node.
             pod_cidrs: vec![
                 format!("10.244.{}.{}/26", (number + 8) / 4, number % 4 * 64).parse().expect("a prefix"),
                 format!("fd44:0:1:{number:x}::/64").parse().expect("a prefix"),

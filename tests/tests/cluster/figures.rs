@@ -2,9 +2,9 @@
 
 //! Measurements of the paths between nodes.
 //!
-//! `cargo xtask vm-test --measure --kernel 6.12 --suite cluster` runs them on a kernel with WireGuard; on the host the test
-//! program does, with `--ignored figures`. Pods of two nodes talk by routes on the link, by VXLAN and by WireGuard, and the
-//! nodes themselves without pods, in alternating order on the same nodes.
+//! `cargo xtask vm-test --measure --kernel 6.12 --suite cluster` runs these on a kernel with WireGuard. On the host,
+//! run the test program with `--ignored figures`. Pods of two nodes communicate over routes on the link, VXLAN and
+//! WireGuard, and the nodes themselves communicate without pods. The order alternates on the same nodes.
 
 use slipway_tests::has_wireguard;
 use slipway_tests::measure::{Path, Work, compare, serve};
@@ -23,7 +23,7 @@ fn streams_and_requests_between_nodes() {
     let own = lab.node(2).addresses[0];
     serve(lab.node(2), own);
     let mut paths = vec![Path::to("nodes", lab.node(1), own)];
-    // A pod has the MTU of the path that it was made for.
+    // The MTU of a pod is that of the path for which the pod was added.
     let mut pods = Vec::new();
     for (name, tunnel, encrypts) in &modes {
         (lab.tunnel, lab.encrypts) = (*tunnel, *encrypts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Objects of other programs in the place of the agent's are left alone, and the node is not ready.
+//! If another program's objects occupy the place of the agent's, the agent leaves them alone and the node is not ready.
 
 use serde_json::Value;
 use slipway_tests::ClusterNode;
@@ -11,7 +11,7 @@ use crate::{CONFLIST, Lab};
 /// A configuration of another program.
 const OTHER: &str = r#"{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "ptp"}]}"#;
 
-/// Compares the first node, and returns why it is not ready.
+/// Compares the first node with its desired state, and returns why it is not ready.
 fn reason(lab: &Lab) -> Option<String> {
     lab.compare(1, true).reason()
 }
@@ -47,7 +47,7 @@ fn a_foreign_bridge_stays_as_it_is() {
     assert_eq!(reason(&lab), None);
 }
 
-/// A process that is killed between the creation of a link and its alias leaves such a link.
+/// A process that is killed after it has created a link and before it has set the alias leaves such a link.
 #[test]
 fn a_link_that_was_not_finished_is_taken() {
     let mut lab = Lab::new(2, TunnelMode::Always);
@@ -59,7 +59,7 @@ fn a_link_that_was_not_finished_is_taken() {
         assert_eq!(reason(&lab), None, "{name}");
         assert!(node.cmd(&format!("ip link show {name}")).contains("alias made by slipway"), "{name}");
     }
-    // The control: in use without the alias, it is another program's.
+    // As the control, a link without the alias that is in use belongs to another program.
     for name in ["slipway0", "slipway-vxlan"] {
         set_alias(node, name, "");
         assert!(reason(&lab).is_some_and(|reason| reason.contains("that Slipway did not make")), "{name}");
@@ -78,7 +78,7 @@ fn a_foreign_configuration_stays_as_it_is() {
     );
     assert_eq!(reason(&lab), Some(expected));
     assert_eq!(node.read(CONFLIST).as_deref(), Some(OTHER));
-    // One that no runtime can read, and one of ours that another program has changed, are replaced.
+    // A configuration that no runtime can read is replaced, and so is one of ours that another program has changed.
     node.write(CONFLIST, "");
     assert_eq!(reason(&lab), None);
     let ours = node.read(CONFLIST).expect("a configuration");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Docker and ufw set the policy DROP in iptables' chain FORWARD.
+//! Nodes on which Docker or ufw has set the policy of iptables' chain FORWARD to DROP.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{Lab, all_reach_each_other};
 
 const COMMANDS: [&str; 2] = ["iptables", "ip6tables"];
 
-/// Pods of two nodes, one of which drops what it forwards.
+/// Pods of two nodes reach each other although one node drops what it forwards.
 fn pods_reach_each_other_where_forward_drops(variant: &str) {
     let mut lab = Lab::new(2, TunnelMode::Auto);
     let node = lab.node(1);
@@ -21,7 +21,7 @@ fn pods_reach_each_other_where_forward_drops(variant: &str) {
         skip!("legacy iptables");
     }
     for command in COMMANDS {
-        // As Docker's: rules of other programs come first.
+        // Like Docker, another program has rules that come before ours.
         node.cmd(&format!("{command}-{variant} -N DOCKER-USER"));
         node.cmd(&format!("{command}-{variant} -A FORWARD -j DOCKER-USER"));
         node.cmd(&format!("{command}-{variant} -A DOCKER-USER -p tcp --dport 9999 -j DROP"));
@@ -40,7 +40,7 @@ fn pods_reach_each_other_where_forward_drops(variant: &str) {
     assert!(rules().iter().all(|rules| rules.matches("made by slipway").count() == 2), "{:?}", rules());
     assert_eq!(node.run(|| forward::withdraw("slipway0")).expect("withdrawn").len(), 2);
     assert!(rules().iter().all(|rules| !rules.contains("slipway0")), "{:?}", rules());
-    // The control: without them nothing passes.
+    // As the control, nothing passes without our rules.
     let _serving = web.serve(Proto::Tcp, "[::]:8080", "web");
     for address in addresses {
         pods[&2].0.expect_none(Proto::Tcp, at(*address, 8080));
@@ -57,7 +57,7 @@ fn pods_reach_each_other_where_iptables_legacy_drops() {
     pods_reach_each_other_where_forward_drops("legacy");
 }
 
-/// Docker starts after the agent.
+/// This happens when Docker starts after the agent.
 #[test]
 fn a_policy_that_turns_to_drop_is_seen_at_once() {
     let mut lab = Lab::new(1, TunnelMode::Never);
@@ -67,7 +67,7 @@ fn a_policy_that_turns_to_drop_is_seen_at_once() {
         for command in COMMANDS {
             node.cmd(&format!("{command}-nft -P FORWARD DROP"));
             let rules = || node.cmd(&format!("{command}-nft -S FORWARD"));
-            // Without a notification it would be the next comparison, after half a minute.
+            // Without a notification, the agent would notice only at the next comparison, after half a minute.
             let took = slipway_tests::until(Duration::from_secs(5), "the rules", || {
                 rules().matches("made by slipway").count() == 2
             });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A hostile kubelet writes into its own Node, which is the cluster's oldest: the paths between the others stay.
+//! A hostile kubelet changes its own Node, the oldest of the cluster. The paths between the other nodes stay unchanged.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use slipwayd::cluster::desired::TunnelMode;
 use crate::encryption::device;
 use crate::{Lab, all_reach_each_other, name};
 
-/// The routes, neighbours, FDB entries and peers of a node, but for those that lead to node 3.
+/// The routes, neighbours, FDB entries and peers of a node, except those that lead to node 3.
 fn paths(lab: &Lab, number: u8) -> BTreeSet<String> {
     let node = lab.node(number);
     let commands = [
@@ -52,7 +52,7 @@ fn an_older_node_changes_no_path_between_others(mut lab: Lab) {
         node.annotations.vxlan_mac = Some(vxlan_mac_of(&name(2)));
         node.annotations.wireguard_key = key.or(Some(PublicKey([7; 32])));
     });
-    // The second time as after a restart of the agents, which have nothing but the kernel's paths to go by.
+    // The second round resembles a restart of the agents, which then know only the paths in the kernel.
     for _ in 0..2 {
         for number in [1, 2] {
             let report = lab.compare(number, true);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Agents that are killed at random moments and started again: no packet is lost, and the state is that of before.
+//! Agents that are killed at random moments and started again: no packet is lost, and the state in the end is the same
+//! as before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,23 +19,23 @@ use crate::agents::{Agents, Flows, SERVED, Web, of};
 use crate::api::NODES;
 use crate::repairs::until;
 
-/// Kills in a run that takes no sample.
+/// The number of kills in a run without sampling.
 const KILLS: usize = 50;
-/// Kills in each run, however small the sample is.
+/// The minimum number of kills, however small the sample is.
 const AT_LEAST: usize = 10;
-/// An agent lives for less than this: long enough to list the Nodes and repair the dataplane.
+/// The maximum life of an agent, which is long enough to list the Nodes and repair the dataplane.
 const LIFE: Duration = Duration::from_millis(1200);
 const PORT: u16 = 8080;
 const INTERVAL: Duration = Duration::from_millis(10);
-/// A Node that comes, changes and goes, without a host.
+/// A Node that is created, changed and deleted, without a host behind it.
 const GUEST: &str = "guest";
 const GUESTS_PODS: &str = "10.244.9.0/24";
 
-/// The state of the nodes that must not change.
+/// The part of the nodes' state that must not change.
 fn state(lab: &Lab) -> Vec<(Snapshot, String)> {
     let of_node = |node: &slipway_tests::ClusterNode| {
         let snapshot = Snapshot::take(node, &[]).without(&["/run/slipwayd.log"]);
-        // A link that was made again has another index.
+        // A link that was created anew has another index.
         let links = node.cmd("ip -o link show");
         let numbers = links.lines().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(" "));
         let mut lines: Vec<String> = numbers.collect();
@@ -46,7 +47,7 @@ fn state(lab: &Lab) -> Vec<(Snapshot, String)> {
     lab.cluster.nodes.iter().map(of_node).collect()
 }
 
-/// The differences of two states, by node.
+/// The differences between two states, by node.
 fn changes(before: &[(Snapshot, String)], now: &[(Snapshot, String)]) -> Vec<String> {
     let pairs = before.iter().zip(now);
     pairs
@@ -60,7 +61,7 @@ fn changes(before: &[(Snapshot, String)], now: &[(Snapshot, String)]) -> Vec<Str
         .collect()
 }
 
-/// Creates, changes and deletes a Node until it is stopped, so that the agents have something to change.
+/// Creates, changes and deletes a Node until it is stopped, so that the agents always have something to change.
 fn disturb(server: &ApiServer<'_>, mut random: Random, stop: &AtomicBool) {
     let path = format!("{NODES}/{GUEST}");
     let addresses = ["192.168.50.98", "192.168.50.99"].map(|ip| ip.parse().expect("an address"));
@@ -99,7 +100,7 @@ fn killed_agents_lose_no_packet(tunnel: &str) {
     let kills = (KILLS / stride()).max(AT_LEAST);
     thread::scope(|scope| {
         let guest = Random::new(random.below(u64::MAX));
-        // Dropped at the end, also by a panic.
+        // Dropped at the end of the scope, even if a panic ends it.
         let stop = Stop::default();
         let (server, stopped) = (&server, stop.flag());
         scope.spawn(move || disturb(server, guest, &stopped));

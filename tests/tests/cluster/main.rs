@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! slipwayd as the network of a cluster: nodes joined by a link, pods on each.
+//! slipwayd as the network of a cluster, with nodes that a link joins and pods on each of them.
 
 mod addresses;
 mod advertisements;
@@ -35,22 +35,22 @@ use slipwayd::cluster::node_name::NodeName;
 use slipwayd::cluster::nodes::{Node, Nodes};
 use slipwayd::cluster::reconcile::{Report, Settings, reconcile};
 
-/// The files that the agent writes, on each node's own /run.
+/// The files that the agent writes, in each node's private /run.
 const CONFLIST: &str = "/run/net.d/10-slipway.conflist";
 const SUBNET_FILE: &str = "/run/slipway/subnet.json";
 const FLANNEL_FILE: &str = "/run/flannel/subnet.env";
-/// The subnets of all pods.
+/// The prefixes that contain the subnets of all pods.
 const CLUSTER_CIDRS: [&str; 2] = ["10.244.0.0/16", "fd44::/32"];
 const WIREGUARD_PORT: u16 = 51820;
 
-/// Nodes with their agents' settings, and the Nodes that all agents see.
+/// Nodes with their agents' settings, and the Node objects that all agents see.
 struct Lab {
     cluster: Cluster,
     tunnel: TunnelMode,
     /// The VXLAN port of each node.
     port: fn(u8) -> u16,
     path_mtu: Option<u32>,
-    /// True for WireGuard.
+    /// True if the nodes encrypt with WireGuard.
     encrypts: bool,
     nodes: Nodes,
 }
@@ -62,12 +62,12 @@ impl Lab {
         Self { cluster, tunnel, port: |_| 4789, path_mtu: None, encrypts: false, nodes }
     }
 
-    /// With WireGuard between the nodes.
+    /// Nodes with WireGuard between them.
     fn encrypted(count: u8) -> Self {
         Self { encrypts: true, ..Self::new(count, TunnelMode::Auto) }
     }
 
-    /// A node, by its number from 1.
+    /// The node with this number, counted from 1.
     fn node(&self, number: u8) -> &ClusterNode {
         &self.cluster.nodes[usize::from(number) - 1]
     }
@@ -106,7 +106,7 @@ impl Lab {
         report.unwrap_or_else(|failure| panic!("node {number}: {failure}"))
     }
 
-    /// Compares all nodes until nothing is left to do, taking over what they announce.
+    /// Compares all nodes until nothing is left to do, and adopts what they announce.
     fn settle(&mut self) {
         for _ in 0..3 {
             for number in 1..=u8::try_from(self.nodes.len()).expect("few nodes") {
@@ -127,13 +127,13 @@ impl Lab {
         change(Arc::make_mut(node));
     }
 
-    /// The network of a node's pods, by the configuration that the agent wrote.
+    /// The network of a node's pods, from the configuration that the agent wrote.
     fn network(&self, number: u8) -> Network<'_> {
         let node = self.node(number);
         node.network(serde_json::from_str(&node.read(CONFLIST).expect("a configuration")).expect("JSON"))
     }
 
-    /// A pod of a node, and its addresses.
+    /// Adds a pod to a node and returns it with its addresses.
     fn pod(&self, number: u8, name: &str) -> (Pod, Vec<IpAddr>) {
         let pod = self.node(number).pod(name);
         let added = self.network(number).add(&Attach::new(&pod));
@@ -158,7 +158,8 @@ fn object(node: &ClusterNode) -> Node {
     }
 }
 
-/// Each pod asks each other one at each address, and is seen with its own.
+/// Sends requests from each pod to each address of every other pod, and checks that the server sees the pod's own
+/// address.
 fn all_reach_each_other(pods: &BTreeMap<u8, (Pod, Vec<IpAddr>)>) {
     for (to, (server, addresses)) in pods {
         for address in addresses {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The agent's lock, its metrics, health and status.
+//! The agent's lock, metrics, health and status.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::Lab;
 use crate::api::{LOG, agent, register, words};
 use crate::repairs::until;
 
-/// Runs `slipwayd` on a node, to its end.
+/// Runs `slipwayd` on a node until it ends.
 fn run(node: &ClusterNode, args: &[&str]) -> CommandOutput {
     let mut command = Command::new(slipwayd());
     command.args(args);
@@ -26,7 +26,7 @@ fn status(node: &ClusterNode) -> CommandOutput {
     run(node, &["status"])
 }
 
-/// The HTTP status of a page at the agent's address, and its body.
+/// The HTTP status and the body of a page at the agent's address.
 pub(crate) fn get(node: &ClusterNode, page: &str) -> (String, String) {
     let url = format!("http://127.0.0.1:9254{page}");
     let output = node.try_cmd(&format!("curl --silent --max-time 20 --write-out \\n%{{http_code}} {url}"));
@@ -34,7 +34,7 @@ pub(crate) fn get(node: &ClusterNode, page: &str) -> (String, String) {
     (code.to_owned(), body.to_owned())
 }
 
-/// Waits until the metrics have a line.
+/// Waits until the metrics contain a line, and returns them.
 fn until_shown(node: &ClusterNode, line: &str) -> String {
     let mut text = String::new();
     until(line, || {
@@ -48,7 +48,7 @@ fn until_shown(node: &ClusterNode, line: &str) -> String {
 fn a_second_agent_on_a_node_is_refused() {
     let lab = Lab::new(1, TunnelMode::Auto);
     let node = lab.node(1);
-    // No API server replies: the agent waits for one.
+    // No API server replies, so the agent waits for one.
     node.cmd("mkdir -p /run/kube");
     let cluster = json!({"name": "test", "cluster": {"server": "https://192.168.50.2:6443"}});
     let kubeconfig = json!({
@@ -77,7 +77,7 @@ fn a_second_agent_on_a_node_is_refused() {
         let metadata = node.run(|| std::fs::metadata(format!("/run/slipway/{name}")));
         assert_eq!(metadata.expect("a socket").permissions().mode() & 0o777, 0o600, "{name}");
     }
-    // Killed, it leaves its sockets and its lock file, and the next one starts.
+    // An agent that is killed leaves its sockets and its lock file, and the next one starts nevertheless.
     drop(first);
     assert_eq!(status(node).code, Some(1));
     let next = start();
@@ -93,7 +93,7 @@ fn the_state_of_agents_is_exposed() {
     server.wait();
     let agents: Vec<Daemon> = lab.cluster.nodes.iter().map(|node| agent(node, &server, "auto")).collect();
     let node = lab.node(1);
-    // Without its Node, the agent runs and its network is not ready.
+    // Without its Node, the agent runs, but its network is not ready.
     until("a complete list", || get(node, "/metrics").1.contains("\nslipway_node_list_complete 1\n"));
     assert_eq!(get(node, "/healthz"), ("200".to_owned(), "ok\n".to_owned()));
     assert_eq!(get(node, "/readyz"), ("503".to_owned(), "this node has no pod CIDR\n".to_owned()));
@@ -116,7 +116,7 @@ fn the_state_of_agents_is_exposed() {
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line}:\n{text}");
     }
-    // Called in process by bridge: a part of its call.
+    // bridge calls host-local within its own process, as a part of its own call.
     assert!(!text.contains("plugin=\"host-local\""), "{text}");
     assert_eq!(get(node, "/status").0, "404", "at the socket only");
     assert_eq!(get(node, "/").0, "404");

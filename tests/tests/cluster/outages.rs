@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The time for which packets are lost when another program removes something of the network: under a steady flow of small
-//! datagrams, and for a client that begins while it is missing.
+//! How long packets are lost when another program removes a part of the network: in a steady flow of small datagrams,
+//! and for a client that starts while the part is missing.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -17,29 +17,29 @@ use crate::agents::{Agents, SERVED, Web};
 use crate::damage::network_of;
 use crate::repairs::until;
 
-/// The longest time on a usual machine.
+/// The maximum outage on a usual machine.
 const LIMIT: Duration = Duration::from_secs(1);
-/// The time after a damage in which flows are watched.
+/// How long flows are watched after a damage.
 const WATCHED: Duration = Duration::from_millis(1500);
-/// The time between two datagrams of a flow: the resolution of what is measured.
+/// The interval between two datagrams of a flow, which is the resolution of the measurement.
 const INTERVAL: Duration = Duration::from_millis(2);
 const PORT: u16 = 8080;
-/// The rounds of a measurement.
+/// The number of rounds in a measurement.
 const ROUNDS: usize = 20;
 
-/// A damage to the first node, and a flow that needs what it removes.
+/// A damage to the first node, and a flow that needs what was removed.
 struct Case<'a> {
     name: &'static str,
     command: &'static str,
     from: &'a Space,
     to: SocketAddr,
     who: &'a str,
-    /// True if all stands again.
+    /// True if the network is complete again.
     stands: &'a dyn Fn() -> bool,
 }
 
-/// The outages of a flow from before a damage and of one that begins after it, and the time by which a sender woke up too
-/// late: on a busy host the agent, too, waits for a processor.
+/// The outages of a flow that began before the damage and of one that begins after it, and the delay with which a
+/// sender woke up, because on a busy host the agent has to wait for a processor as well.
 fn outages(lab: &Lab, case: &Case<'_>) -> ([Duration; 2], Duration) {
     until("the network stands", case.stands);
     let steady = || case.from.steady(case.to, case.who, INTERVAL);
@@ -53,8 +53,8 @@ fn outages(lab: &Lab, case: &Case<'_>) -> ([Duration; 2], Duration) {
     (ended.map(|flow| flow.outage()), late)
 }
 
-/// Measures all cases and prints the median and the longest outage of each. Fails if the outage of a single round is too
-/// long.
+/// Measures all cases and prints the median and the longest outage of each. If there is only one round, fails if its
+/// outage is too long.
 fn measure(lab: &Lab, cases: &[Case<'_>], rounds: usize) {
     for case in cases {
         let all: Vec<([Duration; 2], Duration)> = (0..rounds).map(|_| outages(lab, case)).collect();
@@ -72,18 +72,18 @@ fn measure(lab: &Lab, cases: &[Case<'_>], rounds: usize) {
     }
 }
 
-/// True if each line prints its text on the first node, and `slipway restore` finds nothing missing there.
+/// True if the output of each command on the first node contains its text, and `slipway restore` finds nothing missing.
 fn stands(lab: &Lab, lines: &[(&str, &str)]) -> bool {
     let node = lab.node(1);
     lines.iter().all(|(line, text)| node.try_cmd(line).stdout.contains(text))
         && node.try_slipway("restore --dry-run").code == Some(0)
 }
 
-/// The routes of another node's pods and of the own ones, with what they need.
+/// The routes to the pods of the other node and of this one, with what the routes need.
 const ROUTES: [(&str, &str); 2] =
     [("ip route show", "10.244.2.0/24"), ("ip address show dev slipway0", "10.244.1.1/24")];
 
-/// Routes, the bridge's address, the tunnel and the ruleset.
+/// Cases about routes, the bridge's address, the tunnel and the ruleset.
 fn of_network(tunnel: &str, rounds: usize) {
     let Some(programs) = api_server_programs() else { skip!(slipway_tests::API_SERVER) };
     let lab = Lab::new(2, TunnelMode::Auto);
@@ -120,7 +120,7 @@ fn of_network(tunnel: &str, rounds: usize) {
     agents.assert_running();
 }
 
-/// The BPF programs at the uplink.
+/// Cases about the BPF programs on the uplink.
 fn of_programs(rounds: usize) {
     needs!(has_programs(), PROGRAMS);
     let Some(programs) = api_server_programs() else { skip!(slipway_tests::API_SERVER) };
@@ -167,9 +167,10 @@ fn outages_of_bpf_programs_are_short() {
     of_programs(1);
 }
 
-/// Prints the rows of a table: milliseconds, median and longest of [`ROUNDS`], for a flow from before and for one that
-/// begins after the damage: `SLIPWAY_KUBE_DIR=target/xtask/kube cargo test -p slipway-tests --test cluster -- --ignored
-/// --nocapture --test-threads 1 length_of_outages`, with the absolute path of the directory.
+/// Prints the rows of a table: the median and the longest of [`ROUNDS`] outages in milliseconds, for a flow that began
+/// before the damage and for one that begins after it. Run it with `SLIPWAY_KUBE_DIR=target/xtask/kube cargo test -p
+/// slipway-tests --test cluster -- --ignored --nocapture --test-threads 1 length_of_outages`, with the absolute path of
+/// the directory.
 #[test]
 #[ignore = "a measurement"]
 fn length_of_outages_over_plain_routes() {

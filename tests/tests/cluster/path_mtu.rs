@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A link between the nodes carries smaller packets than the nodes' own links do.
+//! A link between the nodes whose MTU is smaller than that of the nodes' own links.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -12,15 +12,15 @@ use slipwayd::cluster::desired::TunnelMode;
 
 use crate::Lab;
 
-/// The MTU of the link between the routers. The nodes' links have 1500.
+/// The MTU of the link between the routers. The nodes' links have an MTU of 1500.
 const NARROW: usize = 1400;
-/// The bytes of a transfer.
+/// The number of bytes in a transfer.
 const AMOUNT: usize = 1 << 20;
-/// The time after which a transfer has stalled.
+/// The time after which a transfer counts as stalled.
 const STALLED: Duration = Duration::from_secs(5);
 
-/// Two nodes on one subnet, with two routers between them that answer ARP and neighbour solicitations for the other side's
-/// node.
+/// Two nodes on one subnet. Between them are two routers, each of which answers ARP requests and neighbour
+/// solicitations for the node behind it.
 struct Narrow {
     lab: Lab,
     far: Node,
@@ -69,13 +69,13 @@ impl Narrow {
         Self { lab, far }
     }
 
-    /// Makes the network, and a pod on each node.
+    /// Sets the network up, and adds a pod to each node.
     fn pods(&mut self) -> [(Pod, Vec<IpAddr>); 2] {
         self.lab.settle();
         [1, 2].map(|number| self.lab.pod(number, "web"))
     }
 
-    /// The routers send no ICMP error any more, as behind a firewall that drops ICMP.
+    /// Makes the routers send no more ICMP errors, as if a firewall dropped them.
     fn lose_errors(&self) {
         for router in [&*self.lab.cluster.outside as &Space, &self.far] {
             router.nft(
@@ -91,7 +91,7 @@ impl Narrow {
     }
 }
 
-/// Lets a router answer on a link for the node that is behind it.
+/// Makes a router answer on a link for the node behind it.
 fn answer_for(router: &Space, link: &str, address: &str) {
     router.sysctl(&format!("net/ipv4/conf/{link}/proxy_arp"), "1");
     router.sysctl(&format!("net/ipv4/neigh/{link}/proxy_delay"), "0");
@@ -100,7 +100,7 @@ fn answer_for(router: &Space, link: &str, address: &str) {
     router.cmd(&format!("ip -6 neigh add proxy {address} dev {link}"));
 }
 
-/// Sends a stream from one space to another; the number of bytes that have arrived when it ends or stalls.
+/// Sends a stream from one space to another, and returns the number of bytes that have arrived when it ends or stalls.
 fn transfer(from: &Space, to: &Space, address: IpAddr, stalled: Duration) -> usize {
     let listener = to.bind(|| TcpListener::bind(at(address, 9100))).expect("listen");
     let receiver = thread::spawn(move || {
@@ -121,7 +121,7 @@ fn transfer(from: &Space, to: &Space, address: IpAddr, stalled: Duration) -> usi
     receiver.join().expect("no panic")
 }
 
-/// Fails unless streams complete in both directions and families.
+/// Fails unless streams complete in both directions and with both families.
 fn streams_complete([one, two]: &[(Pod, Vec<IpAddr>); 2]) {
     for ((from, _), (to, addresses)) in [(one, two), (two, one)] {
         for address in addresses {
@@ -130,7 +130,7 @@ fn streams_complete([one, two]: &[(Pod, Vec<IpAddr>); 2]) {
     }
 }
 
-/// Sends datagrams of this length until one arrives; the number that were lost before. With Linux's default the sender's
+/// Sends datagrams of this length until one arrives, and returns how many were lost before. By default, the sender's
 /// kernel sets DF and, once it knows the path's MTU, fragments (IP_PMTUDISC_WANT in ip(7)).
 fn lost_datagrams(from: &Space, to: &Space, address: IpAddr, length: usize) -> usize {
     let receiver = to.bind(|| UdpSocket::bind(at(address, 9101))).expect("a socket");
@@ -140,7 +140,7 @@ fn lost_datagrams(from: &Space, to: &Space, address: IpAddr, length: usize) -> u
     let mut buffer = vec![0; 2 * length];
     (0..10)
         .take_while(|_| {
-            // An ICMP error of the last datagram may be the result of this one.
+            // Sending may fail with an ICMP error about the previous datagram.
             let _ = sender.send_to(&vec![7; length], at(address, 9101));
             receiver.recv(&mut buffer).ok() != Some(length)
         })
@@ -157,7 +157,7 @@ fn pods_learn_the_mtu_of_a_routed_path() {
     assert!(lost <= 3, "{lost}");
 }
 
-/// The outer packets have no DF: a router fragments them, and the other node joins them.
+/// The outer packets do not have DF set, so a router fragments them and the other node reassembles them.
 #[test]
 fn vxlan_over_ipv4_passes_a_narrow_path_without_icmp() {
     let mut narrow = Narrow::new(Lab::new(2, TunnelMode::Always));
@@ -180,7 +180,7 @@ fn wireguard_over_ipv4_passes_a_narrow_path_without_icmp() {
     streams_complete(&pods);
 }
 
-/// A documented limit, and its remedy: a stream stalls where ICMP errors are lost, unless `--path-mtu` is set.
+/// Documents a limitation and its remedy: where ICMP errors are lost, a stream stalls unless `--path-mtu` is set.
 #[test]
 fn without_icmp_a_routed_path_needs_its_mtu_as_an_option() {
     let mut narrow = Narrow::new(Lab::new(2, TunnelMode::Auto));
@@ -201,7 +201,7 @@ fn without_icmp_a_routed_path_needs_its_mtu_as_an_option() {
     }
 }
 
-/// Nodes whose first address is of IPv6, over which their tunnels are.
+/// Makes the nodes' first addresses IPv6 ones, over which their tunnels then run.
 fn over_six(mut lab: Lab) -> Lab {
     for number in [1, 2] {
         lab.change(number, |node| node.addresses.reverse());
@@ -209,8 +209,9 @@ fn over_six(mut lab: Lab) -> Lab {
     lab
 }
 
-/// Routers do not fragment IPv6, and a node does not fragment VXLAN's packets. It forwards IPv4 packets by the link's MTU, not by
-/// that of the path (`ip_forward_use_pmtu` in the kernel's ip-sysctl.rst), so that pods learn nothing.
+/// Routers do not fragment IPv6, and a node does not fragment VXLAN packets. A node forwards IPv4 packets according to
+/// the MTU of the link, not of the path (`ip_forward_use_pmtu` in the kernel's ip-sysctl.rst), so pods do not learn the
+/// path's MTU.
 #[test]
 fn vxlan_over_ipv6_needs_the_mtu_of_a_narrow_path_as_an_option() {
     let mut narrow = Narrow::new(over_six(Lab::new(2, TunnelMode::Always)));
@@ -225,7 +226,7 @@ fn vxlan_over_ipv6_needs_the_mtu_of_a_narrow_path_as_an_option() {
     streams_complete(&pods);
 }
 
-/// The node itself fragments.
+/// The node itself fragments the outer packets.
 #[test]
 fn wireguard_over_ipv6_learns_the_mtu_of_a_narrow_path() {
     needs!(has_wireguard(), WIREGUARD);

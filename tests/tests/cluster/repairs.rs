@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The running agent: what others change comes back.
+//! Running agents repair what other programs change.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::Lab;
 
-/// Ends a part of the agent when it is ready.
+/// A part of the agent ends when this future is ready.
 pub(crate) type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs a part of the agent on a node during `body`.
@@ -57,7 +57,7 @@ pub(crate) fn with_agent(lab: &Lab, number: u8, body: impl FnOnce()) {
     during(lab.node(number), run, body);
 }
 
-/// Waits for a minute at most until something is so; returns how long it took.
+/// Waits for at most a minute until the condition is true, and returns how long that took.
 #[track_caller]
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) -> Duration {
     slipway_tests::until(Duration::from_secs(60), what, is_so)

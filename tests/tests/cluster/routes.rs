@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Routes and tunnel after one comparison.
+//! Routes and tunnels after a single comparison.
 
 use std::net::UdpSocket;
 
@@ -17,7 +17,7 @@ pub(crate) fn pods_of_all_nodes_reach_each_other(mut lab: Lab, mtu: &str) {
     all_reach_each_other(&pods);
     let (pod, _) = &pods[&1];
     assert_eq!(pod.link("eth0")["mtu"].to_string(), mtu);
-    // The largest packet passes, whole: Linux sets DF for UDP.
+    // The largest packet passes unfragmented, because Linux sets DF for UDP.
     let (server, peer) = &pods[&2];
     for (address, headers) in peer.iter().zip([28, 48]) {
         let receiver = server.bind(|| UdpSocket::bind(at(*address, 9000))).expect("a socket");
@@ -80,7 +80,7 @@ fn each_node_may_have_a_port_of_its_own_for_vxlan() {
     all_reach_each_other(&pods);
     let shown = lab.node(1).cmd("bridge fdb show dev slipway-vxlan");
     assert!(shown.contains("dst 192.168.50.12 port 4791") && shown.contains("port 4792"), "{shown}");
-    // A port that changes.
+    // All nodes change to the same port.
     lab.port = |_| 4789;
     lab.settle();
     all_reach_each_other(&pods);
@@ -110,7 +110,7 @@ fn a_node_that_goes_takes_its_routes_and_no_others() {
         lab.settle();
         let node = lab.node(1);
         let via = node.addresses[0];
-        // Another program's, to a prefix that no node has, and one of ours in an unknown place.
+        // A route of another program to a prefix that no node has, and one of ours that the agent does not expect.
         node.cmd("ip route add 10.250.0.0/24 via 192.168.50.12 proto bird");
         node.cmd(&format!("ip route add 10.251.0.0/24 via 192.168.50.12 proto {PROTOCOL} metric 7"));
         let routes =
@@ -174,7 +174,7 @@ fn another_programs_route_stays_and_is_reported() {
     let shown = |lab: &Lab| lab.node(1).cmd("ip route show 10.244.2.0/24 proto bird");
     let before = shown(&lab);
     assert!(before.contains("via 192.168.50.9"), "{before}");
-    // Not when our route is replaced or deleted, either.
+    // The foreign route also stays when our route is replaced or deleted.
     lab.change(2, |node| node.addresses[0] = "192.168.50.77".parse().expect("an address"));
     lab.compare(1, true);
     lab.nodes.remove(&name(2));
@@ -193,7 +193,7 @@ fn a_node_with_another_subnet_gives_new_pods_the_new_one() {
     }
     let (_new, addresses) = lab.pod(1, "new");
     assert!(addresses[0].to_string().starts_with("10.244.7."), "{addresses:?}");
-    // The running pod still has its gateway, and reaches the new one.
+    // The running pod still has its gateway, and reaches the new pod.
     old.ping("10.244.1.1".parse().expect("an address")).expect("the gateway replies");
     old.ping(addresses[0]).expect("the new pod replies");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Services by kube-proxy between pods of two nodes, whose agents use plain routes or WireGuard.
+//! Services that kube-proxy provides between pods of two nodes, whose agents use plain routes or WireGuard.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const NODE_PORT: u16 = 30080;
 const PROXY_CONFIG: &str = "/run/kube/proxy";
 const PROXY_LOG: &str = "/run/kube/proxy.log";
 
-/// The control: an observer sees the packets of pods.
+/// The control for the encrypted case, in which an observer does see the packets of pods.
 #[test]
 fn of_kube_proxy_reach_pods_of_other_nodes_by_plain_routes() {
     let Some(programs) = with_proxy().filter(|dir| has_api_server(dir)) else { skip!(API_SERVER) };
@@ -39,14 +39,14 @@ fn of_kube_proxy_reach_pods_of_other_nodes_by_wireguard() {
     assert!(in_clear_text == 0 && encrypted >= 16, "{in_clear_text}, {encrypted}");
 }
 
-/// The directory with the API server's programs and kube-proxy, also on a slow machine.
+/// The directory with the API server's programs and kube-proxy, even on a slow machine.
 fn with_proxy() -> Option<PathBuf> {
     kube_programs("kube-proxy")
         .filter(|dir| ["etcd", "kube-apiserver"].iter().all(|name| dir.join(name).is_file()))
 }
 
-/// Sends requests to a Service with a pod of node 2. Returns the number of frames on the link that are packets of pods, and
-/// that are WireGuard's.
+/// Sends requests to a Service that has a pod on node 2. Returns how many frames on the link are packets of pods, and
+/// how many are WireGuard's.
 fn reach_pods_of_other_nodes(programs: &Path, path: &str) -> (usize, usize) {
     let lab = Lab::new(2, TunnelMode::Auto);
     let server = ApiServer::start(programs, &lab.cluster.control);
@@ -91,7 +91,7 @@ fn reach_pods_of_other_nodes(programs: &Path, path: &str) -> (usize, usize) {
     (in_clear_text(&frames, &[1, 2]), encrypted)
 }
 
-/// Creates a Service with one pod.
+/// Creates a Service with a single pod.
 fn publish(server: &ApiServer<'_>, pod: &[IpAddr]) {
     let ports = |each: fn(&str) -> Value| ["TCP", "UDP"].map(each);
     let service = json!({
@@ -123,7 +123,7 @@ fn publish(server: &ApiServer<'_>, pod: &[IpAddr]) {
     }
 }
 
-/// Starts kube-proxy on a node, with the kubeconfig of its agent.
+/// Starts kube-proxy on a node, with the kubeconfig of the node's agent.
 fn proxy(programs: &Path, node: &ClusterNode) -> Daemon {
     let config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
@@ -131,7 +131,8 @@ fn proxy(programs: &Path, node: &ClusterNode) -> Daemon {
         "clusterCIDR": CLUSTER_CIDRS.join(","),
         "clientConnection": { "kubeconfig": crate::api::KUBECONFIG },
         "featureGates": { "IPv6DualStack": true },
-        // Other values are settings of the first network namespace, which a node in a namespace cannot write.
+        // Values other than 0 would be written to settings of the initial network namespace, which a node in another
+        // namespace cannot write.
         "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
     });
     node.write(PROXY_CONFIG, config.to_string());

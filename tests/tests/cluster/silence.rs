@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! An API server that accepts requests and never replies to some of them; and what is written into a Node that is created
-//! again.
+//! An API server that accepts requests and never replies to some of them. Also tests what the agent writes into a Node
+//! that was deleted and created again.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,20 +22,20 @@ use tokio::time::{sleep, timeout};
 
 use crate::name;
 
-/// The time for a reply where some requests get none.
+/// The time limit for a reply in tests where some requests get none.
 const SHORT: Duration = Duration::from_millis(500);
 
 /// A request that the server has received.
 #[derive(Debug)]
 struct Request {
     method: String,
-    /// With the query.
+    /// The path with the query.
     path: String,
     body: Value,
 }
 
 impl Request {
-    /// Reads the next one of a connection; none at its end.
+    /// Reads the next request of a connection, or none at the connection's end.
     async fn read(stream: &mut BufReader<TcpStream>) -> Option<Self> {
         let mut lines = Vec::new();
         loop {
@@ -55,7 +55,7 @@ impl Request {
     }
 }
 
-/// Replies to the requests of a connection, which are counted.
+/// Replies to the requests of a connection and counts them.
 async fn serve(
     stream: TcpStream,
     reply: Reply,
@@ -75,11 +75,11 @@ async fn serve(
     }
 }
 
-/// The reply to a request, by its number from 0; none if it gets none.
+/// Returns the reply to a request with this number (from 0), or none if the server is to stay silent.
 type Reply = fn(usize, &Request) -> Option<Value>;
 type Requests = mpsc::UnboundedReceiver<Request>;
 
-/// Runs `body` on a node with a server, whose replies have to come within the limit.
+/// Runs `body` on a node with a server. Requests to the server have this time limit.
 fn with_server(limit: Duration, reply: Reply, body: impl AsyncFnOnce(Access, Requests) + Send) {
     Node::new().run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -92,7 +92,7 @@ async fn at_server(limit: Duration, reply: Reply, body: impl AsyncFnOnce(Access,
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let temp = tempfile::tempdir().expect("a directory");
     let path = temp.path().join("config");
-    // Without an authority in it, the system's certificates are read, and a VM has none.
+    // Without an authority in the kubeconfig, the client would read the system's certificates, and a VM has none.
     let authority = base64::engine::general_purpose::STANDARD.encode(include_str!("authority.pem"));
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -124,7 +124,7 @@ async fn expect(requests: &mut Requests, expected: &[(&str, &str)]) {
 const NODE: &str = "/api/v1/nodes/node-1";
 const STATUS: &str = "/api/v1/nodes/node-1/status";
 
-/// The own Node, with a startup taint.
+/// The agent's own Node, with a startup taint.
 fn node() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "resourceVersion": "1"},
@@ -206,7 +206,8 @@ fn a_list_and_a_watch_without_a_reply_begin_again() {
     });
 }
 
-/// A Node that is deleted and created again has neither the condition nor the annotations, and its startup taints again.
+/// A Node that is deleted and created again has lost the condition and the annotations, and has its startup taints
+/// again.
 #[test]
 fn a_node_that_is_created_again_is_written_again() {
     const FIRST: [(&str, &str); 3] = [("patch", STATUS), ("get", NODE), ("patch", NODE)];
@@ -219,14 +220,14 @@ fn a_node_that_is_created_again_is_written_again() {
             let body = async {
                 send(announcement("1", Unavailable::No));
                 expect(&mut requests, &FIRST).await;
-                // It is seen to be missing, or is not.
+                // First the agent notices that the Node is missing, and the second time it does not.
                 send(Announcement::default());
                 sleep(Duration::from_millis(100)).await;
                 for uid in ["2", "3"] {
                     send(announcement(uid, Unavailable::No));
                     expect(&mut requests, &FIRST).await;
                 }
-                // Once for each Node.
+                // The condition may change, but each Node is set up only once.
                 send(announcement("3", Unavailable::Because("a test".to_owned())));
                 expect(&mut requests, &[("patch", STATUS)]).await;
                 send(announcement("3", Unavailable::No));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! An agent whose token expires reads the file again, as kubelet replaces it.
+//! An agent reads its token file again when the token has expired, because kubelet replaces the file.
 
 use std::thread;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::api::{KUBECONFIG, LOG, NODES, words};
 use crate::repairs::until;
 use crate::{CONFLIST, Lab};
 
-/// The token's file, as the agent's node sees it.
+/// The token file's path on the agent's node.
 const TOKEN: &str = "/run/kube/token";
 /// The namespace and name of the agent's account.
 const ACCOUNT: [&str; 2] = ["kube-system", "slipwayd"];
-/// The time for which the first token is accepted: the agent starts in less.
+/// How long the first token is accepted, which is longer than the agent takes to start.
 const FIRST: Duration = Duration::from_secs(20);
-/// The time for which the agent has a token that is refused.
+/// How long the agent has a token that is refused.
 const REFUSED: Duration = Duration::from_secs(15);
-/// The most lines in the log in that time: delays between two tries grow from 0.8 seconds.
+/// The maximum number of log lines during that time. Delays between attempts grow from 0.8 seconds.
 const LINES: usize = 30;
 
 #[test]
@@ -51,7 +51,7 @@ fn an_expired_token_is_read_again() {
     until("a complete list", || log().contains("the list of Nodes is complete"));
     assert!(!log().contains("401"), "{}", log());
     until("the end of the token", || !server.accepts(&first));
-    // A watch that runs is not asked for its token again.
+    // The server does not check the token of a running watch again, so it restarts.
     server.stop();
     server.resume();
     server.wait();
@@ -63,7 +63,7 @@ fn an_expired_token_is_read_again() {
     assert!(lines <= LINES, "{lines} lines: {}", log());
     assert!(agent.runs() && !node.cmd("ip route show").contains("10.244.2.0/24"));
     assert!(node.cmd("ip address show dev slipway0").contains("10.244.1.1/24"), "all stays");
-    // As kubelet does: a new file takes the place of the old one.
+    // The new file replaces the old one, as kubelet does it.
     let second = server.token_for(namespace, account, within(Duration::from_secs(600)));
     node.write(&format!("{TOKEN}.new"), second);
     node.cmd(&format!("mv {TOKEN}.new {TOKEN}"));
