@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `excludeLoopback`: a published port leaves the node's own loopback services alone, such as its resolver.
+//! `excludeLoopback`: a published port does not affect the node's own loopback services, such as its resolver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -24,14 +24,14 @@ fn stubs(world: &World, port: u16) -> Vec<Server> {
         .collect()
 }
 
-/// Returns the portmap keys of each backend of the node.
+/// Returns the portmap keys for each backend that the node supports.
 fn backends() -> Vec<Value> {
     let names: &[&str] =
         if without_iptables() || !has_iptables() { &["nftables"] } else { &["nftables", "iptables"] };
     names.iter().map(|backend| json!({"excludeLoopback": true, "backend": backend})).collect()
 }
 
-/// Returns the interfaces with route_localnet.
+/// Returns the interfaces on which route_localnet is set.
 fn with_route_localnet(world: &World) -> Vec<String> {
     let links = world.node.list("/proc/sys/net/ipv4/conf");
     let open = |link: &String| {
@@ -48,9 +48,9 @@ fn keeps_loopback_services(world: &World, keys: &Value) {
     for (proto, to) in each(stub_ips(), PORT) {
         world.node.expect(proto, to, "stub");
     }
-    // Where the node has nothing, nothing answers.
+    // Nothing answers on loopback addresses where the node has no service.
     world.node.expect_none_of(each([Ipv4Addr::new(127, 1, 2, 3)], PORT));
-    // All else as ever.
+    // Everything else works as without the key.
     for (proto, to) in each(world.node_ips(), PORT) {
         world.client.expect(proto, to, "web");
         world.node.expect(proto, to, "web");
@@ -60,7 +60,7 @@ fn keeps_loopback_services(world: &World, keys: &Value) {
     for (proto, to) in each(gateways(1), PORT) {
         world.node.expect(proto, to, "web");
     }
-    // No interface needs route_localnet, and ::1 needs no other route.
+    // No interface needs route_localnet, and ::1 needs no additional route.
     assert_eq!(with_route_localnet(world), Vec::<String>::new());
     if has_ipv6() {
         let local = world.node.cmd("ip -6 route show table local");
@@ -88,7 +88,7 @@ fn the_nodes_own_services_answer_on_its_loopback_with_iptables() {
     peer_fails(REASON, || keeps_loopback_services(&World::new(BridgeNetfilter::Off), &keys));
 }
 
-/// A mapping that names 127.0.0.1 is published there, next to one without an address; also with conditions.
+/// A mapping that names 127.0.0.1 is published there, beside a mapping without an address, and with conditions as well.
 #[test]
 fn a_mapping_that_names_the_loopback_is_published_there() {
     peer_fails(REASON, || {
@@ -125,8 +125,8 @@ fn a_mapping_that_names_the_loopback_is_published_there() {
     });
 }
 
-/// The key holds for its own network. Other networks still publish on the loopback, also with 127.0.0.1 as the
-/// host address.
+/// The key applies only to its own network. Other networks still publish on the loopback, even if they name 127.0.0.1
+/// as the host address.
 #[test]
 fn other_networks_still_publish_on_the_loopback() {
     peer_fails(REASON, || {

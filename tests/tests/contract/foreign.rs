@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Traffic that the plugins must not change: the node's own flows, other engines' rules, foreign policies.
+//! Traffic that the plugins must not change: the node's own flows, other engines' rules, and foreign policies.
 
 use std::net::IpAddr;
 
@@ -28,7 +28,7 @@ fn flows_of_the_node_from_a_published_port_are_untouched() {
     in_every_topology(|world| {
         let _outside = serve_outside(world);
         let network = world.network(1);
-        // Flows from before the port is published; those from after it follow below.
+        // These flows begin before the port is published. Those that begin after it follow below.
         let mut flows = Vec::new();
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
@@ -47,7 +47,7 @@ fn flows_of_the_node_from_a_published_port_are_untouched() {
         drop(flows);
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
-                // Another server port, since the first TCP connection is still in TIME_WAIT.
+                // Uses another server port, because the first TCP connection is still in TIME_WAIT.
                 let address = at(client, OUTSIDE + 1);
                 let _server = world.client.serve(proto, &address.to_string(), "outside");
                 let answer = world
@@ -60,7 +60,7 @@ fn flows_of_the_node_from_a_published_port_are_untouched() {
     });
 }
 
-/// Masquerade may choose a source port that is published; replies still reach the flow.
+/// Masquerade may choose a source port that is published. Replies must still reach the flow.
 #[test]
 fn masqueraded_flows_from_a_published_port_are_untouched() {
     in_every_topology(|world| {
@@ -79,8 +79,8 @@ fn masqueraded_flows_from_a_published_port_are_untouched() {
     });
 }
 
-/// Another engine translates its Service to a pod in the client's subnet, and the pod also has a hostPort.
-/// The pod sees the client pod's address: the plugins masquerade only what they translated.
+/// Another engine translates its Service to a pod in the client's subnet, and that pod also has a hostPort. The pod
+/// must see the client pod's address, because the plugins masquerade only what they have translated.
 #[test]
 fn another_engines_dnat_keeps_its_source() {
     // Replies between pods of one bridge reach conntrack only if bridged packets pass netfilter.
@@ -108,14 +108,14 @@ fn another_engines_dnat_keeps_its_source() {
             assert_eq!(answer.peer.ip(), own, "{proto:?} {service}");
         }
     }
-    // Hairpin of the published port still works.
+    // Hairpin connections to the published port still work.
     for (proto, to) in each(gateways(1), PORT) {
         web.expect(proto, to, "web");
     }
 }
 
-/// Other engines masquerade packets that have a bit of the mark, and the reference uses the same bit. A
-/// packet has lost it before it reaches other engines' chains.
+/// Other engines masquerade packets with a certain bit of the mark, and the reference plugin uses the same bit. A
+/// packet must have lost the bit before it reaches other engines' chains.
 #[test]
 fn the_masquerade_mark_does_not_leave_the_plugins_chains() {
     for keys in [json!({}), json!({ "snat": false })] {
@@ -139,8 +139,8 @@ fn the_masquerade_mark_does_not_leave_the_plugins_chains() {
     }
 }
 
-/// A drop policy at the forward hook (Docker, ufw, an administrator's firewall) stays in force, and
-/// `check-node` names the chain.
+/// A drop policy at the forward hook (from Docker, ufw or an administrator's firewall) stays in force, and `check-node`
+/// names the chain.
 #[test]
 fn a_forward_policy_of_drop_holds_and_is_named() {
     const NFT: &str = "add chain inet firewall gate { type filter hook forward priority 0; policy accept; }";
@@ -158,11 +158,11 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
     };
     for (tool, chain) in [("iptables", "FORWARD"), ("iptables-legacy", "FORWARD"), ("nft", "firewall gate")] {
         if world.node.try_run(&[tool, "--version"]).is_none() {
-            // Newer distributions do not ship iptables-legacy, or none of both.
+            // Newer distributions do not ship iptables-legacy, and some ship neither variant.
             continue;
         }
         if tool == "iptables-legacy" && world.node.try_cmd("iptables-legacy -S FORWARD").code != Some(0) {
-            // Newer kernels do not have its tables.
+            // Newer kernels lack the tables of iptables-legacy.
             continue;
         }
         policy(tool, "drop");
@@ -185,8 +185,8 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
     }
 }
 
-/// A service of the node listens on the same port. The published port wins, as with every implementation;
-/// after DEL the service is reachable again.
+/// A service of the node listens on the same port. The published port takes precedence, as with every implementation,
+/// and after DEL the service is reachable again.
 #[test]
 fn the_nodes_own_service_is_back_after_del() {
     let world = World::new(BridgeNetfilter::Off);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The contract under conditions of real nodes.
+//! The contract under conditions that occur on real nodes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ fn all_reach_the_port(world: &World, other: &Web, who: &str) {
     }
 }
 
-/// Some distributions set the strict reverse path filter, some the loose one.
+/// Some distributions use the strict reverse path filter, others the loose one.
 #[test]
 fn reverse_path_filters_do_not_matter() {
     for filter in ["1", "2"] {
@@ -47,8 +47,8 @@ fn reverse_path_filters_do_not_matter() {
     }
 }
 
-/// Without hairpinMode a bridge does not send a frame out of the port that it came from. A routed packet
-/// leaves from the bridge itself, so that a pod still reaches its own port.
+/// Without hairpinMode, a bridge does not send a frame out of the port on which it came in. A routed packet is sent by
+/// the bridge itself, so a pod still reaches its own port.
 #[test]
 fn hairpin_works_without_hairpin_mode() {
     let world = World::new(BridgeNetfilter::Off);
@@ -61,8 +61,8 @@ fn hairpin_works_without_hairpin_mode() {
     }
 }
 
-/// Distributions save and load the ruleset with `nft list ruleset` at shutdown and boot, firewall tools at
-/// each change. Names, comments and elements must survive it.
+/// Distributions save the ruleset with `nft list ruleset` at shutdown and load it at boot, and firewall tools do so at
+/// each change. Names, comments and elements must survive that.
 #[test]
 fn the_ruleset_survives_a_reload() {
     if !nft_loads_ranges() {
@@ -79,7 +79,7 @@ fn the_ruleset_survives_a_reload() {
         world.node.cmd("nft flush ruleset");
         world.node.nft(&before);
         if !is_peer() {
-            // iptables' rules are printed differently after nft has loaded them.
+            // nft prints the rules of iptables differently after it has loaded them.
             assert_eq!(world.node.ruleset(), before);
         }
         all_reach_the_port(&world, &other, "web");
@@ -137,8 +137,8 @@ fn add_repairs_deleted_chains() {
     });
 }
 
-/// A caller with other mounts (a daemon in a container) cannot prove that a namespace is gone, so it must not
-/// take a live pod's port.
+/// A caller with other mounts (a daemon in a container, for instance) cannot prove that a namespace is gone, so it must
+/// not take a live pod's port.
 #[test]
 fn a_caller_with_other_mounts_takes_no_port() {
     peer_fails("conflicts are silent", || {
@@ -146,7 +146,7 @@ fn a_caller_with_other_mounts_takes_no_port() {
         let network = world.network(1);
         let _first = Web::published(&world, &network, "first");
         let second = world.node.pod("second");
-        // The second pod's namespace has another path, and /run/netns is empty for this caller.
+        // The second pod's namespace has another path, and /run/netns is empty for the caller.
         world.node.cmd("touch /run/second");
         world.node.cmd("mount --bind /run/netns/second /run/second");
         let attach = Attach::new(&second).netns("/run/second").port(Proto::Tcp, PORT, SERVED);
@@ -166,7 +166,7 @@ fn a_caller_with_other_mounts_takes_no_port() {
     });
 }
 
-/// One ADD with many ports, as single ports and as ranges.
+/// A single ADD with many ports, given as single ports and as ranges.
 #[test]
 fn a_pod_may_publish_many_ports() {
     let world = World::new(BridgeNetfilter::Off);
@@ -196,7 +196,7 @@ fn a_pod_may_publish_many_ports() {
     world.client.expect_none(Proto::Tcp, (node, 10_001));
     world.client.expect(Proto::Udp, (node, 20_000 + count - 1), "last");
     if newest_version() != "1.0.0" {
-        // The older reference's own CHECK of a dual-stack pod fails.
+        // CHECK of a dual-stack pod fails with the older reference plugins, even without other changes.
         network.check(&web.attach).expect("CHECK");
     }
     network.del(&web.attach).expect("DEL");
@@ -209,7 +209,7 @@ fn a_pod_may_publish_many_ports() {
     }
 }
 
-/// The pod has only IPv4, so the port is not published in IPv6, where the node's own service stays reachable.
+/// The pod has only IPv4, so the port is not published for IPv6, where the node's own service stays reachable.
 #[test]
 fn a_single_family_pod_publishes_in_its_family() {
     needs_ipv6!();
@@ -229,8 +229,8 @@ fn a_single_family_pod_publishes_in_its_family() {
     network.del(&attach).expect("DEL");
 }
 
-/// After a reboot only the reservations are left: no links, rules or namespaces. DEL of old attachments
-/// succeeds with and without the cached result, and the same names can be added again.
+/// After a reboot, only the reservations are left, but no links, rules or namespaces. DEL of old attachments succeeds
+/// with and without the cached result, and the same names can be added again.
 #[test]
 fn del_and_add_work_after_a_reboot() {
     let world = World::new(BridgeNetfilter::Off);

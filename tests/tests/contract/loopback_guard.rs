@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets for 127/8 and ::1 that arrive on an interface must be dropped, with any port published:
-//! route_localnet, which lets the node's own 127.0.0.1 reach a pod, also lets neighbours reach the node's
-//! loopback services (CVE-2020-8558).
+//! With any port published, packets for 127/8 and ::1 that arrive on an interface must be dropped. route_localnet is
+//! needed so that the node's own 127.0.0.1 reaches a pod, but it also lets neighbours reach the node's loopback
+//! services (CVE-2020-8558).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::world::{PORT, Web, World, each, gateways, in_every_topology};
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SERVICE: u16 = 7000;
 
-/// Makes a neighbour send packets for 127/8 and ::1 to the node: it removes the addresses from its own
+/// Makes a neighbour send packets for 127/8 and ::1 to the node. The neighbour removes the addresses from its own
 /// loopback and routes them to the node.
 fn attack(space: &Space, dev: &str, via: Vec<IpAddr>) {
     space.cmd("ip link set lo up");
@@ -33,7 +33,7 @@ fn services(world: &World) -> Vec<slipway_tests::Server> {
         .collect()
 }
 
-/// The control: without a guard the attack succeeds where route_localnet is on.
+/// As the control, the attack succeeds without a guard where route_localnet is on.
 #[test]
 fn the_attack_works_without_a_guard() {
     let world = World::new(BridgeNetfilter::Off);
@@ -98,7 +98,8 @@ fn untracked_packets_cannot_reach_the_nodes_loopback() {
     });
 }
 
-/// A neighbour that knows addresses and ports of a flow on the node's loopback sends packets as if they were of it.
+/// A neighbour that knows the addresses and ports of a flow on the node's loopback sends packets that seem to belong to
+/// it.
 #[test]
 fn packets_cannot_join_a_flow_of_the_nodes_loopback() {
     peer_fails("nothing guards the loopback", || {
@@ -133,7 +134,7 @@ fn packets_cannot_join_a_flow_of_the_nodes_loopback() {
             let forged = bound(&other, source).unwrap();
             forged.send_to(b"forged", ("127.0.0.1", SERVICE)).unwrap();
             assert_eq!(received(), None, "from {source}");
-            // And the other way: as the server, to the client.
+            // Then the neighbour pretends to be the server and sends to the client.
             let forged = other.run(|| UdpSocket::bind(("127.0.0.1", SERVICE)));
             if let Ok(forged) = forged {
                 forged.send_to(b"forged", source).unwrap();
@@ -143,7 +144,7 @@ fn packets_cannot_join_a_flow_of_the_nodes_loopback() {
                 assert!(own.recv(&mut buffer).is_err(), "a reply to {source}");
             }
         }
-        // The same with a flow to a published port, which the container would receive.
+        // The same is tried with a flow to a published port, whose packets would reach the container.
         let own = bound(&world.node, "127.0.0.1:5556").unwrap();
         let before = web.counter("Udp", "InDatagrams");
         own.send_to(b"own", ("127.0.0.1", PORT)).unwrap();
@@ -164,7 +165,7 @@ fn cannot_reach_loopback(space: &Space) {
     space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips.clone(), port)));
 }
 
-/// The node still reaches its own loopback services, and the published port there.
+/// The node still reaches its own loopback services, and the published port on the loopback.
 #[track_caller]
 fn node_reaches_loopback(world: &World) {
     for (proto, to) in each(usable([LOOPBACK, Ipv6Addr::LOCALHOST.into()]), SERVICE) {

@@ -19,5 +19,5 @@ mod udp_flows;
 mod wire;
 mod world;
 
-/// The backend of this suite. Other suites run the same tests with other values.
+/// The backend that this suite tests. Other suites run the same tests with other values.
 pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets whose source address no host can have are dropped on the way to a pod and on the way out of it.
+//! Packets with a source address that no host can have are dropped on the way to a pod and on the way out of a pod.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,8 +16,8 @@ use crate::world::{PORT, Web, World};
 
 use crate::wire::{Ip, SYN};
 
-/// Sources that Linux drops without `rp_filter`. It forwards the rest of 0/8, broadcast addresses of subnets,
-/// and IPv4-mapped IPv6 addresses.
+/// Sources that Linux drops even without `rp_filter`. Linux forwards packets from the rest of 0/8, from broadcast
+/// addresses of subnets and from IPv4-mapped IPv6 addresses.
 const MARTIANS: [&str; 11] = [
     "0.0.0.0",
     "127.0.0.1",
@@ -32,7 +32,7 @@ const MARTIANS: [&str; 11] = [
     "ff0e::9",
 ];
 
-/// A packet socket on one link.
+/// A packet socket bound to a single link.
 struct Frames {
     socket: OwnedFd,
     link: LinkAddr,
@@ -77,7 +77,7 @@ impl Frames {
     }
 }
 
-/// A source port without a socket, which marks the test's packets.
+/// The source port that marks the test's packets. No socket uses it.
 const MARK: u16 = 0x7a7a;
 
 fn packets(source: IpAddr, to: IpAddr, port: u16) -> [Vec<u8>; 2] {
@@ -85,7 +85,7 @@ fn packets(source: IpAddr, to: IpAddr, port: u16) -> [Vec<u8>; 2] {
     [ip.udp((MARK, port), b"martian"), ip.tcp((MARK, port), SYN)]
 }
 
-/// Sends a packet from each martian source and then one from `proper`; only the latter arrives.
+/// Sends a packet from each martian source and then one from `proper`, and checks that only the last one arrives.
 fn no_martian_passes(
     (from, gateway, proper): (&Space, &str, &[IpAddr]),
     to: Vec<IpAddr>,
@@ -112,7 +112,7 @@ fn martians_pass_in_neither_direction() {
     let web = Web::published(&world, &network, "web");
     let client = &world.client;
     let (own, node) = (world.client_ips(), world.node.mac(&client.node_link));
-    // To a published port, and to the pod's own address.
+    // The packets go to a published port, and then to the pod's own address.
     no_martian_passes((client, &node, &own), world.node_ips(), PORT, &web);
     no_martian_passes((client, &node, &own), web.ips(), 80, &web);
     let bridge = world.node.mac("br1");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! ipMasq: packets that leave the pod's network get the node's address; packets within it keep their own.
+//! ipMasq: packets that leave the pod's network get the node's address, while packets within it keep their own source.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -72,12 +72,12 @@ fn without_ip_masq_outside_sees_the_pod() {
     });
 }
 
-/// Addresses of the client that no list exempts.
+/// Addresses of the client that are not in any list of exempt networks.
 fn elsewhere() -> Vec<IpAddr> {
     usable([Ipv4Addr::new(203, 0, 113, 7).into(), Ipv6Addr::new(0x2001, 0xdb8, 0x7, 0, 0, 0, 0, 7).into()])
 }
 
-/// Gives the client the addresses that are [`elsewhere`], and listens on all its addresses.
+/// Gives the client the addresses from [`elsewhere`], and listens on all of its addresses.
 fn serve_everywhere(world: &World) -> Vec<Server> {
     for address in elsewhere() {
         let nodad = if address.is_ipv6() { " nodad" } else { "" };
@@ -89,10 +89,10 @@ fn serve_everywhere(world: &World) -> Vec<Server> {
     each(all, OUTSIDE).map(|(proto, to)| world.client.serve(proto, &to.to_string(), "outside")).collect()
 }
 
-/// The configuration list of network 1, with the networks of the client's own addresses exempt.
+/// The configuration list of network 1, which exempts the networks of the client's own addresses.
 fn exempting(world: &World) -> Value {
     let mut list = world.list(1, &json!({}));
-    // Listed out of order, one network within another one.
+    // The networks are listed out of order, and one contains another.
     let [v4, v6] = [IpAddr::from(world.client.v4), world.client.v6.into()]
         .map(|ip| IpNet::new(ip, if ip.is_ipv4() { 24 } else { 64 }).expect("a prefix").trunc());
     list["plugins"][0]["nonMasqueradeCIDRs"] =
@@ -100,7 +100,7 @@ fn exempting(world: &World) -> Value {
     list
 }
 
-/// Asserts the addresses that the outside sees of a pod.
+/// Asserts which source address of a pod the outside sees.
 #[track_caller]
 fn outside_sees(world: &World, web: &Web, to: Vec<IpAddr>, own: bool) {
     for (proto, to) in each(to, OUTSIDE) {
@@ -123,7 +123,7 @@ fn networks_exempt_from_masquerade_see_the_pods_own_address() {
             web.ping(to).unwrap_or_else(|e| panic!("ping {to}: {e}"));
         }
         network.check(&web.attach).expect("CHECK");
-        // A connection that an exempt network begins has replies from the pod's own address.
+        // If a client in an exempt network begins the connection, replies come from the pod's own address.
         for (proto, to) in each(web.ips(), SERVED) {
             assert_eq!(world.client.expect(proto, to, "web").from, to);
         }
@@ -158,7 +158,7 @@ fn a_container_keeps_the_exempt_networks_of_its_add() {
     });
 }
 
-/// Multicast stays on the bridge. With bridged packets in netfilter it passes the hook that masquerades.
+/// Multicast packets stay on the bridge, but if bridged packets pass netfilter, they reach the hook that masquerades.
 #[test]
 fn multicast_keeps_its_source() {
     with_and_without_bridge_netfilter(|world| {
@@ -166,7 +166,7 @@ fn multicast_keeps_its_source() {
         let listener = Web::new(world, &network, "listener", |a| a);
         let sender = Web::new(world, &network, "sender", |a| a);
         let (v4, v6) = (Ipv4Addr::new(239, 1, 2, 3), Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0x12, 0x34));
-        // A port of its own for each family: a socket that was closed may still have its address for a moment.
+        // Each family has a different port, because a closed socket may occupy its address for a moment.
         for (port, (group, own)) in (5000..).zip(usable([v4.into(), v6.into()]).into_iter().zip(sender.ips()))
         {
             let socket = listener.run(|| {
@@ -191,7 +191,7 @@ fn unspecified(of: IpAddr) -> IpAddr {
     if of.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// Sends to a group until the listener receives a datagram. Returns the source address that it sees.
+/// Sends to a group until the listener receives a datagram. Returns the source address that the listener sees.
 fn source_seen(sender: &Space, listener: &UdpSocket, own: IpAddr, group: SocketAddr) -> IpAddr {
     listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
     let socket = sender.run(|| UdpSocket::bind(at(own, 0)).expect("bind"));
@@ -213,7 +213,7 @@ fn nothing_is_masqueraded_after_del() {
         let web = Web::new(world, &network, "web", |a| a);
         let stays = Web::new(world, &network, "stays", |a| a);
         network.del(&web.attach).expect("DEL");
-        // The node takes the address.
+        // The node takes over the pod's address.
         world.node.cmd(&format!("ip address add {}/32 dev br1", web.v4));
         world.client.cmd(&format!("ip route add {} via {}", web.v4, world.client.node_v4));
         let to = at(world.client.v4, OUTSIDE);

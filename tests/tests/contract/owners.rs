@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Conflicts: which attachment owns a port.
+//! Conflicts, which decide the attachment that owns a port.
 
 use slipway_tests::{Attach, BridgeNetfilter, Network, Proto, Snapshot, address_of, has_ipv6, peer_fails};
 
@@ -94,8 +94,8 @@ fn one_container_may_have_two_attachments() {
     world.client.expect_none(Proto::Tcp, to);
 }
 
-/// The pod's namespace is gone without a DEL (a crash, a reboot, `ctr run`). The next ADD gets the port and
-/// removes all elements of the dead owner.
+/// The pod's namespace disappears without a DEL (after a crash, a reboot, or with `ctr run`). The next ADD gets the
+/// port and removes all elements of the dead owner.
 #[test]
 fn a_dead_owner_loses_its_port() {
     peer_fails("the older rule wins", || {
@@ -116,7 +116,7 @@ fn a_dead_owner_loses_its_port() {
         let left: Vec<_> =
             after.matching("nft element").into_iter().filter(|line| line.contains("first")).collect();
         assert!(left.is_empty(), "{left:#?}");
-        // A late DEL of the dead owner removes nothing of the new owner's.
+        // A late DEL of the dead owner removes nothing that belongs to the new owner.
         network.del(&old).expect("a late DEL");
         for (proto, to) in each(world.node_ips(), PORT) {
             world.client.expect(proto, to, "second");
@@ -124,7 +124,7 @@ fn a_dead_owner_loses_its_port() {
     });
 }
 
-/// A new namespace at the same path is another namespace.
+/// A new namespace at the same path is not the same namespace.
 #[test]
 fn a_recreated_namespace_does_not_keep_a_dead_owner_alive() {
     peer_fails("the older rule wins", || {
@@ -146,7 +146,7 @@ fn gc_removes_stale_attachments_only() {
         let _other = Web::new(&world, &two, "other", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
         let gone = Web::new(&world, &one, "gone", |a| a.port(Proto::Tcp, PORT + 2, SERVED));
         gone.vanish();
-        // The runtime lost its cache; only the plugins know the attachments.
+        // The runtime has lost its cache, so only the plugins know the attachments.
         one.forget();
         one.gc(&[&stays.attach]).expect("GC");
         let node = world.client.node_v4;

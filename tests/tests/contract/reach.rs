@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Published ports: which clients reach them, at which addresses, and which source address the container
-//! sees.
+//! Published ports: which clients reach them, at which addresses, and which source address the container sees.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,7 +34,7 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
         for (proto, to) in each(own.chain(loopback), PORT) {
             world.node.expect(proto, to, "web");
         }
-        // Kubernetes' end-to-end test: curl --interface <node IP> http://127.0.0.1:port
+        // Does the same as Kubernetes' end-to-end test: curl --interface <node IP> http://127.0.0.1:port
         for proto in Proto::ALL {
             let from = Some(at(world.client.node_v4, 0));
             let answer =
@@ -55,7 +54,7 @@ fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
             for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
                 world.node.expect(proto, to, "web");
             }
-            // A second pod shares the bridge's settings for ::1; its DEL keeps them for the first.
+            // A second pod uses the same settings of the bridge for ::1, and its DEL must keep them for the first pod.
             let other = Web::new(&world, &network, "other", |a| {
                 a.port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Udp, PORT + 1, SERVED)
             });
@@ -145,7 +144,7 @@ fn a_host_address_beats_the_wildcard() {
             world.client.expect(proto, to, wildcard);
         }
     };
-    // In either order of the ADDs.
+    // The order of the ADDs must not matter.
     peer_fails("the first rule wins, whatever it matches", || {
         let any = Web::published(&world, &network, "any");
         let one = Web::new(&world, &network, "one", specific);
@@ -153,7 +152,7 @@ fn a_host_address_beats_the_wildcard() {
         network.del(&any.attach).expect("DEL");
         let _later = Web::published(&world, &network, "later");
         check("later", "one");
-        // After DEL of the specific mapping, the wildcard also serves its address.
+        // After DEL of the mapping with an address, the wildcard mapping serves that address as well.
         network.del(&one.attach).expect("DEL");
         check("later", "later");
     });
@@ -176,7 +175,7 @@ fn a_wildcard_address_means_one_family() {
     }
 }
 
-/// Kubernetes' end-to-end test of hostPorts without conflicts.
+/// Does the same as Kubernetes' end-to-end test of hostPorts without conflicts.
 #[test]
 fn three_pods_share_a_port_number() {
     const E2E: u16 = 54323;
@@ -233,7 +232,7 @@ fn without_snat_the_pod_sees_itself_and_the_loopback_is_not_served() {
 #[test]
 fn masq_all_hides_every_client() {
     if newest_version() == "1.0.0" {
-        // An older reference does not know the key.
+        // An older version of the reference plugins does not know the key.
         return;
     }
     let world = World::new(BridgeNetfilter::Off);

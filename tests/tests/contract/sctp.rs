@@ -22,7 +22,7 @@ fn published(world: &World) -> (slipway_tests::Pod, Attach, IpAddr) {
     (pod, attach, address_of(&result, 0))
 }
 
-/// The ruleset contains the port; no packet is sent.
+/// Checks only that the ruleset contains the port. No packet is sent.
 #[test]
 fn the_port_is_in_the_ruleset() {
     let world = World::new(BridgeNetfilter::Off);
@@ -56,7 +56,8 @@ fn pod_with_port(world: &World, network: &Network<'_>, name: &str, port: u16) ->
     (pod, attach)
 }
 
-/// An association has no end on the wire, so conntrack's entry must follow the port, as that of a UDP flow.
+/// The kernel does not see the end of an association that just stops, so conntrack's entry must follow the port to its
+/// new container, as with UDP flows.
 #[test]
 fn associations_follow_the_port_to_its_new_container() {
     peer_fails("associations keep their translation", || {
@@ -64,8 +65,8 @@ fn associations_follow_the_port_to_its_new_container() {
         let network = world.network(1);
         let (first, attach) = pod_with_port(&world, &network, "first", PORT);
         let (other, _) = pod_with_port(&world, &network, "other", PORT + 1);
-        // An association without an answer is remembered for seconds, as closed or waiting for a cookie, depending on
-        // the kernel; one that was answered for days.
+        // conntrack keeps an unanswered association for some seconds, in the state closed or cookie_wait depending on
+        // the kernel, and an answered one for days.
         for state in ["closed", "cookie_wait"] {
             world.node.sysctl(&format!("net/netfilter/nf_conntrack_sctp_timeout_{state}"), "600");
         }
@@ -98,7 +99,7 @@ fn associations_follow_the_port_to_its_new_container() {
 
         network.del(&attach).expect("DEL");
         assert_eq!(tracked(), (0, count), "DEL ends what led to its container, and nothing else");
-        // The container is still there and would be reached. What the client goes on to send leads to the node.
+        // The container still exists and could be reached, but later packets of the client must go to the node.
         send(PORT, 0x1111_0003);
         assert_eq!(arrives(&at_first, 0x1111_0003), vec![false; count], "after DEL");
         assert_eq!(tracked(), (count, count));

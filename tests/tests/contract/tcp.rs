@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Connections that nobody has ended: conntrack remembers them for five days.
+//! TCP connections that neither end has closed, which conntrack keeps for five days.
 
 use std::net::SocketAddr;
 
@@ -12,13 +12,13 @@ use slipway_tests::{BridgeNetfilter, Proto, at, patience, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World};
 
-/// The client's port, which it takes again: none that the kernel chooses by itself.
+/// The source port that the client uses again. The kernel does not choose this port by itself.
 const CLIENT_PORT: u16 = 20_000;
-/// Drops what would tell the other end that a connection has ended.
+/// Drops the packets that would tell the other end about the end of a connection.
 const MUTE: &str = "table inet mute { chain c { type filter hook output priority -400; \
                     tcp flags & (fin | rst) != 0 drop; }; }";
 
-/// Connects from [`CLIENT_PORT`], and forgets the connection without a word to the other end.
+/// Connects from [`CLIENT_PORT`], and forgets the connection without notifying the other end.
 fn connect_and_forget(world: &World, to: SocketAddr) {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     world.client.run(|| {
@@ -35,7 +35,8 @@ fn connect_and_forget(world: &World, to: SocketAddr) {
     });
 }
 
-/// The client's packets would go to the first container's address: to nobody, or to a stranger that got it.
+/// Otherwise the client's packets would go to the first container's address, which nobody or a stranger may have by
+/// then.
 #[test]
 fn a_clients_port_is_not_dead_after_a_container_that_vanished() {
     peer_fails("connections keep their translation", || {
@@ -74,7 +75,7 @@ fn a_clients_port_is_not_dead_after_a_container_that_vanished() {
             let answer = world.client.request_from(Proto::Tcp, Some(from), at(ip, PORT), patience());
             assert_eq!(answer.expect("an answer").who, "second");
         }
-        // Control: what lives goes on.
+        // As the control, living connections continue.
         for flow in &mut living {
             assert_eq!(flow.request().expect("an answer").who, "other");
         }

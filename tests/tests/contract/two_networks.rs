@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A container in two networks: clients of the second one, which are not masqueraded, at a port that is published on the
-//! first one. Its reply would leave by the second network, past the node that has translated the request.
+//! A container in two networks. Clients of the second network, which are not masqueraded, use a port that is published
+//! on the first one. The container's reply would leave through the second network and bypass the node that has
+//! translated the request.
 
 use std::net::IpAddr;
 
@@ -10,8 +11,8 @@ use slipway_tests::{Attach, Network, Proto, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
-/// A configuration of the second network: without masquerade, or with one that exempts the networks of all containers.
-/// Without a default route, the container answers other hosts by its first network.
+/// A configuration of the second network, either without masquerade or with one that exempts the networks of all
+/// containers. Without a default route in it, the container answers other hosts through its first network.
 fn second(world: &World, is_exempt: bool, has_default_route: bool) -> Network<'_> {
     let mut list = world.list(2, &json!({}));
     if is_exempt {
@@ -25,12 +26,12 @@ fn second(world: &World, is_exempt: bool, has_default_route: bool) -> Network<'_
     world.node.network(list)
 }
 
-/// Requests the ports of the tests.
+/// Requests the ports that the tests publish.
 fn published(attach: Attach) -> Attach {
     attach.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED)
 }
 
-/// A container in both networks, published on the first one. Strict `rp_filter` holds from before the first ADD.
+/// A container in both networks, published on the first one. Strict `rp_filter` is set before the first ADD.
 struct Both {
     web: Web,
     second: Attach,
@@ -53,7 +54,7 @@ fn both(world: &World, (one, two): (&Network<'_>, &Network<'_>), second_first: b
     Both { web: Web::serve(pod, first, &result), second }
 }
 
-/// The node's addresses that the ports are tried at.
+/// The node's addresses at which the tests try the ports.
 fn addresses(world: &World) -> impl Iterator<Item = IpAddr> {
     world.node_ips().into_iter().chain(gateways(1)).chain(gateways(2))
 }
@@ -68,7 +69,7 @@ fn others_are_seen(world: &World, third: &Web) {
     }
 }
 
-/// A client of a network without masquerade, in which the container is not.
+/// A client in a network without masquerade to which the container does not belong.
 fn stranger(world: &World) -> Web {
     let mut list = world.list(3, &json!({}));
     list["plugins"][0]["ipMasq"] = json!(false);
@@ -94,14 +95,14 @@ fn a_client_of_the_second_network(second_first: bool, is_exempt: bool) {
             others_are_seen(world, &third);
             one.check(&web.attach).expect("CHECK of the first network");
             two.check(&second).expect("CHECK of the second network");
-            // Leaving the second network undoes that, and nothing else.
+            // Leaving the second network undoes only that.
             two.del(&second).expect("DEL of the second network");
             one.check(&web.attach).expect("CHECK after the DEL");
             for (proto, to) in each(world.node_ips(), PORT) {
                 let answer = client.expect(proto, to, "web");
                 assert_eq!(answer.peer.ip(), answer.own.ip(), "{proto:?} {to}");
             }
-            // Joined again, it leaves the first network.
+            // The container joins the second network again, and then leaves the first one.
             two.add(&second).expect("ADD again");
             for (proto, to) in each(world.node_ips(), PORT) {
                 client.expect(proto, to, "web");

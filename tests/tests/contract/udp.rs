@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! UDP flows have no end: conntrack's entries must follow the port to its new pod.
+//! UDP flows have no end that conntrack could see, so its entries must follow the port to its new pod.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -25,7 +25,7 @@ fn a_client_survives_the_replacement_of_the_pod() {
         }
         let attach = first.vanish();
         network.del(&attach).expect("DEL");
-        // The client keeps sending, so conntrack now has flows to the node itself.
+        // The client keeps sending, so conntrack now has flows whose destination is the node itself.
         thread::scope(|scope| {
             for flow in &mut flows {
                 scope.spawn(|| flow.request().expect_err("nothing answers"));
@@ -38,7 +38,7 @@ fn a_client_survives_the_replacement_of_the_pod() {
     });
 }
 
-/// As above, but without a pause between DEL and ADD.
+/// Does the same without a pause between DEL and ADD.
 #[test]
 fn a_client_reaches_the_new_pod_at_once() {
     let world = World::new(slipway_tests::BridgeNetfilter::Off);
@@ -47,14 +47,14 @@ fn a_client_reaches_the_new_pod_at_once() {
     let mut flow =
         world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), within(3 * QUICK)).expect("a socket");
     assert_eq!(flow.request().expect("an answer").who, "first");
-    // The old pod still runs and would answer; only its port is withdrawn.
+    // The old pod still runs and would answer, but its port is withdrawn.
     network.del(&first.attach).expect("DEL");
     let _closed = flow.request().expect_err("the port is withdrawn");
     let _second = Web::published(&world, &network, "second");
     assert_eq!(flow.request().expect("an answer").who, "second");
 }
 
-/// GC withdraws ports, too. A flow that stayed would lead to the container that gets the address next.
+/// GC also withdraws ports. A flow that remained would lead to the container that gets the address next.
 #[test]
 fn a_garbage_collection_ends_the_flows_of_its_ports() {
     peer_fails("GC removes nothing", || {
@@ -68,7 +68,7 @@ fn a_garbage_collection_ends_the_flows_of_its_ports() {
     });
 }
 
-/// An ADD that takes one port of a dead container removes all that it had.
+/// An ADD that takes a port of a dead container removes all ports of that container.
 #[test]
 fn flows_of_a_dead_container_end_with_its_ports() {
     peer_fails("ports of dead containers stay", || {
@@ -85,7 +85,7 @@ fn flows_of_a_dead_container_end_with_its_ports() {
     });
 }
 
-/// Clients with flows to a port of the node, one of each family.
+/// Clients with flows to a port of the node, one for each family.
 fn served_by(world: &World, port: u16, who: &str) -> Vec<Flow> {
     let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, port), within(3 * QUICK)).expect("a socket");
     let mut flows: Vec<Flow> = world.node_ips().into_iter().map(dial).collect();
@@ -95,7 +95,7 @@ fn served_by(world: &World, port: u16, who: &str) -> Vec<Flow> {
     flows
 }
 
-/// Services of the node itself, which a published port hides.
+/// Services of the node itself that a published port hides.
 fn node_services(world: &World, port: u16) -> Vec<Server> {
     let serve = |ip| world.node.serve(Proto::Udp, &at(ip, port).to_string(), "node");
     world.node_ips().into_iter().map(serve).collect()
@@ -108,7 +108,7 @@ fn reach_the_node(flows: &mut [Flow]) {
     }
 }
 
-/// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.
+/// Flows to other addresses and ports remain. Flushing by port number alone once made a cluster lose its DNS.
 #[test]
 fn other_flows_are_untouched() {
     peer_fails("flows are flushed by port number alone", || {
@@ -140,7 +140,7 @@ fn other_flows_are_untouched() {
     });
 }
 
-/// Fragmented datagrams reach the container, and fragmented replies the client.
+/// Fragmented datagrams reach the container, and fragmented replies reach the client.
 #[test]
 fn fragments_pass() {
     in_every_topology(|world| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A publishing leaves conntrack alone where the table has seen no flow to the port, and finds the flows
-//! wherever there may be some.
+//! When a port is published, conntrack is left alone if the table has recorded no flow to that port. Otherwise the
+//! flows must be found wherever there may be some.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -13,12 +13,12 @@ use slipway_tests::{
 
 use crate::world::{PORT, SERVED, Web, World};
 
-/// The first of the ports that each have a client before they are published.
+/// The first of several ports to which a client sends before the port is published.
 const LATER: u16 = 9100;
-/// Keeps connection tracking on while Slipway's table has no rules.
+/// Keeps connection tracking enabled while Slipway's table has no rules.
 const KEEPER: &str =
     "table inet keeper { chain c { type filter hook input priority 0; ct state new counter; }; }";
-/// The mark of the set, which nft prints only as an element with a comment.
+/// The element that marks the set as complete. nft shows the mark as an element with a comment.
 const MARK: &str = "0 comment \"no port: the state of this set\"";
 
 /// A node that tracks flows.
@@ -32,7 +32,7 @@ fn udp(world: &World, network: &Network<'_>, name: &str, port: u16) -> Web {
     Web::new(world, network, name, |attach| attach.port(Proto::Udp, port, SERVED))
 }
 
-/// Clients that have sent to a port of the node where nothing answers, one of each family.
+/// Clients that have sent to a port of the node where nothing answers, one for each family.
 fn early(world: &World, port: u16) -> Vec<Flow> {
     let dial = |ip| world.client.dial(Proto::Udp, None, at(ip, port), QUICK / 2).expect("a socket");
     let mut flows: Vec<Flow> = world.node_ips().into_iter().map(dial).collect();
@@ -57,7 +57,7 @@ fn set(world: &World) -> String {
     world.node.cmd("nft list set inet slipway udp-seen")
 }
 
-/// Adds a flow to conntrack as a program does that no rule sees: it leads to the node itself.
+/// Adds a flow to the node itself to conntrack's table, without a packet that a rule could see.
 fn inject(world: &World, port: u16) {
     let node = world.client.node_v4;
     world
@@ -69,8 +69,8 @@ fn injected(world: &World) -> bool {
     world.node.cmd("conntrack -L -p udp -s 192.0.2.77").contains("192.0.2.77")
 }
 
-/// A flow that no rule has seen stays: proof that conntrack was not searched. After another flow to the port, or
-/// with the node's setting, it is found.
+/// A flow that no rule has seen remains, which proves that conntrack was not searched. After another flow to the port,
+/// or with the node's setting, the flow is found.
 #[test]
 fn conntrack_is_searched_only_for_ports_that_were_seen() {
     peer_fails("it has no such table", || {
@@ -78,7 +78,7 @@ fn conntrack_is_searched_only_for_ports_that_were_seen() {
         let network = world.network(1);
         let _first = udp(&world, &network, "first", PORT);
         let mut flows = early(&world, LATER);
-        // This one completes the set.
+        // This ADD completes the set.
         let second = udp(&world, &network, "second", LATER);
         reach(&mut flows, "second", "before the set was begun");
         let text = set(&world);
@@ -118,7 +118,7 @@ fn flows_are_found_after_a_change_by_another_program() {
         let save = "nft list table inet slipway > /run/saved";
         let load =
             "printf 'add table inet slipway\\nflush table inet slipway\\n' | cat - /run/saved | nft -f -";
-        // What is done before the client sends, and after it.
+        // For each case, a command to run before the client sends, and one to run after it.
         let changes: &[(&str, &str)] = &[
             ("true", "true"),
             ("nft flush table inet slipway", "true"),
@@ -151,7 +151,7 @@ fn flows_are_found_after_a_change_by_another_program() {
     });
 }
 
-/// The chains of other engines come before ours, and translate the flow: it is recorded all the same.
+/// The chains of other engines come before ours and translate the flow, which must be recorded nevertheless.
 #[test]
 fn flows_that_another_engine_translated_are_found() {
     peer_fails("it has no such table", || {
@@ -176,7 +176,7 @@ fn flows_that_another_engine_translated_are_found() {
     });
 }
 
-/// A port scan fills the set: it has room for each port.
+/// A port scan fills the set, which has room for every port.
 #[test]
 fn a_scan_of_all_ports_is_recorded() {
     peer_fails("it has no such table", || {
@@ -189,11 +189,11 @@ fn a_scan_of_all_ports_is_recorded() {
         let node = world.client.node_v4;
         let socket = world.client.run(|| UdpSocket::bind("0.0.0.0:0").expect("bind"));
         for port in 1..=u16::MAX {
-            // A refusal of an earlier datagram is reported instead of sending.
+            // The kernel may report the refusal of an earlier datagram instead of sending this one.
             let sent = (0..100).any(|_| socket.send_to(b"x", (node, port)).is_ok());
             assert!(sent, "port {port}");
         }
-        // A listing lacks elements while the kernel enlarges the hash table.
+        // While the kernel enlarges the hash table, a listing may lack elements.
         let is_whole = |text: &str| {
             let words = text.split(['{', ',', '}']);
             let ports = words.filter(|word| word.trim().parse::<u16>().is_ok()).count();
@@ -208,7 +208,7 @@ fn a_scan_of_all_ports_is_recorded() {
     });
 }
 
-/// ADDs at once: one of them begins the set and completes it, or none.
+/// With concurrent ADDs, either one of them begins and completes the set, or none does.
 #[test]
 fn clients_reach_ports_that_are_published_at_once() {
     let world = world();
@@ -231,7 +231,7 @@ fn clients_reach_ports_that_are_published_at_once() {
     }
 }
 
-/// A publishing that is killed at any of its steps leaves a set that is not complete, or that is true.
+/// A publishing that is killed at any step leaves either an incomplete set or a correct one.
 #[test]
 fn clients_reach_the_port_after_a_kill_at_any_step() {
     peer_fails("it has no such table", || {

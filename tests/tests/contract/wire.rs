@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets with their checksums, byte by byte.
+//! Packets assembled byte by byte, with their checksums.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ impl Ip {
         Self { source, destination }
     }
 
-    /// The packet with `content` above IP, without a link layer.
+    /// The packet with `content` as the payload of IP, without a link layer.
     fn packet(self, protocol: u8, content: &[u8]) -> Vec<u8> {
         let length = |header: usize| u16::try_from(header + content.len()).unwrap().to_be_bytes();
         match (self.source, self.destination) {
@@ -57,7 +57,8 @@ impl Ip {
         }
     }
 
-    /// Fills the checksum in at `offset`, over the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1), too.
+    /// Fills the checksum in at `offset`. The sum includes the pseudo-header (RFC 9293 section 3.1, RFC 8200 section
+    /// 8.1).
     fn seal(self, protocol: u8, offset: usize, mut content: Vec<u8>) -> Vec<u8> {
         let octets = |address: IpAddr| match address {
             IpAddr::V4(address) => address.octets().to_vec(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The test node: two bridges, hosts outside, and pods that answer with their names.
+//! The test node with two bridges, an outside host, and pods that answer with their names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
@@ -23,15 +23,15 @@ pub(crate) const PORT: u16 = 8080;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code, reason = "each suite that shares these tests has one of them")]
 pub(crate) enum Dataplane {
-    /// No backend in the configuration.
+    /// The configuration names no backend.
     Default,
-    /// iptables, in this variant.
+    /// iptables in this variant.
     Iptables(&'static str),
-    /// nftables, with a flowtable where the kernel has one.
+    /// nftables with a flowtable, if the kernel has one.
     Flowtable,
-    /// nftables, and BPF programs that carry what netfilter has checked.
+    /// nftables with BPF programs that carry packets of flows which netfilter has checked.
     Ebpf,
-    /// nftables, and an uplink that merges datagrams.
+    /// nftables on a node whose uplink merges datagrams.
     UdpGro,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn only_nftables(reason: &str, body: impl FnOnce()) {
     }
 }
 
-/// True in a suite whose nodes have no program of iptables.
+/// True in a suite whose nodes have no iptables programs.
 pub(crate) fn without_iptables() -> bool {
     env!("CARGO_CRATE_NAME").ends_with("_without_iptables")
 }
@@ -68,7 +68,7 @@ impl World {
         }
         let client = node.host("client");
         if let Dataplane::Iptables(variant) = crate::DATAPLANE {
-            // kube-proxy's chain decides between iptables-nft and iptables-legacy.
+            // The existence of kube-proxy's chain decides between iptables-nft and iptables-legacy.
             for family in ["iptables", "ip6tables"] {
                 node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
             }
@@ -78,8 +78,8 @@ impl World {
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
         }
         if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf | Dataplane::UdpGro) {
-            // The default routes make the client's link the uplink, which the flowtable and the BPF programs
-            // look for.
+            // The flowtable and the BPF programs look for the uplink, which is the client's link if it has the default
+            // routes.
             for router in usable([client.v4.into(), client.v6.into()]) {
                 node.cmd(&format!("ip route add default via {router}"));
             }
@@ -87,11 +87,11 @@ impl World {
         if crate::DATAPLANE == Dataplane::UdpGro {
             node.own_etc();
             node.write("/etc/cni/slipway.json", r#"{"udpGroForwarding": true}"#);
-            // Network cards have GRO; a veth gets it when asked.
+            // Network cards have GRO, but a veth has it only on request.
             node.set_feature(&client.node_link, "rx-gro", Switch::On);
-            // Datagrams of one call arrive at the uplink one by one, and together.
+            // The datagrams of one call arrive at the uplink separately but at the same time.
             client.set_feature("eth0", "tx-udp-segmentation", Switch::Off);
-            // Without BPF programs in the binary, it fails after that.
+            // If the binary has no BPF programs, the command fails after it has set GRO up.
             let _ = node.try_slipway("node setup");
         }
         Self { node, client, interface: "bridge" }
@@ -107,7 +107,7 @@ impl World {
         usable([self.client.node_v4.into(), self.client.node_v6.into()])
     }
 
-    /// Returns the client's addresses, in the same order.
+    /// Returns the client's addresses in the same order.
     #[allow(dead_code, reason = "the suite udp_gro does without it")]
     pub(crate) fn client_ips(&self) -> Vec<IpAddr> {
         usable([self.client.v4.into(), self.client.v6.into()])
@@ -136,12 +136,12 @@ pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World) + Sync) {
     at_once(&[&|| test(&World::new(BridgeNetfilter::Off)), &|| test(&World::new(BridgeNetfilter::On))]);
 }
 
-/// Runs a test as above, and on a node without bridges.
+/// Runs a test on these two nodes, and on one without bridges.
 pub(crate) fn in_every_topology(test: impl Fn(&World) + Sync) {
     at_once(&[&|| with_and_without_bridge_netfilter(&test), &|| test(&World::ptp())]);
 }
 
-/// Runs these concurrently. Passes the first panic on to the caller when all have ended.
+/// Runs these concurrently, and passes the first panic on to the caller when all have ended.
 fn at_once(all: &[&(dyn Fn() + Sync)]) {
     let name = thread::current().name().unwrap_or("test").to_owned();
     thread::scope(|scope| {
@@ -241,7 +241,7 @@ impl Web {
         })
     }
 
-    /// Returns its addresses: one of each family that the kernel has, IPv4 first.
+    /// Returns the pod's addresses: one of each family that the kernel has, IPv4 first.
     pub(crate) fn ips(&self) -> Vec<IpAddr> {
         self.ips.clone()
     }

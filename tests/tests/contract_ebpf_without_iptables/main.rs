@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The contract of the eBPF backend on a node without any program of iptables.
+//! The contract of the eBPF backend on a node without iptables programs.
 
 #[path = "../contract/foreign.rs"]
 mod foreign;

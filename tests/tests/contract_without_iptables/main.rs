@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The contract on a node without any program of iptables, where nftables is the only way.
+//! The contract on a node without iptables programs, where nftables is the only possibility.
 
 #[path = "../contract/exclude_loopback.rs"]
 mod exclude_loopback;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What names iptables is refused before the first ADD, with the alternative; what does not is not.
+//! A configuration that names iptables is refused before the first ADD, with a hint at the alternative. Others are not.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, has_iptables, needs, peer_fails};
 
-/// STATUS of a plugin: the error's code and message.
+/// Calls STATUS of a plugin, and returns the error's code and message.
 fn status(node: &Node, plugin: &str, keys: &Value) -> Option<(u32, String)> {
     let config =
         slipway_tests::with_keys(json!({"cniVersion": "1.1.0", "name": "net", "type": plugin}), keys);
@@ -75,7 +75,7 @@ fn what_names_iptables_is_refused_where_the_kernel_takes_none_of_its_rules() {
     });
 }
 
-/// `check-node` has the same errors for the networks that are configured.
+/// `check-node` reports the same errors for the configured networks.
 #[test]
 fn check_node_names_networks_that_need_iptables() {
     slipway_tests::needs_iptables!();

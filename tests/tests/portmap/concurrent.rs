@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Concurrent calls, and killed processes.
+//! Concurrent calls and killed processes.
 
 use slipway_tests::{Node, kill_points, killed, sample};
 
@@ -8,7 +8,7 @@ use crate::{Call, elements_of, listed, map, run_of};
 
 const MANY: u8 = 60;
 
-/// Concurrent ADDs on an empty node: one makes the table, and all succeed.
+/// When ADDs run concurrently on an empty node, one of them creates the table, and all succeed.
 #[test]
 fn concurrent_adds_succeed() {
     let node = Node::new();
@@ -19,7 +19,8 @@ fn concurrent_adds_succeed() {
         .map(|(pod, number)| {
             let mut ports =
                 vec![map("tcp", 8000 + u16::from(number), 80), map("udp", 8000 + u16::from(number), 80)];
-            // Every tenth has a range of ports, which is published with more checks than single ports.
+            // Every tenth has a range of ports, because publishing a range takes more checks than publishing single
+            // ports.
             if number.is_multiple_of(10) {
                 ports.extend(run_of(20000 + 100 * u16::from(number), 50));
             }
@@ -41,22 +42,22 @@ fn concurrent_adds_succeed() {
     assert!(!node.ruleset().contains("slipway1"), "{}", node.ruleset());
 }
 
-/// Concurrent ADDs with the same port: one gets it.
+/// When concurrent ADDs request the same port, one of them gets it.
 #[test]
 fn one_of_many_gets_the_port() {
     let node = Node::new();
     let pods: Vec<_> = (0..16).map(|i| node.pod(&format!("pod{i}"))).collect();
     let call = |i: usize| {
         let number = u8::try_from(i).expect("few") + 2;
-        // Half of them request a range around the port of the others.
+        // Half of them request a range that contains the port of the others.
         let ports = if i.is_multiple_of(2) { run_of(9000, 20) } else { vec![map("tcp", 9010, 80)] };
         Call::new(&node, &pods[i], number, &ports)
     };
     let running: Vec<_> = (0..pods.len()).map(|i| call(i).call("ADD").spawn()).collect();
     let results: Vec<_> = running.into_iter().map(|process| process.wait().result()).collect();
     let won: Vec<usize> = (0..pods.len()).filter(|i| results[*i].is_ok()).collect();
-    // A single port inside a range that was published a moment earlier is withdrawn; both of two
-    // that find each other may yield, and are tried again.
+    // A single port inside a range that was published a moment earlier is withdrawn. If two calls find each other, both
+    // may yield, and are tried again.
     assert!(won.len() <= 1, "{won:?}");
     for error in results.into_iter().filter_map(Result::err) {
         assert_eq!(error.code, 11, "{error:?}");
@@ -72,7 +73,7 @@ fn one_of_many_gets_the_port() {
     }
 }
 
-/// ADD is killed at each of its system calls: DEL or GC leaves nothing, and a fresh ADD succeeds.
+/// Wherever an ADD is killed, DEL or GC removes everything, and a new ADD succeeds.
 #[test]
 fn an_add_may_be_killed_anywhere() {
     let node = Node::new();

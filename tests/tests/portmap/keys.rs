@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! portmap's own keys, tested with packets if they affect packets.
+//! portmap's own keys. Those that affect packets are tested with packets.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Host, Network, Node, Proto, address_of, host_local, with_keys};
 
 use crate::{Call, elements_of, listed, map, map_on, run_of};
 
-/// A network whose portmap has these keys.
+/// A network whose portmap configuration has these keys.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let portmap = with_keys(json!({"type": "portmap", "capabilities": {"portMappings": true}}), keys);
     let ipam = host_local("10.88.0.0/24", "fd00:88::/64");
@@ -19,12 +19,12 @@ fn outside(node: &Node) -> [Host; 2] {
     [node.host("red"), node.host("blue")]
 }
 
-/// The IPv6 address of the pod in this result.
+/// The pod's IPv6 address and port, taken from a result.
 fn v6(result: &Value) -> String {
     format!("[{}]:80", address_of(result, 1))
 }
 
-/// Each container has its own conditions: those of the last ADD do not apply to all.
+/// Each container has its own conditions. Those of the last ADD must not apply to all containers.
 #[test]
 fn conditions_hold_for_their_container_alone() {
     slipway_tests::needs_ipv6!();
@@ -51,7 +51,7 @@ fn conditions_hold_for_their_container_alone() {
     red.expect_none(Proto::Tcp, (red.node_v4, 8080));
     red.expect(Proto::Tcp, (red.node_v4, 8081), "two");
     blue.expect_none(Proto::Tcp, (blue.node_v4, 8081));
-    // No conditions for IPv6: no restriction.
+    // There are no conditions for IPv6, and thus no restriction.
     red.expect(Proto::Tcp, (red.node_v6, 8080), "one");
     first.check(&attach(&one, 8080)).expect("CHECK");
     first.del(&attach(&one, 8080)).expect("DEL");
@@ -59,7 +59,7 @@ fn conditions_hold_for_their_container_alone() {
     assert!(!node.ruleset().contains("chain container-"), "{}", node.ruleset());
 }
 
-/// A range of ports with conditions, and a mark bit of its own: the pod still reaches itself.
+/// A container with a range of ports, conditions and its own mark bit can still reach itself.
 #[test]
 fn mark_masq_bit_is_the_containers_own() {
     let node = Node::new();
@@ -160,11 +160,11 @@ fn a_thousand_ports_are_one_element_of_each_family() {
     let call = Call::new(&node, &pod, 2, &run_of(20000, 1000));
     call.add();
     call.check();
-    // Ports and hairpin of two families, and the owner's entry.
+    // The elements are the ports and the hairpin elements of both families, and the owner's entry.
     assert_eq!(elements_of(&node, "pod"), 5);
     call.del();
     assert_eq!(elements_of(&node, "pod"), 0);
-    // Ranges whose container ports differ are single elements.
+    // In a range whose container ports differ from the host ports, each port is a separate element.
     let shifted: Vec<_> = (0..40).map(|i| map("tcp", 5000 + i, 6000 + i)).collect();
     let call = call.ports(&shifted);
     call.add();
@@ -220,7 +220,7 @@ fn gc_and_status() {
     assert_eq!((elements_of(&node, "one"), elements_of(&node, "two")), (0, 5), "{}", node.ruleset());
     second.call("GC").run().ok();
     assert_eq!(elements_of(&node, "two"), 5);
-    // Null means that no attachment is valid; GC removes unused chains, too.
+    // Null means that no attachment is valid. GC also removes unused chains.
     gc(Value::Null);
     let ruleset = node.ruleset();
     assert!(

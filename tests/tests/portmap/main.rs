@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! portmap as a process: its ruleset, conflicts, repairs, and interrupted calls. The contract suites test
-//! that packets arrive, but for the effects of portmap's own keys.
+//! portmap as a process: its ruleset, conflicts, repairs, and interrupted calls. The contract suites test that packets
+//! arrive; here packets are used only for portmap's own keys.
 
 mod concurrent;
 mod keys;
@@ -15,20 +15,20 @@ fn map(protocol: &str, host: u16, container: u16) -> Value {
     json!({"hostPort": host, "containerPort": container, "protocol": protocol})
 }
 
-/// One mapping with a host address.
+/// A mapping with a host address.
 fn map_on(ip: &str, protocol: &str, host: u16, container: u16) -> Value {
     let mut mapping = map(protocol, host, container);
     mapping["hostIP"] = json!(ip);
     mapping
 }
 
-/// `count` mappings from `first` on whose container port is the host port.
+/// `count` mappings, starting at `first`, whose container ports equal the host ports.
 fn run_of(first: u16, count: u16) -> Vec<Value> {
     (first..first + count).map(|port| map("tcp", port, port)).collect()
 }
 
-/// portmap's input for a pod: addresses and ports. No other plugin has worked on the pod, so all changes are
-/// portmap's.
+/// portmap's input for a pod: addresses and ports. No other plugin has worked on the pod, so all changes come from
+/// portmap.
 #[derive(Clone)]
 struct Call<'a> {
     node: &'a Node,
@@ -38,7 +38,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The pod with the addresses 10.77.0.`number` and fd00:77::`number`.
+    /// A call for the pod with the addresses 10.77.0.`number` and fd00:77::`number`.
     fn new(node: &'a Node, pod: &Pod, number: u8, ports: &[Value]) -> Self {
         let netns = pod.path().display().to_string();
         let config = json!({
@@ -56,19 +56,19 @@ impl<'a> Call<'a> {
         Self { node, id: pod.name().to_owned(), netns, config }
     }
 
-    /// With one more key.
+    /// The call with one more key.
     fn key(mut self, key: &str, value: Value) -> Self {
         self.config[key] = value;
         self
     }
 
-    /// With other ports.
+    /// The call with other ports.
     fn ports(mut self, ports: &[Value]) -> Self {
         self.config["runtimeConfig"]["portMappings"] = json!(ports);
         self
     }
 
-    /// Removes namespace, `prevResult` and mappings, as for the DEL of a runtime that has lost its cache.
+    /// The call without namespace, `prevResult` and mappings, as for the DEL of a runtime that has lost its cache.
     fn forgetful(mut self) -> Self {
         self.netns = String::new();
         for key in ["prevResult", "runtimeConfig"] {
@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The number of owner comments of a container in the ruleset.
+/// The number of comments in the ruleset that name a container as the owner.
 fn elements_of(node: &Node, id: &str) -> usize {
     let tail = format!(" net eth0 {id}\"");
     node.ruleset().matches(&tail).count()

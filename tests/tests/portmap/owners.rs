@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Conflicts: two attachments request the same port or address.
+//! Conflicts, in which two attachments request the same port or address.
 
 use serde_json::json;
 use slipway_tests::Node;
 
 use crate::{Call, elements_of, listed, map, map_on, run_of};
 
-/// Asserts that the call fails with "try again", names the owner, and leaves nothing.
+/// Asserts that the call fails with "try again", names the owner, and leaves nothing behind.
 #[track_caller]
 fn refused(call: &Call<'_>, what: &str, owner: &str) {
     let error = call.call("ADD").run().error();
@@ -24,7 +24,7 @@ fn a_range_and_a_single_port_inside_it_exclude_each_other() {
     let single = Call::new(&node, &two, 3, &[map("tcp", 8999, 1), map("tcp", 9050, 1)]);
     run.add();
     refused(&single, "host port tcp/0.0.0.0:9000-9099", "one");
-    // Another port, another protocol and a single host address are free.
+    // Another port, another protocol and a specific host address do not conflict.
     let free = [map("tcp", 8999, 1), map("udp", 9050, 1), map_on("192.0.2.1", "tcp", 9050, 1)];
     single.clone().ports(&free).add();
     single.clone().ports(&free).del();
@@ -55,14 +55,14 @@ fn an_address_that_a_live_attachment_holds_is_refused() {
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
     let same_address = Call::new(&node, &two, 2, &[map("tcp", 81, 80)]);
     refused(&same_address, "container address 10.77.0.2", "one");
-    // With its namespace gone, the attachment holds nothing.
+    // Once its namespace is gone, the attachment owns nothing any more.
     one.remove();
     same_address.add();
     same_address.check();
     assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
 }
 
-/// A runtime that joins a container to two networks asks for its ports on both.
+/// A runtime that joins a container to two networks requests its ports on both.
 #[test]
 fn a_container_on_two_networks_has_its_ports_on_the_first() {
     let node = Node::new();
@@ -89,7 +89,7 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     assert_eq!(listed(&node), published);
     first.check();
 
-    // Only equal mappings of one container are shared.
+    // Only equal mappings of the same container are shared.
     let error = second.clone().ports(&[map("tcp", 80, 81)]).call("ADD").run().error();
     assert!(error.code == 11 && error.msg.contains("host port tcp/0.0.0.0:80 "), "{error:?}");
     let mut same_id = on(&other, 4, "second", &ports);
@@ -97,8 +97,8 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     let error = same_id.call("ADD").run().error();
     assert!(error.code == 11 && error.msg.contains("network net, container one,"), "{error:?}");
 
-    // DEL on the first network withdraws the ports; CHECK on the second fails, and the next ADD publishes
-    // them again.
+    // DEL on the first network withdraws the ports. CHECK on the second network then fails, and the next ADD publishes
+    // the ports again.
     second.add();
     first.del();
     assert!(listed(&node).is_empty(), "{}", node.ruleset());
@@ -128,7 +128,7 @@ fn a_mapping_that_is_listed_twice_is_one() {
     assert_eq!(elements_of(&node, "one"), 0);
 }
 
-/// A ruleset saved by `nft list ruleset` has comments but no userdata: no owner is provably dead then.
+/// A ruleset saved by `nft list ruleset` has comments but no userdata, so no owner can be proved dead.
 #[test]
 fn a_reloaded_ruleset_serves_and_its_owners_count_as_live() {
     if !slipway_tests::nft_loads_ranges() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The table: created once, repaired, upgraded, and refused if another program made it.
+//! The table, which is created once, repaired and upgraded, and refused if another program made it.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, golden, normalise};
@@ -11,14 +11,14 @@ use crate::{Call, elements_of, map, map_on, run_of};
 fn the_ruleset_of_a_container_with_everything_is_the_golden_one() {
     let (node, pod) = Node::with_pod();
     let mut ports = run_of(9000, 20);
-    // One element in each hash map: the kernel lists them in no order.
+    // Each hash map has only one element, because the kernel lists elements in no particular order.
     ports.extend([map("tcp", 8080, 80), map_on("192.0.2.1", "sctp", 7, 7)]);
     let call = Call::new(&node, &pod, 2, &ports).key("conditionsV4", json!(["ip saddr != 192.0.2.0/24"]));
     call.key("markMasqBit", json!(5)).add();
     golden("portmap-everything.nft", &normalise(&node.ruleset()));
 }
 
-/// `nft flush table` empties the chains and keeps the maps: no port works.
+/// `nft flush table` empties the chains and keeps the maps, so no port works.
 #[test]
 fn flushed_chains_are_detected_and_restored() {
     let node = Node::new();
@@ -91,7 +91,7 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
     }
 }
 
-/// DEL and GC leave a table of a later version alone: this version does not know all of its objects.
+/// DEL and GC leave a table of a later version alone, because this version does not know all of its objects.
 #[test]
 fn a_later_versions_table_is_left_alone() {
     let (node, pod) = Node::with_pod();
@@ -113,7 +113,7 @@ fn an_older_schema_is_upgraded_in_place() {
     let first = Call::new(&node, &one, 2, &[map("tcp", 80, 80)]);
     first.add();
     let before = node.ruleset();
-    // A possible table of an older version: other rules, another marker, one map fewer, a chain at another hook's
+    // Imitates a table of an older version, with other rules, another marker, one map fewer, and a chain with another
     // priority.
     node.nft(
         "delete chain inet slipway schema-2; add chain inet slipway schema-1; flush chain inet slipway hostports4; \
@@ -136,7 +136,7 @@ fn an_older_schema_is_upgraded_in_place() {
     assert_eq!(sorted(&ruleset), sorted(&before));
 }
 
-/// The kernel refuses the socket, as without netfilter's netlink.
+/// The kernel refuses the socket, as it does without nfnetlink.
 #[test]
 fn a_kernel_without_nf_tables_is_named_by_add_and_del_succeeds() {
     let (node, pod) = Node::with_pod();
@@ -153,7 +153,7 @@ fn a_kernel_without_nf_tables_is_named_by_add_and_del_succeeds() {
     assert_eq!(node.ruleset(), "");
 }
 
-/// As in a container that lacks CAP_NET_ADMIN in the node's namespace.
+/// As in a container that lacks CAP_NET_ADMIN in the node's network namespace.
 #[test]
 fn a_refusal_is_named() {
     let (node, pod) = Node::with_pod();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway restore` with concurrent ADDs and DELs.
+//! `slipway restore` concurrently with ADDs and DELs.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +11,16 @@ use slipway_tests::{Attach, Proto, at, quoted, sample, slipway, within};
 
 use crate::{PORT, SERVED, Web, World, count};
 
-/// A container is deleted after its ports were restored and before the command ends: they are withdrawn
-/// again.
+/// A container is deleted after its ports were restored and before the command ends. The ports must be withdrawn again.
 #[test]
 fn a_container_deleted_during_a_restore_keeps_nothing() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     let path = network.cache_path(&web.attach);
-    // The kernel keeps the namespace, and with it the link, for a while.
+    // The open file makes the kernel keep the namespace, and with it the link, for a while.
     let _netns = world.node.run(|| File::open(web.path()).expect("open the namespace"));
-    // The file's lookup in the cache is delayed.
+    // The lookup of the container's cache file is delayed.
     let file = path.rsplit('/').next().expect("a name");
     world.node.cmd("nft flush ruleset");
     let report = std::thread::scope(|scope| {
@@ -32,7 +31,7 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        // The steps of a DEL after portmap's, which found nothing.
+        // The remaining steps of a DEL whose portmap call found nothing to delete.
         web.vanish();
         world.node.cmd(&format!("rm {path}"));
         restoring.join().expect("no panic")
@@ -50,8 +49,9 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
     assert!(!left.contains("slipway1"), "{left}");
 }
 
-/// A DEL is delayed between two plugins while restorations run. Nothing that the first plugin removed comes back, because the
-/// bridge's DEL would not remove it: the bridge has no rules of its own. The namespace lives on, so the rules would, too.
+/// A DEL is delayed between two plugins while restorations run. Nothing that the first plugin has removed may come
+/// back, because the bridge has no rules of its own and its DEL would not remove them. The namespace continues to
+/// exist, so the rules would remain with it.
 #[test]
 fn a_container_whose_del_has_begun_gets_nothing_back() {
     let world = World::new();
@@ -72,7 +72,7 @@ fn a_container_whose_del_has_begun_gets_nothing_back() {
         assert!(report.to_string().contains("the container is being deleted"), "{report:#}");
         assert_eq!((is_published(), marks()), (plugin == 2, 1), "{report:#}");
     }
-    // The control: an ADD ends the deletion.
+    // As the control, an ADD ends the deletion.
     del(0);
     assert_eq!(marks(), 0);
     for plugin in [1, 0] {
@@ -88,8 +88,8 @@ fn a_container_whose_del_has_begun_gets_nothing_back() {
     assert!(!left.contains("slipway1") && marks() == 0, "{left}");
 }
 
-/// A container is deleted by a chain whose link is another set's plugin: the mark of its DEL stays, and the next ADD of the
-/// same container ends it.
+/// A container is deleted by a chain whose interface plugin is from another plugin set. The mark of the DEL remains,
+/// and the next ADD of the same container removes it.
 #[test]
 fn a_mark_that_no_plugin_removed_ends_with_the_next_add() {
     let world = World::new();
@@ -105,8 +105,8 @@ fn a_mark_that_no_plugin_removed_ends_with_the_next_add() {
     assert!(world.node.slipway("ports").contains("8080"), "{report:#}");
 }
 
-/// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end live
-/// containers have their ports, and the others nothing.
+/// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end, live containers
+/// have their ports, and others have nothing.
 #[test]
 fn adds_and_dels_with_concurrent_flushes_and_restores_end_correctly() {
     const ROUNDS: u16 = 4;
@@ -175,9 +175,9 @@ fn two_concurrent_restores_do_the_same_as_one() {
     assert_eq!(world.restored(), 0);
 }
 
-/// The ruleset is flushed at each netlink message of a call. If the call reads one part of the table before
-/// and one after the flush, it must not complete it without the owner's marker: all later calls would refuse
-/// the table.
+/// The ruleset is flushed at each netlink message of a call. If the call reads one part of the table before the flush
+/// and another part after it, it must not complete the table without the owner's marker, because all later calls would
+/// then refuse the table.
 #[test]
 fn after_a_flush_at_any_moment_of_an_add_the_next_add_succeeds() {
     const REQUESTS: usize = 30;
@@ -202,7 +202,7 @@ fn after_a_flush_at_any_moment_of_an_add_the_next_add_succeeds() {
             std::thread::sleep(Duration::from_millis(5));
         }
         world.node.cmd("nft flush ruleset");
-        // The flush may have been too late for this call.
+        // For this call, the flush may have come too late.
         running.wait();
         let attach_next = Attach::new(&next).port(Proto::Tcp, 9002, SERVED);
         network.add(&attach_next).unwrap_or_else(|e| panic!("request {nth}: {e}"));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Expected state: each object that a container needs is broken by hand, and CHECK, `restore`, `check-node` and `explain`
-//! must all see it. The objects come from the plugins themselves: a new one without its way to be broken fails the test.
+//! Expected state: the test damages each object that a container needs, and CHECK, `restore`, `check-node` and
+//! `explain` must all notice. The plugins themselves list the objects, so a new object that the test cannot damage
+//! makes it fail.
 
 use std::net::IpAddr;
 
@@ -13,18 +14,19 @@ use crate::{PORT, Web, World};
 /// The exit code of a dry run that found something missing.
 const SOMETHING_MISSING: i32 = 3;
 
-/// Who may make an object again.
+/// Who has to create an object again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
-    /// Slipway: CHECK fails, and `restore` makes it again.
+    /// Slipway has to: CHECK fails, and `restore` creates the object again.
     Slipways,
-    /// The administrator: it is named, with a command.
+    /// The administrator has to: the object is reported with a command.
     Theirs,
-    /// The container: CHECK fails, and it is named, with a command.
+    /// The container has to: CHECK fails, and the object is reported with a command.
     Containers,
 }
 
-/// Breaks the object of this name. Returns whose it is, and the families whose packets do not pass then: `explain` says so.
+/// Damages the object with this name. Returns who has to repair it, and for which families packets do not pass
+/// meanwhile, as `explain` must report.
 fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
     use Whose::{Containers, Slipways, Theirs};
     let words: Vec<&str> = item.split_whitespace().collect();
@@ -92,7 +94,7 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
             (Slipways, "")
         }
         (["no", "BPF", "program", ..], _) => {
-            // Ours comes behind it.
+            // Our filter then comes after the other one.
             node.cmd(&format!("tc filter del dev {last} ingress pref 1"));
             let program = "bpf bytecode '1,6 0 0 0'";
             node.cmd(&format!("tc filter add dev {last} ingress pref 1 protocol all {program}"));
@@ -109,7 +111,7 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
         }
         (["no", "strict", "reverse", ..], Some(setting)) => {
             node.sysctl(setting, "1");
-            // A VPN takes all packets to far destinations.
+            // A VPN attracts all packets to distant destinations.
             node.cmd("ip link add vpn type veth peer name vpn1");
             node.cmd("ip link set vpn up");
             node.cmd("ip link set vpn1 up");
@@ -119,7 +121,7 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
             (Theirs, "")
         }
         (["addresses", all @ .., "on", link, "in", "the", "container"], _) => {
-            // Without its last IPv4 address a link loses all routes.
+            // A link that loses its last IPv4 address loses all its routes, so the IPv6 address is removed.
             let v6 = all.iter().find(|net| net.contains("::")).expect("an IPv6 address");
             pod.cmd(&format!("ip address del {v6} dev {link}"));
             (Containers, "6")
@@ -141,7 +143,7 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
     }
 }
 
-/// What `explain` says about an object without which packets pass, but not as they should.
+/// What `explain` says about an object without which packets still pass, but not as intended.
 fn remark(item: &str) -> Option<&'static str> {
     match () {
         () if item.starts_with("rate limit") => Some("Failed to find qdisc"),
@@ -152,7 +154,7 @@ fn remark(item: &str) -> Option<&'static str> {
     }
 }
 
-/// The container's objects, and their states.
+/// The container's objects and their states.
 fn objects(report: &Value) -> Vec<(String, String, String)> {
     let text = |row: &Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
     let rows = report["items"].as_array().expect("a list").iter();
@@ -167,7 +169,7 @@ fn answers(world: &World) {
     }
 }
 
-/// The command of a reason.
+/// The command that a reason recommends.
 fn command(reason: &str) -> &str {
     reason.split('`').nth(1).unwrap_or_else(|| panic!("no remedy: {reason}"))
 }
@@ -179,7 +181,7 @@ fn explained(world: &World, family: char) -> String {
     }
 }
 
-/// Breaks one object, asks each reader, and repairs it.
+/// Damages one object, asks each reader about it, and repairs it.
 fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &str) {
     let (whose, families) = break_it(&world.node, &web.pod, item);
     let failed = network.check(&web.attach).err();
@@ -189,7 +191,7 @@ fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &
     let (_, state, reason) = all.iter().find(|(name, ..)| name == item).expect("the object is listed");
     let wanted = if whose == Whose::Slipways { "missing" } else { "skipped" };
     assert_eq!(state, wanted, "{item}: {report:#}");
-    // With a setting of theirs other objects may be lost: with IPv6 the addresses.
+    // An administrator's setting may take other objects with it, as disabling IPv6 does with the addresses.
     assert!(whose != Whose::Slipways || code == SOMETHING_MISSING, "{item}: {code} {report:#}");
     let checked = world.node.try_slipway("check-node").stdout;
     let is_rules = families.is_empty();
@@ -220,7 +222,7 @@ fn is_seen_and_repaired(world: &World, network: &Network<'_>, web: &Web, item: &
 
 fn each_object_is_seen_and_repaired(interface: &str, keys: Value, more: Vec<Value>, at_least: usize) {
     let world = World::new();
-    // A default route of either family: replies to the containers come in through its link.
+    // With default routes of both families, replies to the containers come in through this link.
     for via in [world.client.v4.to_string(), world.client.v6.to_string()] {
         world.node.cmd(&format!("ip route add default via {via}"));
     }
@@ -259,7 +261,7 @@ fn each_object_of_source_based_routing() {
     each_object_is_seen_and_repaired("bridge", json!({}), vec![json!({"type": "sbr"})], 15);
 }
 
-/// The kernel removes the routes of a link that is set down from all tables, and its IPv6 addresses.
+/// When a link is set down, the kernel removes its routes from all tables, and its IPv6 addresses.
 #[test]
 fn a_link_that_was_down_gets_its_tables_back() {
     let world = World::new();
@@ -271,7 +273,7 @@ fn a_link_that_was_down_gets_its_tables_back() {
     }
     network.check(&web.attach).expect_err("without its routes");
     let missing = |report: &Value| objects(report).into_iter().find(|(_, state, _)| state != "present");
-    // The addresses are the container's own to change; the tables come back when these are there.
+    // The addresses belong to the container, which may change them. The tables come back once the addresses are there.
     for _ in 0..2 {
         let (report, _) = world.restore("");
         let skipped = objects(&report).into_iter().find(|(_, state, _)| state == "skipped");
@@ -286,7 +288,7 @@ fn a_link_that_was_down_gets_its_tables_back() {
     web.leave(&world, &network);
 }
 
-/// Plugins whose link is in the container alone, or on a link of the node that is its owner's.
+/// Plugins whose link exists only in the container, or whose link on the node belongs to a single owner.
 fn each_object_of_a_single_link(plugin: Value, at_least: usize) {
     let world = World::new();
     for end in ["lan", "switch"] {
@@ -342,7 +344,7 @@ fn each_object_of_tap() {
     each_object_of_a_single_link(json!({"type": "tap"}), 5);
 }
 
-/// Each is named with the command for its own namespace, although the difference reads the same.
+/// Each container is reported with a command for its own namespace, although the differences have the same text.
 #[test]
 fn containers_that_lost_the_same_route_are_told_apart() {
     let world = World::new();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Several kinds of flush: everything of live containers is restored.
+//! Several kinds of flushes, after which everything of live containers is restored.
 
 use serde_json::json;
 use slipway_tests::{Network, Proto, at};
 
 use crate::{LOOPBACK, LOOPBACK6, PORT, Web, World, count, each, line, silent};
 
-/// Asserts the contract's promises about a pod with one port.
+/// Asserts the contract's promises for a pod with one port.
 pub(crate) fn everything_works(world: &World, web: &Web, who: &str) {
     for (proto, to) in each(world.node_ips(), PORT) {
         let answer = world.client.expect(proto, to, who);
@@ -30,7 +30,7 @@ fn is_masqueraded(world: &World, web: &Web) {
     assert_eq!(answer.peer.ip().to_canonical(), world.client.node_v4);
 }
 
-/// The lines, sorted, as maps have no order.
+/// The lines in sorted order, because maps are not ordered.
 fn sorted(ruleset: &str) -> Vec<String> {
     let mut lines: Vec<String> =
         ruleset.lines().map(|line| line.trim_matches([' ', '\t', ',']).to_owned()).collect();
@@ -78,7 +78,7 @@ fn everything_of_ptp_is_restored() {
     everything_is_back(&world, &world.network(1, "ptp", [json!({}), json!({})]));
 }
 
-/// A container may send with the MAC address of its result, not with one that it has set since.
+/// A container may send with the MAC address from its result, but not with one that it has set later.
 #[test]
 fn the_spoofing_guard_has_the_mac_address_of_the_result() {
     let world = World::new();
@@ -92,7 +92,7 @@ fn the_spoofing_guard_has_the_mac_address_of_the_result() {
     assert!(guard.contains(&mac) && !guard.contains("02:00:00:00:00:99"), "{guard}");
 }
 
-/// The chains are flushed and the elements kept: only the table is repaired.
+/// The chains are flushed while the elements remain, so only the table is repaired.
 #[test]
 fn emptied_chains_are_restored() {
     let world = World::new();
@@ -108,7 +108,7 @@ fn emptied_chains_are_restored() {
     everything_works(&world, &web, "web");
 }
 
-/// Some elements gone, by hand.
+/// Some elements were deleted by hand.
 #[test]
 fn single_elements_are_restored() {
     let world = World::new();
@@ -121,7 +121,7 @@ fn single_elements_are_restored() {
     everything_works(&world, &web, "web");
 }
 
-/// `iptables -F` and `-X` in the table nat, with the compatibility backend.
+/// `iptables -F` and `-X` in the table nat, with the iptables backend.
 #[test]
 fn chains_of_iptables_are_restored() {
     slipway_tests::needs_iptables!();
@@ -166,14 +166,14 @@ fn chains_of_iptables_are_restored() {
     }
 }
 
-/// With iptables-legacy, `nft flush ruleset` removes the guard and keeps the chains.
+/// With iptables-legacy, `nft flush ruleset` removes the guard but not the chains.
 #[test]
 fn the_loopback_guard_is_restored_even_without_missing_elements() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     world.node.cmd("nft flush ruleset");
-    // Without the runtime's cache only the guard can be restored.
+    // Without the runtime's cache, only the guard can be restored.
     world.node.cmd("rm -r /var/lib/cni/results");
     assert!(world.loopback_is_open(&web));
     let (report, code) = world.restore("");
@@ -184,7 +184,8 @@ fn the_loopback_guard_is_restored_even_without_missing_elements() {
     drop(web);
 }
 
-/// The next ADD makes tables, chains and the guard; only `restore` makes the elements of other containers.
+/// The next ADD creates the tables, the chains and the guard, but only `restore` creates the elements of other
+/// containers.
 #[test]
 fn the_next_add_creates_the_tables() {
     let world = World::new();
@@ -202,7 +203,7 @@ fn the_next_add_creates_the_tables() {
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT + 1), "new");
 }
 
-/// Conditions, host addresses, ranges of ports and `masqAll` come from the configuration and its arguments.
+/// Conditions, host addresses, port ranges and `masqAll` come from the configuration and the runtime's arguments.
 #[test]
 fn every_form_of_mapping_is_restored() {
     let world = World::new();

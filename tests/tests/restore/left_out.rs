@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Ports that are not restored: those of dead or unknown containers, and those that another container has.
+//! Ports that are not restored: those of dead or unknown containers, and those that another container owns.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, at};
@@ -26,7 +26,7 @@ fn ports_of_a_removed_container_are_not_restored() {
     drop((live, dead));
 }
 
-/// Another container without the port has a namespace at the same path.
+/// Another container, which has no such port, has a namespace at the same path.
 #[test]
 fn another_container_at_the_same_path_gets_no_port() {
     let world = World::new();
@@ -49,7 +49,7 @@ fn another_container_at_the_same_path_gets_no_port() {
     drop(old);
 }
 
-/// A container whose link names no owner, as the reference's, is identified by its addresses.
+/// A container whose link names no owner, like a link of the reference plugins, is identified by its addresses.
 #[test]
 fn a_link_without_an_owner_is_identified_by_its_addresses() {
     let world = World::new();
@@ -77,7 +77,7 @@ fn a_link_without_an_owner_is_identified_by_its_addresses() {
     assert_eq!(count(&report, "restored"), 0, "{report:#}");
 }
 
-/// The caches of two live containers have one port: its current owner keeps it.
+/// According to the cache, two live containers have the same port. Its current owner keeps it.
 #[test]
 fn a_port_of_a_live_container_is_not_taken() {
     let world = World::new();
@@ -98,7 +98,7 @@ fn a_port_of_a_live_container_is_not_taken() {
     drop(second);
 }
 
-/// A container on two networks that requests its ports on both gets them on the first again.
+/// A container on two networks requests its ports on both, and gets them back on the first one.
 #[test]
 fn ports_of_a_container_on_two_networks_are_on_the_first() {
     let world = World::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What users of tc(8) do to the bandwidth plugin's limits: packets pass without one, all readers say so, and `restore`
-//! puts the limit back.
+//! Damage to the bandwidth plugin's limits by users of tc(8): packets pass without a limit, every reader reports that,
+//! and `restore` puts the limit back.
 
 use std::net::IpAddr;
 
@@ -13,13 +13,13 @@ use crate::{World, count};
 /// The limits in bits per second.
 const RATE: u32 = 400_000;
 
-/// A container with a limit of both directions, in the runtime's cache.
+/// A container with limits in both directions that is in the runtime's cache.
 struct Limited<'a> {
     world: &'a World,
     network: Network<'a>,
     attach: Attach,
     pod: Pod,
-    /// The container's address, and the gateway's.
+    /// The addresses of the container and of its gateway.
     address: IpAddr,
     gateway: IpAddr,
     veth: String,
@@ -49,7 +49,7 @@ impl<'a> Limited<'a> {
         Self { world, network, attach, pod, address, gateway, veth: link(1), device: link(3) }
     }
 
-    /// The fate of datagrams into the container, and out of it.
+    /// What becomes of bursts into the container and out of it.
     fn fates(&self) -> (Fate, Fate) {
         let node = &self.world.node;
         (
@@ -105,7 +105,7 @@ fn limits_that_users_of_tc_take_away_come_back() {
         ("tc qdisc replace dev DEVICE root bfifo".to_owned(), (Kept, Free), &["rate limit of bwp"]),
         ("ip link set DEVICE down".to_owned(), (Kept, Lost), &["device"]),
         ("ip link del DEVICE".to_owned(), (Kept, Lost), &["device", "rate limit of bwp", "redirection"]),
-        // As versions before this one had it: behind all that was added without a preference.
+        // Imitates earlier versions, whose filter came after all that were added without a preference.
         (
             format!(
                 "tc filter del dev VETH ingress; tc filter add dev VETH ingress pref 49152 protocol all {ours}; tc filter \
@@ -134,7 +134,7 @@ fn limits_that_users_of_tc_take_away_come_back() {
     limited.network.del(&limited.attach).expect("DEL");
 }
 
-/// A filter with the first preference keeps its place: `restore` fails and has the command that deletes it.
+/// Another filter with the first preference stays, so `restore` fails and prints the command that deletes it.
 #[test]
 fn a_filter_that_keeps_its_place_is_named() {
     let world = World::new();

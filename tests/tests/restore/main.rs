@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway restore`, tested with packets: after each kind of flush that happens on nodes, live containers
-//! get back exactly what they had.
+//! `slipway restore`, tested with packets. After each kind of flush that happens on nodes, live containers get back
+//! exactly what they had.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -44,12 +44,12 @@ impl World {
         [self.client.node_v4.into(), self.client.node_v6.into()]
     }
 
-    /// Network `number` of the interface plugin, with keys of its own for either plugin.
+    /// Network `number` with this interface plugin, and with additional keys for each of the two plugins.
     fn network(&self, number: u8, interface: &str, keys: [Value; 2]) -> Network<'_> {
         self.chain(number, interface, keys, Vec::new())
     }
 
-    /// With more plugins after these two.
+    /// Such a network with more plugins after these two.
     fn chain(&self, number: u8, interface: &str, keys: [Value; 2], more: Vec<Value>) -> Network<'_> {
         let mut plugins = [
             json!({
@@ -76,7 +76,8 @@ impl World {
         Self::told(&self.node.try_slipway(&format!("restore --output json {args}")))
     }
 
-    /// Restores, with a delay before the command checks that this file of the runtime's cache still exists.
+    /// Runs `slipway restore` with a delay before the command checks that this file of the runtime's cache still
+    /// exists.
     fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
         let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
         let command = quoted(slipway());
@@ -90,15 +91,15 @@ impl World {
         (report, output.code.expect("an exit code"))
     }
 
-    /// Restores, which must succeed. Returns the number of restored entries.
+    /// Runs `slipway restore`, which must succeed, and returns the number of restored entries.
     fn restored(&self) -> usize {
         let (report, code) = self.restore("");
         assert_eq!(code, 0, "{report:#}");
         count(&report, "restored")
     }
 
-    /// Opens a TCP service on the node's loopback. Returns true if a container reaches it. The container's
-    /// own loopback address is removed.
+    /// Opens a TCP service on the node's loopback, and returns true if a container reaches it. The container's own
+    /// loopback address is removed for that.
     fn loopback_is_open(&self, web: &Web) -> bool {
         let _service = self.node.serve(Proto::Tcp, "127.0.0.1:7000", "service");
         web.sysctl("net/ipv4/conf/all/route_localnet", "1");
@@ -126,7 +127,7 @@ fn line<'a>(report: &'a Value, container: &str, words: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("nothing about {container} and {words}: {report:#}"))
 }
 
-/// A pod that was added, is in the runtime's cache, and serves TCP and UDP.
+/// A pod that has been added, is in the runtime's cache, and serves TCP and UDP.
 struct Web {
     pod: Pod,
     attach: Attach,
@@ -145,14 +146,14 @@ impl Web {
         Self { pod, attach, ips, _servers: servers.into() }
     }
 
-    /// With one port, TCP and UDP.
+    /// A pod that publishes one port for TCP and UDP.
     fn published(world: &World, network: &Network<'_>, name: &str, port: u16) -> Self {
         Self::new(world, network, name, |attach| {
             attach.port(Proto::Tcp, port, SERVED).port(Proto::Udp, port, SERVED)
         })
     }
 
-    /// Runs DEL and removes the runtime's cache entry.
+    /// Runs DEL and removes the attachment's file from the runtime's cache.
     fn leave(&self, world: &World, network: &Network<'_>) {
         network.del(&self.attach).expect("DEL");
         world.node.cmd(&format!("rm {}", network.cache_path(&self.attach)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers of the eBPF backend: netfilter decides, so a flush of the ruleset closes their ports.
+//! Containers of the eBPF backend. Netfilter decides about their packets, so a flush of the ruleset closes their ports.
 
 use serde_json::{Value, json};
 use slipway_tests::{Network, PROGRAMS, at, has_programs, needs};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node with two uplinks and strict reverse path filtering: what comes in by the second from far is dropped.
+//! A node with two uplinks and strict reverse path filtering, which drops packets from distant hosts that come in
+//! through the second uplink.
 
 use std::net::IpAddr;
 
