@@ -33,12 +33,12 @@ fn a_fresh_node_lacks_nothing() {
     }
     assert_eq!(finding(&report, "table inet slipway")["found"], "does not exist yet");
     assert_eq!(finding(&report, "chains of other programs at the forward hook")["found"], "none");
-    // trying things out left nothing on the node
+    // The command tries things out, but has left nothing on the node.
     assert_eq!(node.cmd("nft list ruleset"), "");
     assert!(!node.cmd("ip -o link").contains("probe"));
 }
 
-/// The state of our table while a container runs, before and after a change of the ruleset.
+/// Checks what the report says about our table while a container runs, before and after a change of the ruleset.
 #[track_caller]
 fn after(change: &str, found: &str) {
     let node = Node::new();
@@ -84,7 +84,7 @@ fn a_table_without_the_elements_of_a_running_container_is_a_warning() {
     );
 }
 
-/// Without the runtime's cache nobody knows what containers need; the rest of the node is judged all the same.
+/// Without the runtime's cache, nothing tells what the containers need. The rest of the node is still checked.
 #[test]
 fn an_unreadable_cache_hides_no_other_finding() {
     let node = Node::new();
@@ -172,7 +172,7 @@ fn firewalld_with_strict_forward_ports_is_named() {
     assert_eq!(finding(&report, "firewalld, StrictForwardPorts")["state"], "warning");
 }
 
-/// A node with a container that publishes 8080, and its client.
+/// A node with a container that publishes port 8080, and a client outside.
 struct Published {
     node: Node,
     client: Host,
@@ -211,14 +211,14 @@ impl Published {
         for ip in self.addresses() {
             self.client.expect(Proto::Tcp, at(ip, 8080), "web1");
         }
-        // What the container opens itself.
+        // A connection that the container itself opens.
         let _server = self.client.serve(Proto::Tcp, "[::]:90", "client");
         for ip in usable([self.client.v4.into(), self.client.v6.into()]) {
             self.pod.expect(Proto::Tcp, at(ip, 90), "client");
         }
     }
 
-    /// Pastes the advice of `check-node` about a chain.
+    /// Runs the command that `check-node` recommends about a chain.
     fn paste(&self, what: &str) {
         let (report, _) = check(&self.node);
         let found = finding(&report, what);
@@ -235,7 +235,7 @@ impl Published {
     }
 }
 
-/// The chains of Docker with iptables, of its variant.
+/// Creates the chains of Docker with iptables, in this variant. Returns false if the variant is not installed.
 fn docker(node: &Node, variant: &str) -> bool {
     let rules = "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n:DOCKER-FORWARD - [0:0]\n\
                  -A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n-A DOCKER-USER -j RETURN\nCOMMIT\n";
@@ -261,7 +261,7 @@ fn advice_for_dockers_forward_works_when_pasted() {
         world.is_open();
         let rules = world.node.cmd("iptables -S DOCKER-USER");
         assert!(rules.contains("10.22.0.0/16") && rules.contains("DNAT"), "{rules}");
-        // explain agrees.
+        // explain reports the same.
         let said = world.node.slipway("explain tcp 192.0.2.1:8080");
         assert!(said.contains("chain ip filter FORWARD drops by default, but accepts"), "{said}");
         assert!(!said.contains("unless"), "{said}");
@@ -282,7 +282,7 @@ fn advice_for_dockers_legacy_forward_works_when_pasted() {
     assert!(world.node.cmd("iptables-legacy -S DOCKER-USER").contains("DNAT"));
 }
 
-/// ufw, an administrator, or Docker that moved to nftables and left the policy.
+/// As with ufw, an administrator's policy, or Docker after a move to nftables that has left the policy behind.
 #[test]
 fn advice_for_a_plain_forward_works_when_pasted() {
     slipway_tests::needs_ipv6!();
@@ -290,7 +290,7 @@ fn advice_for_a_plain_forward_works_when_pasted() {
     let world = Published::new("nftables");
     for family in ["iptables", "ip6tables"] {
         world.node.cmd(&format!("{family} -P FORWARD DROP"));
-        // Nothing leads to it any more.
+        // The chain still exists, but nothing jumps to it any more.
         world.node.cmd(&format!("{family} -N DOCKER-USER"));
     }
     world.is_closed(&[0, 1]);
@@ -302,7 +302,7 @@ fn advice_for_a_plain_forward_works_when_pasted() {
 #[test]
 fn advice_for_chains_of_nft_works_when_pasted() {
     slipway_tests::needs_ipv6!();
-    // The second is what Docker makes with "firewall-backend": "nftables" if it switches forwarding on itself.
+    // The second table is what Docker creates with "firewall-backend": "nftables" if it switches forwarding on itself.
     let docker = |family: &str| {
         format!(
             "table {family} docker-bridges {{
@@ -330,7 +330,7 @@ fn advice_for_chains_of_nft_works_when_pasted() {
     }
 }
 
-/// The commands on the page, for the network of its example.
+/// Runs the commands on the documentation page, whose example has the same network as this test.
 #[test]
 fn advice_on_the_page_works_when_pasted() {
     slipway_tests::needs_ipv6!();
@@ -355,7 +355,7 @@ fn advice_on_the_page_works_when_pasted() {
     }
 }
 
-/// The unit that keeps these commands: its start opens the way, and its stop closes it again.
+/// Tests the unit that keeps these commands. Starting it opens the way, and stopping it closes the way again.
 #[test]
 fn the_unit_beside_docker_opens_and_closes_the_way() {
     slipway_tests::needs_ipv6!();
@@ -376,7 +376,7 @@ fn the_unit_beside_docker_opens_and_closes_the_way() {
     world.is_closed(&[0, 1]);
 }
 
-/// A misspelt key has no effect, as with the reference, so nothing else tells of it.
+/// A misspelt key has no effect, as with the reference plugins, so nothing else would reveal it.
 #[test]
 fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {
     let node = Node::new();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The process that closes netfilter sockets for the calls that have ended: one for many DELs, and none of them needs it.
+//! The process that closes netfilter sockets for calls that have ended. One process serves many DELs, and no DEL
+//! depends on it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
@@ -65,7 +66,7 @@ fn many_dels_leave_their_sockets_to_one_process_that_soon_ends() {
     until_none(&node);
     let ports = node.cmd("nft list map inet slipway hostports4");
     assert!(!ports.contains("elements"), "{ports}");
-    // A socket without a process.
+    // The socket file is left, but no process listens on it.
     assert_eq!(node.list("/run/slipway").iter().filter(|name| *name == "closing.sock").count(), 1);
     network.add(&attaches[0]).expect("ADD");
     network.del(&attaches[0]).expect("DEL");
@@ -100,7 +101,7 @@ fn a_del_does_not_need_the_process() {
         let mut sent = Vec::new();
         for _ in 0..20 {
             for pid in closing(&node) {
-                // It may just have ended.
+                // The process may just have ended.
                 if kill(pid, signal).is_ok() {
                     sent.push(pid);
                 }
@@ -109,7 +110,7 @@ fn a_del_does_not_need_the_process() {
         }
         assert!(!sent.is_empty(), "no process to send {signal} to");
         for pid in sent {
-            // Only suspended ones still run.
+            // Only processes that were suspended rather than killed are still running.
             let _ = kill(pid, Signal::SIGCONT);
         }
         until_none(&node);

@@ -18,10 +18,10 @@ use tokio::sync::watch::Receiver;
 const NODES: &str = "/api/v1/nodes";
 /// The kubeconfig, as the follower's namespace sees it.
 const CONFIG: &str = "/run/kube/config";
-/// The time for a change to arrive; after an outage the longest delay between two attempts comes first.
+/// The time limit for a change to arrive. After an outage, the longest delay between two attempts has to pass first.
 const ARRIVAL: Duration = Duration::from_secs(90);
 
-/// slipwayd's view of the Nodes, followed by a thread in a node's namespace until this is dropped.
+/// slipwayd's view of the Nodes. A thread in a node's namespace follows them until the `Follower` is dropped.
 struct Follower {
     receiver: Receiver<Arc<Snapshot>>,
     counters: Arc<Counters>,
@@ -42,14 +42,14 @@ impl Follower {
         Self { receiver, counters }
     }
 
-    /// The Nodes: name and first pod CIDR.
+    /// The name and the first pod CIDR of each Node.
     fn nodes(&self) -> Vec<String> {
         let snapshot = self.receiver.borrow();
         let cidr = |cidrs: &[ipnet::IpNet]| cidrs.first().map_or("-".to_owned(), ToString::to_string);
         snapshot.nodes().values().map(|node| format!("{} {}", node.name, cidr(&node.pod_cidrs))).collect()
     }
 
-    /// Waits for these Nodes.
+    /// Waits until the follower sees exactly these Nodes.
     fn expect(&self, nodes: &[&str]) {
         self.wait(&format!("{nodes:?}"), || self.receiver.borrow().synced() && self.nodes() == nodes);
     }
@@ -92,7 +92,7 @@ fn nodes_arrive_change_and_leave() {
     server.create(NODES, &object("a", "10.244.1.0/24"));
     let mut follower = Follower::start(&cluster.nodes[0], server.kubeconfig());
     follower.expect(&["a 10.244.1.0/24"]);
-    // Added, changed, deleted, and created again with another prefix.
+    // Nodes are added, changed, deleted, and created again with another prefix.
     server.create(NODES, &object("b", "10.244.2.0/24"));
     follower.expect(&["a 10.244.1.0/24", "b 10.244.2.0/24"]);
     let address = json!([{"type": "InternalIP", "address": "192.0.2.1"}]);
@@ -112,7 +112,8 @@ fn nodes_arrive_change_and_leave() {
     follower.expect(&["a 10.244.1.0/24"]);
     server.create(NODES, &object("b", "10.244.3.0/24"));
     follower.expect(&["a 10.244.1.0/24", "b 10.244.3.0/24"]);
-    // Heartbeats, and what else is not kept, wake no receiver. The Node after them shows that they arrived.
+    // Heartbeats and other updates of fields that are not kept wake no receiver. A Node that is created afterwards
+    // shows that they have arrived.
     follower.receiver.borrow_and_update();
     let (generation, unchanged) = (follower.receiver.borrow().generation(), follower.counters.unchanged());
     beat(&server, "a", 20);
@@ -125,14 +126,14 @@ fn nodes_arrive_change_and_leave() {
     assert_eq!((follower.counters.lists(), follower.counters.failures()), (1, 0));
 }
 
-/// More Nodes than a page of the list has.
+/// The cluster has more Nodes than fit into one page of the list.
 #[test]
 fn a_long_list_is_read_in_pages() {
     let Some(programs) = api_server_programs() else { skip!(API_SERVER) };
     let cluster = Cluster::new(1, |_| {});
     let server = ApiServer::start(&programs, &cluster.control);
     server.wait();
-    // One curl creates all.
+    // A single curl creates all of them.
     let count = 510;
     let mut config = String::new();
     for number in 0..count {
@@ -148,7 +149,7 @@ fn a_long_list_is_read_in_pages() {
     cluster.control.cmd_input("curl --config -", config.trim_end_matches("next\n"));
     let follower = Follower::start(&cluster.nodes[0], server.kubeconfig());
     follower.wait("complete list", || follower.receiver.borrow().synced());
-    // Never a part of the list.
+    // The receiver never sees only a part of the list.
     assert_eq!(
         (follower.receiver.borrow().generation(), follower.receiver.borrow().nodes().len()),
         (1, count)
@@ -167,7 +168,7 @@ fn the_nodes_stay_while_the_api_server_is_away_and_are_listed_again_after_a_comp
     let node = &cluster.nodes[0];
     let follower = Follower::start(node, server.kubeconfig());
     follower.expect(&["a 10.244.1.0/24", "b 10.244.2.0/24"]);
-    // Away and back: the Nodes stay, and the watch is resumed without a list.
+    // The server goes away and returns. The Nodes are kept, and the watch resumes without a new list.
     server.stop();
     follower.wait("failure", || follower.counters.failures() >= 2);
     follower.expect(&["a 10.244.1.0/24", "b 10.244.2.0/24"]);
@@ -176,7 +177,8 @@ fn the_nodes_stay_while_the_api_server_is_away_and_are_listed_again_after_a_comp
     server.create(NODES, &object("c", "10.244.3.0/24"));
     follower.expect(&["a 10.244.1.0/24", "b 10.244.2.0/24", "c 10.244.3.0/24"]);
     assert_eq!(follower.counters.lists(), 1);
-    // Changes that the follower cannot see, and that the server has forgotten when it is back: 410 Gone.
+    // The follower misses these changes, and the server has compacted them away when it is back, so it answers 410
+    // Gone.
     server.stop();
     node.nft(
         "table inet away {

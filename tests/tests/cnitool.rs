@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `cnitool`: lists executed as libcni does, with its cache, on real containers.
+//! `cnitool`: runs lists as libcni does, with its cache, on real containers.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use slipway_tests::{
     has_programs, needs, quoted, slipway, slipway_only,
 };
 
-/// Folder of the lists. /var/lib is private to the node.
+/// The folder of the lists, in the node's private /var/lib.
 const NET_DIR: &str = "/var/lib/net.d";
 const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
 
@@ -120,8 +120,8 @@ fn add_check_and_del_do_what_a_runtime_does() {
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
 }
 
-/// The list has the backend that both sets of plugins have. A first container leaves what stays: the bridge and
-/// the shared chains.
+/// The list names the backend that both sets of plugins support. A first container creates what remains afterwards,
+/// namely the bridge and the shared chains.
 #[test]
 fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
     slipway_only!();
@@ -161,7 +161,7 @@ fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
             drop(server);
             for checks in [adds, deletes] {
                 let checked = tool.run_with(checks, &["check", "tool", path(&pod)], &env);
-                // After the rules of IPv4, portmap 1.1 looks for a chain of IPv6, whatever the container's addresses.
+                // For an IPv4 rule, portmap 1.1 also looks for an IPv6 chain, whatever the container's addresses are.
                 let wants_both =
                     checks == &theirs && reference.portmap_knows("iptables nor ip6tables usable");
                 let text = "Error: could not check ipv6 dnat: chain CNI-DN-";
@@ -224,7 +224,7 @@ fn validate_finds_a_plugin_that_is_missing() {
     assert_eq!(errors, [false, false, true], "{document}");
 }
 
-/// The second waits for the first. One that is killed leaves no lock behind.
+/// The second call waits for the first. A call that is killed leaves no lock behind.
 #[test]
 fn calls_for_one_container_are_serialised_between_processes() {
     slipway_only!();
@@ -232,7 +232,7 @@ fn calls_for_one_container_are_serialised_between_processes() {
     slow["plugins"].as_array_mut().expect("a list").push(json!({"type": "slow"}));
     let tool = Tool::new(&slow);
     tool.node.cmd("mkdir /run/slow");
-    // Fails if another call is running.
+    // The script fails if another call is running.
     let script = "#!/bin/sh\nmkdir /run/slow/busy || exit 1\nsleep 0.3\nrmdir /run/slow/busy\n\
                   [ $CNI_COMMAND = ADD ] && echo '{}'\nexit 0\n";
     tool.node.write("/run/slow/slow", script);
@@ -329,8 +329,8 @@ fn gc_deletes_the_networks_cache_files() {
     assert!(tool.cached().is_some());
 }
 
-/// Plugins in a folder of the network's name, an old configuration of a single plugin, another interface
-/// name, and the link's own name.
+/// Covers plugins in a folder with the network's name, an old configuration of a single plugin, another interface name,
+/// and a name for the link itself.
 #[test]
 fn configurations_of_every_kind_are_found() {
     slipway_only!();
@@ -358,7 +358,7 @@ fn configurations_of_every_kind_are_found() {
     assert!(output.code == Some(0) && output.stdout.contains("\"cniVersion\": \"0.4.0\""), "{output}");
 }
 
-/// The capabilities that the page about security names suffice for each verb, and no plugin works with fewer.
+/// The capabilities that the documentation page about security names are sufficient for each verb, and necessary.
 #[test]
 fn plugins_need_only_the_capabilities_that_the_page_names() {
     slipway_only!();
@@ -389,7 +389,7 @@ fn plugins_need_only_the_capabilities_that_the_page_names() {
             command.env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR).env("CAP_ARGS", PORTS);
             tool.node.exec(command, b"")
         };
-        // Without the folders of the runtime and of host-local, which stay.
+        // The state leaves out the folders of the runtime and of host-local, which remain.
         let state = || Snapshot::take(&tool.node, &[&pod]).without(&["/var/lib/cni"]);
         let before = state();
         for missing in NEEDED {
@@ -415,7 +415,7 @@ fn merged(mut one: Value, more: Value) -> Value {
     one
 }
 
-/// Files of state are root's alone.
+/// Only root can access state files.
 #[test]
 fn the_modes_of_files_are_those_of_the_page() {
     slipway_only!();

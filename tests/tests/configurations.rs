@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The configurations that the pages show, with the plugins: ADD, CHECK and DEL of each, without a warning.
+//! Runs the configurations that the documentation shows with the plugins: ADD, CHECK and DEL of each, without a
+//! warning.
 //!
-//! A block marked `json` is a network's configuration, unless its fence has a word more:
-//! `fragment=portmap` for keys of this plugin, which are tried in the page's first configuration that has it, or next to
-//! a bridge; `file=/etc/cni/slipway.json` for a file on the node (`text` blocks, too); and `output` for what a program
+//! A block marked `json` is a network configuration, unless its fence has another word: `fragment=portmap` marks keys
+//! of this plugin, which are tried in the first configuration of the page that contains the plugin, or else beside a
+//! bridge. `file=/etc/cni/slipway.json` marks a file on the node, also for `text` blocks. `output` marks what a program
 //! prints, which the suite `pages` compares.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -18,10 +19,10 @@ use slipway_tests::pages::{self, Block};
 use slipway_tests::{Attach, FLOWTABLE, Proto, has_flowtable, lacks, needs, skip};
 use stage::Stage;
 
-/// The node's settings.
+/// The file with the node's settings.
 const SETTINGS: &str = "/etc/cni/slipway.json";
 
-/// A test for each page.
+/// Generates a test for each page.
 macro_rules! configurations_of {
     ($($test:ident: $page:literal;)*) => {
         const PAGES: &[&str] = &[$($page),*];
@@ -79,18 +80,18 @@ configurations_of! {
     vrf: "docs/plugins/vrf.md";
 }
 
-/// One configuration on a node of its own.
+/// One configuration, which gets a separate node.
 struct Trial {
-    /// Page and line of the block.
+    /// The page and the line of the block.
     place: String,
     list: Value,
     /// The node's files.
     files: Vec<(String, String)>,
-    /// The runtime's data by capability, instead of the usual.
+    /// The runtime's data by capability, if it differs from the usual data.
     capabilities: Option<Map<String, Value>>,
 }
 
-/// The configurations of a page: each alone, then with each fragment, then with each file of settings.
+/// The configurations of a page: first each as it is, then with each fragment, and then with each settings file.
 fn trials(page: &str) -> Vec<Trial> {
     let (files, others): (Vec<Block>, Vec<Block>) =
         pages::blocks(page).into_iter().partition(|block| block.value("file").is_some());
@@ -128,7 +129,7 @@ fn trials(page: &str) -> Vec<Trial> {
     all
 }
 
-/// The content of a block of JSON that is no output.
+/// The content of a JSON block, unless the block shows output.
 fn shown(block: &Block) -> Option<Value> {
     if block.language != "json" || block.words.iter().any(|word| word == "output") {
         return None;
@@ -137,7 +138,7 @@ fn shown(block: &Block) -> Option<Value> {
     Some(value.unwrap_or_else(|e| panic!("{}: {e}", block.place())))
 }
 
-/// A configuration list; of a single configuration, the list that libcni calls for it.
+/// A configuration list, or for a single configuration the list that libcni makes of it.
 fn list_of(one: Value) -> Value {
     assert!(one["cniVersion"].is_string(), "neither a configuration nor marked as a part: {one}");
     match one.get("plugins") {
@@ -146,7 +147,7 @@ fn list_of(one: Value) -> Value {
     }
 }
 
-/// The list for fragments of a page that has none.
+/// The list to which fragments are added on a page without a list.
 fn usual() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "pods", "plugins": [
@@ -172,14 +173,14 @@ impl Trial {
         let config = config.unwrap_or_else(|| panic!("{}: no configuration has {plugin}", self.place));
         for (key, value) in keys.as_object().expect("keys") {
             match value.as_object() {
-                // libcni makes it of the runtime's data, for the capabilities that a plugin declares.
+                // libcni derives `runtimeConfig` from the runtime's data, for the capabilities that a plugin declares.
                 Some(data) if key == "runtimeConfig" => self.capabilities = Some(data.clone()),
                 _ => config[key] = value.clone(),
             }
         }
     }
 
-    /// True if its addresses are leases.
+    /// True if the addresses of the configuration are DHCP leases.
     fn leases(&self) -> bool {
         self.list["plugins"].as_array().is_some_and(|all| all.iter().any(|one| one["ipam"]["type"] == "dhcp"))
     }
@@ -189,7 +190,7 @@ impl Trial {
         let stage = Stage::new();
         let node = &stage.node;
         node.own_etc();
-        // The links that pages name, and the folder of their log.
+        // Creates the links that the pages name, and the folder for their log.
         node.cmd("ip link add ens5 type veth peer name ens6");
         node.cmd("ip link set ens5 up");
         node.cmd("ip link set ens6 up");
@@ -199,7 +200,7 @@ impl Trial {
             node.write(path, content);
         }
         if self.leases() {
-            // Before Linux 6.2 only a link that is down takes another name.
+            // Before Linux 6.2, a link can be renamed only while it is down.
             node.cmd("ip link set lan0 down");
             node.cmd("ip link set lan0 name br-lan");
             node.cmd("ip link set br-lan up");
@@ -209,7 +210,7 @@ impl Trial {
         stage
     }
 
-    /// ADD, CHECK and DEL. Returns the warnings of the plugins.
+    /// Runs ADD, CHECK and DEL, and returns the warnings of the plugins.
     fn run(&self) -> Vec<String> {
         let stage = self.stage();
         let network = stage.node.network(self.list.clone());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway connectivity-test` on real nodes: sound ones, broken ones, and killed tests.
+//! `slipway connectivity-test` on real nodes: intact ones, damaged ones, and with tests that are killed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -29,7 +29,7 @@ fn list(backend: &str) -> Value {
     ]})
 }
 
-/// A node with an uplink that leads to another host.
+/// A node whose uplink leads to another host.
 fn node(list: &Value) -> Node {
     node_and_client(list).0
 }
@@ -46,7 +46,7 @@ fn args(node: &Node) -> String {
     format!("connectivity-test --config {CONFIG} --plugin-dir {}", quoted(node.bin()))
 }
 
-/// Runs the test. Returns the exit code and the document.
+/// Runs the test, and returns its exit code and document.
 fn tested(node: &Node) -> (Option<i32>, Value) {
     let output = node.try_slipway(&format!("{} --output json", args(node)));
     let document = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output}"));
@@ -57,7 +57,7 @@ fn failed(document: &Value) -> Vec<&Value> {
     document["checks"].as_array().unwrap().iter().filter(|one| one["state"] == "failed").collect()
 }
 
-/// The state after an ADD and its DEL: the bridge, the empty table or chains, forwarding.
+/// The state without what an ADD and its DEL leave: the bridge, the empty table or chains, and forwarding.
 fn compared(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&[
         "/run/slipway/",
@@ -71,13 +71,13 @@ fn compared(node: &Node) -> Snapshot {
 #[track_caller]
 fn is_sound(backend: &str) {
     let node = node(&list(backend));
-    // The first containers leave a bridge and the table's chains.
+    // The first containers leave a bridge and the chains of the table.
     let (code, document) = tested(&node);
     assert_eq!((code, &document["ok"]), (Some(0), &json!(true)), "{document:#}");
     assert_eq!(document["backend"], backend);
     let checks = document["checks"].as_array().unwrap();
     assert!(checks.len() > 50, "{document:#}");
-    // Checks that are not made with each protocol and in each family.
+    // These checks are not made for every protocol and family.
     for (from, to, count) in [
         ("outside", "the node's loopback", 1),
         ("another container", "the node's loopback", 1),
@@ -141,7 +141,7 @@ fn containers_that_run_are_left_alone() {
     before.assert_same(&compared(&node));
 }
 
-/// The checks of a network whose configuration was changed. None of them fails.
+/// The checks of a network whose configuration was changed, none of which may fail.
 #[track_caller]
 fn sound_with(change: impl FnOnce(&mut Value), netfilter: BridgeNetfilter) -> Vec<Value> {
     let mut list = list("nftables");
@@ -153,13 +153,13 @@ fn sound_with(change: impl FnOnce(&mut Value), netfilter: BridgeNetfilter) -> Ve
     document["checks"].as_array().unwrap().clone()
 }
 
-/// The reasons for which checks from and to these were skipped; an empty text for one that passed.
+/// Why checks between these two ends were skipped. The text is empty for a check that passed.
 fn reasons<'a>(checks: &'a [Value], from: &str, to: &str) -> BTreeSet<&'a str> {
     let found = checks.iter().filter(|one| one["from"] == from && one["to"] == to);
     found.map(|one| one["why"].as_str().unwrap_or_default()).collect()
 }
 
-/// Both backends: `snat`, `masqAll` and `excludeLoopback` are keys of the reference, too.
+/// Tests both backends. `snat`, `masqAll` and `excludeLoopback` are keys of the reference plugins as well.
 #[test]
 fn keys_of_portmap_are_respected() {
     let loopback = |checks: &[Value]| {
@@ -213,7 +213,7 @@ fn networks_of_other_shapes_keep_their_promises() {
     assert!(!itself.is_empty() && itself.iter().all(|why| why.contains("hairpinMode")), "{itself:?}");
 }
 
-/// Breaks a sound node. Returns the causes and differences that the test names.
+/// Breaks an intact node, and returns the causes and differences that the test reports.
 fn broken(breaking: impl FnOnce(&Node)) -> String {
     let node = node(&list("nftables"));
     assert_eq!(tested(&node).0, Some(0));
@@ -237,7 +237,7 @@ fn a_forward_policy_that_drops_is_named() {
     let page = include_str!("../../docs/inspecting.md");
     let cause = "It is dropped by chain FORWARD of table ip filter.";
     assert!(causes.contains(cause) && page.contains(&format!("  cause: {cause}\n")), "{causes}");
-    // The node's own packets are not forwarded.
+    // The node's own packets are not forwarded, so they still arrive.
     assert!(!causes.contains("\"the node\" to"), "{causes}");
 }
 
@@ -252,7 +252,7 @@ fn a_rule_of_another_program_is_named() {
     assert!(causes.contains("It is dropped by chain walk of table inet office."), "{causes}");
 }
 
-/// Runs the test with a portmap that breaks the node after its ADD.
+/// Runs the test with a portmap plugin that breaks the node after its ADD.
 #[track_caller]
 fn broken_after_add(command: &str) -> String {
     let node = node(&list("nftables"));
@@ -329,7 +329,7 @@ fn what_a_killed_test_left_is_removed() {
     for millis in [40, 120, 300, 700, 1500] {
         let daemon = start(&node);
         sleep(Duration::from_millis(millis));
-        // SIGKILL.
+        // Dropping the daemon kills it with SIGKILL.
         drop(daemon);
         node.slipway("connectivity-test --clean");
         before.assert_same(&compared(&node));
@@ -340,7 +340,7 @@ fn what_a_killed_test_left_is_removed() {
     assert_eq!(second.code, Some(1), "{second}");
     assert!(second.stderr.contains("another connectivity-test runs"), "{second}");
     drop(daemon);
-    // The next test removes it, too.
+    // The next test also removes what is left.
     let output = node.try_slipway(&args(&node));
     assert_eq!(output.code, Some(0), "{output}");
     assert!(output.stderr.contains("removed what an earlier test left: containers"), "{output}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `cni_nftables::conntrack` on the running kernel, in network namespaces of its own.
+//! `cni_nftables::conntrack` on the running kernel, in separate network namespaces.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -96,8 +96,8 @@ fn only_flows_that_pass_the_filter_are_deleted() {
     });
 }
 
-/// Kernels from 5.8 on filter dumps themselves. Without that, each container would copy a busy node's whole
-/// table.
+/// Kernels from 5.8 on filter dumps themselves. Without that, the whole table of a busy node would be copied for each
+/// container.
 #[test]
 fn the_kernel_filters_its_dump() {
     in_namespace(|| {
@@ -112,7 +112,7 @@ fn the_kernel_filters_its_dump() {
     });
 }
 
-/// A flow with both addresses translated.
+/// A flow whose two addresses are both translated.
 fn new(
     protocol: u8,
     (source, source_port): (&str, u16),

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{Node, Output, Pod, Snapshot, is_peer, quoted, slipway_only};
 
-/// Plugins that delegate to the plugin named in `ipam.type`.
+/// Plugins that delegate to the plugin that `ipam.type` names.
 const DELEGATING: &[&str] = &["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
 const VERBS: &[&str] = &["ADD", "CHECK", "STATUS", "DEL", "GC"];
 const ERROR: &str = "exit status";
@@ -59,7 +59,7 @@ fn a_plugin_that_is_not_ipam_is_refused_and_removal_succeeds() {
     before.assert_same(&Snapshot::take(&node, &[&pod]));
 }
 
-/// Installs a plugin `name` that executes `plugin`, for at most 50 calls.
+/// Installs a plugin with this name that executes `plugin`, at most 50 times.
 fn proxy(node: &Node, name: &str, plugin: &str) {
     let script = format!(
         "#!/bin/sh\necho $CNI_COMMAND >>/run/calls\n\
@@ -134,7 +134,7 @@ fn flannel_does_not_delegate_to_itself() {
         assert_eq!((error.code, error.msg.as_str()), (7, expected), "{verb}");
     }
     let _ = call(&node, &pod, "DEL", &config).ok();
-    // An older version may have left this file.
+    // An older version may have left this file behind.
     config["dataDir"] = "/var/lib/cni/flannel".into();
     node.write("/var/lib/cni/flannel/pod", config.to_string());
     let _ = call(&node, &pod, "DEL", &config).ok();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway detach` on a node with containers: what no runtime removes goes, and what is in use stays.
+//! `slipway detach` on a node with containers: it removes what no runtime removes, and leaves what is in use.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -40,7 +40,7 @@ impl World {
         Self { node, client }
     }
 
-    /// A pod's sandbox with a published port.
+    /// The sandbox of a pod with a published port.
     fn sandbox(&self, network: &Network<'_>, args: &str) -> (Pod, Attach) {
         let pod = self.node.pod("web");
         let attach = Attach::new(&pod).container(ID).args(args).port(Proto::Tcp, PORT, 80);
@@ -55,7 +55,7 @@ impl World {
         self.node.exec(command, b"")
     }
 
-    /// Adds the words of `slipway detach`.
+    /// Adds the arguments of `slipway detach` to a command.
     fn detach_by(&self, command: &mut Command) {
         command.args(["detach", "pods", ID, "eth0", "--output", "json", "--conflist", LIST, "--plugin-dir"]);
         command.arg(self.node.bin());
@@ -79,7 +79,7 @@ impl World {
         assert!(self.is_clean(), "{}", self.node.ruleset());
     }
 
-    /// True if nothing of the sandbox is left: reservation, cached attachment, published port.
+    /// True if nothing of the sandbox is left: no reservation, no cached attachment and no published port.
     fn is_clean(&self) -> bool {
         let reserved = self.node.list("/var/lib/cni/networks/pods");
         let cached = self.node.list("/var/lib/cni/results");
@@ -115,7 +115,7 @@ fn a_cached_sandbox_is_kept_while_a_process_is_in_its_namespace() {
     world.keeps("gone", "exists");
     world.deletes(&["--only-if", "unused"]);
     assert!(!world.answers() && !pod.has_link("eth0"));
-    // A second time there is nothing left to remove.
+    // The second call finds nothing to remove.
     world.deletes(&["--only-if", "unused"]);
 }
 
@@ -140,7 +140,7 @@ fn an_attachment_of_another_runtime_is_kept() {
     world.keeps("unused", "not the sandbox of a pod");
     pod.remove();
     world.keeps("gone", "not the sandbox of a pod");
-    // Without a condition the operator decides.
+    // Without a condition, the command relies on the operator's decision.
     world.deletes(&[]);
 }
 
@@ -152,13 +152,13 @@ fn a_sandbox_that_no_cache_has_is_kept_while_its_link_exists() {
     let (pod, _attach) = world.sandbox(&list, &of_kubernetes());
     world.keeps("unused", "its link veth");
     pod.remove();
-    // The kernel deletes the link of a namespace after its last reference.
+    // The kernel deletes the link of a namespace after the last reference to the namespace is gone.
     assert!(comes(|| world.detach(&["--only-if", "gone"]).code != Some(3)), "the link is left");
     assert!(world.is_clean());
 }
 
-/// A shell's words that run a command with the directories of a unit: read-only but for those that it names
-/// (systemd.exec(5)).
+/// A shell command prefix that gives a command the file system view of a unit: read-only except for the directories
+/// that the unit names (systemd.exec(5)).
 fn confined_by(unit: &str) -> String {
     assert!(unit.contains("\nProtectSystem=strict\n"), "{unit}");
     let parents = [

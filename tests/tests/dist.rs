@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The shipped binary needs nothing of the system on which it runs.
+//! The distributed binary depends on nothing of the system on which it runs.
 //!
-//! The tests run where the plugin directory holds the static build (`cargo xtask dist`, the test VMs). The
-//! everyday build is dynamically linked, so they are skipped.
+//! These tests run if the plugin directory contains the static build (`cargo xtask dist`, the test VMs). Otherwise they
+//! are skipped, because the everyday build is dynamically linked.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, Proto, Snapshot, quoted, skip, slipway};
 
-/// The plugins' folder in the jail.
+/// The plugin directory in the jail.
 const BIN: &str = "/opt/cni/bin";
 const JAIL: &str = "/mnt";
 
-/// Returns the types of the program headers, which include those for the loader: elf(5), 64-bit
-/// little-endian.
+/// Returns the types of the program headers, among which is the header for the dynamic loader (elf(5), 64-bit
+/// little-endian).
 fn segments(file: &[u8]) -> Vec<u32> {
     assert_eq!(&file[..6], b"\x7fELF\x02\x01", "a 64-bit little-endian ELF file");
     let number = |at: usize, size: usize| {

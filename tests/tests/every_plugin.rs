@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! One ADD, CHECK and DEL of every plugin of the binary: a small suite for many kernels. The last test fails
-//! for a plugin of the registry that is missing in the table below.
+//! One ADD, CHECK and DEL of every plugin in the binary: a small suite for many kernels. The last test fails if the
+//! table below lacks a registered plugin.
 
 use serde_json::{Value, json};
 #[path = "dhcp/stage.rs"]
@@ -13,7 +13,7 @@ use slipway_tests::{
     slipway_only, tuned,
 };
 
-/// A test for each plugin, in a list, for an interface.
+/// Generates a test for each plugin, given as a list and an interface name.
 macro_rules! every_plugin {
     ($($test:ident: $name:literal for $ifname:literal in $list:expr;)*) => {
         const PLUGINS: &[&str] = &[$($name),*];
@@ -67,8 +67,8 @@ fn ipam() -> Value {
     slipway_tests::host_local("10.88.0.0/24", "fd00:88::/64")
 }
 
-/// ADD, CHECK and DEL, twice. The first ADD leaves the objects shared by all containers, the second leaves
-/// nothing.
+/// Runs ADD, CHECK and DEL twice. The first cycle creates the objects that all containers share, so the second must
+/// leave nothing behind.
 #[track_caller]
 fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     let (node, client) = Node::with_client();
@@ -78,7 +78,7 @@ fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     let network = node.network(json!({"name": "net", "plugins": plugins}));
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
-    // Without host-local's index of the reservations and its last reserved address: a cycle changes these.
+    // The state leaves out host-local's index of reservations and its last reserved address, which a cycle changes.
     let state = || Snapshot::take(&node, &[&pod]).without(&["networks/.slipway/", "last_reserved_ip"]);
     let cycle = || {
         let before = state();
@@ -102,7 +102,7 @@ fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     network.del(&attach).expect("a second DEL");
 }
 
-/// The verifier of this kernel accepts the BPF programs, and they publish a port.
+/// The verifier of this kernel accepts the BPF programs, and a port can be published with them.
 #[test]
 fn the_bpf_programs_load_and_publish_a_port() {
     if !has_programs() {
@@ -145,7 +145,7 @@ fn dhcp() {
         network.del(&attach).expect("DEL");
         assert_eq!(stage.leases(), Vec::<String>::new());
     };
-    // With its first port the bridge gets a MAC address.
+    // The first cycle gives the bridge its first port, and with that its MAC address.
     cycle();
     let state = || Snapshot::take(&stage.node, &[&pod]).without(&["/run/dnsmasq.log", "/run/daemon.err"]);
     let before = state();

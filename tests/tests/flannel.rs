@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
+//! flannel delegates to bridge and ptp, with addresses from the node's subnet of the cluster network.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, is_peer, lacks, skip, slipway_only};
@@ -164,7 +164,7 @@ fn a_second_add_leaves_the_first_alone() {
     assert!(!pod.has_link("eth0"));
 }
 
-/// The reference deletes its saved configuration even if the delegate's DEL fails.
+/// The reference plugin deletes its saved configuration even if the delegate's DEL fails.
 #[test]
 fn a_failed_del_can_be_repeated() {
     let node = node();
@@ -195,7 +195,7 @@ fn a_failed_del_can_be_repeated() {
     assert!(node.read(&format!("{DIR}/pod")).is_none() && !reserved());
 }
 
-/// DEL of an attachment made by the reference reads the reference's file. DEL of one of a container's two
+/// DEL of an attachment made by the reference plugin reads that plugin's file. DEL of one of a container's two
 /// attachments keeps the other's file.
 #[test]
 fn files_are_shared_with_the_reference() {
@@ -242,7 +242,7 @@ fn gc_removes_stale_attachments() {
     );
 }
 
-/// GC also deletes attachments made with another configuration or by the reference.
+/// GC also deletes attachments that were made with another configuration or by the reference plugin.
 #[test]
 fn gc_uses_the_saved_configuration() {
     slipway_only!();
@@ -256,7 +256,7 @@ fn gc_uses_the_saved_configuration() {
         earlier.add(attach).expect("ADD");
     }
     by_ptp.add(&four).expect("ADD");
-    // The reference's file does not name the interface.
+    // The reference plugin's file does not name the interface.
     node.cmd(&format!("rm {DIR}/.slipway/two:eth0"));
     pods.into_iter().filter(|pod| pod.name() != "three").for_each(Pod::remove);
     today.gc(&[&three]).expect("GC");
@@ -439,7 +439,7 @@ fn errors_name_the_cause_and_leave_nothing() {
     network(&node, flannel).del(&Attach::new(&pod)).expect("DEL without flanneld's file");
 }
 
-/// Another program flushes the ruleset; `slipway restore` creates the delegate's rules again.
+/// Another program flushes the ruleset, and `slipway restore` creates the delegate's rules again.
 #[test]
 fn restore_creates_the_delegates_rules_again() {
     slipway_only!();

@@ -12,8 +12,8 @@ use cni_dataplane::node::OwnTable;
 use cni_nftables::{Family, Socket, TableId, Transaction};
 use slipway_tests::Node;
 
-/// Reads the table while a thread creates and deletes it. The reader fetches tables and chains one by one, so
-/// they may be from two generations; it must not conclude that another program made the table.
+/// Reads the table while a thread repeatedly creates and deletes it. The reader fetches tables and chains separately,
+/// so they may belong to two generations of the table. The reader must not conclude that another program made it.
 #[test]
 fn a_table_recreated_during_the_read_is_never_foreign() {
     const LOOKS: usize = 400;
@@ -35,7 +35,7 @@ fn a_table_recreated_during_the_read_is_never_foreign() {
         let seen = space.run(|| {
             let mut seen = [0_usize; 2];
             let begun = Instant::now();
-            // On a busy host the other thread may not have run for the first looks.
+            // On a busy host, the other thread may not have run yet during the first reads.
             while (seen.contains(&0) || seen[0] + seen[1] < LOOKS) && begun.elapsed() < LONGEST {
                 match node::own_table() {
                     Ok(OwnTable::Absent) => seen[0] += 1,

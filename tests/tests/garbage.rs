@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Mutated configurations and environments for each plugin: see [`slipway_tests::garbage`]. dhcp, which needs
-//! a daemon and a server, has them in its own suite.
+//! Mutated configurations and environments for each plugin; see [`slipway_tests::garbage`]. For dhcp, which needs a
+//! daemon and a server, the suite `dhcp` contains such a test.
 
 use serde_json::{Value, json};
 use slipway_tests::garbage::feed;
@@ -81,7 +81,7 @@ fn firewall() -> Value {
 }
 
 fn bandwidth() -> Value {
-    // The node's end, without which there is nothing to limit.
+    // The previous result names the node's end of the link, because bandwidth cannot limit anything without it.
     let mut previous = previous();
     previous["interfaces"][0]["name"] = "veth0".into();
     json!({
@@ -143,7 +143,7 @@ fn noop() -> Value {
     })
 }
 
-/// A configuration with the keys of all plugins that make or move one link.
+/// A configuration with the keys of all plugins that create or move a single link.
 fn link(plugin: &str) -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": plugin, "master": "up0", "mtu": 1400,
@@ -160,7 +160,7 @@ fn run(plugin: &'static str, config: &Value) {
     run_with(plugin, config, |_| {});
 }
 
-/// Runs a chained plugin: `eth0` is in the pod, with the addresses of [`previous`].
+/// Runs a chained plugin with `eth0` in the pod, which has the addresses of [`previous`].
 fn run_chained(plugin: &'static str, config: &Value) {
     run_with(plugin, config, |node| {
         node.cmd("ip link add veth0 up type veth peer name eth0 netns pod");
@@ -181,23 +181,23 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
     let node = Node::without_bridge_netfilter();
     node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     node.write("/run/debug", "{\"ReportResult\": \"{}\"}");
-    // A master link, and a device to move.
+    // Creates a master link and a device to move.
     for (link, peer) in [("up0", "up1"), ("dev0", "wire0")] {
         node.cmd(&format!("ip link add {link} type veth peer name {peer}"));
     }
-    // All have a carrier: an address on a link without one is probed for until the plugin's time is over.
+    // All links have a carrier, because an address on a link without one is probed until the plugin's time is over.
     for link in ["up0", "up1", "wire0"] {
         node.cmd(&format!("ip link set {link} up"));
     }
     let pod = node.pod("pod");
-    // Probing takes a second for each address.
+    // Probing is off, because it takes a second for each address.
     pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
     prepare(&node);
-    // noop writes each call to its debug file, as it is meant to.
+    // noop writes each call to its debug file, which is its purpose.
     feed(plugin, config, &node, &pod, &["/run/debug"]);
 }
 
-/// A test for each plugin: how it is run, and its configuration.
+/// Generates a test for each plugin from the function that runs it and its configuration.
 macro_rules! survive_garbage {
     ($($test:ident: $name:literal $run:ident $config:expr;)*) => {
         $(

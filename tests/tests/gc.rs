@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! GC in every backend: it removes what stale attachments of the network have and nothing else, also
-//! while containers of another network are added and deleted.
+//! GC in every backend removes what stale attachments of the network have left and nothing else, even while containers
+//! of another network are added and deleted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use serde_json::json;
 use slipway_tests::{Attach, Network, Node, Pod, Proto, REFERENCE, Reference, host_local, needs};
 
-/// Number of concurrent ADDs and DELs on the other network.
+/// The number of concurrent ADDs and DELs on the other network.
 const ROUNDS: u16 = 4;
 
 fn network<'a>(node: &'a Node, number: u8, interface: &str, backend: &str) -> Network<'a> {

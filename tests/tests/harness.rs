@@ -138,7 +138,8 @@ fn bridge_netfilter_is_per_node() {
     assert_eq!(two.sysctl_get(key).as_deref(), Some("1"));
 }
 
-/// The report of a failed test is printed in a drop during a panic, where a second panic would abort.
+/// The report of a failed test is printed while a panic drops the node, and a second panic there would abort the
+/// process.
 #[test]
 fn a_failure_reports_what_was_run() {
     let failed = std::panic::catch_unwind(|| {
@@ -151,7 +152,8 @@ fn a_failure_reports_what_was_run() {
     assert!(text.contains("does-not-exist"), "{text}");
 }
 
-/// A process that a command leaves running keeps its output open: the harness would wait for it without end.
+/// A process that a command leaves running keeps the command's output open, and without a limit the harness would wait
+/// forever.
 #[test]
 fn a_command_that_leaves_a_process_running_fails() {
     let failed = std::panic::catch_unwind(|| {
@@ -163,7 +165,7 @@ fn a_command_that_leaves_a_process_running_fails() {
     assert!(text.contains("something that it started has not"), "{text}");
 }
 
-/// As it is while a child process has the descriptor of a socket that was closed.
+/// The situation occurs while a child process still has the descriptor of a socket that was closed.
 #[test]
 fn an_address_that_becomes_free_soon_is_bound() {
     let node = Node::new();

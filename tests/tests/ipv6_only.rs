@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node without IPv4: its only address of that family is the loopback's, and so are those of its pods and of the hosts
-//! around it. Published ports, masquerade and the operator's commands work with IPv6 alone, in each backend.
+//! A node without IPv4. The only IPv4 addresses of the node, its pods and the hosts around it are those of their
+//! loopbacks. Published ports, masquerade and the operator's commands work with IPv6 alone, in every backend.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ use slipway_tests::{
 
 const CONFIG: &str = "/run/net.d/10-six.conflist";
 const SERVED: u16 = 80;
-/// The host port without a host address.
+/// The host port that is published without a host address.
 const ANY: u16 = 8080;
 /// The host port that is published on `[::]`.
 const WILDCARD: u16 = 8081;
@@ -24,7 +24,7 @@ const NAMED: u16 = 8082;
 /// The port of servers outside.
 const OUTSIDE: u16 = 9000;
 
-/// A node and a host outside, without IPv4.
+/// A node and an outside host without IPv4.
 struct World {
     node: Node,
     client: Host,
@@ -37,14 +37,14 @@ impl World {
         for (space, link) in [(&*node, client.node_link.as_str()), (&*client, "eth0")] {
             space.cmd(&format!("ip -4 address flush dev {link}"));
         }
-        // The default route makes the client's link the uplink of the BPF programs.
+        // The BPF programs take the client's link as the uplink because of its default route.
         node.cmd(&format!("ip route add default via {}", client.v6));
         let world = Self { node, client };
         world.has_no_ipv4();
         world
     }
 
-    /// Asserts that nothing has given the node an IPv4 address or route, or lets it forward packets of that family.
+    /// Asserts that nothing has given the node an IPv4 address or route, or has enabled IPv4 forwarding.
     #[track_caller]
     fn has_no_ipv4(&self) {
         for space in [&*self.node, &*self.client] {
@@ -76,13 +76,13 @@ impl World {
         ]})
     }
 
-    /// The node's address that hosts outside know.
+    /// The node's address that outside hosts use.
     fn node_ip(&self) -> IpAddr {
         self.client.node_v6.into()
     }
 }
 
-/// What `check-node` warns about or misses.
+/// The items of `check-node` that are warnings or missing.
 fn unwell(node: &Node) -> Vec<Value> {
     let output = node.try_slipway("check-node --output json");
     assert_eq!(output.code, Some(0), "{output}");
@@ -99,7 +99,7 @@ struct Web {
     _servers: Vec<Server>,
 }
 
-/// Adds a pod, whose only address must be of IPv6.
+/// Adds a pod, whose only address must be an IPv6 one.
 fn add(world: &World, network: &Network<'_>, name: &str, prepare: impl Fn(Attach) -> Attach) -> Web {
     let pod = world.node.pod(name);
     let attach = prepare(Attach::new(&pod));
@@ -111,7 +111,7 @@ fn add(world: &World, network: &Network<'_>, name: &str, prepare: impl Fn(Attach
     Web { pod, attach, ip, _servers: servers.into() }
 }
 
-/// Publishes a port in each way.
+/// Publishes a port in each of the three ways.
 fn published(node: IpAddr) -> impl Fn(Attach) -> Attach {
     move |attach| {
         Proto::ALL.into_iter().fold(attach, |attach, proto| {
@@ -142,7 +142,8 @@ fn keeps_its_promises(interface: &str, backend: &str) {
     let web = add(&world, &network, "web", published(world.node_ip()));
     let other = add(&world, &network, "other", |attach| attach);
 
-    // Published ports: from outside, whose address the container sees, from the node, another pod, and the pod itself.
+    // Published ports are reached from outside, where the container sees the client's address, from the node, from
+    // another pod, and from the pod itself.
     for proto in Proto::ALL {
         let answer = client.expect(proto, at(world.node_ip(), ANY), "web");
         assert_eq!((answer.peer.ip(), answer.from), (client.v6.into(), at(world.node_ip(), ANY)));
@@ -155,10 +156,10 @@ fn keeps_its_promises(interface: &str, backend: &str) {
         reaches(node, Ipv6Addr::LOCALHOST.into(), &[ANY, WILDCARD]);
         node.expect_none(Proto::Tcp, at(Ipv6Addr::LOCALHOST, NAMED));
     }
-    // The node's own IPv4 loopback leads nowhere: the pod has no address of that family.
+    // The node's own IPv4 loopback leads nowhere, because the pod has no IPv4 address.
     node.expect_none(Proto::Tcp, at(Ipv4Addr::LOCALHOST, ANY));
 
-    // Masquerade: hosts outside see the node, pods of the network see each other.
+    // With masquerade, outside hosts see the node's address, while pods of the network see each other's.
     for proto in Proto::ALL {
         let answer = web.pod.expect(proto, at(client.v6, OUTSIDE), "outside");
         assert_eq!(answer.peer.ip(), world.node_ip());
@@ -167,9 +168,9 @@ fn keeps_its_promises(interface: &str, backend: &str) {
     web.pod.ping(client.v6.into()).expect("the client answers");
     network.check(&web.attach).expect("CHECK");
 
-    // What the operator sees.
+    // The operator's commands find nothing wrong.
     if !is_peer() {
-        // The kernel may lack what no network here needs.
+        // Findings about features that the kernel lacks and no network here needs are expected.
         let of_kernel = unwell(&Node::without_bridge_netfilter());
         assert_eq!(unwell(node), of_kernel);
         let to = at(world.node_ip(), ANY);
@@ -186,7 +187,7 @@ fn keeps_its_promises(interface: &str, backend: &str) {
     }
     world.has_no_ipv4();
 
-    // After the DEL the node's own service answers, and flows of the other pod are still masqueraded.
+    // After the DEL, the node's own service answers, and flows of the other pod are still masqueraded.
     let _own = node.serve(Proto::Tcp, &format!("[::]:{ANY}"), "own");
     client.expect(Proto::Tcp, at(world.node_ip(), ANY), "web");
     network.del(&web.attach).expect("DEL");
@@ -244,7 +245,7 @@ fn ebpf_publishes_and_masquerades_with_ptp() {
     keeps_its_promises("ptp", "ebpf");
 }
 
-/// The uplink is found by the IPv6 default route alone.
+/// The uplink can only be found through its IPv6 default route.
 #[test]
 fn the_bpf_programs_carry_packets() {
     needs_ipv6!();
@@ -260,7 +261,8 @@ fn the_bpf_programs_carry_packets() {
     });
 }
 
-/// `slipway connectivity-test` gives the node and a host outside an IPv4 address for a while, and tests what the network has.
+/// `slipway connectivity-test` temporarily gives the node and an outside host an IPv4 address, and tests what the
+/// network has.
 #[test]
 fn the_connectivity_test_passes() {
     needs_ipv6!();
@@ -284,7 +286,7 @@ fn the_connectivity_test_passes() {
     }
 }
 
-/// A mapping of an IPv4 host address has nothing to lead to.
+/// A mapping with an IPv4 host address has no address to lead to.
 #[test]
 fn a_mapping_of_an_ipv4_address_changes_nothing() {
     needs_ipv6!();

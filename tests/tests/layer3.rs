@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Routes and resolver settings of IPAM and of the configuration, in every plugin that makes or moves a link,
-//! compared with the reference.
+//! Routes and resolver settings from IPAM and from the configuration, in every plugin that creates or moves a link,
+//! compared with the reference plugins.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use slipway_tests::{Attach, Node, Output, Pod, Reference, is_peer, lacks, slipwa
 
 const PLUGINS: &[&str] = &["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
 
-/// A plugin with addresses of both families and these routes.
+/// The configuration of a plugin with addresses of both families and these routes.
 fn config(plugin: &str, routes: &Value) -> Value {
     json!({
         "cniVersion": "1.0.0", "name": "net", "type": plugin, "device": "dev0", "master": "out0", "vlanId": 5,
@@ -63,7 +63,7 @@ impl World {
     }
 }
 
-/// The plugins whose links this kernel supports, each with Slipway and with every reference that has it.
+/// The plugins whose links this kernel supports, each as Slipway's and as that of every reference version that has it.
 fn sides() -> impl Iterator<Item = (&'static str, Option<Reference>)> {
     PLUGINS.iter().filter(|plugin| lacks(plugin).is_none()).flat_map(|plugin| {
         let theirs = Reference::all().into_iter().filter(|one| Path::new(&one.plugin(plugin)).is_file());
@@ -97,7 +97,7 @@ fn the_last_of_several_routes_to_one_destination_is_used() {
     }
 }
 
-/// Routes with different metrics or tables coexist; among equal ones the last is used.
+/// Routes with different metrics or tables coexist. Among equal routes, the last one is used.
 #[test]
 fn routes_with_different_metrics_and_tables_coexist() {
     let routes = json!([
@@ -119,7 +119,7 @@ fn routes_with_different_metrics_and_tables_coexist() {
         let world = World::new();
         let _ = world.call("ADD", &config(plugin, &routes), side.as_ref()).ok();
         let mut seen = world.routes("-4", "10.9.");
-        // The kernel lists the tables in the order of their hashes.
+        // The kernel lists the tables in the order of their hashes, so the lines are sorted.
         seen.sort_by_key(|line| line.contains("table 100"));
         assert_eq!(seen, expected, "{plugin} of {side:?}");
     }
@@ -138,7 +138,7 @@ fn a_next_hop_may_be_anywhere_in_the_subnet() {
         if !["bridge", "ptp"].contains(&plugin) {
             continue;
         }
-        // The next hop is on the node's side of the container's link.
+        // The next hop is an address of the node's end of the container's link.
         let bits = if plugin == "ptp" { [32, 128] } else { [24, 64] };
         let link = result["interfaces"][0]["name"].as_str().expect("a name");
         for (address, bits) in ["10.1.2.7", "fd00:1::7"].into_iter().zip(bits) {
@@ -156,8 +156,8 @@ fn a_next_hop_may_be_anywhere_in_the_subnet() {
     }
 }
 
-/// A chained plugin moves or restores the routes; it keeps the flag `onlink`, without which the kernel
-/// refuses them.
+/// When a chained plugin moves or restores the routes, it keeps the flag `onlink`, without which the kernel refuses
+/// them.
 #[test]
 fn the_next_hop_stays_when_the_routes_are_made_again() {
     slipway_only!();
@@ -201,7 +201,7 @@ fn an_empty_list_switches_the_dns_of_ipam_off() {
         let world = World::new();
         for (keys, chosen) in &rows {
             let mut config = config(plugin, &json!([]));
-            // IPv4 alone, to avoid the wait for duplicate address detection.
+            // The case uses only IPv4, to avoid the wait for duplicate address detection.
             config["ipam"]["addresses"].as_array_mut().expect("a list").truncate(1);
             let config = with_keys(config, keys);
             let result = world.call("ADD", &config, side.as_ref()).ok();
@@ -213,7 +213,7 @@ fn an_empty_list_switches_the_dns_of_ipam_off() {
                 _ if *chosen == &ipam => Value::Null,
                 _ => (*chosen).clone(),
             };
-            // The older reference prints an empty `dns`.
+            // The older version of the reference plugins prints an empty `dns`.
             let seen = if result["dns"] == json!({}) { Value::Null } else { result["dns"].clone() };
             assert_eq!(seen, expected, "{plugin} of {side:?} with {keys}");
         }

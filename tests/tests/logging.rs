@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The plugins' logs on standard error, in a file and in the journal. A log never fails a call.
+//! The plugins' logs on standard error, in a file and in the journal. Logging never makes a call fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use slipway_tests::{Attach, Network, Node, Proto};
 
 const LOG: &str = "/run/log/slipway.log";
 
-/// A list whose first plugin has `keys` in addition.
+/// A list whose first plugin has the additional keys `keys`.
 fn list(ipam: &str, keys: &Value) -> Value {
     let mut bridge = json!({
         "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables",
@@ -24,7 +24,7 @@ fn list(ipam: &str, keys: &Value) -> Value {
     json!({"name": "pods", "plugins": [bridge, portmap]})
 }
 
-/// Runs ADD of the list until a plugin fails. Returns the outcome and the output on standard error.
+/// Runs ADD of the list until a plugin fails, and returns the outcome and the output on standard error.
 fn add(network: &Network<'_>, attach: &Attach, env: &[(&str, &str)]) -> (bool, String) {
     let (mut result, mut logged) = (Value::Null, String::new());
     for mut config in network.configs(Some(attach)) {
@@ -51,7 +51,7 @@ fn in_order(log: &str, texts: &[&str]) {
     }
 }
 
-/// An IPAM plugin that is another program, and slow.
+/// Installs an IPAM plugin that is a separate, slow program.
 fn foreign_ipam(node: &Node) -> String {
     let script = r#"#!/bin/sh
 cat > /dev/null
@@ -96,13 +96,13 @@ fn debug_shows_each_step_of_an_add_in_order() {
 #[test]
 fn a_failed_add_logs_its_undo_last_to_first() {
     let node = Node::new();
-    // The gateway's address cannot be set while the bridge has another one.
+    // The gateway's address cannot be set, because the bridge already has another one.
     node.cmd("ip link add br1 type bridge");
     node.cmd("ip address add 10.99.0.1/24 dev br1");
     let network = node.network(list("host-local", &json!({"vlan": 0, "ipMasqBackend": "nftables"})));
     let pod = node.pod("web");
     let attach = Attach::new(&pod);
-    // The link is made, and then the address cannot be given to it.
+    // The link is created, but the route that the IPAM plugin returns cannot be added.
     node.write("/run/plugins/other-ipam", "#!/bin/sh\ncat > /dev/null\n[ $CNI_COMMAND = DEL ] && exit 0\n\
         echo '{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"10.22.0.5/24\", \"gateway\": \"10.22.0.1\"}], \
         \"routes\": [{\"dst\": \"10.50.0.0/16\", \"gw\": \"10.77.0.1\"}]}'\n");
@@ -133,7 +133,7 @@ fn a_failed_add_logs_its_undo_last_to_first() {
 #[test]
 fn the_level_is_configurable_and_off_by_default() {
     let node = Node::new();
-    // host-local is called in the same process, and does not name its key again.
+    // bridge calls host-local within its own process, where host-local does not report its key a second time.
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]], "dataDirs": "/run/x"});
     let network = node.network(list("host-local", &json!({"isgatway": true, "ipam": ipam})));
     let attach = |name: &str| Attach::new(&node.pod(name)).port(Proto::Tcp, 8080, 80);
@@ -159,7 +159,7 @@ fn the_level_is_configurable_and_off_by_default() {
     assert!(done && log.is_empty(), "{log}");
 }
 
-/// A node with these settings, and the folder of the log.
+/// A node with these log settings, and the folder of the log file.
 fn node_with(log: &Value) -> Node {
     let node = Node::new();
     node.own_etc();
@@ -204,12 +204,13 @@ fn each_line_of_a_log_file_names_its_attachment() {
 #[test]
 fn a_call_succeeds_if_a_line_cannot_be_written() {
     let node = node_with(&json!({"level": "debug", "file": LOG}));
-    // One page.
+    // The file system has room for a single page.
     node.cmd("mount -t tmpfs -o size=4k tmpfs /run/log");
     add_and_del(&node, "full");
     assert!(node.read(LOG).unwrap().len() <= 4096);
     add_and_del(&node, "full2");
-    // Lazily: another test may look at the processes of the machine, and at their files.
+    // The mount is detached lazily, because another test may be looking at the machine's processes and their open
+    // files.
     node.cmd("umount --lazy /run/log");
 
     node.write("/run/precious", "mine");
@@ -266,7 +267,7 @@ fn lines_of_eight_concurrent_calls_do_not_mix_and_the_size_is_bounded() {
     assert!(!older.is_empty(), "{} bytes, and none set aside", newer.len());
     assert_eq!(node.list("/run/log").len(), 2);
     for text in [&older, &newer] {
-        // Each other process may write one line while one renames the file.
+        // While one process renames the file, each of the others may write one more line.
         assert!(text.len() < 65536 + 8 * 8192, "{}", text.len());
         for line in text.lines() {
             let parts = ["20", " pid=", " plugin=", " command=", " container=web", ": "];
@@ -282,7 +283,7 @@ fn lines_of_eight_concurrent_calls_do_not_mix_and_the_size_is_bounded() {
 #[test]
 fn the_journal_gets_a_datagram_for_each_line() {
     let node = node_with(&json!({"level": "debug", "journal": true}));
-    // Nothing listens yet.
+    // Nothing listens on the socket yet.
     add_and_del(&node, "unheard");
     let socket = node.run(|| {
         std::fs::create_dir_all("/run/systemd/journal").unwrap();
@@ -291,7 +292,7 @@ fn the_journal_gets_a_datagram_for_each_line() {
         socket
     });
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    // More lines than the socket's queue takes: the excess is dropped, and no call waits.
+    // The call logs more lines than the socket's queue holds. The excess is dropped, and no call waits.
     add_and_del(&node, "web");
     let mut buffer = [0; 16 << 10];
     let length = socket.recv(&mut buffer).unwrap();
@@ -311,7 +312,7 @@ fn the_journal_gets_a_datagram_for_each_line() {
     }
 }
 
-/// The error names the file. A call fails only if it needs the settings for more than the log.
+/// The error names the file. A call fails only if it needs more of the settings than those of the log.
 #[test]
 fn wrong_settings_are_refused_by_the_plugins_that_read_them() {
     let node = node_with(&json!({"level": "loud", "file": LOG}));
@@ -323,7 +324,7 @@ fn wrong_settings_are_refused_by_the_plugins_that_read_them() {
     assert!(error.msg.contains("slipway.json") && error.msg.contains("loud"), "{}", error.msg);
 }
 
-/// Going back to an earlier version must not stop the node: a later version's key is unknown there.
+/// A node must keep working after a return to an earlier version, which does not know keys of a later one.
 #[test]
 fn an_unknown_key_of_the_settings_is_logged_and_stops_nothing() {
     slipway_tests::slipway_only!();
@@ -355,7 +356,7 @@ fn an_unknown_key_of_the_settings_is_logged_and_stops_nothing() {
     assert!(report.lines().any(|line| line.starts_with("warning") && line.ends_with(warning)), "{report}");
     network.del(&attach).expect("DEL");
 
-    // A value that cannot be used is an error, as before.
+    // A value that cannot be used is still an error.
     settings(&json!({"later": 1, "backend": "ebtables"}));
     let mut config = network.configs(Some(&attach)).remove(0);
     config.as_object_mut().unwrap().remove("ipMasqBackend");

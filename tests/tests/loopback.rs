@@ -17,7 +17,7 @@ fn is_up(pod: &Pod) -> bool {
 fn add_sets_the_link_up_and_del_down() {
     let (node, pod) = Node::with_pod();
     assert!(!is_up(&pod));
-    // The plugin works on lo, whatever CNI_IFNAME is.
+    // The plugin works on lo, whatever CNI_IFNAME says.
     let call = |verb: &str| node.plugin("loopback").command(verb).for_pod(&pod).config(&config("1.0.0"));
     let result = call("ADD").run().ok();
     assert!(is_up(&pod));
@@ -69,7 +69,7 @@ fn check_sees_a_link_that_is_down() {
     assert!(error.msg.contains("loopback interface is down"), "{error:?}");
 }
 
-/// An address that is no loopback address on lo is refused, and lo is left as it was.
+/// If lo has an address that is not a loopback address, the plugin refuses and leaves lo unchanged.
 #[test]
 fn a_foreign_address_is_refused() {
     peer_fails("it leaves the link up", || {
@@ -95,14 +95,14 @@ fn del_succeeds_without_a_namespace() {
     assert!(error.msg.contains("/run/netns/gone"), "{error:?}");
 }
 
-/// The plugin must not set the node's own loopback down.
+/// The plugin must not set the loopback of the node itself down.
 #[test]
 fn the_nodes_own_namespace_is_refused() {
     peer_fails("it looks only afterwards", || {
         let node = Node::new();
         let own = node.pod("own");
         drop(own);
-        // The node's own namespace under a path.
+        // Binds the node's own namespace to a path.
         node.cmd("touch /run/netns/self");
         node.cmd("mount --bind /proc/self/ns/net /run/netns/self");
         for verb in ["DEL", "ADD"] {
@@ -119,7 +119,7 @@ fn the_nodes_own_namespace_is_refused() {
 #[test]
 fn status_and_gc_succeed_silently() {
     if newest_version() == "1.0.0" {
-        // An older peer has neither verb.
+        // An older peer has neither of these verbs.
         return;
     }
     let node = Node::new();

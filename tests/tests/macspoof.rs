@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The guard of `macspoofchk`: its elements, owners and repairs. The suite `bridge` sends frames with another address.
+//! The guard of `macspoofchk`: its elements, their owners, and repairs. The suite `bridge` tests it with frames that
+//! have another address.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

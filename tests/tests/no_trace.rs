@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A failed ADD leaves nothing, whichever step failed.
+//! An ADD that fails leaves nothing behind, whichever step failed.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Failure, Node, Pod, Proto, Snapshot, host_local, peer_fails};
@@ -28,7 +28,7 @@ fn list_with(interface: &str) -> Value {
 /// A node on which one pod runs, so that all shared objects exist, and another pod.
 fn stage() -> (Node, Pod, Pod) {
     let node = Node::without_bridge_netfilter();
-    // A master link.
+    // The master link.
     node.cmd("ip link add out0 type veth peer name out1");
     node.cmd("ip link set out0 up");
     node.cmd("ip link set out1 up");
@@ -38,8 +38,8 @@ fn stage() -> (Node, Pod, Pod) {
     (node, first, pod)
 }
 
-/// The state of node and pod, without counters, what is derived from the reservations, and the folders that
-/// the first ADD of a network makes.
+/// The state of node and pod, without counters, what is derived from the reservations, and the folders that a network's
+/// first ADD creates.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
     Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "networks/.slipway/", "folder "])
 }
@@ -50,7 +50,7 @@ fn bridge_fails(node: &Node, attach: &Attach, pod: &Pod, change: impl Fn(&mut Va
     fails("bridge", node, attach, pod, change)
 }
 
-/// The same for every plugin that makes links; each error must contain all `parts`.
+/// Asserts the same for every plugin that makes links. Each error must contain all of `parts`.
 #[track_caller]
 fn all_fail(node: &Node, attach: &Attach, pod: &Pod, parts: &[&str], change: impl Fn(&mut Value)) {
     for interface in INTERFACES {
@@ -108,12 +108,12 @@ fn ipam_is_missing_or_exhausted() {
         let (node, _first, pod) = stage();
         let attach = Attach::new(&pod);
         all_fail(&node, &attach, &pod, &["absent"], |plugin| plugin["ipam"]["type"] = "absent".into());
-        // The one address of the range belongs to the first pod.
+        // The range has a single address, which belongs to the first pod.
         all_fail(&node, &attach, &pod, &["10.88.0.2"], |plugin| {
             let range = json!({"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.2"});
             plugin["ipam"]["ranges"] = json!([[range]]);
         });
-        // The IPv4 range has addresses left, the IPv6 range has none: neither is reserved.
+        // The IPv4 range has free addresses, but the IPv6 range has none, so no address is reserved in either.
         all_fail(&node, &attach, &pod, &["fd00:88::2"], |plugin| {
             let range =
                 json!({"subnet": "fd00:88::/64", "rangeStart": "fd00:88::2", "rangeEnd": "fd00:88::2"});
@@ -138,7 +138,7 @@ fn a_route_cannot_be_installed() {
     });
 }
 
-/// The bridge cannot get the gateway's address: it has another one.
+/// The bridge cannot get the gateway's address, because it has another one.
 #[test]
 fn the_bridge_has_another_address() {
     peer_fails("the veth pair stays", || {
@@ -157,7 +157,7 @@ fn the_kernel_refuses_a_link_attribute() {
     bridge_fails(&node, &Attach::new(&pod).args("MAC=ff:ff:ff:ff:ff:ff"), &pod, |_| {});
 }
 
-/// Without VLAN filtering in the kernel the error names it; with it ADD and DEL leave nothing.
+/// If the kernel lacks VLAN filtering, the error says so. Otherwise ADD and DEL leave nothing behind.
 #[test]
 fn vlan_filtering_may_be_missing() {
     peer_fails("the error does not name what is missing", || {
@@ -196,7 +196,7 @@ fn the_table_belongs_to_another_program() {
                 node.network(list_with(interface)).add(&Attach::new(&pod)).expect_err("not our table");
             names(&failure, &["slipway"]);
         }
-        // The first ADD on this node: the bridge stays, as always.
+        // This is the first ADD on the node, so the bridge remains, as usual.
         before.assert_same(&state(&node, &pod).without(&["br0", "networks/net/lock"]));
         let failure = bridge.add(&Attach::new(&pod).port(Proto::Tcp, 80, 80)).expect_err("not our table");
         assert_eq!(failure.plugin, "portmap");
@@ -206,7 +206,7 @@ fn the_table_belongs_to_another_program() {
     });
 }
 
-/// portmap fails after bridge succeeded: it leaves bridge's objects alone.
+/// portmap fails after bridge has succeeded. The objects of bridge are left alone.
 #[test]
 fn portmap_refuses() {
     peer_fails("conflicts are silent", || {
@@ -245,7 +245,7 @@ fn portmap_refuses() {
     });
 }
 
-/// The state directory is full or cannot be written.
+/// The state directory is full or read-only.
 #[test]
 fn the_state_directory_is_full_or_read_only() {
     peer_fails("the veth pair stays", || {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `nonMasqueradeCIDRs` of plugins and of the node: damage, a flush, changes of the list, invalid networks,
-//! and the commands. What packets show is in the suite `contract`.
+//! `nonMasqueradeCIDRs` of plugins and of the node: damage, a flush, changes of the list, invalid networks, and the
+//! operator's commands. The suite `contract` tests the effect on packets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use slipway_tests::{
 };
 
 const OUTSIDE: u16 = 9000;
-/// An address of the client outside of all lists.
+/// An address of the client that no list contains.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 /// The client's networks.
 const LIST: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
@@ -131,7 +131,7 @@ fn the_nodes_list_is_added_and_restore_applies_a_change() {
         assert!(error.contains("198.51.100.0/24"), "{backend}: {error}");
         world.client_sees(&pod, true);
         let other_list = "containers with another list: 1";
-        // The chains of iptables are not read.
+        // `check-node` does not read the chains of iptables.
         let is_noted = world.node.try_slipway("check-node").stdout.contains(other_list);
         assert_eq!(is_noted, backend != "iptables", "{backend}");
         let text = world.node.slipway("restore");
@@ -149,7 +149,8 @@ fn the_nodes_list_is_added_and_restore_applies_a_change() {
     }
 }
 
-/// The list is the node's or the network's; a restore, or another ADD, removes what is no longer in it.
+/// The list comes from the node or from the network. A restore or another ADD removes networks that are no longer in
+/// the list.
 #[test]
 fn a_network_that_was_removed_from_the_list_fails_check_until_it_is_repaired() {
     for backend in ["nftables", "iptables", "ebpf"] {
@@ -185,7 +186,7 @@ fn gc_removes_sets_that_no_chain_uses() {
     let network = world.network("bridge", "nftables", &json!(LIST));
     let (_pod, attach) = world.add(&network, "web");
     let used = sets(&world);
-    // As left behind by a version that crashed, or by hand.
+    // A version that crashed may have left such a set, or an administrator may have made it.
     let lone = "exempt4-0123456789abcdef";
     world.node.nft(&format!("add set inet slipway {lone} {{ type ipv4_addr; flags interval; }}"));
     network.gc(&[&attach]).expect("GC");

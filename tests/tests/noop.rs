@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! noop: its debug file decides the result, and gets a record of each call.
+//! noop reads its result from a debug file, and records each call there.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -18,7 +18,7 @@ fn call(node: &Node, verb: &str, config: &Value) -> PluginCall {
     call.config(config)
 }
 
-/// A call with a debug file of this content.
+/// A call with a debug file that has this content.
 fn call_with(node: &Node, verb: &str, config: &Value, debug: &Value) -> Output {
     node.write(FILE, debug.to_string());
     call(node, verb, config).args(&format!("DEBUG={FILE};ANYTHING=else")).run()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The protocol, for each plugin as a process: missing or invalid input causes an error with the
-//! specification's code and the reference's message, and changes nothing.
+//! The protocol of each plugin as a process: missing or invalid input causes an error with the specification's code and
+//! the reference plugins' message, and changes nothing.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, PluginCall, Snapshot, is_peer, newest_version, plugin_names};
@@ -13,7 +13,7 @@ fn config(plugin: &str, version: &str) -> Value {
     })
 }
 
-/// The versions that a plugin supports, oldest first. Some need more than earlier results contain.
+/// The versions that a plugin supports, oldest first. Some plugins need more than results of earlier versions contain.
 fn spoken(plugin: &str) -> Vec<&'static str> {
     let oldest = match plugin {
         "bandwidth" => "0.3.0",
@@ -33,7 +33,7 @@ fn complete(node: &Node, plugin: &str, verb: &str) -> PluginCall {
     call.config(&config(plugin, version))
 }
 
-/// Verbs that the plugins under test know.
+/// The verbs that the plugins under test support.
 fn verbs() -> &'static [&'static str] {
     match newest_version() {
         "1.0.0" => &["ADD", "DEL", "CHECK"],
@@ -120,7 +120,7 @@ fn hostile_names_are_refused() {
                 refused(call().ifname(name), 4, "interface name contains / or : or whitespace characters");
             }
             if !is_peer() {
-                // The kernel would make it eth0, eth1, …
+                // The kernel would replace %d with a number: eth0, eth1 and so on.
                 refused(call().ifname("eth%d"), 4, "interface name contains %");
             }
             for name in ["..", ".", "../x", "a/b", "/abs", ".slipway", "a b", " ", "a\nb", "a\"b", "-a"] {
@@ -182,13 +182,13 @@ fn an_error_is_an_object_on_standard_output() {
         let keys: Vec<_> = output.json().as_object().expect("an object").keys().cloned().collect();
         assert_eq!(keys, ["code", "details", "msg"]);
         let text = &output.process.stdout;
-        // Indented by four blanks, with & < > escaped, as the reference prints it.
+        // The output is indented by four blanks and escapes &, < and >, as that of the reference plugins.
         assert!(text.starts_with("{\n    \"code\": 4,\n    \"msg\": "), "{text}");
         assert!(text.contains("a\\u0026b\\u003cc\\u003e"), "{text}");
     }
 }
 
-/// DEL of an attachment that never existed succeeds, also without a namespace.
+/// DEL of an attachment that never existed succeeds, even without a namespace.
 #[test]
 fn del_of_nothing_succeeds() {
     let node = Node::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reports of plugins to the node's agent: a call neither waits for an agent that reads none, nor fails.
+//! Reports of plugins to the node's agent. If the agent does not read them, calls neither wait nor fail.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -11,16 +11,16 @@ use cni_state::report::{LIMIT, Report, SOCKET, Verb};
 use serde_json::json;
 use slipway_tests::{Attach, Daemon, Network, Node, Proto, Stop, comes, slipwayd};
 
-/// The rounds of a measurement.
+/// The number of rounds in a measurement.
 const ROUNDS: usize = 100;
 const STATES: [&str; 4] = ["no agent", "an agent", "a full queue", "a suspended agent"];
 
-/// The place of each state's socket while another one has the usual path; none for the first.
+/// Where the socket of a state is kept while another one has the usual path. The first state has no socket.
 fn place(state: usize) -> String {
     format!("{SOCKET}.{state}")
 }
 
-/// A node with a socket for each state but the first.
+/// A node with a socket for each state except the first.
 struct Stage {
     node: Node,
     _agent: Daemon,
@@ -61,7 +61,7 @@ impl Stage {
         }))
     }
 
-    /// Gives the socket of a state the usual path during `body`.
+    /// Moves the socket of a state to the usual path during `body`.
     fn during<T>(&self, state: usize, body: impl FnOnce() -> T) -> T {
         let rename = |from: &str, to: &str| {
             if state > 0 {
@@ -118,7 +118,7 @@ fn no_call_waits_for_an_agent_or_fails() {
     }
 }
 
-/// Prints the times of ADD and DEL of bridge with portmap, two processes each, in each state of the agent: `cargo test
+/// Prints how long ADD and DEL of bridge with portmap (two processes each) take in each state of the agent: `cargo test
 /// --release -p slipway-tests --test reports -- --ignored --nocapture cost_of_reports`.
 #[test]
 #[ignore = "a measurement"]
@@ -138,7 +138,7 @@ fn cost_of_reports() {
                 network.del(&attach).expect("DEL");
                 [added - begun, added.elapsed()]
             });
-            // The first round makes the shared objects.
+            // The first round does not count, because it creates the shared objects.
             if round > 0 {
                 times[state][0].push(add);
                 times[state][1].push(del);

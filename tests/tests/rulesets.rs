@@ -8,7 +8,7 @@ use slipway_tests::{
     slipway_only, without_seen_ports,
 };
 
-/// The version of nft whose way of printing is in the golden files.
+/// The version of nft whose output format the golden files have.
 const NFT: &str = "v1.0.6";
 
 fn prints_as_expected(node: &Space) -> bool {
@@ -28,7 +28,7 @@ fn list(portmap: &Value) -> Value {
     })
 }
 
-/// The table after a pod of each kind, and after their DEL: only chains and empty maps stay.
+/// The table with a pod of each kind, and after their DELs, when only chains and empty maps are left.
 #[test]
 fn the_table_of_published_ports() {
     slipway_only!();
@@ -57,7 +57,7 @@ fn table(node: &Node) -> String {
     without_seen_ports(&node.cmd("nft list table inet slipway"))
 }
 
-/// The list's result in every version, compared with the reference's.
+/// The list's result in every version of the specification, compared with that of the reference plugins.
 #[test]
 fn the_results_of_every_version_are_the_golden_ones() {
     results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "bridge");
@@ -70,10 +70,10 @@ fn the_results_of_ptp_in_every_version_are_the_golden_ones() {
     results(&list, "ptp");
 }
 
-/// Compares the results of a list in every version with the golden file of that plugin.
+/// Compares the results of a list in every version with the plugin's golden file.
 fn results(list: &Value, plugin: &str) {
     if newest_version() == "1.0.0" {
-        // An older peer, which prints an empty dns in 1.0.0 too.
+        // The peer is an older one, which prints an empty `dns` in version 1.0.0 as well.
         return;
     }
     let node = Node::without_bridge_netfilter();
@@ -85,7 +85,7 @@ fn results(list: &Value, plugin: &str) {
         let pod = node.pod(&format!("pod-{version}"));
         let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
         let mut result = network.add(&attach).expect("ADD");
-        // Slipway reports the MTU (specification 1.1.0), the reference's bridge does not.
+        // Slipway reports the MTU (specification 1.1.0), which the reference's bridge does not.
         let interfaces = result.get_mut("interfaces").and_then(Value::as_array_mut);
         for interface in interfaces.into_iter().flatten() {
             interface.as_object_mut().expect("an object").remove("mtu");

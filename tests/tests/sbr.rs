@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The sbr plugin: a container with two links.
+//! The sbr plugin, on a container with two links.
 
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, Network, Node, Pod, Proto, Snapshot, address_of, at, is_peer, peer_fails, with_keys,
 };
 
-/// The container's first network: its default route.
+/// The container's first network, which has its default route.
 fn first(node: &Node) -> Network<'_> {
     node.network(json!({"name": "first", "plugins": [{
         "type": "ptp",
@@ -15,7 +15,7 @@ fn first(node: &Node) -> Network<'_> {
     }]}))
 }
 
-/// The second network, on a bridge of its own, with sbr chained.
+/// The second network, on a separate bridge, with sbr chained.
 fn second<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let sbr = with_keys(json!({"type": "sbr"}), keys);
     let ipam = json!({
@@ -65,7 +65,7 @@ fn packets_leave_by_the_link_of_their_address() {
     let main = pod.cmd("ip route");
     assert!(main.contains("default via 10.1.0.1 dev eth0") && !main.contains("net1"), "{main}");
 
-    // The reply leaves by the link of the request: the node would not accept it from eth0.
+    // The reply must leave through the link of the request, because the node would not accept it from eth0.
     node.cmd("iptables -A FORWARD -i br2 -s 10.1.0.0/24 -j DROP");
     node.cmd("iptables -A FORWARD ! -i br2 -s 10.2.0.0/24 -j DROP");
     for address in ["10.1.0.2", "10.2.0.2"] {
@@ -200,7 +200,7 @@ fn hints_leave_the_neighbours_in_the_main_table() {
         let own: Vec<_> = main.lines().filter(|line| line.starts_with("fd00:2::/64")).collect();
         assert_eq!(own.len(), 1, "{main}");
         assert!(own[0].contains("dev net1") && own[0].contains("src fd00:2::2"), "{main}");
-        // Without an address the right one is taken.
+        // Without an explicit source address, the right one is chosen.
         let _server = node.serve(Proto::Tcp, "10.2.0.1:80", "node");
         let answer = pod.request(Proto::Tcp, ([10, 2, 0, 1], 80)).expect("an answer");
         assert_eq!(answer.own.ip(), std::net::IpAddr::from([10, 2, 0, 2]));
@@ -208,7 +208,7 @@ fn hints_leave_the_neighbours_in_the_main_table() {
     });
 }
 
-/// A link-local address implies its link, and IPv6 needs it.
+/// A link-local address implies its link, and IPv6 requires it to work.
 #[test]
 fn link_local_addresses_stay_reachable() {
     peer_fails("it takes them out of the main table", || {
@@ -237,7 +237,7 @@ fn a_repeated_add_changes_nothing() {
 fn a_failed_add_leaves_nothing() {
     peer_fails("the rule stays", || {
         let (node, pod) = Node::with_pod();
-        // A gateway that nothing leads to.
+        // Nothing leads to this gateway.
         let network = second(&node, &json!({"gateways": ["10.2.0.7", "fd00:9::7"]}));
         let attach = net1(&pod);
         let previous = network.add_first(&attach);
@@ -245,7 +245,7 @@ fn a_failed_add_leaves_nothing() {
         let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert!(error.msg.contains("fd00:9::7"), "{error:?}");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
-        // And one without a link.
+        // The second case is a link that does not exist.
         let error = network.call_one(1, "ADD", &attach.clone().ifname("net9"), &previous).error();
         assert!(error.msg.contains("net9"), "{error:?}");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
@@ -283,13 +283,13 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
             assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
         }
         assert!(!node.list("/run/netns").contains(&"gone".to_owned()));
-        // The link is gone, and the result is known.
+        // The link is gone, but the result is known.
         pod.cmd("ip link del net1");
         assert_eq!(rules(&pod).len(), 2);
         assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
         assert_eq!(rules(&pod), Vec::<String>::new());
         network.del(&attach).expect("DEL");
-        // Without the result, as long as the link is there.
+        // DEL also works without the result, as long as the link exists.
         network.add(&attach).expect("ADD");
         assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
         assert_eq!(rules(&pod), Vec::<String>::new());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Random ADDs, DELs and CHECKs by several workers, some of them killed, compared with a model. The network is renamed in
-//! between, an ADD comes twice, and the runtime loses its cache.
+//! Random ADDs, DELs and CHECKs by several workers, compared with a model. Some calls are killed. In between, the
+//! network is renamed, ADDs are repeated, and the runtime loses its cache.
 //!
-//! `SLIPWAY_SOAK_SECONDS` is the duration (default 10), `SLIPWAY_SEED` the seed of the choices; the scheduler
-//! decides the order of the workers. A failure prints the seed.
+//! `SLIPWAY_SOAK_SECONDS` sets the duration (default 10) and `SLIPWAY_SEED` the seed of the choices, while the
+//! scheduler decides the order of the workers. A failure prints the seed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use slipway_tests::{Attach, Network, Node, Pod, Proto, Random, Snapshot, host_lo
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
 
-/// The network's names: it is renamed while containers are attached.
+/// The names of the network, which is renamed while containers are attached.
 const NAMES: [&str; 2] = ["net", "renamed"];
 
 fn list(name: &str, interface: &str) -> Value {
@@ -35,14 +35,14 @@ fn number(key: &str, default: u64) -> u64 {
     std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A worker's knowledge of one of its pods.
+/// What a worker knows about one of its pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Known {
     #[default]
     Detached,
-    /// With these addresses, under that name of the network.
+    /// Attached with these addresses, under the network name with this index.
     Attached(Vec<String>, usize),
-    /// A call under that name was killed.
+    /// A call under the network name with this index was killed.
     Unsure(usize),
 }
 
@@ -50,7 +50,7 @@ struct Worker<'a> {
     node: &'a Node,
     /// The network under each of its names.
     networks: [Network<'a>; 2],
-    /// Its present name.
+    /// The index of the network's current name.
     name: usize,
     pods: &'a [Pod],
     known: Vec<Known>,
@@ -72,12 +72,12 @@ impl Worker<'_> {
         self.calls += 1;
         let known = self.known[pod].clone();
         self.known[pod] = match (known, choice) {
-            // Other containers stay attached under the name that they were attached under.
+            // The network is renamed. Containers remain attached under the name that they were attached with.
             (_, 10) => {
                 self.name = 1 - self.name;
                 return;
             }
-            // The next DEL has no result.
+            // The runtime loses its cache, so the next DEL has no result.
             (_, 11) => {
                 self.networks.iter().for_each(Network::forget);
                 return;
@@ -99,14 +99,16 @@ impl Worker<'_> {
                 assert!(failure.error.msg.contains("already exists"), "ADD of {pod} again: {failure}");
                 return;
             }
-            // Nothing proves that what a killed call has left under another name is not of a living container.
+            // The DEL uses the name of the killed call, because under another name nothing proves that what the call
+            // has left does not belong to a living container.
             (Known::Unsure(name), _) => self.del(pod, &attach, name),
-            // Also of a missing attachment.
+            // DEL is also called for attachments that do not exist.
             _ => self.del(pod, &attach, self.name),
         };
     }
 
-    /// ADD. A container that is attached under another name may have the first address that host-local chooses.
+    /// Calls ADD, repeatedly if necessary, because a container that is attached under another name may have the first
+    /// address that host-local chooses.
     fn add(&self, pod: usize, attach: &Attach) -> Vec<String> {
         const ADDRESSES: usize = 64;
         let network = &self.networks[self.name];
@@ -141,7 +143,7 @@ impl Worker<'_> {
         Known::Unsure(self.name)
     }
 
-    /// Asserts that the node's state of this worker's pods is the expected one.
+    /// Asserts that the node's state for this worker's pods is the expected one.
     fn compare(&self, ports: &str) {
         for (pod, known) in self.known.iter().enumerate() {
             let id = self.pods[pod].name();
@@ -179,7 +181,7 @@ fn soak(interface: &str) {
     let node = Node::without_bridge_netfilter();
     let pods: Vec<Vec<Pod>> =
         (0..WORKERS).map(|w| (0..PODS).map(|p| node.pod(&format!("w{w}p{p}"))).collect()).collect();
-    // A first pod, so that all shared objects exist.
+    // A first pod creates all shared objects.
     let first = Attach::new(&pods[0][0]).port(Proto::Tcp, 8080, 80);
     for name in NAMES {
         node.network(list(name, interface)).add(&first).expect("the first ADD");

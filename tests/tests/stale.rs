@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules of other engines that translate packets to a published port first: left behind by a container that is gone, or
-//! in use. ADD warns; `check-node`, `explain` and `trace` name the rule, and the command that deletes it.
+//! Rules of other engines that translate packets to a published port before ours do, either left behind by a container
+//! that is gone or still in use. ADD warns, and `check-node`, `explain` and `trace` name the rule and the command that
+//! deletes it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,7 @@ use slipway_tests::{
 const PORT: u16 = 8080;
 const LOG: &str = "/run/trace.log";
 
-/// Waits until something holds.
+/// Waits until the condition is true.
 fn comes(holds: impl Fn() -> bool) -> bool {
     let end = Instant::now() + within(Duration::from_secs(15));
     while Instant::now() < end {
@@ -52,7 +53,7 @@ impl World {
         ]}))
     }
 
-    /// Adds a container with the port. Returns it, and what portmap logged.
+    /// Adds a container with the port, and returns it with the messages that portmap logged.
     fn add(&self, network: &Network<'_>) -> (Pod, String) {
         let pod = self.node.pod("web");
         let attach = Attach::new(&pod).port(Proto::Tcp, PORT, 80);
@@ -81,7 +82,7 @@ impl World {
     }
 }
 
-/// The rules of an engine, and the table, chain and target that the reports name.
+/// The rules of an engine, and the table, chain and target that reports must name.
 struct Case {
     rules: &'static str,
     is_v4: bool,
@@ -108,7 +109,7 @@ const CASES: [Case; 8] = [
         chain: "chain pre of table ip6 stale",
         target: "[fd00:88::99]:80",
     },
-    // As netavark's.
+    // Rules like those of netavark.
     Case {
         rules: "nft: table inet netavark {
             chain nv_dnat { ip daddr 192.0.2.0/24 tcp dport 8080 dnat ip to 10.88.0.99:80; }
@@ -119,7 +120,7 @@ const CASES: [Case; 8] = [
         chain: "chain nv_dnat of table inet netavark",
         target: "10.88.0.99:80",
     },
-    // As Docker's with nftables.
+    // Rules like those of Docker with nftables.
     Case {
         rules: "nft: table ip docker-bridges {
             chain nat-prerouting-and-output { iifname != \"docker0\" tcp dport 8080 counter dnat to 10.88.0.99:80 comment \"DNAT\"; }
@@ -138,7 +139,7 @@ const CASES: [Case; 8] = [
         chain: "chain pre of table ip stale",
         target: "10.88.0.99:80",
     },
-    // As Docker's with iptables.
+    // Rules like those of Docker with iptables.
     Case {
         rules: "iptables: -N DOCKER
             -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
@@ -155,7 +156,7 @@ const CASES: [Case; 8] = [
     },
 ];
 
-/// In the tables of the legacy variant.
+/// The same kinds of rules in the tables of iptables-legacy.
 const LEGACY: [Case; 3] = [
     Case {
         rules: "iptables-legacy: -N DOCKER
@@ -221,7 +222,8 @@ fn are_named_and_deleted(cases: &[Case]) {
             let to = at(world.node_address(*is_v4), PORT);
             let other = at(world.node_address(!is_v4), PORT);
             world.client.expect(Proto::Tcp, other, "web");
-            // Of chains with one priority the kernel asks the newer one first: with iptables that is the container's.
+            // Among chains with the same priority, the kernel runs the newer one first, which with the iptables backend
+            // is the container's.
             if backend == "iptables" && world.client.request(Proto::Tcp, to).is_ok() {
                 assert!(!rules.starts_with("iptables: ") && !rules.contains("-101"), "{rules}");
                 assert_eq!((log.as_str(), world.finding()), ("", None), "{rules}");
@@ -269,7 +271,7 @@ fn a_trace_shows_who_has_translated() {
         assert_eq!(log, "", "nothing comes before");
         let _server = pod.serve(Proto::Tcp, "[::]:80", "web");
         load(&world.node, rules);
-        // The packet goes on to where it would be seen: towards the client's network.
+        // With these routes, the packet is sent on towards the client's network, where it could be seen.
         world.node.cmd("ip route add 10.88.0.0/24 via 192.0.2.2");
         world.node.cmd("ip route add fd00:88::/64 via 2001:db8::2");
         let to = at(world.node_address(*is_v4), PORT);
@@ -286,7 +288,7 @@ fn a_trace_shows_who_has_translated() {
     }
 }
 
-/// The target runs, or a Service has the port: nobody is told to delete the rule.
+/// The target runs or a Service has the port, so no report recommends deleting the rule.
 #[test]
 fn rules_that_are_in_use_are_not_to_be_deleted() {
     if is_peer() {
@@ -325,7 +327,7 @@ fn rules_that_are_in_use_are_not_to_be_deleted() {
     }
 }
 
-/// Rules that are about something else.
+/// Rules that do not concern the published port.
 #[test]
 fn other_rules_are_not_named() {
     if is_peer() {

@@ -58,7 +58,7 @@ fn containers_use_their_addresses() {
     network.check(&Attach::new(&one)).expect("CHECK");
     network.del(&Attach::new(&one)).expect("DEL");
     network.del(&Attach::new(&one)).expect("DEL again");
-    // The container gets the address that the runtime asks for; the bridge chooses the gateway.
+    // The container gets the address that the runtime requests, and the bridge determines the gateway.
     let attach = Attach::new(&one).capability("ips", json!(["10.88.0.77/24"]));
     let result = network.add(&attach).expect("ADD");
     assert_eq!(addresses(&result), ["10.88.0.77/24 10.88.0.1"]);
@@ -68,7 +68,7 @@ fn containers_use_their_addresses() {
     network.del(&attach).expect("DEL");
 }
 
-/// Configurations and `CNI_ARGS` whose outcome is compared.
+/// Configurations and values of `CNI_ARGS` for which the outcome is compared.
 fn cases() -> Vec<(Value, &'static str)> {
     let one = json!({"addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}]});
     let with = |ipam: &Value, key: &str, value: Value| {
@@ -112,7 +112,8 @@ fn cases() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The results are the same. So are the messages, but Slipway's may begin with the value's path.
+/// The results are identical to those of the reference plugin. So are the messages, except that Slipway's may begin
+/// with the path of a value.
 #[test]
 fn results_and_messages_are_the_references() {
     let Some(reference) = Reference::any().map(|reference| reference.plugin("static")) else {
@@ -126,7 +127,7 @@ fn results_and_messages_are_the_references() {
         let theirs = call().args(args).config(&config).instead(&reference).run().result();
         match (ours, theirs) {
             (Ok(ours), Ok(mut theirs)) => {
-                // The reference of that time wrote an empty `dns` in results of version 1.0.0.
+                // The reference plugin of that time wrote an empty `dns` in results of version 1.0.0.
                 if config["cniVersion"] == "1.0.0" && theirs["dns"] == json!({}) {
                     drop(theirs.as_object_mut().expect("an object").remove("dns"));
                 }
@@ -140,7 +141,7 @@ fn results_and_messages_are_the_references() {
     }
 }
 
-/// A gateway in `CNI_ARGS` applies to each address whose subnet has it.
+/// A gateway in `CNI_ARGS` applies to each address whose subnet contains it.
 #[test]
 fn cni_args_may_have_a_gateway_without_addresses() {
     peer_fails("it looks for the addresses of CNI_ARGS alone", || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway support-bundle` on a node with containers: the file's content, without secrets.
+//! `slipway support-bundle` on a node with containers: the file's content, which must not include secrets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ fn the_bundle_has_the_state_of_the_node_and_no_secrets() {
         r#"{"name": "pods", "plugins": [{"type": "bridge", "bridge": "br1", "etcdPassword": "hunter2"}],
             "etcd": "http://a:2379,http://root:hunter2@b:2379", "env": ["X_PASSWORD=hunter2"], "hunter2": 1}"#,
     );
-    // All other files in which people may leave a secret.
+    // All other files in which a secret may have been left.
     node.own_etc();
     node.write("/etc/cni/slipway.json", r#"{"backend": "nftables"}"#);
     node.cmd("rm -f /etc/os-release");
@@ -133,7 +133,7 @@ fn an_existing_file_is_not_overwritten() {
     assert_eq!(node.read("/run/bundle.tar").as_deref(), Some("mine"));
 }
 
-/// On an empty node, and in a folder of the caller's choice.
+/// The bundle is made on an empty node, in a folder that the caller chooses.
 #[test]
 fn an_empty_node_gets_a_bundle() {
     let node = Node::new();

@@ -22,7 +22,7 @@ struct World {
     client: Host,
 }
 
-/// A container with the published port and a server.
+/// A container with the published port and a running server.
 struct Web {
     pod: Pod,
     _server: Server,
@@ -49,7 +49,7 @@ impl World {
         Web { pod, _server: server }
     }
 
-    /// Starts a trace, and waits until it sees packets.
+    /// Starts a trace, and waits until the trace sees packets.
     fn start(&self, args: &str) -> Daemon {
         let words: Vec<&str> = ["trace"].into_iter().chain(args.split_whitespace()).collect();
         let daemon = self.node.daemon(slipway(), &words, LOG);
@@ -61,7 +61,7 @@ impl World {
         self.node.cmd("nft list tables").contains("slipway-trace")
     }
 
-    /// Traces while `work` runs. Returns what was printed.
+    /// Traces while `work` runs, and returns the output.
     fn traced(&self, args: &str, work: impl FnOnce()) -> String {
         self.traced_by(args, |_| work())
     }
@@ -224,7 +224,7 @@ fn the_chains_of_iptables() {
     );
 }
 
-/// Traces one connection of many requests to a container whose flows BPF programs carry.
+/// Traces a connection of many requests to a container whose flows are carried by BPF programs.
 fn traced_connection(prepare: impl FnOnce(&Node)) -> String {
     let world = World::new();
     world.node.cmd(&format!("ip route add default via {}", world.client.v4));
@@ -250,7 +250,7 @@ fn programs_that_carry_flows_are_counted() {
     assert!(!text.contains("carried 0 packets") && !text.contains("in another way"), "{text}");
 }
 
-/// A rule that changes packets in a way that the BPF programs cannot keeps them with netfilter.
+/// If a rule changes packets in a way that the BPF programs cannot imitate, the flow stays with netfilter.
 #[test]
 fn the_reason_of_flows_that_stay_with_netfilter_is_counted() {
     needs!(has_programs(), PROGRAMS);
@@ -262,7 +262,7 @@ fn the_reason_of_flows_that_stay_with_netfilter_is_counted() {
     assert_has(&text, &["carried 0 packets", "came out changed in another way than the BPF programs can\n"]);
 }
 
-/// True if the kernel has tables that end with their process (Linux 5.12).
+/// True if the kernel supports tables that are deleted when their process ends (Linux 5.12).
 fn has_owned_tables(node: &Space) -> bool {
     node.try_cmd("nft add table inet probe { flags owner; }").code == Some(0)
 }
@@ -279,13 +279,14 @@ fn a_trace_ends_by_time_by_a_signal_and_with_its_process() {
         &["No packet to this port came to netfilter.\n", "`slipway explain tcp 192.0.2.1:8080`"],
     );
 
-    // A second one reports it, and leaves the first one alone.
+    // A second trace reports the first one and leaves it alone.
     let first = world.start(&format!("tcp {to} --for 20s"));
     let second = world.node.try_slipway(&format!("trace tcp {to}"));
     assert_eq!(second.code, Some(1), "{second}");
     assert!(second.stderr.contains("another `slipway trace` runs"), "{second}");
     assert!(first.runs() && world.is_tracing());
-    // SIGKILL. Before Linux 5.12 the next trace deletes the table, after the time of the killed one.
+    // Dropping the first trace kills it with SIGKILL. Before Linux 5.12, the next trace deletes the table once the
+    // killed one's time is over.
     drop(first);
     if has_owned_tables(&world.node) {
         assert!(comes(|| !world.is_tracing()), "the table outlives its process");
@@ -314,7 +315,7 @@ fn a_busy_port_is_limited() {
     });
     let document: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
     let packets = document["packets"].as_array().unwrap();
-    // 40 connections have 160 packets or more in this direction; 10 at once and 20 a second are shown.
+    // 40 connections have at least 160 packets in this direction. The trace shows 10 at once and then 20 a second.
     assert!((10..=80).contains(&packets.len()), "{}", packets.len());
     assert_eq!((&document["ended"], &document["events_lost"]), (&json!("time"), &json!(false)));
     assert_eq!(packets[0]["dropped"], json!(false));

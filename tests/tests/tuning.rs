@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The tuning plugin, chained to bridge, as it is used in practice.
+//! The tuning plugin chained to bridge, as in practice.
 
 use serde_json::{Value, json};
 use slipway_tests::{
@@ -11,7 +11,7 @@ use slipway_tests::{
 const FILE: &str = "/run/cni/tuning/pod_eth0.json";
 const MAC: &str = "02:00:00:00:00:07";
 
-/// A network of bridge and tuning, with keys of tuning.
+/// A network of bridge and tuning, the latter with these keys.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let tuning = with_keys(json!({"type": "tuning", "capabilities": {"mac": true}}), keys);
     let ipam = host_local("10.1.2.0/24", "fd00:1::/64");
@@ -196,7 +196,7 @@ fn an_administrators_list_limits_the_sysctls() {
     }
 }
 
-/// The list is a symbolic link in a mounted ConfigMap and in some distributions.
+/// The list may be a symbolic link, as in a mounted ConfigMap and in some distributions.
 #[test]
 fn the_administrators_list_may_be_a_symbolic_link() {
     let node = Node::new();
@@ -218,7 +218,7 @@ fn the_administrators_list_may_be_a_symbolic_link() {
     allowed.status().expect("STATUS");
     let error = refused.status().expect_err("STATUS").error;
     assert!(error.code == 50 && error.msg.starts_with(why), "{error:?}");
-    // A dangling link is no missing list: it must not allow everything.
+    // A dangling link does not count as a missing list, because a missing list would allow everything.
     let tuning = "/etc/cni/tuning";
     for gone in [
         vec![format!("mv {tuning}/..data /run/data")],
@@ -278,7 +278,7 @@ fn the_runtime_and_the_arguments_override_the_configuration() {
     assert_eq!(mac(&own, &attach), MAC);
     let [env, runtime, args] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
     let attach = attach.args(&format!("IgnoreUnknown=1;MAC={env}"));
-    // bridge uses the address too: both set the same.
+    // bridge uses the address as well, so both plugins set the same one.
     assert_eq!(mac(&own, &attach), env);
     let attach = attach.capability("mac", json!(runtime));
     assert_eq!(mac(&own, &attach), runtime);
@@ -344,7 +344,7 @@ fn a_repeated_add_keeps_the_first_backup() {
 fn a_del_needs_neither_an_add_nor_a_namespace() {
     let (node, _pod, attach) = Node::with_attachment();
     let network = network(&node, &json!({"mtu": 1300}));
-    // Nothing was ever added.
+    // DEL succeeds although nothing was ever added.
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     network.add(&attach).expect("ADD");
     assert!(node.read(FILE).is_some());
@@ -354,7 +354,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
     if !is_peer() {
         assert_eq!(node.read(FILE), None, "the backup is not needed any more");
     }
-    // An invalid backup file, and a folder in its place.
+    // DEL also succeeds with an invalid backup file, and with a folder in its place.
     node.write(FILE, "{");
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     node.cmd("rm -rf /run/cni/tuning");
@@ -362,7 +362,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
 }
 
-/// The reference's file, as 1.9.1 wrote it.
+/// The backup file of the reference plugin, as version 1.9.1 writes it.
 #[test]
 fn changes_by_the_reference_are_restored() {
     let (node, pod, attach) = Node::with_attachment();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway uninstall`: a node that had Slipway is as it was before.
+//! `slipway uninstall` returns a node that had Slipway to its previous state.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use slipway_tests::{Attach, Node, Proto, Snapshot, comes, host_local, quoted, sl
 
 const DIR: &str = "/run/cni-bin";
 
-/// Networks that leave everything a network can leave: tables, bridges, a gateway's link, reservations of
+/// Networks that leave everything that networks can leave: tables, bridges, a gateway's link, and reservations of
 /// several networks.
 fn lists() -> [Value; 2] {
     let ipam = |number: u8| host_local(format!("10.88.{number}.0/24"), format!("fd00:88:{number}::/64"));
@@ -31,7 +31,7 @@ fn attach(pod: &slipway_tests::Pod, port: u16) -> Attach {
     Attach::new(pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80)
 }
 
-/// Uninstalls, and asserts that these lines are printed.
+/// Runs `uninstall`, and asserts that these lines are printed.
 #[track_caller]
 fn uninstall(node: &Node, lines: &[impl AsRef<str>]) -> String {
     let printed = node.slipway(&format!("uninstall --to {DIR}"));
@@ -46,7 +46,7 @@ fn uninstall_leaves_nothing() {
     slipway_only!();
     let node = Node::without_bridge_netfilter();
     let (one, two) = (node.pod("one"), node.pod("two"));
-    // A plugin, a bridge, a network and a table of other programs stay.
+    // A plugin, a bridge, a network and a table of other programs must stay.
     node.write(&format!("{DIR}/portmap"), "#!/bin/sh\n");
     node.write("/var/lib/cni/networks/theirs/last_reserved_ip.0", "10.1.1.7");
     node.cmd("ip link add theirs0 type bridge");
@@ -102,7 +102,7 @@ fn uninstall_leaves_nothing() {
     before.assert_same(&state());
 }
 
-/// On a node that had nothing before, the folders of the state are removed too.
+/// On a node that had nothing before, the state folders are removed as well.
 #[test]
 fn folders_that_uninstall_finds_empty_are_removed() {
     slipway_only!();
@@ -124,7 +124,7 @@ fn objects_in_use_stay_and_are_named() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let mut list = lists()[0].clone();
-    // Nothing of this network is in a table, so the reference plugins can remove it.
+    // The network has no entries in a table, so the reference plugins can remove it.
     list["plugins"][0]["ipMasq"] = false.into();
     list["plugins"][0]["macspoofchk"] = false.into();
     let network = node.network(list);
@@ -149,13 +149,13 @@ fn objects_in_use_stay_and_are_named() {
     network.del(&Attach::new(&one)).expect("DEL");
 }
 
-/// Waits until the ruleset fulfils a condition.
+/// Waits until the ruleset meets a condition.
 fn await_ruleset(node: &Node, condition: impl Fn(&str) -> bool) {
     until(Duration::from_secs(60), "the ruleset", || condition(&node.ruleset()));
 }
 
-/// A container is added after one table was removed and before the next: the command refuses, and the message
-/// names the table that it has removed.
+/// A container is added after the first table was removed and before the next. The command then refuses, and its
+/// message names the removed table.
 #[test]
 fn a_refusal_after_the_first_table_names_that_table() {
     slipway_only!();
@@ -196,7 +196,7 @@ fn a_refusal_after_the_first_table_names_that_table() {
     assert_eq!(node.ruleset(), "");
 }
 
-/// A container that is added while the plugins are being removed keeps its objects, and is named.
+/// A container that is added while the plugins are being removed keeps its objects, and the command reports it.
 #[test]
 fn a_container_added_during_the_uninstall_is_named() {
     slipway_only!();
@@ -211,7 +211,7 @@ fn a_container_added_during_the_uninstall_is_named() {
     let words = format!("strace -f -qq -o /dev/null -e {pause} {command} uninstall --to {DIR}");
     let printed = std::thread::scope(|scope| {
         let uninstall = scope.spawn(|| node.try_cmd(&words));
-        // The tables are removed, and the first plugin is not yet.
+        // At this point the tables are removed, but the first plugin is not.
         await_ruleset(&node, |ruleset| {
             ["inet", "bridge"].iter().all(|f| !ruleset.contains(&format!("table {f} slipway")))
         });
@@ -224,7 +224,7 @@ fn a_container_added_during_the_uninstall_is_named() {
     assert!(printed.stderr.contains(expected), "{printed}");
     assert!(!printed.stderr.contains("nothing was changed"), "{printed}");
     network.check(&attach(&late, 8080)).expect("CHECK");
-    // The advice that the command prints.
+    // These commands are the ones that the output recommends.
     node.slipway(&format!("install --to {DIR}"));
     network.del(&attach(&late, 8080)).expect("DEL");
     node.slipway(&format!("uninstall --to {DIR}"));
@@ -258,7 +258,7 @@ fn a_foreign_table_stays() {
     before.assert_same(&Snapshot::take(&node, &[]));
 }
 
-/// A bridge's gateway in a VLAN has a veth pair of its own, of which one end is a port of the bridge.
+/// If a bridge's gateway is in a VLAN, it has its own veth pair, one end of which is a port of the bridge.
 #[test]
 fn the_link_of_a_vlan_gateway_is_deleted_before_its_bridge() {
     slipway_only!();
@@ -278,15 +278,15 @@ fn the_link_of_a_vlan_gateway_is_deleted_before_its_bridge() {
     before.assert_same(&Snapshot::take(&node, &[]));
 }
 
-/// The shared chains of the iptables backend are removed too, unless they have ports of the reference
-/// plugins, whose chains have the same names.
+/// The shared chains of the iptables backend are removed as well, unless they contain ports of the reference plugins,
+/// whose chains have the same names.
 #[test]
 fn only_unused_iptables_chains_are_deleted() {
     slipway_only!();
     for variant in ["nft", "legacy"] {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
-        // kube-proxy's chain, which shows the variant that the node uses.
+        // The existence of kube-proxy's chain shows which variant the node uses.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
             for chain in ["PREROUTING", "OUTPUT", "POSTROUTING"] {
@@ -303,7 +303,7 @@ fn only_unused_iptables_chains_are_deleted() {
         let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
         assert!(refused.stderr.contains("container one"), "{refused}");
         network.del(&attach(&one, 8080)).expect("DEL");
-        // A port of another container, as the reference publishes it.
+        // A port of another container, published as the reference plugin does it.
         let entry = "CNI-HOSTPORT-DNAT -p tcp -m multiport --destination-ports 9000 -j RETURN";
         node.cmd(&format!("iptables-{variant} -t nat -A {entry}"));
         uninstall(
@@ -319,7 +319,7 @@ fn only_unused_iptables_chains_are_deleted() {
     }
 }
 
-/// A list with all chained plugins, and firewall with this backend.
+/// A list with all chained plugins, in which firewall has this backend.
 fn chained(backend: &str) -> Value {
     let [mut list, _] = lists();
     list["name"] = "chained".into();
@@ -334,7 +334,7 @@ fn chained(backend: &str) -> Value {
     list
 }
 
-/// flannel's list, with the file that flanneld writes.
+/// The list for flannel. Also writes the file that flanneld would write.
 fn flannel(node: &Node) -> Value {
     let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", env);
@@ -347,14 +347,14 @@ fn chained_plugins_leave_nothing() {
     for backend in ["nftables", "iptables"] {
         let node = Node::new();
         let pods = [node.pod("one"), node.pod("two")];
-        // iptables' own tables stay.
+        // The tables of iptables itself must stay.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family} -A FORWARD -j ACCEPT"));
         }
         let lists = [chained(backend), flannel(&node)];
         let state = || Snapshot::take(&node, &[&pods[0], &pods[1]]);
         let before = state();
-        // As after a `pod up` and `pod down` of slipwayd.
+        // slipwayd leaves this folder after `pod up` and `pod down`.
         node.cmd("mkdir -p /var/lib/cni/pending");
         for (list, pod) in lists.iter().zip(&pods) {
             node.network(list.clone()).add(&attach(pod, 8080)).expect("ADD");
@@ -382,7 +382,7 @@ fn chained_plugins_leave_nothing() {
     }
 }
 
-/// Containers were killed, and no runtime called DEL.
+/// The containers were killed, and no runtime called DEL.
 #[test]
 fn objects_of_dead_containers_are_named_or_removed() {
     slipway_only!();
@@ -420,13 +420,13 @@ fn objects_of_dead_containers_are_named_or_removed() {
     assert_eq!(devices(), 0);
 }
 
-/// The firewall's chains stay if they have rules of a container of the reference or of an administrator.
+/// The firewall's chains stay if they contain rules of an administrator, or of a container of the reference plugins.
 #[test]
 fn only_unused_firewall_chains_are_deleted() {
     slipway_only!();
     for variant in ["nft", "legacy"] {
         let (node, pod) = Node::with_pod();
-        // A chain that shows the variant that the node uses.
+        // The existence of this chain shows which variant the node uses.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -N KUBE-FORWARD"));
             node.cmd(&format!("{family}-{variant} -A FORWARD -j KUBE-FORWARD"));
@@ -451,7 +451,7 @@ fn only_unused_firewall_chains_are_deleted() {
     }
 }
 
-/// The table has a chain for an administrator's rules.
+/// The table has a chain that is meant for an administrator's rules.
 #[test]
 fn an_administrators_rules_in_the_firewalls_table_stay() {
     slipway_only!();
@@ -469,7 +469,7 @@ fn an_administrators_rules_in_the_firewalls_table_stay() {
     }
 }
 
-/// As `slipway uninstall | head -1`: the work is done to its end.
+/// As with `slipway uninstall | head -1`, the reader ends early, but the removal is completed.
 #[test]
 fn a_reader_that_goes_does_not_end_the_removal() {
     slipway_only!();
@@ -492,7 +492,7 @@ fn a_reader_that_goes_does_not_end_the_removal() {
     assert_eq!(removed(false), removed(true));
 }
 
-/// What is mounted is not ours to unmount. A second call has nothing left to do.
+/// The command does not unmount what others have mounted. A second call has nothing left to do.
 #[test]
 fn mount_points_are_emptied_and_stay() {
     slipway_only!();
@@ -555,7 +555,7 @@ fn a_read_only_plugin_directory_is_refused_before_anything_changes() {
         );
         before.assert_same(&state());
     }
-    // Control: what is refused works as soon as the file system can be written.
+    // As the control, the removal succeeds as soon as the file system is writable.
     node.cmd(&format!("mount -o remount,bind,rw {DIR}"));
     assert!(
         uninstall(&node, &["remove  table inet slipway", "remove  slipway"]).contains("remove  link cni0")

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node that goes up a version and back while containers run, as docs/compatibility.md promises it: the links, tables, BPF
-//! programs and files of one version in the hands of another.
+//! A node that moves to another version and back while containers run, as docs/compatibility.md promises. Each version
+//! must handle the links, tables, BPF programs and files of the other.
 //!
-//! `SLIPWAY_PREVIOUS` names the `slipway` of another version. Without it the previous version is the binary under test, and
-//! what only another version writes is put on the node by hand: keys that are unknown here, BPF programs under another
-//! version's name, and a table with a later schema.
+//! `SLIPWAY_PREVIOUS` names the `slipway` of another version. Without it, the binary under test also acts as the
+//! previous version, and the test itself adds to the node what only another version would write: unknown keys, BPF
+//! programs under another version's name, and a table with a later schema.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,27 +18,27 @@ use slipway_tests::{
     slipway_only,
 };
 
-/// The runtime's directory, and the programs that the runtime finds there.
+/// The runtime's plugin directory.
 const PLUGINS: &str = "/run/cni-bin";
-/// The BPF programs and maps, a folder for each version.
+/// The pinned BPF programs and maps, in a folder for each version.
 const PINS: &str = "/sys/fs/bpf/slipway-flows";
 
 fn previous() -> PathBuf {
     std::env::var_os("SLIPWAY_PREVIOUS").map_or_else(slipway, PathBuf::from)
 }
 
-/// A node with a network, whose plugins are those of the last installed version.
+/// A node with a network, whose plugins are those of the version that was installed last.
 struct Stage {
     node: Node,
     client: Host,
     plugins: [Value; 2],
 }
 
-/// A container that runs, and its server behind a published port.
+/// A running container with a server behind a published port.
 struct Running {
     attach: Attach,
     port: u16,
-    /// The result of the ADD, as the runtime keeps it.
+    /// The result of the ADD as the runtime keeps it.
     result: Value,
     _server: Server,
     _pod: slipway_tests::Pod,
@@ -58,7 +58,7 @@ impl Stage {
         Self { node, client, plugins }
     }
 
-    /// As an administrator does it who has copied the program to the node.
+    /// Installs a version as an administrator does who has copied the program to the node.
     fn install(&self, version: &PathBuf) {
         self.node.cmd(&format!("{} install --to {PLUGINS}", quoted(version)));
     }
@@ -117,13 +117,13 @@ impl Stage {
         self.client.expect_none(Proto::Tcp, at(self.client.node_v4, running.port));
     }
 
-    /// The published ports that the installed version knows, with their owners.
+    /// The number of published ports that the installed version lists.
     fn ports(&self) -> usize {
         let printed: Value = serde_json::from_str(&self.slipway("ports --output json")).expect("JSON");
         printed["ports"].as_array().expect("a list").len()
     }
 
-    /// Works while a client opens one connection after another to a container's port.
+    /// Performs `work` while a client opens one connection after another to a container's port.
     fn under_requests(&self, running: &Running, work: impl FnOnce()) {
         let (is_done, answered) = (AtomicBool::new(false), AtomicU32::new(0));
         thread::scope(|scope| {
@@ -143,7 +143,7 @@ impl Stage {
     }
 }
 
-/// Nothing of what this version would write is known to the previous one: keys of the node and of the network.
+/// Writes keys of the node and of the network that the previous version does not know.
 fn write_unknown_keys(stage: &mut Stage) {
     stage.node.write("/etc/cni/slipway.json", r#"{"keyOfALaterVersion": {"a": [1]}}"#);
     for plugin in &mut stage.plugins {
@@ -181,7 +181,7 @@ fn up_and_back(backend: &str) {
         refused
     };
     assert!(refused.code == 11 && refused.msg.contains("container new"), "{refused:?}");
-    // Each version removes what the other one has made.
+    // Each version removes what the other has created.
     stage.del(&new);
 
     stage.install(&this);
@@ -216,8 +216,8 @@ fn a_node_with_bpf_programs_goes_up_a_version_and_back() {
     up_and_back("ebpf");
 }
 
-/// The programs of another version serve until the next ADD or `slipway node setup`, which puts those of the installed
-/// version in their place.
+/// The programs of another version keep working until the next ADD or `slipway node setup`, which replaces them with
+/// those of the installed version.
 #[test]
 fn bpf_programs_of_another_version_serve_until_they_are_replaced() {
     slipway_only!();
@@ -243,8 +243,8 @@ fn bpf_programs_of_another_version_serve_until_they_are_replaced() {
     stage.check(&old);
 }
 
-/// A version refuses a table that it does not know completely. The way back is to drain the node, and to let the later version
-/// remove its table.
+/// A version refuses a table that it does not know completely. To go back, the node is drained, and then the later
+/// version removes its table.
 #[test]
 fn a_node_with_a_later_schema_is_drained_before_it_goes_back() {
     slipway_only!();
@@ -270,7 +270,7 @@ fn a_node_with_a_later_schema_is_drained_before_it_goes_back() {
     let report = stage.node.try_cmd(&format!("{PLUGINS}/slipway check-node")).stdout;
     assert!(report.contains("schema 9999"), "{report}");
 
-    // The later version's own part.
+    // From here on, the test plays the part of the later version.
     name("schema-9999", marker);
     stage.del(&old);
     stage.slipway(&format!("uninstall --to {PLUGINS}"));

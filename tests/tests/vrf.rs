@@ -12,13 +12,13 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, host_local, peer_fails, with_keys};
 
-/// True if this kernel has VRFs.
+/// True if this kernel supports VRFs.
 fn has_vrf() -> bool {
     let node = Node::new();
     node.try_cmd("ip link add trial type vrf table 10").code == Some(0)
 }
 
-/// Connects from within a VRF, and returns the source address.
+/// Connects from within a VRF, and returns the source address of the connection.
 fn from_vrf(vrf: &str, to: SocketAddr) -> std::io::Result<IpAddr> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
@@ -70,7 +70,7 @@ fn the_link_and_its_routes_are_in_the_vrf() {
     peer_fails("CHECK of ptp looks for the routes in the main table", || {
         network.check(&attach).expect("CHECK");
     });
-    // Real packets, out of the VRF and into it.
+    // Sends real packets out of the VRF and into it.
     for (address, own) in [(IpAddr::from(client.v4), "10.1.2.2"), (client.v6.into(), "fd00:1::2")] {
         let _server = client.serve(Proto::Tcp, &at(address, 90).to_string(), "far");
         let from = pod.run(|| from_vrf("blue", at(address, 90))).unwrap_or_else(|e| panic!("{address}: {e}"));
@@ -83,7 +83,7 @@ fn the_link_and_its_routes_are_in_the_vrf() {
     assert!(!pod.has_link("blue"));
 }
 
-/// The plugin sets the link down for a moment, and the kernel removes its routes from all tables.
+/// The plugin sets the link down for a moment, and then the kernel removes the link's routes from all tables.
 #[test]
 fn routes_of_other_tables_stay_there() {
     needs_vrf!();
@@ -140,7 +140,7 @@ fn the_configuration_may_choose_the_table() {
         error.msg.starts_with("cmdAdd failed: VRF blue already exist with different routing table 1500"),
         "{error:?}"
     );
-    // A configuration without a table uses that of the VRF.
+    // If the configuration names no table, the plugin uses that of the VRF.
     let _ = network(2, 0).call_one(1, "ADD", &eth1, &previous).ok();
     assert_eq!(master(&pod, "eth1").as_deref(), Some("blue"));
 }
@@ -152,7 +152,7 @@ fn a_failed_add_leaves_nothing() {
         let (node, pod, attach) = Node::with_attachment();
         let network = network(&node, 1, &blue());
         let previous = network.add_first(&attach);
-        // The first VRF of a namespace brings rules that stay.
+        // The first VRF of a namespace adds rules that stay.
         pod.cmd("ip link add other type vrf table 77");
         pod.cmd("ip link add br0 type bridge");
         pod.cmd("ip link set eth0 master br0");
@@ -196,7 +196,7 @@ fn a_del_needs_neither_an_add_nor_a_namespace() {
         assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
     }
     assert!(pod.has_link("blue"));
-    // The link is gone first.
+    // The link is already gone.
     pod.cmd("ip link del eth0");
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     assert!(!pod.has_link("blue"));
@@ -215,7 +215,7 @@ fn check_looks_for_the_master() {
     assert_eq!(error.msg, "failed to find eth0 associated to vrf blue");
 }
 
-/// STATUS names what the kernel lacks, and validates the configuration in every case.
+/// STATUS names what the kernel lacks, and always validates the configuration.
 #[test]
 fn status_names_what_is_missing_or_invalid() {
     let (node, pod) = Node::with_pod();
