@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Containers, their neighbours and routers on their links.
+//! Containers, and the neighbours and routers on their links.
 
 use serde_json::{Value, json};
 use slipway_tests::{
@@ -11,7 +11,7 @@ use crate::{LIMIT, advertised_addresses, learnt};
 
 const SETTING: &str = "net/ipv6/conf/eth0/accept_ra";
 
-/// The traces of [`Advertisement::default`] in a container.
+/// What a container adopts from [`Advertisement::default`].
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     has_default_route: bool,
@@ -31,13 +31,13 @@ impl Traces {
         }
     }
 
-    /// All that the advertisement says was believed.
+    /// The traces in a container that believes the whole advertisement.
     fn all() -> Self {
         Self { has_default_route: true, has_address: true, mtu: "1280".to_owned(), hop_limit: "1".to_owned() }
     }
 }
 
-/// The number of advertisements that arrived, believed or not.
+/// The number of advertisements that arrived, whether the container believed them or not.
 fn arrived(pod: &Pod) -> u64 {
     let counters = pod.cmd("cat /proc/thread-self/net/snmp6");
     let line = counters.lines().find_map(|line| line.strip_prefix("Icmp6InRouterAdvertisements"));
@@ -51,7 +51,7 @@ struct Neighbour<'a> {
 }
 
 impl Neighbour<'_> {
-    /// Sends the advertisement until one has arrived. (The sender's address may be tentative at first.)
+    /// Sends the advertisement until one has arrived, because the sender's address may be tentative at first.
     fn advertise(&self, pod: &Pod) {
         until(LIMIT, "the neighbour has an address to send from", || {
             let addresses = self.space.cmd(&format!("ip -6 address show dev {} scope link", self.link));
@@ -79,12 +79,13 @@ impl Neighbour<'_> {
     }
 }
 
-/// The configurations of IPAM: IPv4 alone, and both families.
+/// The IPAM configurations: one with IPv4 only, and one with both families.
 fn ipams() -> [Value; 2] {
     [json!({"type": "host-local", "subnet": "10.1.2.0/24"}), host_local("10.1.2.0/24", "fd00:1::/64")]
 }
 
-/// Runs the plugin with each IPAM: the container refuses; with `acceptRA`, it believes.
+/// Runs the plugin with each IPAM configuration. The container must ignore advertisements by default, and believe them
+/// with `acceptRA`.
 #[track_caller]
 fn refuses_unless_asked(plugin: &str, keys: &Value, check: impl Fn(&Node, &Network<'_>, &Pod, &Expectation)) {
     for (number, ipam) in ipams().into_iter().enumerate() {
@@ -127,7 +128,7 @@ impl Expectation {
     }
 }
 
-/// The pod next door, with the default capability NET_RAW.
+/// The neighbouring pod has the default capability NET_RAW, which lets it send advertisements.
 #[test]
 fn a_container_on_a_bridge_does_not_believe_the_pod_next_door() {
     slipway_only!(); // It does.
@@ -140,7 +141,7 @@ fn a_container_on_a_bridge_does_not_believe_the_pod_next_door() {
             network.add(&Attach::new(pod)).expect("ADD");
             let neighbour = Neighbour { space: &next_door, link: "eth0".to_owned() };
             wanted.holds(&neighbour, network, pod);
-            // Nor does the node.
+            // The node does not believe the pod either.
             assert_eq!(learnt(node, "br0"), "");
         },
     );
@@ -156,7 +157,7 @@ fn a_container_of_ptp_does_not_believe_the_node() {
     });
 }
 
-/// Containers with a link on the node's network, and a host there.
+/// Tests containers with a link on the node's network, on which there is also a host.
 #[track_caller]
 fn on_the_nodes_network(plugin: &str, keys: &Value) {
     refuses_unless_asked(plugin, keys, |node, network, pod, wanted| {
@@ -220,7 +221,7 @@ fn a_tap_in_a_container_refuses_advertisements() {
     }
 }
 
-/// The link may come up before IPAM answers: a DHCP client needs it.
+/// The link may come up before IPAM answers, because a DHCP client needs it.
 #[test]
 fn a_container_refuses_advertisements_before_ipam_is_called() {
     if lacks("macvlan").is_some() {
@@ -257,7 +258,8 @@ fn without_ipam_nothing_is_touched() {
     network.check(&Attach::new(&pod)).expect("CHECK");
 }
 
-/// The control: what a container believes that the plugin, or the reference, has left as the kernel makes it.
+/// As the control, the container gets the kernel's default settings back, and believes an advertisement. CHECK reports
+/// the route.
 #[test]
 fn check_names_a_default_route_that_nobody_configured() {
     slipway_only!(); // Its CHECK does not notice.

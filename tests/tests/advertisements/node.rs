@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The node's routes.
+//! The node's own routes.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use slipway_tests::{Advertisement, Attach, Frame, Host, Node, Sniffer, slipway_o
 use crate::{LIMIT, advertised_addresses, learnt};
 
 const ALL: &str = "net/ipv6/conf/all/forwarding";
-/// An address that the node reaches by the router only.
+/// An address that the node reaches only through the router.
 const BEYOND: &str = "2001:db8:ffff::1";
 
-/// A node whose way out comes from an advertisement.
+/// A node whose default route comes from an advertisement.
 struct Stage {
     node: Node,
     router: Host,
-    /// A host at a link without a router.
+    /// A host on a link without a router.
     silent: Host,
-    /// A host at a link whose advertisements the node refuses.
+    /// A host on a link whose advertisements the node refuses.
     refused: Host,
 }
 
@@ -32,7 +32,8 @@ impl Stage {
         let node = Node::new();
         let (router, silent, refused) = (node.host("router"), node.host("silent"), node.host("refused"));
         node.sysctl(&setting(&refused), "0");
-        // A neighbour that answers without the flag of routers is none any more (RFC 4861, section 7.2.5).
+        // A neighbour whose advertisement lacks the router flag does not count as a router any more (RFC 4861, section
+        // 7.2.5), so these hosts have to forward.
         for router in [&router, &silent] {
             router.sysctl(ALL, "1");
         }
@@ -60,13 +61,13 @@ impl Stage {
         until(LIMIT, "the node reaches what is behind its router", || self.node.ping(beyond).is_ok());
     }
 
-    /// `accept_ra` of the three links.
+    /// The value of `accept_ra` on the three links.
     fn accepts(&self) -> [String; 3] {
         [&self.router, &self.silent, &self.refused]
             .map(|host| self.node.sysctl_get(&setting(host)).expect("a setting"))
     }
 
-    /// The node forwards, has the route still, and learns from the next advertisement.
+    /// Asserts that the node forwards, still has the route, and learns from the next advertisement.
     #[track_caller]
     fn kept_its_route(&self) {
         assert_eq!(self.node.sysctl_get(ALL).as_deref(), Some("1"));
@@ -83,7 +84,7 @@ impl Stage {
     }
 }
 
-/// True if the kernel has seen a router at the link to that host, after it had asked for one.
+/// True if the kernel has solicited and found a router on the link to that host.
 fn has_router(node: &Node, host: &Host) -> bool {
     let link = node.run(|| RouteSocket::open().and_then(|route| route.link(&host.node_link)));
     link.expect("the link").has_router
@@ -93,7 +94,7 @@ fn setting(host: &Host) -> String {
     format!("net/ipv6/conf/{}/accept_ra", host.node_link)
 }
 
-/// A network of one plugin with an IPv6 range.
+/// A network with this single plugin and an IPv6 range.
 fn network(plugin: Value) -> Value {
     let mut plugin = plugin;
     plugin["ipam"] = json!({
@@ -167,7 +168,7 @@ fn the_netavark_driver_keeps_the_nodes_default_route() {
     stage.kept_its_route();
 }
 
-/// slipwayd, whose settings may be in another directory, and all later callers.
+/// slipwayd, whose settings may be in another directory, calls the function, and so does every other caller.
 #[test]
 fn the_function_of_all_callers_names_the_links() {
     let stage = Stage::new();
@@ -177,13 +178,13 @@ fn the_function_of_all_callers_names_the_links() {
     };
     assert_eq!(stage.node.run(enable), [stage.router.node_link.as_str()]);
     stage.kept_its_route();
-    // Forwarding is on: nothing is looked at.
+    // If forwarding is already on, the function does not look at the links.
     stage.node.sysctl(&setting(&stage.router), "1");
     assert_eq!(stage.node.run(enable), [""; 0]);
     assert_eq!(stage.accepts()[0], "1");
 }
 
-/// The control: what the kernel does by itself, and the remedy by hand.
+/// As the control, shows what the kernel does without help, and the manual remedy.
 #[test]
 fn the_kernel_deletes_the_route_unless_the_link_accepts_advertisements_as_a_router() {
     let stage = Stage::new();
@@ -208,7 +209,7 @@ fn an_ipv4_network_changes_no_link() {
     assert!(stage.has_route());
 }
 
-/// A router that is no default router gives routes to single networks, prefixes and addresses.
+/// A router that is not a default router still announces routes to single networks, prefixes and addresses.
 #[test]
 fn other_routes_and_addresses_from_advertisements_are_kept_as_well() {
     slipway_only!();
@@ -270,7 +271,7 @@ fn check_node_warns_when_it_is_too_late() {
     let found = findings();
     let [finding] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!((&finding["subject"], &finding["state"]), (&json!(subject), &json!("warning")));
-    // The remedy is what stands between the first pair of backquotes.
+    // The first pair of backquotes in the finding contains the command that repairs the node.
     let fix = finding["fix"].as_str().expect("a remedy");
     stage.node.cmd(fix.split('`').nth(1).expect("a command"));
     assert_eq!(findings(), [json!(null); 0]);
@@ -279,8 +280,8 @@ fn check_node_warns_when_it_is_too_late() {
     stage.reaches_beyond();
 }
 
-/// A route that appears after the look and before the change: the process is held up at the write. The route goes, and
-/// the router is asked for it.
+/// A route appears after the plugin has looked for routes and before it writes the setting, because the process is
+/// delayed at the write. The kernel deletes the route, and the router is asked for it again.
 #[test]
 fn a_route_that_appears_meanwhile_is_asked_for_again() {
     slipway_only!();
@@ -305,7 +306,7 @@ fn a_route_that_appears_meanwhile_is_asked_for_again() {
     assert_eq!(stage.node.sysctl_get(ALL).as_deref(), Some("1"));
     assert_eq!(stage.accepts(), ["2", "2", "0"]);
     assert!(stage.has_route() && !is_late());
-    // Ethernet, IPv6 with ICMPv6, router solicitation.
+    // An Ethernet frame that contains a router solicitation: IPv6, ICMPv6, type 133.
     let asks = |frame: &Frame| {
         frame.0.get(12..14) == Some(&[0x86, 0xdd])
             && frame.0.get(20) == Some(&58)

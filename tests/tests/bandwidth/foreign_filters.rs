@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Filters of other programs at the hook where the container's packets are redirected. None that is added after the ADD
-//! takes packets from the limit, as with the reference.
+//! Filters of other programs at the hook where the container's packets are redirected. As with the reference plugin, no
+//! filter that is added after the ADD takes packets away from the limit.
 
 use std::net::Ipv4Addr;
 
@@ -29,7 +29,7 @@ fn a_filter_of_another_program_does_not_lift_the_limit() {
     let mut refused = 0;
     for order in ["", "pref 1", "pref 2", "pref 49151"] {
         for protocol in ["ip", "all"] {
-            // The usual action after a mirrored packet is `pipe`: no other filter is asked.
+            // The usual action after mirroring a packet is `pipe`, after which the kernel runs no other filter.
             let filter = "u32 match u32 0 0 action mirred egress mirror dev monitor";
             let added = node
                 .try_cmd(&format!("tc filter add dev {veth} ingress {order} protocol {protocol} {filter}"));
@@ -38,12 +38,12 @@ fn a_filter_of_another_program_does_not_lift_the_limit() {
             network.check(&attach).expect("CHECK");
         }
     }
-    // All filters of one preference have one protocol.
+    // The kernel refuses a filter whose preference is used with another protocol.
     assert!(refused <= 3, "{refused} filters were refused");
     network.del(&attach).expect("DEL");
 }
 
-/// A filter with the first preference, which was there before the ADD, keeps its place: CHECK says so.
+/// A filter with the first preference that existed before the ADD keeps its place, and CHECK reports it.
 #[test]
 fn a_filter_from_before_the_add_is_named() {
     slipway_tests::slipway_only!();
@@ -74,7 +74,7 @@ fn a_filter_from_before_the_add_is_named() {
         if expected == Fate::Free {
             let error = checked.error();
             assert!(error.msg.contains("decides before packets are redirected"), "{error:?}");
-            // The command in the message mends it.
+            // The command in the message repairs it.
             node.cmd(error.msg.split('`').nth(1).expect("a command"));
             assert_eq!(fate(), Fate::Limited, "{protocol} {verdict}");
             assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());

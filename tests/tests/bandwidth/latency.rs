@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Latency of a small flow while other flows fill the limit.
+//! The latency of a small flow while other flows fill the limit.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -59,7 +59,7 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
         }
         stop.store(true, Ordering::Relaxed);
         for end in pairs.iter().flat_map(|(sender, receiver)| [sender, receiver]) {
-            // Fails if the connection has ended already.
+            // The shutdown fails if the connection has already ended.
             let _ = end.shutdown(Shutdown::Both);
         }
         seen.sort();
@@ -67,8 +67,8 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
     })
 }
 
-/// The control is the reference's queue on the same link: one for all flows, with room for the burst and 25
-/// ms.
+/// The control is the reference plugin's queue on the same link, a single one for all flows, with room for the burst
+/// and 25 ms.
 #[test]
 fn a_small_flow_does_not_wait_behind_flows_that_fill_the_limit() {
     let node = Node::new();

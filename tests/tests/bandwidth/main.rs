@@ -20,16 +20,16 @@ use slipway_tests::{
 /// Limits in bit/s, into and out of the container.
 const INGRESS: u64 = 16_000_000;
 const EGRESS: u64 = 8_000_000;
-/// Bits. Enough for the largest packet that the kernel builds (GSO).
+/// The burst in bits, enough for the largest packet that the kernel builds (GSO).
 const BURST: u64 = 600_064;
-/// Duration of one measurement.
+/// The duration of one measurement.
 const SPAN: Duration = Duration::from_secs(3);
 
 fn limits() -> Value {
     json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST})
 }
 
-/// A bridge and bandwidth, the latter with `keys`.
+/// A network of bridge and bandwidth, the latter with these keys.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let bandwidth = with_keys(json!({"type": "bandwidth", "capabilities": {"bandwidth": true}}), keys);
     let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}]});
@@ -119,7 +119,7 @@ fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
     })
 }
 
-/// Name, measured rate, expected rate.
+/// The name of a measurement, the measured rate, and the expected rate.
 type Rate = (&'static str, u64, u64);
 
 /// Measures up to three times, because other load on the machine may disturb a measurement.
@@ -144,7 +144,7 @@ fn rates_are_within_five_percent() {
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
-    // An emulated processor sends no faster than that.
+    // An emulated processor cannot send faster than these limits.
     let slower = if is_slow() { 16 } else { 1 };
     let (into, out_of) = (INGRESS / slower, EGRESS / slower);
     let limits =
@@ -217,7 +217,7 @@ fn devices_and_queues_match_the_references() {
     }
 }
 
-/// Another program has filters on the same hook: none comes before ours.
+/// Filters of another program on the same hook must not come before ours.
 #[test]
 fn other_filters_share_the_hook() {
     let (node, _pod, attach) = Node::with_attachment();
@@ -325,7 +325,7 @@ fn del_works_without_a_result() {
         network.del(&attach).expect("DEL");
     }
     if !is_peer() {
-        // With the link still there, DEL removes all limits.
+        // DEL also removes all limits while the link still exists.
         let previous = network.add_first(&attach);
         let result = network.call_one(1, "ADD", &attach, &previous).ok();
         assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
@@ -422,11 +422,11 @@ fn a_repeated_add_removes_limits_no_longer_configured() {
             (seen.contains("16Mbit"), seen.contains("8Mbit") && seen.contains("mirred"), ifbs(&node).len())
         };
         assert_eq!(has(&both, &bare), (true, true, 1));
-        // Another program's filter next to ours.
+        // Adds another program's filter beside ours.
         node.cmd(&format!(
             "tc filter add dev {veth} ingress pref 2 protocol ip u32 match u32 0 0 flowid 1:1"
         ));
-        // First with the previous ADD's result as `prevResult`, then with bridge's.
+        // The previous result is first that of the last ADD, and then that of bridge.
         let full = both.call_one(1, "ADD", &attach, &bare).ok();
         assert_eq!(has(&into, &full), (true, false, 0));
         assert_eq!(has(&into, &bare), (true, false, 0));
@@ -475,7 +475,8 @@ fn a_failed_repeated_add_keeps_the_limits() {
     assert_eq!(limited(&node, &veth), veth, "limits are left after the ADD without limits");
 }
 
-/// Two interfaces of a container in one network. The reference derives the same device name for both.
+/// Two interfaces of a container are in one network, for both of which the reference plugin derives the same device
+/// name.
 #[test]
 fn each_interface_has_a_device_of_its_own() {
     peer_fails("both have the same name", || {
@@ -505,7 +506,7 @@ fn a_failed_add_leaves_nothing() {
         let veth = outer(&previous);
         let state = || (ifbs(&node), node.cmd(&format!("tc qdisc show dev {veth} root")).contains("tbf"));
         let nothing = (Vec::new(), false);
-        // Links of other owners have both possible names.
+        // Links of other owners already have both of the possible names.
         for name in ["bwp6230a40fd8ff", "bwp0902f921c636"] {
             node.cmd(&format!("ip link add {name} type bridge"));
         }
@@ -573,7 +574,7 @@ fn links_without_a_veth_peer_are_refused() {
     if !is_peer() {
         assert_eq!(add(&other, &previous), "veth peer with index 4712 is not in host ns");
     }
-    // prevResult names no end on the node, or another link.
+    // Here prevResult names either no end on the node, or another link.
     let third = node.pod("third");
     node.cmd("ip link add outer type veth peer name eth0 netns third");
     let interface = |name: &str| json!({"name": name});

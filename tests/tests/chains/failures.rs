@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A plugin of the list fails: its ADD undoes its own changes, and the runtime's DEL removes those of the
-//! plugins before it.
+//! One plugin of the list fails. Its ADD undoes its own changes, and the runtime's DEL removes those of the plugins
+//! before it.
 
 use serde_json::{Value, json};
 use slipway_tests::Pod;
@@ -20,7 +20,7 @@ const fn fault(at: usize, cause: fn(&World, &Pod, &mut Value)) -> Fault {
     Fault { at, cause, repair: |_, _| {} }
 }
 
-/// A link of the container's interface name exists already.
+/// A link with the container's interface name already exists.
 const TAKEN: Fault = Fault {
     at: 0,
     cause: |world, pod, _| {
@@ -118,7 +118,7 @@ pub(crate) fn a_plugin_that_fails_leaves_nothing(world: &World) {
         let changes = clean.changes(&world.state(&[&first, &pod]));
         assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
     }
-    // None of the failed attempts prevents a successful ADD.
+    // After the failed attempts, an ADD succeeds.
     network.add(&attach).expect("ADD");
     if !world.chain.is_old() {
         network.check(&attach).expect("CHECK");

@@ -6,19 +6,19 @@ use slipway_tests::{Pod, Space};
 
 use crate::world::{Chain, PORT, World, address};
 
-/// Namespace in which an object is removed.
+/// The namespace in which an object is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Pod,
     Node,
-    /// The node, and all containers share the object: only the next ADD creates it again.
+    /// The node, for an object that all containers share, so that only the next ADD creates it again.
     Shared,
 }
 
 use Place::{Node, Pod as Inside, Shared};
 
-/// The plugin that must notice, the place, and a command: `{v4}` and `{v6}` are the container's addresses,
-/// `{veth}` and `{ifb}` the node's links for it, `{if}` its interface.
+/// The plugin that must notice the loss, the place, and a command. In the command, `{v4}` and `{v6}` mean the
+/// container's addresses, `{veth}` and `{ifb}` the node's links for it, and `{if}` its interface.
 type Loss = (&'static str, Place, &'static str);
 
 /// Losses of every plugin that makes a veth pair on a bridge.
@@ -98,7 +98,8 @@ const SECOND: &[Loss] = &[
 ];
 
 const FLANNEL: &[Loss] = &[
-    // Without this folder DEL does nothing, as with the reference: the test moves the folder back before DEL.
+    // Without this folder, DEL does nothing, as with the reference plugin, so the test moves the folder back before
+    // DEL.
     ("flannel", Node, "mv /var/lib/cni/flannel /var/lib/cni/hidden"),
     ("flannel", Node, "rm /var/lib/cni/networks/cbr0/{v4} /var/lib/cni/networks/cbr0/{v6}"),
 ];
@@ -150,7 +151,7 @@ pub(crate) fn check_names_the_plugin_that_lost_an_object(world: &World) {
         network.check(&attach).expect("CHECK");
         network.del(&attach).expect("DEL");
     };
-    // A bridge's MTU is the smallest of its ports' only from the second cycle on.
+    // The bridge's MTU follows the smallest of its ports only from the second cycle on.
     cycle();
     cycle();
     let before = world.state(&[&pod]);

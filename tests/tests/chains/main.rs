@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Common plugin lists as a whole: real packets, and every verb.
+//! Common plugin lists as a whole, with real packets and every verb.
 //!
-//! Each plugin has a suite of its own. This one tests what only chaining shows: results passed between
-//! plugins, CHECK after any of them has lost an object, a failure in the middle of the list, and the order of
-//! a runtime's calls.
+//! Each plugin has a separate suite. This one tests what only chaining shows: results that are passed between plugins,
+//! CHECK after any of them has lost an object, a failure in the middle of the list, and the order of a runtime's calls.
 
 mod failures;
 mod losses;
@@ -27,7 +26,7 @@ macro_rules! tried {
     };
 }
 
-/// The same tests for each list.
+/// Generates the same tests for each list.
 macro_rules! chains {
     ($($name:ident: $chain:expr;)*) => {
         $(

@@ -43,7 +43,8 @@ fn add_check_and_del(backend: &str) {
     }
 }
 
-/// For tap, `bridge` names a bridge in the container.
+/// Removes the key `bridge`, unless it names the bridge plugin's bridge. In a tap configuration, the key would name a
+/// bridge in the container.
 fn without_bridge(mut plugin: Value, interface: &str) -> Value {
     if interface != "bridge" {
         plugin.as_object_mut().expect("an object").remove("bridge");

@@ -7,7 +7,7 @@ use slipway_tests::Attach;
 
 use crate::world::{PORT, World};
 
-/// With and without the namespace and the cached result.
+/// Calls DEL with and without the namespace and the cached result.
 pub(crate) fn del_works_without_namespace_or_result_and_twice(world: &World) {
     world.warm_up();
     let before = world.state(&[]);
@@ -26,12 +26,12 @@ pub(crate) fn del_works_without_namespace_or_result_and_twice(world: &World) {
         if netns {
             del(&attach);
             clean.assert_same(&world.state(&[&pod]));
-            // containerd repeats DEL, also without a namespace.
+            // containerd repeats DEL, the second time possibly without a namespace.
             del(&attach);
             del(&attach.clone().netns(""));
             clean.assert_same(&world.state(&[&pod]));
         } else {
-            // The namespace is deleted; its path does not exist.
+            // The namespace is deleted, so its path does not exist any more.
             let path = attach.netns.clone();
             world.end(pod);
             del(&attach.clone().netns(if remembered { path } else { "".into() }));
@@ -44,7 +44,7 @@ pub(crate) fn del_works_without_namespace_or_result_and_twice(world: &World) {
     }
 }
 
-/// The runtime has lost its cache, but lists the valid attachments.
+/// The runtime has lost its cache, but still lists the valid attachments.
 pub(crate) fn gc_keeps_valid_attachments(world: &World) {
     world.warm_up();
     let network = world.node.network(world.chain.modern());
@@ -65,9 +65,9 @@ pub(crate) fn gc_keeps_valid_attachments(world: &World) {
     before.assert_same(&world.state(&[&first, &living]));
     network.del(&attach).expect("DEL after a GC");
     world.end(dead);
-    // No attachment is valid.
+    // Now no attachment is valid.
     network.gc_plugins(&Value::Null).unwrap_or_else(|failures| panic!("GC: {failures:?}"));
-    // Chains shared by containers of a subnet are removed with the last of them.
+    // Chains that containers of a subnet share are removed with the last of these containers.
     let mut left = empty.changes(&world.state(&[]));
     left.retain(|line| line.starts_with('+'));
     assert!(left.is_empty(), "left:\n{}", left.join("\n"));

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Calls of a list in the order of each runtime, and with its `CNI_ARGS`.
+//! Calls of a list in the order in which each runtime makes them, with the runtime's `CNI_ARGS`.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Pod, Proto};
 
 use crate::world::{Chain, EGRESS, INGRESS, PORT, SERVED, World, address};
 
-/// `CNI_ARGS` of kubelet's containers.
+/// The `CNI_ARGS` that kubelet's containers have.
 const KUBERNETES: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod;\
     K8S_POD_INFRA_CONTAINER_ID=0123456789abcdef;K8S_POD_UID=6f0b1a52-7f8e-4cbb-8d3c-5b7e6a1f0c11";
 
@@ -19,7 +19,7 @@ fn answers(world: &World, pod: &Pod, result: &Value) {
 fn versions(network: &Network<'_>, world: &World) {
     for config in network.configs(None) {
         let name = config["type"].as_str().expect("a type");
-        // podman fills in what VERSION does not need.
+        // podman sets variables that VERSION does not need.
         for input in ["{}", r#"{"cniVersion":"1.0.0"}"#] {
             let call = world.node.plugin(name).command("VERSION").container("dummy").netns("dummy");
             let answer = call.ifname("dummy").args("").stdin(input).run().ok();
@@ -140,7 +140,7 @@ fn cri_o() {
     ]}));
     let others = world.pod("others");
     other.add(&Attach::new(&others)).expect("ADD in another network");
-    // After a restart all are listed, after the next one not all.
+    // After the first restart the runtime lists all attachments, after the next one only some of them.
     start(&json!([{"containerID": "pod", "ifname": "eth0"}, {"containerID": "lost", "ifname": "eth0"}]));
     network.check(&attach(&lost)).expect("CHECK after a restart");
     start(&json!([{"containerID": "pod", "ifname": "eth0"}]));
@@ -148,7 +148,7 @@ fn cri_o() {
     network.check(&attach(&lost)).expect_err("CHECK after GC");
     assert_eq!(world.node.reserved("all1").len(), 2, "those of the container that runs");
     other.check(&Attach::new(&others)).expect("CHECK in the other network");
-    // No container runs: every attachment of the network is stale.
+    // No container is running, so every attachment of the network is stale.
     start(&Value::Null);
     network.check(&attach(&pod)).expect_err("CHECK after GC");
     assert!(world.node.reserved("all1").is_empty() && !world.node.ruleset().contains("eth0 pod\""));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! STATUS of a list: can the next ADD succeed?
+//! STATUS of a list, which says whether the next ADD can succeed.
 
 use serde_json::{Value, json};
 
 use crate::world::{Chain, World};
 
-/// The plugin that must report the failure, and what causes it on the node or in the list.
+/// The plugin that must report the problem, and a change of the node or the list that causes it.
 type Cause = (&'static str, fn(&World, &mut Value));
 
 const NO_ADDRESSES: Cause = ("bridge", |_, list| list["plugins"][0]["ipam"] = no_addresses());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets through a whole list.
+//! Packets that pass through the objects of a whole list.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::world::{Chain, EGRESS, INGRESS, MAC, MTU, PORT, SERVED, SYSCTL, World
 pub(crate) fn packets_pass_through_every_plugin(world: &World) {
     world.warm_up();
     let (pod, other) = (world.pod("pod"), world.pod("other"));
-    // The second bridge and its shared objects stay.
+    // The second bridge and its shared objects may stay.
     let state = || world.state(&[&pod, &other]).without(&["all2", "10.88.2.", "fd00_88_2", "fd00:88:2"]);
     let before = state();
     let network = world.network();
@@ -48,8 +48,8 @@ fn served(pod: &Pod, own: [IpAddr; 2], port: u16) -> Vec<Server> {
     places.map(|(ip, proto)| pod.serve(proto, &at(ip, port).to_string(), pod.name())).collect()
 }
 
-/// Other hosts and the container's neighbour reach the container at its published port, or else at its own
-/// addresses.
+/// Asserts that other hosts and the container's neighbour reach the container at its published port, or at its own
+/// addresses if the list publishes none.
 fn is_reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (&Pod, [IpAddr; 2])) {
     let _servers = served(pod, own, SERVED);
     let (to, port) = match world.chain.publishes() {
@@ -69,13 +69,13 @@ fn is_reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (
     }
 }
 
-/// Asks from the address of the tested list; some containers have a second link.
+/// Sends a request from the address that the tested list assigned, because some containers have a second link.
 fn request(from: &Space, own: IpAddr, proto: Proto, to: SocketAddr) -> Answer {
     from.request_from(proto, Some(at(own, 0)), to, patience())
         .unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
 }
 
-/// The container reaches other hosts, which see the node's address if the list masquerades.
+/// Asserts that the container reaches other hosts, which see the node's address if the list masquerades.
 fn reaches_others(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     let client = &world.client;
     let outside = match world.chain {
@@ -93,7 +93,7 @@ fn reaches_others(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     }
 }
 
-/// Each direction has its configured rate, also through the published port.
+/// Asserts that each direction has its configured rate, even through the published port.
 fn limited(world: &World, pod: &Pod) {
     let node = at(world.client.node_v4, PORT);
     let into = transfer(&world.client, pod, SERVED, |_| node, INGRESS);
@@ -105,7 +105,7 @@ fn limited(world: &World, pod: &Pod) {
     }
 }
 
-/// Transfers one second of traffic at `rate`. Returns the measured and the expected time.
+/// Transfers as much as fits into one second at `rate`. Returns the measured and the expected time.
 fn transfer(
     from: &Space,
     to: &Space,
@@ -129,12 +129,12 @@ fn transfer(
         all.len()
     });
     assert_eq!(received, bytes);
-    // The full bucket passes this burst without delay.
+    // The bucket is full at first, so this burst passes without delay.
     let burst = 75_008;
     (begin.elapsed(), Duration::from_secs(1) * u32::try_from(bytes - burst).expect("small") / (bytes as u32))
 }
 
-/// Containers of two bridges with `ingressPolicy` do not reach each other.
+/// Asserts that containers on two bridges with `ingressPolicy` do not reach each other.
 fn are_isolated(world: &World, pod: &Pod, own: [IpAddr; 2], backend: &str) {
     let network = world.node.network(everything(2, backend));
     let stranger = world.pod("stranger");
@@ -157,8 +157,8 @@ fn tuned(pod: &Pod) {
     assert_eq!(pod.sysctl_get(SYSCTL).as_deref(), Some("1"));
 }
 
-/// Replies to other hosts leave by the link that the request came by. The container's other link leads to the
-/// node, whose rules drop them.
+/// Asserts that replies to other hosts leave through the link on which the request came. The container's other link
+/// leads to the node, whose rules drop them.
 fn by_its_own_link(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     world.node.nft(
         "add table inet stop

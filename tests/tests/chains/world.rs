@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Snapshot, Space, host_local, is_peer, lacks};
 
-/// The node's published port, and the container's port.
+/// The published port of the node.
 pub(crate) const PORT: u16 = 8080;
+/// The port on which the container listens.
 pub(crate) const SERVED: u16 = 80;
 
 /// Bits per second into and out of the container, and the burst, which must hold the largest packet that the
@@ -17,7 +18,7 @@ pub(crate) const INGRESS: u64 = 16_000_000;
 pub(crate) const EGRESS: u64 = 8_000_000;
 const BURST: u64 = 600_064;
 
-/// Settings that tuning makes.
+/// The settings that tuning makes.
 pub(crate) const MAC: &str = "02:00:00:00:00:07";
 pub(crate) const MTU: u16 = 1400;
 pub(crate) const SYSCTL: &str = "net/ipv4/conf/eth0/arp_filter";
@@ -27,7 +28,7 @@ pub(crate) enum Chain {
     /// bridge, portmap, bandwidth, firewall and tuning. Ports, masquerade and firewall use this backend.
     Everything(&'static str),
     Routed,
-    /// macvlan and sbr: a container's second network.
+    /// macvlan and sbr, for a container's second network.
     Second,
     /// kube-flannel's list: flannel, which delegates to bridge, and portmap.
     Flannel,
@@ -150,17 +151,17 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Returns `None` if another implementation is tested, which lacks some plugins and keys.
+    /// Returns `None` if another implementation is tested, because it lacks some plugins and keys.
     pub(crate) fn of(chain: Chain) -> Option<Self> {
         if is_peer() {
             return None;
         }
         let node = Node::new();
         let client = node.host("client");
-        // The gateway of containers that are attached to the outer network.
+        // The client has the addresses of the gateway for containers on the outer network.
         client.cmd("ip address add 10.60.1.1/24 dev eth0");
         client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
-        // The file that flanneld writes.
+        // The file that flanneld would write.
         node.write(
             "/run/flannel/subnet.env",
             "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\n\
@@ -215,7 +216,7 @@ impl World {
     /// Takes a snapshot of the node and the containers, without counters, locks and files derived from the
     /// reservations.
     pub(crate) fn state(&self, pods: &[&Pod]) -> Snapshot {
-        // The kernel adds an IPv6 address's host route when the address stops being tentative.
+        // The kernel adds the host route of an IPv6 address when the address stops being tentative.
         for _ in 0..50 {
             if self.node.cmd("ip -6 address show tentative").is_empty() {
                 break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Completions of both programs, by the shells themselves.
+//! Completions of both programs, tested with the shells themselves.
 
 use std::collections::BTreeSet;
 use std::env::consts::ARCH;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use slipway_tests::{quoted, skip, slipway, slipway_only, slipwayd};
 
-/// Lines, with words that complete their ends and words that do not.
+/// Command lines, each with words that must complete its end and words that must not.
 const LINES: [(&str, &[&str], &[&str]); 10] = [
     ("slipway po", &["ports"], &["plugins"]),
     ("slipway ports --", &["--network", "--container", "--output", "--help"], &["--to", "--sandbox"]),
@@ -27,18 +27,18 @@ const LINES: [(&str, &[&str], &[&str]); 10] = [
     ("slipwayd pod up shop/web --hairpin-mode h", &["hairpin-veth"], &["none"]),
 ];
 
-/// A shell of the machine, or of an unpacked package.
+/// A shell of the machine, or one from an unpacked package.
 struct Shell {
     program: PathBuf,
-    /// The root of its modules and functions.
+    /// The root directory with the shell's modules and functions.
     root: PathBuf,
-    /// An empty directory.
+    /// An empty directory, which serves as the home.
     dir: tempfile::TempDir,
 }
 
 impl Shell {
-    /// The shell below the directory that `SLIPWAY_SHELLS_DIR` names (`cargo xtask test` fetches them), else the
-    /// machine's.
+    /// Finds the shell below the directory that `SLIPWAY_SHELLS_DIR` names (`cargo xtask test` fetches it), or else on
+    /// the machine.
     fn find(name: &str) -> Option<Self> {
         let fetched = std::env::var_os("SLIPWAY_SHELLS_DIR").map(PathBuf::from);
         let roots = fetched.into_iter().chain(["/".into()]);
@@ -59,7 +59,7 @@ impl Shell {
     }
 }
 
-/// The words of a shell's output, without descriptions.
+/// The words that a shell printed, without their descriptions.
 fn words(command: &mut Command) -> BTreeSet<String> {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -98,7 +98,7 @@ fn bash_completes() {
     complete(|share, line| {
         let (name, words): (_, Vec<&str>) = (program(line), line.split(' ').collect());
         let last = words.len() - 1;
-        // bash calls the function with the command, the word and the one before it.
+        // bash calls the function with the command, the word to complete, and the previous word.
         let script = format!(
             "source {}/bash-completion/completions/{name} || exit\nCOMP_WORDS=('{}')\nCOMP_CWORD={last}\n\
              _{name} {name} '{}' '{}'\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"",

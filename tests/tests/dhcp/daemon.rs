@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The daemon: restarts, kills, a full disk, other users, and start by systemd.
+//! The daemon: restarts, kills, a full disk, other users, and starts by systemd.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -17,7 +17,7 @@ use slipway_tests::{Attach, slipway, slipway_only, within};
 use crate::server::{RELEASE, Reply, Rules, Server, soon};
 use crate::stage::{SOCKET, STATE, Stage, address, is_up};
 
-/// The next daemon continues with the leases, no matter how the last one ended.
+/// The next daemon continues with the leases, however the last one ended.
 #[test]
 fn leases_survive_restarts_of_daemon_and_server() {
     needs_dnsmasq!();
@@ -45,7 +45,7 @@ fn leases_survive_restarts_of_daemon_and_server() {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// The daemon renews leases at their times, without a call. Leases from before a reboot are over.
+/// The daemon renews leases when they are due, without a call. Leases from before a reboot have ended.
 #[test]
 fn a_started_daemon_renews_leases_that_are_due() {
     slipway_only!();
@@ -67,8 +67,8 @@ fn a_started_daemon_renews_leases_that_are_due() {
     stage.network(&json!({})).del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// The daemon is killed at each of its writes, in an ADD and in a DEL. The next daemon and a DEL leave
-/// nothing.
+/// The daemon is killed at each of its writes, during an ADD and during a DEL. After that, the next daemon and a DEL
+/// leave nothing behind.
 #[test]
 fn a_daemon_killed_at_any_write_leaves_nothing() {
     slipway_only!();
@@ -78,7 +78,7 @@ fn a_daemon_killed_at_any_write_leaves_nothing() {
     let network = stage.network(&json!({}));
     let attach = Attach::new(&pod);
     let mut kills = 0;
-    // strace counts per thread, and a call has few of these system calls.
+    // strace counts per thread, and a single call makes only few of these system calls.
     for syscall in ["write", "fsync", "renameat", "renameat2", "unlinkat", "sendto", "openat"] {
         for nth in 1..=if syscall == "openat" { 8 } else { 3 } {
             let mut command = Command::new("strace");
@@ -135,7 +135,7 @@ fn add_on_a_full_disk_fails_and_leaves_nothing() {
     network.del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// ADD fails and leaves nothing; DEL without a lease succeeds.
+/// ADD fails and leaves nothing behind. DEL succeeds if there is no lease.
 #[test]
 fn without_a_daemon_add_fails_and_del_works_if_there_is_no_lease() {
     slipway_only!();
@@ -161,8 +161,8 @@ fn without_a_daemon_add_fails_and_del_works_if_there_is_no_lease() {
     assert!(failure.error.msg.contains("Can not parse option \"nonsense\""), "{failure}");
 }
 
-/// A lease from before a reboot is over, and no daemon could release an unreadable one either: DEL and GC
-/// need no daemon for both.
+/// A lease from before a reboot has ended, and an unreadable one could not be released by a daemon either, so DEL and
+/// GC need no daemon for these.
 #[test]
 fn del_of_leases_from_before_a_reboot_needs_no_daemon() {
     slipway_only!();
@@ -183,13 +183,13 @@ fn del_of_leases_from_before_a_reboot_needs_no_daemon() {
         network.del(&attach).unwrap_or_else(|error| panic!("{content}: {error}"));
         gc().unwrap_or_else(|errors| panic!("{content}: {errors:?}"));
     }
-    // A file that cannot be opened may be a lease.
+    // A file that cannot be opened might be a lease.
     stage.node.cmd(&format!("rm {file}"));
     stage.node.cmd(&format!("ln -s /run/none {file}"));
     assert_eq!(network.del(&attach).expect_err("DEL").error.code, 11);
 }
 
-/// A daemon that does not answer, and a socket whose queue is full.
+/// Tests a daemon that does not answer, and a socket whose queue is full.
 #[test]
 fn calls_to_a_daemon_that_hangs_time_out() {
     slipway_only!();
@@ -218,7 +218,7 @@ fn calls_to_a_daemon_that_hangs_time_out() {
         }
     });
     assert!(start.elapsed() < within(Duration::from_secs(50)), "{:?}", start.elapsed());
-    // No process accepts connections, and the queue is full: a connect waits.
+    // No process accepts connections and the queue is full, so connecting blocks.
     let full = stage.node.run(|| {
         let address = UnixAddr::new("/run/full").expect("an address");
         let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
@@ -276,14 +276,14 @@ fn only_root_may_call_or_be_the_daemon() {
     assert!(call("c", &own).contains("is the network namespace of the daemon"), "{}", call("c", &own));
     drop(send(&vec![b' '; 3 << 20]));
     assert_eq!(send(b"{\"do\":\"ping\"}\n"), "{\"done\":{}}\n");
-    // Another user who may open the socket.
+    // Another user who can open the socket makes a call.
     stage.node.cmd(&format!("chmod 666 {SOCKET}"));
     let unprivileged = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
     let config = json!({"cniVersion": "1.1.0", "name": "lan", "type": "dhcp", "ipam": {"type": "dhcp"}});
     let failure =
         stage.node.plugin("dhcp").command("STATUS").config(&config).through(&unprivileged).run().error();
     assert!(failure.msg.contains("belongs to user 65534, not to root"), "{failure:?}");
-    // Another user who listens at the socket.
+    // Another user listens on the socket.
     stage.node.cmd("mkdir /run/other");
     stage.node.cmd("chown 65534 /run/other");
     let mut command = Command::new(unprivileged[0]);
@@ -342,7 +342,7 @@ fn uninstall_waits_for_leases_and_their_daemon() {
     assert!(stage.node.run(|| !std::path::Path::new(STATE).exists()));
 }
 
-/// A daemon in a container, with the host's files at another path.
+/// The daemon is in a container and sees the host's files at another path.
 #[test]
 fn a_daemon_may_see_the_hosts_files_at_another_path() {
     slipway_only!();
@@ -361,7 +361,7 @@ fn a_daemon_may_see_the_hosts_files_at_another_path() {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// The capabilities in the systemd unit suffice from ADD to DEL.
+/// The capabilities in the systemd unit are sufficient from ADD to DEL.
 #[test]
 fn the_units_capabilities_are_enough() {
     slipway_only!();
@@ -387,7 +387,7 @@ fn the_units_capabilities_are_enough() {
     network.del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// systemd executes the plugin's name with the socket as descriptor 3.
+/// systemd executes the plugin under its name, with the socket as descriptor 3.
 #[test]
 fn a_socket_passed_by_systemd_is_used() {
     slipway_only!();

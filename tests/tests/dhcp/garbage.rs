@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Mutated configurations and environments, with a server that replies.
+//! Mutated configurations and environments for dhcp, with a server that replies.
 
 use serde_json::json;
 use slipway_tests::garbage::feed;

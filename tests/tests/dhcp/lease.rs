@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Leases of a real server.
+//! Leases from a real server.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Pod, Proto};
 
 use crate::stage::{Stage, address};
 
-/// A lease from ADD over CHECK to DEL.
+/// A lease from ADD through CHECK to DEL.
 #[test]
 fn a_container_has_a_lease_as_long_as_it_lives() {
     needs_dnsmasq!();
@@ -45,7 +45,7 @@ fn a_container_has_a_lease_as_long_as_it_lives() {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// Static routes (option 33) and routers of the server; an ADD takes only the options that it requested.
+/// The server offers static routes (option 33) and routers. An ADD uses only the options that it has requested.
 #[test]
 fn routes_are_those_that_were_requested() {
     needs_dnsmasq!();
@@ -66,7 +66,7 @@ fn routes_are_those_that_were_requested() {
     assert_eq!(routes("none", json!([{"skipDefault": true}, {"option": "subnet-mask"}])), Value::Null);
 }
 
-/// The server identifies clients by option 61; the default value names the attachment.
+/// The server identifies clients by option 61, whose default value names the attachment.
 #[test]
 fn a_lease_belongs_to_a_client_identifier() {
     needs_dnsmasq!();
@@ -76,7 +76,7 @@ fn a_lease_belongs_to_a_client_identifier() {
     ];
     let stage = Stage::with_dnsmasq(&fixed);
     let pods = ["pod", "other"].map(|name| stage.node.pod(name));
-    // 00, then pod/lan/eth0.
+    // The default identifier is 00 followed by pod/lan/eth0.
     let usual = stage.network(&json!({}));
     assert_eq!(address(&usual.add(&Attach::new(&pods[0])).expect("ADD")), "10.77.0.200");
     let own = stage.network(&json!({"provide": [{"option": "dhcp-client-identifier", "value": "mine"}]}));
@@ -85,7 +85,7 @@ fn a_lease_belongs_to_a_client_identifier() {
     stage.wait("the server receives the release", || stage.logged("DHCPRELEASE(lan0) 10.77.0.201") == 1);
 }
 
-/// Concurrent ADDs get an address each. Concurrent ADDs of one attachment get the same lease, or fail with
+/// Concurrent ADDs get different addresses. Concurrent ADDs of the same attachment get the same lease, or fail with
 /// "try again later".
 #[test]
 fn concurrent_adds_get_an_address_each() {
@@ -132,7 +132,7 @@ fn gc_releases_leases_without_an_attachment() {
     stage.wait("the server receives the release", || {
         stage.logged(&format!("DHCPRELEASE(lan0) {}", address(&results[1]))) == 1
     });
-    // The runtime's cache is gone, and with it the `prevResult` that bridge needs for CHECK.
+    // The runtime's cache is lost, and with it the `prevResult` that bridge needs for CHECK, so dhcp is called alone.
     let config = json!({
         "cniVersion": "1.1.0", "name": "lan", "type": "dhcp", "ipam": {"type": "dhcp"}, "prevResult": results[0],
     });
@@ -145,7 +145,7 @@ fn gc_releases_leases_without_an_attachment() {
     network.del(&attach[0]).expect("DEL");
 }
 
-/// A container is started again under the same names without a DEL.
+/// A container is started again under the same names, without a DEL in between.
 #[test]
 fn another_namespace_has_a_lease_of_its_own() {
     needs_dnsmasq!();
@@ -158,7 +158,7 @@ fn another_namespace_has_a_lease_of_its_own() {
         .wait("the server receives the release", || stage.logged(&format!("DHCPRELEASE(lan0) {first}")) == 1);
     assert_eq!(stage.leases(), ["lan:same:eth0"]);
     network.del(&Attach::new(&pods[1]).container("same")).expect("DEL");
-    // The server may give the same address.
+    // The server may assign the same address again.
     let released = if first == second { 2 } else { 1 };
     stage.wait("the server receives the release", || {
         stage.logged(&format!("DHCPRELEASE(lan0) {second}")) == released

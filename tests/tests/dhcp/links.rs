@@ -7,7 +7,7 @@ use slipway_tests::{Attach, Proto, lacks, needs, skip, slipway_only};
 
 use crate::stage::{Stage, address, has_dnsmasq};
 
-/// Tests a lease through a plugin's link to `link` of another host, where the server listens.
+/// Tests a lease that is obtained through the plugin's link. The server listens on `link` of another host.
 fn has_a_lease(plugin: Value, link: &str) {
     let stage = Stage::new();
     let host = stage.node.host("server");
@@ -36,7 +36,7 @@ fn has_a_lease(plugin: Value, link: &str) {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// A test for each plugin: its configuration, and the link of the server.
+/// Generates a test for each plugin from its configuration and the server's link.
 macro_rules! has_a_lease {
     ($($test:ident: $keys:tt, $link:literal;)*) => {
         $(
@@ -56,7 +56,7 @@ macro_rules! has_a_lease {
 
 has_a_lease! {
     host_device: {"type": "host-device", "device": "out0"}, "eth0";
-    // All ipvlan links have the master's MAC address, so the client asks for broadcast replies.
+    // All ipvlan links share the master's MAC address, so the client requests broadcast replies.
     ipvlan: {"type": "ipvlan", "master": "out0"}, "eth0";
     macvlan: {"type": "macvlan", "master": "out0"}, "eth0";
     vlan: {"type": "vlan", "master": "out0", "vlanId": 5}, "eth0.5";

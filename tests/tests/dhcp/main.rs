@@ -2,7 +2,7 @@
 
 //! dhcp and its daemon, with dnsmasq and with a server that the tests control.
 
-/// Ends the test of another implementation, and skips it without dnsmasq.
+/// Ends the calling test for another implementation, and skips it if dnsmasq is not installed.
 macro_rules! needs_dnsmasq {
     () => {
         slipway_tests::slipway_only!();

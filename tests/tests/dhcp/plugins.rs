@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The plugin is killed at any point: a DEL leaves no lease and no other object.
+//! Wherever the plugin is killed, a DEL leaves no lease and no other object.
 
 use slipway_tests::{Disturbance, disturbed, kill_points, slipway_only};
 
 use crate::server::{RELEASE, Received, Rules, Server};
 
-/// Approximate number of points tried per call.
+/// The approximate number of points at which each call is killed.
 const TRIES: usize = 20;
 
 #[test]
@@ -42,7 +42,7 @@ fn kill_at_every_point(verb: &str) {
         let ports = || stage.node.cmd("ip -br link show master lan0");
         stage.wait(&format!("killed at {point:?}: the bridge has no port"), || ports().is_empty());
     }
-    // Each lease was released, through the link that had it.
+    // Each lease was released, through the same link for which it was granted.
     let count = |which: fn(&Received) -> bool| server.count(which);
     let released = |received: &Received| received.kind == RELEASE;
     stage.wait("the server has received all releases", || count(Received::selects) == count(released));

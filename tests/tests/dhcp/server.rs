@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A small DHCP server controlled by the tests, for leases of seconds and replies that real servers do not
+//! A small DHCP server that the tests control, for leases of a few seconds and for replies that real servers do not
 //! send.
 
 use std::collections::BTreeMap;
@@ -36,16 +36,18 @@ pub(crate) enum Reply {
 pub(crate) struct Rules {
     /// The address that the server offers.
     pub(crate) address: Ipv4Addr,
-    /// Seconds: renewal time (T1), rebinding time (T2), lease time.
+    /// The renewal time (T1), the rebinding time (T2) and the lease time in seconds.
     pub(crate) times: [u32; 3],
     pub(crate) discover: Reply,
-    /// Replies to a client that selects an offer, renews (unicast), and rebinds (broadcast).
+    /// The reply when a client selects an offer.
     pub(crate) select: Reply,
+    /// The reply to a renewal, which the client sends by unicast.
     pub(crate) renew: Reply,
+    /// The reply to a rebinding, which the client broadcasts.
     pub(crate) rebind: Reply,
-    /// The subnet mask in replies, if any.
+    /// The subnet mask in replies, or none.
     pub(crate) mask: Option<Ipv4Addr>,
-    /// Offers of another server on the link, sent before the server's own.
+    /// Offers of another server on the link, which are sent before this server's own.
     pub(crate) rogue_offers: Vec<RogueOffer>,
 }
 
@@ -54,7 +56,7 @@ pub(crate) struct Rules {
 pub(crate) struct RogueOffer {
     pub(crate) address: [u8; 4],
     pub(crate) mask: [u8; 4],
-    /// More options, encoded.
+    /// Additional options in encoded form.
     pub(crate) options: Vec<u8>,
 }
 
@@ -79,8 +81,8 @@ impl Default for Rules {
     }
 }
 
-/// Lease times in seconds for a test that waits for them: longer where each step takes seconds, so that a renewal is not
-/// due before the container has its address, nor the end of the lease before the last step.
+/// Lease times in seconds for tests that wait for them. On a slow machine they are longer, so that a renewal is not due
+/// before the container has its address, and the lease does not end before the last step.
 pub(crate) fn soon(times: [u32; 3]) -> [u32; 3] {
     times.map(|seconds| if is_slow() { 5 * seconds } else { seconds })
 }
@@ -89,14 +91,14 @@ pub(crate) fn soon(times: [u32; 3]) -> [u32; 3] {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) kind: u8,
-    /// True if it was broadcast.
+    /// True if the message was broadcast.
     pub(crate) to_all: bool,
     /// The client's address (ciaddr).
     pub(crate) from: Ipv4Addr,
     pub(crate) options: BTreeMap<u8, Vec<u8>>,
 }
 
-/// The server, on the bridge of a [`Stage`], until it is dropped.
+/// A server on the bridge of a [`Stage`], which runs until it is dropped.
 pub(crate) struct Server {
     rules: Arc<Mutex<Rules>>,
     received: Arc<Mutex<Vec<Received>>>,
@@ -107,7 +109,7 @@ pub(crate) struct Server {
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
 impl Server {
-    /// On a new stage, with a daemon.
+    /// Starts the server on a new stage that has a daemon.
     pub(crate) fn start_with_daemon(rules: Rules) -> (Stage, Self) {
         let stage = Stage::new();
         let server = Self::start(&stage, rules);
@@ -146,7 +148,7 @@ impl Server {
                     received.lock().expect("not poisoned").push(one.clone());
                     let to = if one.from.is_unspecified() { Ipv4Addr::BROADCAST } else { one.from };
                     for answer in answers {
-                        // The send fails if the client has gone.
+                        // Sending fails if the client is gone.
                         drop(own.send_to(&answer, SocketAddr::from((to, 68))));
                     }
                 }

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Space, slipway, within};
 
-/// The daemon's folder of leases, and its socket.
+/// The daemon's folder with the leases.
 pub(crate) const STATE: &str = "/var/lib/cni/dhcp";
 pub(crate) const SOCKET: &str = "/run/cni/dhcp.sock";
 /// A real DHCP server.
@@ -24,14 +24,14 @@ pub(crate) const DNSMASQ: &str = "/usr/sbin/dnsmasq";
 /// dnsmasq's log.
 const LOG: &str = "/run/dnsmasq.log";
 
-/// The node and its programs, which are killed when it is dropped.
+/// The node and its programs, which are killed on drop.
 pub(crate) struct Stage {
     pub(crate) node: Node,
     programs: Mutex<BTreeMap<&'static str, Child>>,
 }
 
 impl Stage {
-    /// Creates a node with the bridge `lan0`, which has 10.77.0.1.
+    /// Creates a node with the bridge `lan0`, which has the address 10.77.0.1.
     pub(crate) fn new() -> Self {
         let node = Node::without_bridge_netfilter();
         node.cmd("ip link add lan0 type bridge");
@@ -40,7 +40,7 @@ impl Stage {
         Self { node, programs: Mutex::default() }
     }
 
-    /// Creates a node with dnsmasq and a daemon.
+    /// Creates a node on which dnsmasq and a daemon run.
     pub(crate) fn with_dnsmasq(options: &[&str]) -> Self {
         let stage = Self::new();
         stage.start_dnsmasq(&stage.node, "lan0", options);
@@ -53,8 +53,8 @@ impl Stage {
         let errors = format!("/run/{name}.err");
         let child = space.run(|| {
             let errors = File::options().create(true).append(true).open(&errors).expect("a file for errors");
-            // A process group of its own. If the tests' group is orphaned, as in a VM, the kernel sends
-            // SIGHUP to the whole group when one member is stopped, such as a daemon, and another exits.
+            // The program gets a new process group. If the tests' group is orphaned, as in a VM, the kernel sends
+            // SIGHUP to the whole group when one of its members (such as a daemon) is stopped and another one exits.
             command.process_group(0);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()
         });
@@ -72,7 +72,7 @@ impl Stage {
         child.wait().expect("a child");
     }
 
-    /// True if a program has exited by itself; it is then removed from the list.
+    /// True if a program has exited by itself, in which case it is removed from the list.
     pub(crate) fn has_ended(&self, name: &str) -> bool {
         let mut programs = self.programs.lock().expect("not poisoned");
         let ended = programs.get_mut(name).is_none_or(|child| child.try_wait().expect("a child").is_some());
@@ -102,7 +102,7 @@ impl Stage {
     /// Starts the daemon with additional flags.
     pub(crate) fn start_daemon(&self, flags: &[&str]) {
         let mut command = Command::new(slipway());
-        // The usual time-out, so that a slow machine does not lose its lease.
+        // The usual time-out, which lets a lease succeed on a slow machine.
         command.args(["dhcp", "daemon", "-timeout", "10s"]).args(flags);
         self.start("daemon", &self.node, command);
         self.wait_for_daemon();
@@ -121,12 +121,12 @@ impl Stage {
         self.node.read("/run/daemon.err").unwrap_or_default()
     }
 
-    /// Counts a text in dnsmasq's log.
+    /// How often a text occurs in dnsmasq's log.
     pub(crate) fn logged(&self, what: &str) -> usize {
         self.log().matches(what).count()
     }
 
-    /// A pod, the network without further keys, and the pod's attachment.
+    /// A pod, the network without additional keys, and the pod's attachment.
     pub(crate) fn pod(&self) -> (Pod, Network<'_>, Attach) {
         let pod = self.node.pod("pod");
         let attach = Attach::new(&pod);
@@ -179,7 +179,7 @@ impl Drop for Stage {
     }
 }
 
-/// Kills the child of a program. If the program is strace, the daemon would outlive it.
+/// Kills the child of a program. If the program is strace, the daemon that it traces would outlive it otherwise.
 fn kill_traced(parent: u32) {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     for pid in children.unwrap_or_default().split_whitespace() {

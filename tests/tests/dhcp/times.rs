@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Timers and refusals: leases of seconds, from a server controlled by the test.
+//! Timers and refusals, with leases of a few seconds from a server that the test controls.
 
 use std::time::{Duration, Instant};
 
@@ -93,7 +93,7 @@ fn the_link_is_set_down_when_the_lease_ends() {
     scene.del();
 }
 
-/// A restarted server has forgotten its leases: the daemon requests the same address and gets it.
+/// The server has restarted and forgotten its leases. The daemon requests the same address and gets it.
 #[test]
 fn a_lease_that_the_server_forgot_is_requested_again() {
     slipway_only!();
@@ -107,7 +107,7 @@ fn a_lease_that_the_server_forgot_is_requested_again() {
     scene.del();
 }
 
-/// The container keeps its address, so the daemon releases a lease of another one.
+/// The container keeps its address, so the daemon releases a lease for another address.
 #[test]
 fn a_lease_of_another_address_is_released() {
     slipway_only!();
@@ -141,7 +141,7 @@ fn an_acknowledgment_without_a_mask_is_refused() {
     assert_eq!(scene.stage.leases(), Vec::<String>::new());
 }
 
-/// The server does not answer ARP, and the container has not resolved its MAC address before.
+/// The server does not answer ARP requests, and the container has not resolved its MAC address before.
 #[test]
 fn a_server_that_ignores_arp_receives_the_release() {
     slipway_only!();
@@ -155,8 +155,8 @@ fn a_server_that_ignores_arp_receives_the_release() {
     }
 }
 
-/// RFC 2131, section 4.4.1: the client announces its address. A neighbour with a stale entry learns the new
-/// MAC address. lan0 accepts entries from announcements only.
+/// The client announces its address (RFC 2131, section 4.4.1), so that a neighbour with a stale entry learns the new
+/// MAC address. lan0 accepts new entries only from announcements.
 #[test]
 fn neighbours_learn_the_new_mac_address() {
     slipway_only!();
@@ -183,13 +183,13 @@ fn an_add_with_a_silent_server_times_out() {
     let log = scene.stage.daemon_log();
     assert!(log.contains("no DHCP server answered on eth0"), "{log}");
     assert!(start.elapsed() < within(Duration::from_secs(20)), "{:?}", start.elapsed());
-    // The client repeats a message within a try, since packets may be lost.
+    // The client repeats a message within one try, because packets may be lost.
     assert!(scene.server.count(|received| received.kind == DISCOVER) >= 2);
     assert!(!scene.pod.has_link("eth0"));
     scene.del();
 }
 
-/// The server refuses a request for its own offer; the next try succeeds.
+/// The server refuses a request for its own offer, and the next try succeeds.
 #[test]
 fn a_refused_request_is_repeated() {
     slipway_only!();
@@ -205,7 +205,7 @@ fn a_refused_request_is_repeated() {
     scene.del();
 }
 
-/// The runtime gives up: DEL stops a waiting ADD.
+/// The runtime gives up, and its DEL stops an ADD that is still waiting.
 #[test]
 fn del_ends_an_add_that_waits() {
     slipway_only!();
@@ -247,7 +247,7 @@ fn rogue_offers() -> Vec<(RogueOffer, &'static str)> {
     ]
 }
 
-/// The other server's unusable offers arrive first; the client selects the usable one.
+/// Another server's unusable offers arrive first, and the client selects the usable one.
 #[test]
 fn unusable_offers_are_ignored() {
     slipway_only!();
@@ -285,7 +285,7 @@ fn without_a_usable_offer_the_error_names_the_reason() {
     assert_eq!(scene.stage.leases(), Vec::<String>::new());
 }
 
-/// RFC 2131, section 4.4.5: without a valid acknowledgment the lease ends at its time.
+/// Without a valid acknowledgment, the lease ends when its time is over (RFC 2131, section 4.4.5).
 #[test]
 fn a_renewal_with_an_invalid_mask_is_ignored() {
     slipway_only!();
@@ -301,7 +301,7 @@ fn a_renewal_with_an_invalid_mask_is_ignored() {
     scene.del();
 }
 
-/// The client ignores an acknowledgment of another address.
+/// The client ignores an acknowledgment for another address.
 #[test]
 fn a_renewal_of_another_address_is_ignored() {
     slipway_only!();

@@ -10,7 +10,7 @@ use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience};
 
 use crate::{FAR, PORT, Stage, address, attach};
 
-/// An address that a pod, used as a router, and another host both have.
+/// An address that another host has as well as a pod that acts as a router.
 const BEHIND: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
 #[test]
@@ -33,12 +33,12 @@ fn a_pod_can_use_another_pod_as_its_router() {
         servers.push(stage.client.serve(proto, &at(stage.client.v4, FAR).to_string(), "far"));
         pod.expect(proto, (BEHIND, FAR), "gateway");
     }
-    // Packets that it sends to the node are carried.
+    // Packets that the pod sends through the node are carried.
     assert_eq!(
         stage.expect_carried(true, Proto::Tcp, &pod, (stage.client.v4, FAR)).peer.ip(),
         stage.client.node_v4
     );
-    // The other pod, which forwards nothing, opens a flow itself.
+    // The pod that acts as a router forwards nothing to the node, but opens a flow itself.
     assert_eq!(gateway.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
 }
 
@@ -86,7 +86,7 @@ fn datagram((source, from): (Ipv4Addr, u16), (destination, to): (Ipv4Addr, u16))
     [&header[..], &from.to_be_bytes(), &to.to_be_bytes(), &length(8), &[0, 0], CONTENT].concat()
 }
 
-/// If an uplink has several addresses, netfilter decides on the source, and the programs carry that.
+/// If an uplink has several addresses, netfilter chooses the source address, and the programs then use the same one.
 #[test]
 fn an_uplink_may_have_two_addresses() {
     needs!(has_programs(), PROGRAMS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The network of the suites for BPF programs: both families, masquerade, published ports.
+//! The network of the suites for BPF programs, with both families, masquerade and published ports.
 
 use serde_json::{Value, json};
 use slipway_tests::host_local;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! The eBPF backend on a node: loading and attaching the BPF programs, kernels that refuse them, settings, kinds of
-//! uplinks, changes of addresses and routes. The suite `carried` tests packets, `contract_ebpf` the contract of
+//! uplinks, and changes of addresses and routes. The suite `carried` tests packets, and `contract_ebpf` the contract of
 //! published ports.
 
 mod frames;
@@ -53,7 +53,7 @@ impl Stage {
         self.node.cmd(&format!("tc filter show dev {link} ingress"))
     }
 
-    /// Asserts that most packets of a flow are carried, or none. Returns the last reply.
+    /// Asserts that most packets of a flow are carried, or that none are. Returns the last reply.
     #[track_caller]
     fn expect_carried(
         &self,
@@ -83,7 +83,7 @@ fn address(result: &Value) -> String {
     address_of(result, 0).to_string()
 }
 
-/// Repeats portmap's ADD only, since bridge refuses an existing link.
+/// Repeats only portmap's ADD, because bridge refuses an existing link.
 fn publish(network: &Network<'_>, attach: &Attach, result: &Value) {
     let mut config = network.configs(Some(attach)).pop().expect("portmap");
     config["prevResult"] = result.clone();
@@ -98,14 +98,14 @@ fn setup_is_idempotent_and_teardown_removes_everything() {
     let text = stage.node.slipway("node setup");
     assert!(text.contains("programs    loaded") && text.contains(&stage.client.node_link), "{text}");
     assert!(stage.filters(&stage.client.node_link).contains("flow_ingress"));
-    // A second set-up changes nothing: same filter, same programs.
+    // A second set-up changes neither filters nor programs.
     let before = (stage.filters(&stage.client.node_link), stage.node.programs());
     stage.node.slipway("node setup");
     assert_eq!((stage.filters(&stage.client.node_link), stage.node.programs()), before);
     stage.node.slipway("node teardown");
     assert_eq!(stage.filters(&stage.client.node_link), "");
     assert_eq!(stage.node.programs()["loaded"], false);
-    // Only the kernel's own entries are left in the BPF file system.
+    // The BPF file system contains only the kernel's own entries.
     let left = stage.node.list("/sys/fs/bpf");
     assert!(left.iter().all(|name| !name.starts_with("slipway")), "{left:?}");
     stage.node.slipway("node teardown");

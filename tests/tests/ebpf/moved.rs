@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The uplink changes under a carried flow.
+//! The uplink of a carried flow changes.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use slipway_tests::{Attach, Host, PROGRAMS, Proto, QUICK, at, has_programs, need
 
 use crate::{FAR, Stage};
 
-/// A changed route applies to a carried flow after this time at the latest.
+/// A changed route applies to a carried flow at the latest after this time.
 const REMEMBERED: Duration = Duration::from_secs(3);
 
 /// The route now leads to another uplink. As with nftables, conntrack forgets the flow, and the next packet gets the
-/// address of that uplink, to which replies come back.
+/// address of the new uplink, to which replies return.
 #[test]
 fn a_flow_continues_through_another_uplink() {
     needs!(has_programs(), PROGRAMS);

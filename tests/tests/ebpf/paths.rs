@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Paths to the far end with a smaller link on them, and with a VLAN as uplink.
+//! Paths to the far end that contain a link with a smaller MTU, and a VLAN as the uplink.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,12 +9,12 @@ use slipway_tests::{PROGRAMS, Pod, Proto, at, has_programs, lacks, needs, skip};
 use crate::transfer::transfer;
 use crate::{FAR, PORT, Stage, address_of, attach};
 
-/// More than any initial window.
+/// The amount of data, which is more than any initial window.
 const AMOUNT: usize = 1 << 20;
-/// The MTU of the link in the middle. IPv6 requires 1280.
+/// The MTU of the link in the middle. IPv6 requires at least 1280.
 const SMALL: u16 = 1300;
 
-/// The node, a router, a smaller link, another router, and the far end.
+/// The node, a router, a link with a smaller MTU, another router, and the far end.
 struct Row {
     stage: Stage,
     _second: Pod,
@@ -71,8 +71,8 @@ enum Way {
     Masquerade,
 }
 
-/// The ends' TCP options give the MSS of their own links. Only the router in the middle knows the smaller
-/// MTU. It reports that to the node's address, about a packet that no socket of the node has sent.
+/// In their TCP options, both ends announce the MSS of their own links. Only the router in the middle knows the smaller
+/// MTU, and it reports that MTU to the node's address, about a packet that no socket of the node has sent.
 fn path_mtu_is_discovered(way: Way) {
     let row = Row::new();
     let node = &row.stage.node;
@@ -109,7 +109,7 @@ fn the_path_mtu_is_discovered_through_masquerade() {
     path_mtu_is_discovered(Way::Masquerade);
 }
 
-/// The node's addresses are on a VLAN interface, which is the uplink. Its packets have no tag any more.
+/// The node's addresses are on a VLAN interface, which is the uplink. Its packets do not have a tag any more.
 #[test]
 fn an_uplink_may_be_a_vlan() {
     needs!(has_programs(), PROGRAMS);
@@ -144,7 +144,7 @@ fn an_uplink_may_be_a_vlan() {
     assert!(carried > segments / 2, "{carried} of {segments}");
 }
 
-/// The number of packets for this amount, at most.
+/// The minimum number of packets that this amount of data takes.
 fn segments(amount: usize) -> u64 {
     u64::try_from(amount / 1500).expect("64 bits")
 }

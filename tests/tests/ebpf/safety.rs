@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Kernels and nodes that refuse the BPF programs: nftables serves, and the reason is reported.
+//! Kernels and nodes that refuse the BPF programs. nftables then does the work, and the reason is reported.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, PROGRAMS, Proto, has_programs, needs, quoted, skip, slipway};
 
 use crate::{PORT, Stage, address, attach, list};
 
-/// `r0 = *(u64 *)(r10 + 8)`, outside of its frame:
-/// Documentation/bpf/standardization/instruction-set.rst.
+/// `r0 = *(u64 *)(r10 + 8)`, a read outside the program's stack frame
+/// (Documentation/bpf/standardization/instruction-set.rst).
 const READS_BEYOND: [u8; 8] = [0x79, 0xa0, 8, 0, 0, 0, 0, 0];
 
-/// The opcode that loads 64 bits, likewise: the only one of 16 bytes.
+/// The opcode that loads a 64-bit immediate, the only instruction of 16 bytes.
 const LOADS: u8 = 0x18;
 
-/// Returns the offset of a section in a 64-bit object: elf(5).
+/// Returns the offset of a section in a 64-bit object file (elf(5)).
 fn section(object: &[u8], wanted: &str) -> usize {
     let number = |at: usize, length: usize| {
         let mut bytes = [0; 8];
@@ -42,7 +42,7 @@ fn the_error_contains_the_verifiers_log() {
     stage.node.run(|| cni_dataplane::ebpf::try_object(object)).expect("the kernel loads the object");
     let mut broken = object.to_vec();
     let code = section(&broken, "classifier");
-    // The loader changes instructions that load the address of a map.
+    // Skips the instructions that load the address of a map, because the loader changes them.
     let mut at = code;
     while broken[at] == LOADS {
         at += 16;
@@ -58,7 +58,7 @@ fn the_error_contains_the_verifiers_log() {
     assert!(text.contains("stack") && text.contains("off=8 size=8"), "{text}");
 }
 
-/// The programs need no BTF of the kernel: they read no kernel structures whose layout changes.
+/// The programs do not need the kernel's BTF, because they read no kernel structures whose layout changes.
 #[test]
 fn the_programs_load_without_btf_of_the_kernel() {
     needs!(has_programs(), PROGRAMS);
@@ -75,7 +75,7 @@ fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
-    // As on a kernel without a BPF file system, there is no directory to mount it on.
+    // The directory for the mount does not exist, as on a kernel without a BPF file system.
     stage.node.cmd("mount -t tmpfs tmpfs /sys/fs");
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -170,14 +170,14 @@ fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
         assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
         assert_eq!(stage.node.programs()["loaded"], false);
-        // Once it is allowed, the same container's ADD has the programs serve it.
+        // Once bpf(2) is allowed, a repeated ADD of the same container lets the programs carry its packets.
         crate::publish(&network, &attach, &result);
         stage.expect_carried(true, Proto::Tcp, &stage.client, (stage.client.node_v4, PORT));
         network.del(&attach).expect("DEL");
     }
 }
 
-/// The BPF programs serve one container; bpf(2) is refused to the next one's ADD.
+/// The BPF programs serve one container, and then bpf(2) is refused to the next container's ADD.
 #[test]
 fn where_bpf_is_refused_later_the_next_container_is_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Large transfers in both directions at once, through a published port and through masquerade. Each end
-//! compares every byte, and no kernel may count a checksum error, whether devices, the node or the senders
-//! segment packets and complete checksums.
+//! Large transfers in both directions at once, through a published port and through masquerade. Each end compares every
+//! byte. No kernel may count a checksum error, no matter whether devices, the node or the senders segment packets and
+//! complete checksums.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,16 +13,16 @@ use slipway_tests::{Host, PROGRAMS, Pod, Proto, Space, has_programs, needs, pati
 
 use crate::{FAR, PORT, Stage, address_of, attach};
 
-/// Returns the bytes that each end sends: 64 MiB, less in an emulated VM.
+/// Returns the number of bytes that each end sends: 64 MiB, or less in an emulated VM.
 fn amount() -> usize {
     if patience() > Duration::from_secs(12) { 8 << 20 } else { 64 << 20 }
 }
 
 const BLOCK: usize = 64 << 10;
-/// Number of distinct blocks: block `n` begins at byte `n % SHIFT` of the noise.
+/// The number of distinct blocks. Block `n` begins at byte `n % SHIFT` of the noise.
 const SHIFT: usize = 509;
 
-/// Returns bytes without repetition: xorshift64* with this seed.
+/// Returns bytes without repetition, from xorshift64* with this seed.
 fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -39,7 +39,7 @@ fn block(noise: &[u8], number: usize) -> &[u8] {
     &noise[from..from + BLOCK]
 }
 
-/// Sends its own blocks and compares the received ones, until both directions are closed.
+/// Sends its own blocks and compares the received ones until both directions are closed.
 fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
     stream.set_read_timeout(Some(patience() * 5)).expect("a limit");
     let blocks = amount / BLOCK;
@@ -70,8 +70,8 @@ pub(crate) fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketA
     });
 }
 
-/// Returns the number of segments and datagrams that a namespace dropped for wrong checksums. Linux has these
-/// counters, RFC 4022 and RFC 4113 do not.
+/// Returns the number of segments and datagrams that a namespace dropped because of wrong checksums. Linux has these
+/// counters, but RFC 4022 and RFC 4113 do not define them.
 fn wrong_sums(space: &Space) -> u64 {
     let read = |path: &str| space.run(|| std::fs::read_to_string(path)).unwrap_or_default();
     let snmp = read("/proc/thread-self/net/snmp");
@@ -130,7 +130,7 @@ impl Bed {
             self.pod.expect(Proto::Udp, far, "far");
         }
         let after = ["carried_packets", "write_failed"].map(|name| node.counted(name));
-        // Four transfers with that amount in each direction, in segments of less than 1,500 bytes.
+        // The four transfers send this amount in each direction, in segments of less than 1,500 bytes.
         let segments = u64::try_from(8 * amount() / 1500).expect("64 bits");
         assert!(after[0] - before[0] > segments, "{segments}: {before:?} {after:?}");
         assert_eq!(after[1], before[1]);
@@ -140,7 +140,8 @@ impl Bed {
     }
 }
 
-/// Large packets (GSO). On a machine with such links only, their checksums are never computed.
+/// The kernels exchange large packets (GSO). On a machine whose links all support that, their checksums are never
+/// computed.
 #[test]
 fn large_packets() {
     needs!(has_programs(), PROGRAMS);
@@ -157,7 +158,7 @@ fn packets_that_the_node_segments() {
     bed.transfer();
 }
 
-/// Senders segment packets and complete checksums, and every receiver verifies.
+/// The senders segment packets and complete checksums, and every receiver verifies them.
 #[test]
 fn small_packets() {
     needs!(has_programs(), PROGRAMS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Uplinks without a program, and one that is a bridge.
+//! Uplinks without a program, and an uplink that is a bridge.
 
 use serde_json::json;
 use slipway_tests::{Attach, Host, PROGRAMS, Pod, Proto, Space, at, has_programs, needs, patience};
@@ -22,7 +22,7 @@ fn incomplete_reason(stage: &Stage, link: &str) -> String {
     of_link.map(|one| one["reason"].as_str().expect("a reason").to_owned()).unwrap_or_default()
 }
 
-/// Another filter has Slipway's preference on one uplink: netfilter has the flows through it.
+/// Another filter occupies Slipway's preference on one uplink, so netfilter handles the flows through it.
 #[test]
 fn an_uplink_without_a_program_does_not_affect_the_others() {
     needs!(has_programs(), PROGRAMS);
@@ -52,7 +52,7 @@ fn an_uplink_without_a_program_does_not_affect_the_others() {
     assert_eq!(pod.expect(Proto::Tcp, (other.v4, FAR), "far").peer.ip(), other.node_v4);
     drop(far);
     other.expect(Proto::Tcp, (other.node_v4, PORT), "web");
-    // The preference is free, and the next set-up attaches the program.
+    // The preference is free again, and the next set-up attaches the program.
     stage.node.cmd(&format!("tc filter del dev {} ingress pref 49997", other.node_link));
     stage.node.slipway("node setup");
     assert_eq!(incomplete_reason(&stage, &other.node_link), "");
@@ -61,7 +61,8 @@ fn an_uplink_without_a_program_does_not_affect_the_others() {
     network.del(&attach).expect("DEL");
 }
 
-/// The uplink is the pods' own bridge. Netfilter has the flows, as packets leave by the interface that they arrive by.
+/// The uplink is the pods' own bridge. Netfilter handles the flows, because packets leave through the interface on
+/// which they arrive.
 #[test]
 fn pods_on_the_uplinks_bridge_reach_published_ports_and_their_own() {
     needs!(has_programs(), PROGRAMS);
@@ -71,7 +72,7 @@ fn pods_on_the_uplinks_bridge_reach_published_ports_and_their_own() {
     // bridge sets this sysctl only for gateways.
     node.sysctl("net/ipv4/ip_forward", "1");
     for words in [
-        // The client has a neighbour entry with this address.
+        // The client already has a neighbour entry with this address.
         format!("link add br0 address {} type bridge", node.mac(&client.node_link)),
         format!("address del {own}/24 dev {}", client.node_link),
         format!("link set {} master br0", client.node_link),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A dbus-daemon as the node's system bus, and a thread that answers as firewalld on it.
+//! A dbus-daemon as the node's system bus, and a thread that acts as firewalld on it.
 //!
-//! The replies are those of firewalld 1.3.3.
+//! The replies match those of firewalld 1.3.3.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use slipway_tests::{Node, SYSTEM_BUS, within};
 
 const SOCKET: &str = "/run/dbus/system_bus_socket";
 
-/// The bus, until it is dropped.
+/// The bus, which runs until it is dropped.
 pub(crate) struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -27,7 +27,7 @@ impl Drop for Daemon {
 }
 
 impl Daemon {
-    /// Returns `None` without dbus-daemon.
+    /// Starts the bus. Returns `None` if dbus-daemon is not installed.
     pub(crate) fn start(node: &Node) -> Option<Self> {
         node.write("/run/bus.conf", SYSTEM_BUS);
         node.cmd("mkdir -p /run/dbus");
@@ -69,7 +69,7 @@ pub(crate) fn firewalld(node: &Node) -> Zones {
     pad(&mut name, 4);
     name.extend(0_u32.to_le_bytes());
     stream.write_all(&call_with(2, "RequestName", "su", &name)).expect("write");
-    // After the reply the connection owns the name.
+    // Once this reply has arrived, the connection owns the name.
     while read(&mut stream).expect("the bus answers").reply_to != Some(2) {}
     let kept = Arc::clone(&zones);
     thread::spawn(move || {
@@ -88,8 +88,8 @@ pub(crate) fn firewalld(node: &Node) -> Zones {
     zones
 }
 
-/// A bus that refuses authentication, as the real one does for root of a user namespace. It runs until the
-/// test process ends.
+/// A bus that refuses authentication, as the real one does for root of a user namespace. The bus runs until the test
+/// process ends.
 pub(crate) fn refusing(node: &Node) {
     node.cmd("mkdir -p /run/dbus");
     let listener = node.run(|| UnixListener::bind(SOCKET)).expect("listen");
@@ -160,7 +160,7 @@ fn pad(bytes: &mut Vec<u8>, to: usize) {
     }
 }
 
-/// Messages come from processes on this machine, which is little-endian.
+/// Reads a message. All messages come from processes on this machine, which is little-endian.
 fn read(stream: &mut UnixStream) -> Option<Message> {
     let mut fixed = [0; 16];
     stream.read_exact(&mut fixed).ok()?;

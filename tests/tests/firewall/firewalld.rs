@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The firewalld backend, over a real bus.
+//! The firewalld backend, tested over a real bus.
 
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ fn sources(zones: &Zones) -> Vec<String> {
     zones.lock().expect("not poisoned").iter().map(|(source, zone)| format!("{source} {zone}")).collect()
 }
 
-/// A node, its bus, and the zones of a firewalld on it. Skips the test without dbus-daemon.
+/// Makes a node, its bus, and the zones of a firewalld on the bus. Skips the test if dbus-daemon is not installed.
 macro_rules! with_firewalld {
     () => {{
         let node = Node::new();
@@ -35,7 +35,7 @@ fn add_and_del_change_the_zone() {
     let (node, _daemon, zones) = with_firewalld!();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
-    // podman's configuration, the backend by name, and a configured zone.
+    // The first case is podman's configuration, the second names the backend, and the third configures a zone.
     for (keys, zone) in [
         (json!({"backend": ""}), "trusted"),
         (json!({"backend": "firewalld"}), "trusted"),
@@ -112,7 +112,7 @@ fn del_works_without_a_result_and_gc_removes_stale_sources() {
     });
 }
 
-/// firewalld's zones end with it.
+/// firewalld's zones disappear with it.
 #[test]
 fn a_del_succeeds_when_firewalld_is_gone() {
     let (node, daemon, _zones) = with_firewalld!();
@@ -133,7 +133,7 @@ fn without_firewalld_the_default_backend_is_iptables() {
     assert!(filter(&node, "iptables-save").contains("-s 10.1.1.2/32 -j ACCEPT"));
     auto.check(&attach).expect("CHECK");
     auto.del(&attach).expect("DEL");
-    // The same with a bus on which firewalld does not run.
+    // Tests the same on a bus on which firewalld does not run.
     let Some(_daemon) = Daemon::start(&node) else { slipway_tests::skip!("dbus-daemon") };
     auto.add(&attach).expect("ADD");
     assert!(filter(&node, "iptables-save").contains("-j ACCEPT"));
@@ -172,7 +172,7 @@ fn where_the_bus_refuses_the_default_backend_is_iptables() {
     }
 }
 
-/// A late DEL must not remove the address's next holder from the zone.
+/// A late DEL must not remove the next owner of the address from the zone.
 #[test]
 fn a_late_del_leaves_the_next_holder_in_the_zone() {
     peer_fails("a zone names no owner", || {
@@ -180,7 +180,7 @@ fn a_late_del_leaves_the_next_holder_in_the_zone() {
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
         let previous = network.add_first(&Attach::new(&old));
-        // First with the addresses in `prevResult`, then with those of the attachment's record.
+        // The addresses come first from `prevResult`, and then from the attachment's record.
         for given in [&previous, &Value::Null] {
             let _ = network.call_one(1, "ADD", &Attach::new(&old), &previous).ok();
             if !given.is_null() {
@@ -196,7 +196,7 @@ fn a_late_del_leaves_the_next_holder_in_the_zone() {
     });
 }
 
-/// `firewall-cmd --reload` removes the addresses from the zone, but not the record.
+/// `firewall-cmd --reload` removes the addresses from the zone, but the record remains.
 #[test]
 fn restore_repairs_a_reload() {
     slipway_only!();
@@ -213,7 +213,7 @@ fn restore_repairs_a_reload() {
     network.check(&attach).expect("CHECK");
 }
 
-/// A repeated ADD with another backend, fewer addresses, or another zone.
+/// Repeats an ADD with another backend, with fewer addresses, or with another zone.
 #[test]
 fn a_repeated_add_removes_sources_no_longer_configured() {
     slipway_only!();
@@ -263,7 +263,7 @@ fn del_and_gc_use_the_zone_of_the_add() {
     });
 }
 
-/// Repairs the node as slipwayd does, while `body` runs. It gets the damages so far, as texts.
+/// Repairs the node as slipwayd does while `body` runs. `body` gets the descriptions of the damages so far.
 fn with_repairs(node: &Node, body: impl FnOnce(&Mutex<Vec<String>>)) {
     let (ended, damages) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let (seen, ended) = (&damages, &ended);
@@ -298,7 +298,7 @@ fn with_repairs(node: &Node, body: impl FnOnce(&Mutex<Vec<String>>)) {
     });
 }
 
-/// The script in docs/neighbours.md, with the path of this build's program.
+/// The script in docs/neighbours.md, with the path of this build's program in it.
 fn script_of_the_page() -> String {
     let page = include_str!("../../../docs/neighbours.md");
     let (_, rest) = page.split_once("```sh\n").expect("the page has the script");
@@ -306,8 +306,8 @@ fn script_of_the_page() -> String {
     script.replace("/opt/cni/bin/slipway ", &format!("{} ", slipway().display()))
 }
 
-/// A complete reload empties firewalld's zones. The agent hears of it on the bus; without an agent, the page's script
-/// puts the addresses back.
+/// A complete reload empties firewalld's zones. The agent is notified over the bus. Without an agent, the script in the
+/// documentation puts the addresses back.
 #[test]
 fn sources_come_back_after_a_reload() {
     let (node, daemon, zones) = with_firewalld!();
@@ -330,7 +330,7 @@ fn sources_come_back_after_a_reload() {
         let all = || damages.lock().expect("not poisoned").join("\n");
         until(Duration::from_secs(60), "the damage", || all().contains("firewalld has reloaded its rules"));
     });
-    // The control: without an agent nothing puts them back, but for the page's script.
+    // As the control, nothing puts them back without an agent, until the script from the documentation runs.
     reload();
     assert!(sources(&zones).is_empty());
     node.write("/run/slipway-firewalld", script_of_the_page());
@@ -339,13 +339,13 @@ fn sources_come_back_after_a_reload() {
         command.args(["sh", "/run/slipway-firewalld"]).stdin(Stdio::null()).stdout(Stdio::null());
         command.spawn().expect("start the script")
     });
-    // It may not listen yet when the first signal is sent.
+    // The script may not listen yet when the first signal is sent.
     until(Duration::from_secs(60), "the script restores the sources", || {
         reload();
         thread::sleep(Duration::from_millis(300));
         sources(&zones) == before
     });
     drop(daemon);
-    // dbus-monitor ends with its bus, and the script with dbus-monitor.
+    // dbus-monitor ends with its bus, and the script ends with dbus-monitor.
     unit.wait().expect("the script ends");
 }

@@ -7,7 +7,7 @@ use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer
 
 use super::{filter, network, recorded};
 
-/// The reference's rules.
+/// The rules that the reference plugin makes.
 const V4: &str = "*filter
 :INPUT ACCEPT
 :FORWARD ACCEPT
@@ -38,7 +38,8 @@ fn the_rules_equal_the_references() {
     let network = network(&node, 1, &open());
     let result = network.add(&attach).expect("ADD");
     assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(3));
-    // Byte for byte, but for one rule behind the reference's: that for published ports.
+    // The rules must be identical, except for one rule after those of the reference plugin, the one for published
+    // ports.
     let own = |address: &str| {
         let rule = format!("-A CNI-FORWARD -d {address} -m conntrack --ctstate DNAT -j ACCEPT\n");
         if is_peer() { String::new() } else { rule }
@@ -59,7 +60,7 @@ fn the_rules_equal_the_references() {
     network.del(&attach).expect("DEL again");
 }
 
-/// A node whose FORWARD chain drops, as Docker and ufw set it.
+/// The policy of the node's FORWARD chain is DROP, as Docker and ufw set it.
 #[test]
 fn a_container_opens_connections_through_a_chain_that_drops() {
     slipway_tests::needs_ipv6!();
@@ -160,7 +161,7 @@ fn del_works_without_a_result() {
     });
 }
 
-/// Rules made by the reference, without a record.
+/// The rules were made by the reference plugin, so there is no record.
 #[test]
 fn rules_of_the_reference_are_checked_and_removed() {
     slipway_tests::needs_iptables!();
@@ -175,7 +176,7 @@ fn rules_of_the_reference_are_checked_and_removed() {
     assert!(!filter(&node, "iptables-save").contains("10.1.1."));
 }
 
-/// A late DEL must not remove the rules of the addresses' next holder.
+/// A late DEL must not remove the rules of the addresses' next owner.
 #[test]
 fn a_late_del_keeps_the_next_holders_rules() {
     slipway_tests::needs_iptables!();
@@ -247,7 +248,7 @@ fn status_looks_for_the_iptables_programs() {
     let error = network(&node, 1, &json!({"backend": "iptables"})).status().expect_err("STATUS").error;
     let text = "program iptables not found: install iptables, or use backend \"nftables\"";
     assert_eq!((error.code, error.msg.as_str()), (50, text));
-    // A policy with firewalld does without them.
+    // With firewalld, a policy does not need these rules.
     let Some(_daemon) = super::bus::Daemon::start(&node) else { return };
     let _zones = super::bus::firewalld(&node);
     for keys in

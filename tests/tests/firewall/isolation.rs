@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `ingressPolicy`, with both backends.
+//! `ingressPolicy` with both backends.
 
 use serde_json::{Value, json};
 use slipway_tests::{
@@ -10,7 +10,7 @@ use slipway_tests::{
 
 use super::{filter, network};
 
-/// The backends of the tested plugins.
+/// The backends that the plugins under test have.
 fn backends() -> &'static [&'static str] {
     match () {
         () if is_peer() => &["iptables"],
@@ -23,7 +23,7 @@ fn keys(backend: &str, policy: &str) -> Value {
     json!({"backend": backend, "ingressPolicy": policy})
 }
 
-/// Two pods on each of two bridges, one policy per bridge, and the check of which pods reach each other.
+/// Two pods on each of two bridges, with one policy per bridge, and the check which pods reach each other.
 struct Stage<'a> {
     node: &'a Node,
     pods: [Pod; 4],
@@ -41,7 +41,7 @@ impl<'a> Stage<'a> {
         Self { node, pods }
     }
 
-    /// Tests both families, TCP and UDP.
+    /// Tests both families with TCP and UDP.
     #[track_caller]
     fn reaches(&self, from: usize, to: usize, wanted: bool) {
         let bridge = to / 2 + 1;
@@ -83,7 +83,7 @@ fn bridges_with_a_policy_are_isolated() {
         stage.reaches(0, 1, true);
         stage.reaches(0, 2, false);
         stage.reaches(3, 1, false);
-        // Hosts outside are not affected by the policy.
+        // The policy does not affect outside hosts.
         let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "client");
         stage.pods[0].expect(Proto::Tcp, (client.v4, 80), "client");
         let _server = stage.pods[0].serve(Proto::Tcp, "0.0.0.0:81", "pod");
@@ -106,7 +106,7 @@ fn a_bridge_without_a_policy_is_reached() {
 fn isolated_containers_do_not_reach_their_neighbours() {
     for backend in backends() {
         let node = Node::new();
-        // Packets within a bridge pass netfilter only with bridge netfilter.
+        // Packets within a bridge pass netfilter only if bridge netfilter is on.
         if !node.bridge_netfilter(BridgeNetfilter::On) {
             slipway_tests::skip!("br_netfilter");
         }
@@ -144,7 +144,7 @@ fn del_of_the_last_container_removes_the_isolation() {
     });
 }
 
-/// DEL of one of two containers: the bridge stays isolated for the other.
+/// After the DEL of one of two containers, the bridge stays isolated for the other.
 #[test]
 fn other_containers_stay_isolated() {
     for backend in backends() {
@@ -179,7 +179,7 @@ fn gc_removes_the_isolation_of_stale_attachments() {
     });
 }
 
-/// A container made by the reference has no record, but may need the bridge's isolation.
+/// A container that the reference plugin attached has no record, but may need the bridge's isolation.
 #[test]
 fn a_bridge_with_unrecorded_containers_stays_isolated() {
     slipway_tests::needs_iptables!();
@@ -221,7 +221,7 @@ fn a_repeated_add_changes_the_policy() {
     }
 }
 
-/// Creates the rules that the reference leaves for a container with `same-bridge` and this first link.
+/// Creates the rules that the reference plugin leaves for a container with `same-bridge` and this first link.
 fn isolate_as_the_reference(node: &Node, link: &str) {
     let comment = |policy: &str| {
         format!("-m comment --comment \"CNI firewall plugin rules (ingressPolicy: {policy})\"")
@@ -238,7 +238,7 @@ fn isolate_as_the_reference(node: &Node, link: &str) {
     node.cmd_input("iptables-restore --noflush", &rules);
 }
 
-/// With ptp the first link is the node's end of a veth pair, which has no ports.
+/// With ptp, the first link is the node's end of a veth pair, which has no bridge ports.
 #[test]
 fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
     slipway_tests::needs_iptables!();
@@ -254,7 +254,7 @@ fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
     assert!(!filter(&node, "iptables-save").contains("ISOLATION"));
 }
 
-/// DEL of a container on ptp removes its isolation, with and without the namespace.
+/// DEL of a container on ptp removes the container's isolation, with and without the namespace.
 #[test]
 fn del_of_a_container_on_ptp_removes_its_isolation() {
     slipway_tests::needs_iptables!();
@@ -275,7 +275,7 @@ fn del_of_a_container_on_ptp_removes_its_isolation() {
     }
 }
 
-/// A record of a container that is gone without a DEL must not count for a container without a record.
+/// The record of a container that is gone without a DEL must not count for a container without a record.
 #[test]
 fn the_record_of_a_gone_container_counts_for_no_other() {
     slipway_tests::needs_iptables!();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The firewall plugin after bridge, with each backend: iptables, nftables and firewalld.
+//! The firewall plugin after bridge, with each of its backends: iptables, nftables and firewalld.
 
 mod bus;
 mod firewalld;
@@ -15,7 +15,7 @@ mod without;
 use serde_json::{Value, json};
 use slipway_tests::{Network, Node, host_local, is_peer, with_keys};
 
-/// Returns a network with a bridge of this number, and firewall.
+/// Returns a network with the bridge of this number and with firewall.
 fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
     let firewall = with_keys(json!({"type": "firewall"}), keys);
     let ipam = host_local(format!("10.1.{number}.0/24"), format!("fd00:{number}::/64"));
@@ -30,7 +30,7 @@ fn filter(node: &Node, program: &str) -> String {
     lines.map(|line| format!("{}\n", line.split(" [").next().unwrap_or_default())).collect()
 }
 
-/// Returns the map of recorded attachments; empty without a table.
+/// Returns the map of recorded attachments, or an empty text without a table.
 fn recorded(node: &Node) -> String {
     node.try_cmd("nft list map inet slipway-firewall attachments").stdout
 }
@@ -51,7 +51,8 @@ fn errors_name_the_cause() {
         assert_eq!(error.code, 7);
         assert!(!filter(&node, "iptables-save").contains("CNI-"), "a refused ADD left chains");
         let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
-        // macvlan's result names the container's link only; the node's link of that name is another one.
+        // A result of macvlan names only the container's link. A link on the node with the same name is a different
+        // one.
         let inside = json!([{"name": "eth0", "sandbox": pod.path()}]);
         for interfaces in [Value::Null, inside] {
             let mut given = json!({"cniVersion": "1.1.0", "ips": previous["ips"]});

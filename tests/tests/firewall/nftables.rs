@@ -47,7 +47,7 @@ fn a_container_adds_set_elements_and_no_rules() {
     assert!(!node.ruleset().contains("CNI-"), "no chain of iptables");
 }
 
-/// As documented, an accept here does not override a drop in another chain.
+/// As documented, an accept in our chain does not override a drop in another chain.
 #[test]
 fn an_accept_does_not_override_a_drop_of_another_chain() {
     slipway_only!();
@@ -123,7 +123,7 @@ fn del_works_without_a_result() {
     }
 }
 
-/// A table of our name made by another program is not changed.
+/// A table with our name that another program made is not changed.
 #[test]
 fn a_foreign_table_is_refused() {
     slipway_only!();
@@ -133,7 +133,7 @@ fn a_foreign_table_is_refused() {
     let error = network.add(&Attach::new(&pod)).expect_err("ADD").error;
     assert!(error.msg.contains("was not made by slipway"), "{error:?}");
     assert!(table(&node).contains("chain theirs"));
-    // The table holds the record of attachments with every backend.
+    // The table contains the record of attachments, whatever the backend is.
     for keys in [open(), json!({"backend": "iptables"}), json!({})] {
         let error = super::network(&node, 1, &keys).status().expect_err("STATUS").error;
         assert!(error.code == 50 && error.msg.contains("was not made by slipway"), "{keys}: {error:?}");

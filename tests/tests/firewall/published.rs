@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Published ports: they pass what drops and what isolates, since a published port is published to everybody.
+//! Published ports pass chains that drop and chains that isolate, because a published port is meant for everybody.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +12,7 @@ use slipway_tests::{
 
 const PORT: u16 = 8080;
 
-/// The backends of portmap and of firewall.
+/// Combinations of a portmap backend with a firewall backend.
 fn backends() -> Vec<[&'static str; 2]> {
     let all = [
         ["nftables", "iptables"],
@@ -24,7 +24,7 @@ fn backends() -> Vec<[&'static str; 2]> {
     all.into_iter().filter(|names| has_iptables || !names.contains(&"iptables")).collect()
 }
 
-/// Returns a network with a bridge of this number; without `firewall` without that plugin.
+/// Returns a network with a bridge of this number, in which `firewall` is the configuration of that plugin, if any.
 fn network<'a>(node: &'a Node, number: u8, portmap: &str, firewall: Option<Value>) -> Network<'a> {
     let ipam = host_local(format!("10.1.{number}.0/24"), format!("fd00:{number}::/64"));
     let mut plugins = vec![
@@ -42,7 +42,7 @@ fn attach(pod: &Pod) -> Attach {
     Proto::ALL.into_iter().fold(Attach::new(pod), |attach, proto| attach.port(proto, PORT, 80))
 }
 
-/// Serves port 80 and another one of both families.
+/// Serves port 80 and another port in both families.
 fn serve(pod: &Pod) -> Vec<slipway_tests::Server> {
     let each = Proto::ALL.into_iter().flat_map(|proto| [(proto, "[::]:80"), (proto, "[::]:81")]);
     each.map(|(proto, address)| pod.serve(proto, address, pod.name())).collect()
@@ -52,7 +52,7 @@ fn node_addresses(client: &Host) -> Vec<IpAddr> {
     usable([client.node_v4.into(), client.node_v6.into()])
 }
 
-/// All of these addresses and both protocols.
+/// Each of these addresses with each protocol.
 fn all(addresses: Vec<IpAddr>, port: u16) -> impl Iterator<Item = (Proto, SocketAddr)> + Clone {
     addresses.into_iter().flat_map(move |ip| Proto::ALL.into_iter().map(move |proto| (proto, at(ip, port))))
 }
@@ -61,7 +61,8 @@ fn pod_addresses(number: u8, last: u8) -> Vec<IpAddr> {
     usable([[10, 1, number, last].into(), format!("fd00:{number}::{last}").parse().expect("an address")])
 }
 
-/// Docker's chains: it restricts its own containers in DOCKER-USER, and drops what none of its rules accepts.
+/// Creates Docker's chains. Docker restricts its own containers in DOCKER-USER, and drops what none of its rules
+/// accepts.
 fn docker(node: &Node, variant: &str) {
     for family in ["iptables", "ip6tables"] {
         node.cmd_input(
@@ -72,7 +73,7 @@ fn docker(node: &Node, variant: &str) {
     }
 }
 
-/// The plugin firewall lets published ports through, whichever came first. Direct traffic stays dropped.
+/// The plugin firewall lets published ports through, whichever came first. Direct traffic is still dropped.
 #[test]
 fn they_pass_a_forward_chain_that_drops() {
     slipway_tests::needs_iptables!();
@@ -85,7 +86,7 @@ fn they_pass_a_forward_chain_that_drops() {
             let (web, plain) = (node.pod("web"), node.pod("plain"));
             let network = network(&node, 1, portmap, Some(json!({"backend": "iptables"})));
             network.add(&attach(&web)).expect("ADD");
-            // The control: the same container without the plugin.
+            // As the control, the same container runs without the plugin.
             let without = super::published::network(&node, 2, portmap, None);
             without.add(&Attach::new(&plain).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
             if !docker_first {
@@ -106,7 +107,7 @@ fn they_pass_a_forward_chain_that_drops() {
     });
 }
 
-/// What an administrator forbids of another engine's containers stays forbidden.
+/// What an administrator forbids for another engine's containers stays forbidden.
 #[test]
 fn rules_for_them_open_no_port_of_another_engine() {
     slipway_tests::needs_iptables!();
@@ -118,7 +119,7 @@ fn rules_for_them_open_no_port_of_another_engine() {
         .add(&attach(&guest).mapping(json!({"hostPort": 9090, "containerPort": 80, "protocol": "tcp"})))
         .expect("ADD");
     docker(&node, "nft");
-    // The jump of the plugin comes before that of Docker.
+    // The plugin's jump comes before Docker's.
     network.add(&Attach::new(&web)).expect("ADD");
     let _servers = serve(&guest);
     client.expect_none_of(node_addresses(&client).into_iter().map(|ip| (Proto::Tcp, at(ip, 9090))));
@@ -133,7 +134,7 @@ fn rules_for_them_open_no_port_of_another_engine() {
     client.expect(Proto::Tcp, (client.node_v4, 9090), "guest");
 }
 
-/// Isolation forbids direct traffic alone.
+/// Isolation forbids only direct traffic.
 #[test]
 fn isolated_containers_publish_to_everybody() {
     peer_fails("its chains drop translated packets, too", || {
@@ -153,14 +154,14 @@ fn isolated_containers_publish_to_everybody() {
                 client.expect(proto, to, "pod1");
                 pods[1].expect(proto, to, "pod1");
             }
-            // By each address of the node, the bridges' too.
+            // Requests go to each address of the node, including those of the bridges.
             for (proto, to) in all(pod_addresses(1, 1), PORT).chain(all(pod_addresses(2, 1), PORT)) {
                 pods[1].expect(proto, to, "pod1");
             }
             pods[1].expect_none_of(all(pod_addresses(1, 2), 80));
             pods[1].expect_none_of(all(pod_addresses(1, 2), 81));
             pods[0].expect_none_of(all(pod_addresses(2, 2), 80));
-            // A container that comes later changes nothing, nor does one that leaves.
+            // A container that is added later changes nothing, nor does one that is removed.
             let late = node.pod("late");
             let third = network(&node, 3, portmap, Some(keys.clone()));
             third.add(&Attach::new(&late)).expect("ADD");
@@ -176,7 +177,7 @@ fn isolated_containers_publish_to_everybody() {
     });
 }
 
-/// Neighbours on one bridge that do not reach each other reach what each publishes.
+/// Neighbours on one bridge that do not reach each other directly reach the ports that the other publishes.
 #[test]
 fn isolated_neighbours_reach_published_ports() {
     peer_fails("its chains drop translated packets, too", || {
@@ -199,7 +200,7 @@ fn isolated_neighbours_reach_published_ports() {
     });
 }
 
-/// The reference puts its rules before ours; the next container of ours repairs the order.
+/// The reference plugin puts its rules before ours, and the next container of ours repairs the order.
 #[test]
 fn the_order_of_the_chains_is_repaired() {
     slipway_tests::needs_iptables!();

@@ -9,13 +9,14 @@ use slipway_tests::{Attach, Network, Node, Running, slipway_only, until};
 
 use super::{filter, network};
 
-/// Replaces the iptables programs. The first one that is executed waits 3 s and creates a folder as a mark.
+/// A script that replaces the iptables programs. The first one that is executed creates a folder as a mark and waits 3
+/// s.
 const SLOW: &str = r#"#!/bin/sh
 if mkdir /run/started 2>/dev/null; then sleep 3; fi
 exec "/usr/sbin/${0##*/}" "$@"
 "#;
 
-/// Starts firewall's DEL, and returns when it executes its first program.
+/// Starts firewall's DEL, and returns once the DEL executes its first program.
 fn slow_del(node: &Node, network: &Network<'_>, attach: &Attach, previous: &Value) -> Running {
     for family in ["iptables", "ip6tables"] {
         for program in ["nft-restore", "legacy-restore", "nft-save", "legacy-save"] {
@@ -65,7 +66,7 @@ fn concurrent_dels_of_the_last_two_leave_nothing() {
     let network = network(&node, 1, &isolated());
     let previous = network.add(&Attach::new(&gone)).expect("ADD");
     network.add(&two).expect("ADD");
-    // Without its link, the removed container does not keep the rules.
+    // After its link is gone, the removed container does not keep the rules.
     gone.remove();
     let ports = || node.cmd("ip -o link show master br1").lines().count();
     until(Duration::from_secs(30), "the removed container's link is gone", || ports() <= 1);
@@ -76,7 +77,7 @@ fn concurrent_dels_of_the_last_two_leave_nothing() {
     assert!(!left.contains("ISOLATION"), "{left}");
 }
 
-/// DEL of an attachment without a record, by the addresses in `prevResult`, during an ADD with the same
+/// DEL of an attachment without a record uses the addresses in `prevResult`. It runs during an ADD with the same
 /// addresses.
 #[test]
 fn the_next_holder_of_an_address_keeps_its_rules() {
@@ -87,7 +88,7 @@ fn the_next_holder_of_an_address_keeps_its_rules() {
     let (old, new) = (Attach::new(&old), Attach::new(&new));
     let network = network(&node, 1, &json!({"backend": "iptables"}));
     let previous = network.add_first(&new);
-    // The reference leaves rules, but no record.
+    // The state after the reference plugin: rules, but no record.
     let _ = network.call_one(1, "ADD", &old, &previous).ok();
     node.cmd("nft flush map inet slipway-firewall attachments");
     node.cmd("nft flush set inet slipway-firewall pods4");
