@@ -52,7 +52,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
             let families = &families[..1 + usize::from(slipway_tests::has_ipv6())];
             for (program, family) in families {
                 for (chain, rule) in rules(&node, &format!("{program}-save")) {
-                    // A final RETURN does the same as the end of the chain.
+                    // A final RETURN has the same effect as the end of the chain.
                     if rule.ends_with("-j RETURN") {
                         continue;
                     }
@@ -62,7 +62,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
                     };
                     change(&format!("D {chain}"));
                     let wanted = format!("expected {chain} rule [{rule}] not found in table {family} filter");
-                    // The comments of older versions name only one policy.
+                    // The comments that older versions write name only one policy.
                     let plain = |text: &str| text.replace("same-bridge|isolated", "same-bridge");
                     assert_eq!(plain(&check().error().msg), plain(&wanted), "{policy}");
                     change(&format!("I {chain} 1"));
@@ -95,7 +95,7 @@ fn del_removes_all_rules_of_the_container() {
     });
 }
 
-/// The rules belong to the address's next holder, not to the attachment that CHECK asks for.
+/// The rules belong to the address's next owner, and not to the attachment for which CHECK is called.
 #[test]
 fn check_fails_for_an_address_of_another_container() {
     slipway_tests::needs_iptables!();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Nodes without iptables, or with a variant whose tables the kernel lacks.
+//! Nodes without iptables, or with a variant of it whose tables the kernel lacks.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::{filter, network, recorded};
 /// The rule of [`filter`] for the first address.
 const RULE: &str = "-s 10.1.1.2/32 -j ACCEPT";
 
-/// The number of containers whose rules the table has: `0x100` is the means nftables without a policy.
+/// The number of containers that have rules in our table. In the record, `0x100` means nftables without a policy.
 fn in_our_table(node: &Node) -> usize {
     recorded(node).matches(": \"br1\" . 0x00000100").count()
 }
@@ -30,7 +30,7 @@ fn without_iptables_the_default_backend_is_nftables() {
     auto.add(&attach[0]).expect("ADD");
     auto.check(&attach[0]).expect("CHECK");
     assert_eq!(in_our_table(&node), 1, "{}", recorded(&node));
-    // The programs are installed: the kind stays until no container has rules of it.
+    // Although the programs are installed again, containers get rules in our table until no container has any there.
     node.show_iptables();
     auto.add(&attach[1]).expect("ADD");
     assert_eq!(in_our_table(&node), 2, "{}", recorded(&node));
@@ -43,7 +43,7 @@ fn without_iptables_the_default_backend_is_nftables() {
     auto.del(&attach[2]).expect("DEL");
 }
 
-/// The other way round: while a container has rules of iptables, the next one has, too.
+/// The reverse: as long as a container has rules of iptables, the next one gets them too.
 #[test]
 fn containers_with_rules_of_iptables_keep_the_default_backend() {
     slipway_tests::needs_iptables!();
@@ -59,8 +59,8 @@ fn containers_with_rules_of_iptables_keep_the_default_backend() {
     assert_eq!(filter(&node, "iptables-save").matches("-s 10.1.1.").count(), 2);
 }
 
-/// A variant that is installed and does not work is not used: a program that fails stands for a kernel without the legacy
-/// tables. In the VMs the suite runs on such a kernel.
+/// A variant that is installed but does not work is not used. Here, a program that fails imitates a kernel without the
+/// legacy tables; in the VMs, the suite runs on such a kernel.
 #[test]
 fn the_variant_that_works_is_used() {
     slipway_tests::needs_iptables!();
@@ -99,7 +99,7 @@ fn the_variant_that_works_is_used() {
     }
 }
 
-/// The programs of iptables are installed, but the kernel has no x_tables: chains can be made, and no rule of ours.
+/// The iptables programs are installed, but the kernel has no x_tables, so chains can be created but none of our rules.
 #[test]
 fn a_kernel_without_iptables_has_our_table() {
     slipway_tests::needs!(!has_iptables(), "a kernel without x_tables");
@@ -117,11 +117,11 @@ fn a_kernel_without_iptables_has_our_table() {
     pod.expect(Proto::Tcp, (client.v4, 80), "client");
     auto.check(&attach).expect("CHECK");
     auto.del(&attach).expect("DEL");
-    // What was tried is gone: no table of the legacy variant, and no chain.
+    // The trial has been undone: there is neither a table of the legacy variant nor a chain.
     assert!(!node.ruleset().contains("TRIAL"), "{}", node.ruleset());
 }
 
-/// STATUS tries what is not in use, and leaves no table of it.
+/// STATUS tries a variant that is not in use, and leaves no table of it behind.
 #[test]
 fn status_leaves_no_legacy_table() {
     slipway_tests::needs_iptables!();
@@ -132,7 +132,7 @@ fn status_leaves_no_legacy_table() {
     assert_eq!(node.cmd("cat /proc/net/ip_tables_names"), "");
 }
 
-/// A policy with firewalld on a node without iptables, such as RHEL 10 and its relatives.
+/// A policy with firewalld on a node without iptables, such as RHEL 10 and its derivatives.
 #[test]
 fn firewalld_separates_bridges_without_iptables() {
     slipway_only!();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Measurements of the ways to a container: `cargo xtask vm-test --measure --kernel 6.12 --suite flowtable`, on a kernel
-//! with a flowtable.
+//! Measurements of the paths to a container: `cargo xtask vm-test --measure --kernel 6.12 --suite flowtable`, on a
+//! kernel with a flowtable.
 //!
-//! From another host: routed to the container's address, through its published port in nftables, on a node with a
-//! flowtable, and with the BPF programs that carry what netfilter has checked.
+//! The client is another host. The paths are: routed to the container's address, through a port published with
+//! nftables, through such a port on a node with a flowtable, and with the BPF programs that carry what netfilter has
+//! checked.
 
 use std::net::IpAddr;
 
@@ -14,10 +15,10 @@ use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, address_of, has_f
 
 use crate::world::{World, list};
 
-/// The difference of a host port and the container's.
+/// The difference between a host port and the container's port.
 const OFFSET: u16 = 9000;
 
-/// A node, a host, and a container with its ports published.
+/// A node, an outside host, and a container with published ports.
 struct Stage {
     world: World,
     container: IpAddr,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Offloaded flows: which flows bypass the chains, and when that ends. A counter at the forward hook counts
-//! real packets.
+//! Offloaded flows: which flows bypass the chains, and when that ends. A counter at the forward hook counts the real
+//! packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
 /// Longer than the flowtable's timeout (30 s) and its garbage collector's interval.
 const UNUSED: Duration = Duration::from_secs(60);
-/// Requests sent while the counters are compared.
+/// The number of requests that are sent while the counters are compared.
 const REQUESTS: usize = 200;
 
 /// Returns the flows that are offloaded to a flowtable.
@@ -55,7 +55,7 @@ fn ends_offload() -> bool {
     kernel() >= (6, 4)
 }
 
-/// Counts packets at the forward hook, before the chain that offloads.
+/// Counts packets at the forward hook, ahead of the chain that offloads flows.
 pub(crate) fn watch(world: &World) {
     world.node.nft(
         "table inet watch {
@@ -80,7 +80,7 @@ fn request_until_offloaded(world: &World, container: IpAddr, mut request: impl F
     }
 }
 
-/// Offloaded packets are in conntrack's accounting, and so in `slipway ports`.
+/// Offloaded packets are counted by conntrack's accounting, and therefore in `slipway ports`.
 #[test]
 fn offloaded_packets_are_counted() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -166,7 +166,7 @@ fn connections_of_a_masqueraded_container() {
     }
 }
 
-/// An offloaded connection does not need the migrated rules; new connections do.
+/// An offloaded connection does not need the migrated rules, but new connections do.
 #[test]
 fn a_running_connection_survives_migrations() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -188,8 +188,7 @@ fn a_running_connection_survives_migrations() {
     network.del(&web.attach).expect("DEL");
 }
 
-/// The client keeps its UDP socket while the pod is replaced. UDP is offloaded where the kernel can end the
-/// offload.
+/// The client keeps its UDP socket while the pod is replaced. UDP is offloaded only if the kernel can end the offload.
 #[test]
 fn a_udp_client_reaches_the_next_pod() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -225,8 +224,8 @@ fn a_udp_client_reaches_the_next_pod() {
     }
 }
 
-/// After DEL no flow of the container is offloaded: at once where the kernel can end the offload, otherwise
-/// when no packets have come for the timeout.
+/// After DEL, no flow of the container stays offloaded. The offload ends at once if the kernel can end it, and
+/// otherwise after no packets have come for the time-out.
 #[test]
 fn flows_of_a_deleted_container_are_not_offloaded() {
     needs!(has_flowtable(), FLOWTABLE);

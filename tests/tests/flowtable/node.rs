@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The setting, on kernels with and without a flowtable.
+//! The flowtable setting, on kernels with and without a flowtable.
 
 use slipway_tests::{BridgeNetfilter, Proto, has_flowtable};
 

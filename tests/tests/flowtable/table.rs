@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The flowtable in nftables: created, extended, repaired, removed.
+//! The flowtable in nftables is created, extended, repaired and removed.
 
 use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, needs};
 
@@ -8,8 +8,8 @@ use crate::flows::{kernel, offloaded, passed, watch};
 use crate::world::{PORT, Web, World};
 use cni_nftables::{Family, Links, Socket, TableId};
 
-/// Returns the names of the flowtable's links, or `None` without a flowtable. Older versions of nft cannot
-/// read the attributes of newer kernels.
+/// Returns the names of the flowtable's links, or `None` without a flowtable. nft is not used, because older versions
+/// cannot read the attributes of newer kernels.
 pub(crate) fn devices(world: &World) -> Option<Vec<String>> {
     let table = TableId::new(Family::Inet, "slipway");
     let found = world.node.run(|| Socket::open().and_then(|socket| socket.flowtable(&table, "flows")));
@@ -38,7 +38,8 @@ fn bridges_and_uplinks_join_and_named_links_replace_uplinks() {
     assert_eq!(devices(&world).as_deref(), Some(&["br1".to_owned(), uplink.clone()][..]));
     let second = Web::new(&world, &world.network(2), "two", |a| a.port(Proto::Tcp, PORT + 1, 80));
     assert_eq!(devices(&world), Some(vec!["br1".to_owned(), "br2".to_owned(), uplink]));
-    // The kernel removes a deleted link. Newer kernels keep its name, for a new link with that name.
+    // The kernel removes a deleted link from the flowtable. Newer kernels keep its name for a new link of the same
+    // name.
     world.network(2).del(&second.attach).expect("DEL");
     world.node.cmd("ip link delete br2");
     assert!(devices(&world).is_some_and(|names| names.contains(&"br1".to_owned())));
@@ -105,7 +106,7 @@ fn add_restores_it_after_a_flush() {
     network.del(&web.attach).expect("DEL");
 }
 
-/// Concurrent first ADDs all try to create the flowtable.
+/// Several concurrent first ADDs try to create the flowtable.
 #[test]
 fn concurrent_first_containers_share_it() {
     needs!(has_flowtable(), FLOWTABLE);

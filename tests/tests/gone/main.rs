@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Repeated DEL, which runtimes call often. A second DEL only reads: it starts no program, changes no file,
-//! ruleset or link, and waits for no other process.
+//! Repeated DEL, which runtimes call often. A second DEL only reads: it starts no program, changes no file, ruleset or
+//! link, and does not wait for another process.
 //!
 //! Each case has another attachment of the same network, so that all shared state exists.
 
@@ -21,7 +21,7 @@ mod bus;
 #[expect(dead_code, reason = "the suite of dhcp needs more of it")]
 mod stage;
 
-/// A test for each line: the plugin, the interface's name and the list.
+/// Generates a test for each line, which consists of a plugin, an interface name and a list.
 macro_rules! second_del_reads_only {
     ($($test:ident: $plugin:literal for $ifname:literal in $list:expr;)*) => {
         $(
@@ -89,8 +89,8 @@ fn only_reads(node: &Node, ifname: &str, plugins: &Value) {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
     let mut wrong = reads_only("a node that never had any", node, &network, &attach, &Value::Null);
-    // `static` has one address, one device can be moved, and a link has one VLAN of an ID: no second attachment is
-    // possible.
+    // A second attachment is not possible here, because `static` has only one address, a device can be moved only once,
+    // and a link has only one VLAN with a given ID.
     let single = |plugin: &Value| {
         plugin["ipam"]["type"] == "static" || plugin["type"] == "host-device" || plugin["type"] == "vlan"
     };
@@ -118,7 +118,7 @@ fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) 
     wrong
 }
 
-/// The reference plugins' chains have rules of another container: DEL reads them and starts no tool.
+/// The reference plugins' chains have rules of another container. DEL reads them without starting a tool.
 #[test]
 fn with_the_references_chains() {
     slipway_only!();
@@ -149,7 +149,7 @@ fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
     node.bridge_netfilter(BridgeNetfilter::Off);
     let _client = node.host("client");
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
-    // The file that flanneld writes.
+    // The file that flanneld would write.
     node.write("/run/flannel/subnet.env", FLANNEL_ENV);
     node.network(json!({"name": "net", "plugins": plugins}))
 }
@@ -171,7 +171,7 @@ fn reads_only(
         let name = config["type"].as_str().expect("a type").to_owned();
         let before = state(node);
         let mut calls = trace::calls(node, network.prepare("DEL", &config, Some(attach)));
-        // A request to a daemon is a write to its socket.
+        // A request to a daemon shows as a write to the daemon's socket.
         calls.retain(|call| !asks_a_daemon(&config, result, call));
         let after = state(node);
         wrong.extend(calls.iter().map(|call| format!("{name} {case}: {call}")));
@@ -207,17 +207,18 @@ fn ebpf() {
     only_reads(&Node::new(), "eth0", &json!([bridged("ebpf"), published("ebpf")]));
 }
 
-/// The plugin's record shows that nothing is in firewalld: it makes no call over D-Bus.
+/// The plugin's record shows that firewalld has no entry, so the plugin makes no call over D-Bus.
 #[test]
 fn firewall_firewalld() {
     let node = Node::new();
     let Some(_daemon) = bus::Daemon::start(&node) else { skip!("dbus-daemon") };
     let _zones = bus::firewalld(&node);
-    // With a result it only asks firewalld for the address's zone, as the reference may have set it.
+    // With a result, the plugin asks firewalld only for the address's zone, because the reference plugin may have set
+    // it.
     only_reads(&node, "eth0", &json!([bridged("nftables"), {"type": "firewall", "backend": "firewalld"}]));
 }
 
-/// The plugin asks the daemon: only that knows of a lease that is being requested.
+/// The plugin asks the daemon, because only the daemon knows of a lease that is being requested.
 #[test]
 fn dhcp() {
     slipway_only!();

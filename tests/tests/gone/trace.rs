@@ -4,10 +4,10 @@
 
 use slipway_tests::{Node, PluginCall};
 
-/// The output file of strace, which is no part of the node's state.
+/// The output file of strace, which does not count as part of the node's state.
 pub(crate) const FILE: &str = "/run/gone.trace";
 
-/// Calls that only read, or change only the process itself.
+/// Calls that only read, or change nothing but the process itself.
 const READING: &[&str] = &[
     "access",
     "arch_prctl",
@@ -64,12 +64,12 @@ const READING: &[&str] = &[
     "statx",
     "uname",
 ];
-/// Calls for a thread that enters the container's namespace to open a socket there.
+/// The calls of a thread that enters the container's namespace to open a socket there.
 const THREAD: &[&str] = &["clone", "clone3", "setns"];
 /// The commands of bpf(2) that only read.
 const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
 
-/// Runs the call to its end under strace, and returns its system calls that are more than reads.
+/// Runs the call to its end under strace, and returns those of its system calls that do more than read.
 pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     let output = call.through(&["strace", "-f", "-qq", "-y", "-s", "256", "-o", FILE]).run();
     output.ok();
@@ -88,7 +88,7 @@ pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     wrong
 }
 
-/// True for a call that reads, and for a line that begins no call: a signal, or the end of an interrupted
+/// True for a call that reads, and for a line on which no call begins, such as a signal or the end of an interrupted
 /// call.
 fn is_reading(line: &str) -> bool {
     let Some((_, rest)) = line.split_once(' ') else { return true };
@@ -100,22 +100,20 @@ fn is_reading(line: &str) -> bool {
         "openat" | "open" => !["O_CREAT", "O_WRONLY", "O_RDWR", "O_TMPFILE", "O_TRUNC"]
             .iter()
             .any(|flag| arguments.contains(flag)),
-        // FIONBIO: the socket of the report never waits.
-        "ioctl" => {
-            [", NS_GET_", ", FIONBIO, ", ", SIOCGIFINDEX, "].iter().any(|name| arguments.contains(name))
-        }
+        // With FIONBIO, the socket of the report never waits.
+        "ioctl" => [", NS_GET_", ", FIONBIO, ", ", SIOCGIFINDEX, "].iter().any(|name| arguments.contains(name)),
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
         "sendto" | "sendmsg" => is_request_to_read(arguments) || is_last(arguments),
-        // Standard output, which a DEL leaves empty, and the log.
+        // These write to standard output, which a DEL leaves empty, or to standard error, the log.
         "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
         _ => READING.contains(&name) || THREAD.contains(&name),
     }
 }
 
-/// True for netlink messages that only get, such as `RTM_GETLINK`, `NFT_MSG_GETGEN` and `IPCTNL_MSG_CT_GET`.
-/// For sockets of another namespace strace prints numbers: of each four of rtnetlink's types, the third is
-/// GET.
+/// True for netlink messages that only read, such as `RTM_GETLINK`, `NFT_MSG_GETGEN` and `IPCTNL_MSG_CT_GET`. For
+/// sockets of another namespace, strace prints numbers instead. rtnetlink's types come in groups of four, in which the
+/// third is GET.
 fn is_request_to_read(arguments: &str) -> bool {
     let mut types = arguments.split("nlmsg_type=").skip(1).peekable();
     let is_get = |text: &str| {
@@ -126,7 +124,7 @@ fn is_request_to_read(arguments: &str) -> bool {
     types.peek().is_some() && types.all(is_get)
 }
 
-/// True for a datagram that each call sends at its end: to the node's agent, and to the process that closes sockets.
+/// True for a datagram that every call sends at its end, to the node's agent or to the process that closes sockets.
 fn is_last(arguments: &str) -> bool {
     let is_to =
         |name| arguments.contains(&format!(r#"{{sa_family=AF_UNIX, sun_path="/run/slipway/{name}.sock"}}"#));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL moves the device of its own attachment back to the node, and no other, however late it is called.
+//! DEL moves the device of its own attachment back to the node, and no other device, however late it is called.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use slipway_tests::{Attach, Network, peer_fails, slowed, with_keys};
 
 use super::{World, add};
 
-/// A network with a device, without addresses.
+/// A network with a device but without addresses.
 fn network<'a>(world: &'a World, name: &str, keys: &Value) -> Network<'a> {
     let plugin = with_keys(json!({"type": "host-device"}), keys);
     world.node.network(json!({"name": name, "plugins": [plugin]}))
@@ -24,7 +24,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     let world = World::new();
     world.node.cmd("ip link add ens6 type veth peer name wire6 netns outside");
     let pod = world.node.pod("pod");
-    // The device keeps its name in the container, so its alias is its name.
+    // This device keeps its name in the container, so its alias equals its name.
     let (first, kept) = (device(&world, "dev0"), Attach::new(&pod).ifname("dev0"));
     let (second, moved) = (device(&world, "ens6"), Attach::new(&pod).ifname("net2"));
     first.add(&kept).expect("ADD");
@@ -33,7 +33,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     peer_fails("fails when the device is on the node", || second.del(&moved).expect("DEL again"));
     assert!(pod.has_link("dev0"), "the first one's device");
 
-    // An attachment whose ADD was refused has no device.
+    // An attachment whose ADD was refused has no device to move.
     let absent = network(&world, "absent", &json!({"device": "absent"}));
     absent.add(&moved).expect_err("there is no such device");
     peer_fails("fails", || absent.del(&moved).expect("DEL"));
@@ -41,7 +41,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     peer_fails("fails", || first.del(&moved).expect("DEL"));
     assert!(pod.has_link("dev0"), "the first one's device");
 
-    // Other links of the container stay.
+    // Other links of the container remain there.
     pod.cmd("ip link add pod0 type veth peer name pod1");
     pod.cmd("ip link set pod0 alias pod0");
     peer_fails("fails", || second.del(&moved).expect("DEL"));
@@ -50,7 +50,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     assert!(world.node.has_link("dev0"));
 }
 
-/// The ADD is refused; its DEL leaves the device alone that has the name in the container.
+/// The second ADD is refused. Its DEL must leave the device alone that already had the name in the container.
 #[test]
 fn a_del_leaves_the_device_that_had_the_name_first() {
     let world = World::new();
@@ -71,7 +71,7 @@ fn a_del_leaves_the_device_that_had_the_name_first() {
     });
 }
 
-/// The result shows that it is the configured device.
+/// The result shows that the link is the configured device.
 #[test]
 fn a_device_whose_mac_address_has_changed_is_moved_back() {
     let (world, pod) = World::with_pod();
@@ -96,7 +96,7 @@ fn a_device_configured_by_an_alternative_name_is_moved_back() {
     }
 }
 
-/// A link that is down and has an alias was not necessarily in a container.
+/// A link that is down and has an alias was not necessarily in a container before.
 #[test]
 fn an_administrators_alias_is_left_alone() {
     peer_fails("fails when the namespace is gone", || {
@@ -120,15 +120,16 @@ fn an_administrators_alias_is_left_alone() {
     });
 }
 
-/// Some time after a namespace's end the kernel moves a physical device back to the node: down, with its name
-/// in the container. The test does it by hand, as the kernel deletes virtual links with the namespace.
+/// Some time after the end of a namespace, the kernel moves a physical device back to the node, where it is down and
+/// has the name from the container. The test moves the device itself, because the kernel deletes virtual links together
+/// with the namespace.
 #[test]
 fn a_del_waits_for_a_device_that_the_kernel_moves_back() {
     peer_fails("fails when the namespace is gone", || {
         let world = World::new();
         world.buses();
         let (pod, limbo) = (world.node.pod("pod"), world.node.pod("limbo"));
-        // `$$` is a process in the namespace of the node.
+        // `$$` is the ID of a process in the node's namespace.
         world.node.write("/run/back", "ip -n limbo link set eth0 netns $$\nexit $?\n");
         let before = world.state(&pod);
         for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
@@ -149,7 +150,8 @@ fn a_del_waits_for_a_device_that_the_kernel_moves_back() {
     });
 }
 
-/// The device comes back between any two of the plugin's messages to the kernel, which are a tenth of a second apart.
+/// The device comes back between any two of the plugin's messages to the kernel, which are delayed by a tenth of a
+/// second each.
 #[test]
 fn a_device_that_comes_back_at_any_moment_of_a_del_gets_its_name() {
     let world = World::new();
@@ -176,7 +178,7 @@ fn a_device_that_comes_back_at_any_moment_of_a_del_gets_its_name() {
     }
 }
 
-/// The device returned when no DEL waited for it any more.
+/// The device came back after all DELs had stopped waiting for it.
 #[test]
 fn an_add_finds_a_device_that_the_kernel_moved_back() {
     peer_fails("does not find it", || {
@@ -193,7 +195,8 @@ fn an_add_finds_a_device_that_the_kernel_moved_back() {
     });
 }
 
-/// A result of an old version needs an address. The node's addresses on the link would be lost by the move.
+/// A result of an old version needs an address, so ADD would fail after the move, and the node's addresses on the link
+/// would be lost.
 #[test]
 fn a_device_whose_result_cannot_be_expressed_is_not_moved() {
     peer_fails("moves it", || {

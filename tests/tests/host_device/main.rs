@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The host-device plugin: each way to name a device, the move to the container and back, packets over the
-//! device, and missing parts.
+//! The host-device plugin: each way to name a device, the move to the container and back, packets over the device, and
+//! missing parts.
 
 mod home;
 
@@ -13,7 +13,7 @@ use slipway_tests::{
     is_peer, newest_version, peer_fails, skip, slipway_only, with_keys,
 };
 
-/// A node with a device `dev0`, which is down; its veth peer `wire0` is on a host outside.
+/// A node with a device `dev0`, which is down. Its veth peer `wire0` is on an outside host.
 struct World {
     node: Node,
     outside: Host,
@@ -38,7 +38,7 @@ impl World {
         (world, pod)
     }
 
-    /// The network with `dev0` and host-local of both families; `keys` are added to the plugin.
+    /// The network with `dev0` and with host-local of both families. `keys` are added to the plugin's configuration.
     fn network(&self, keys: &Value) -> Network<'_> {
         let ipam = host_local("10.60.1.0/24", "fd00:60:1::/64");
         let plugin = with_keys(json!({"type": "host-device", "device": "dev0", "ipam": ipam}), keys);
@@ -49,7 +49,7 @@ impl World {
         Snapshot::take(&self.node, &[pod]).without(&["last_reserved_ip", "/.slipway/", "/lock", "folder "])
     }
 
-    /// Replaces the machine's buses in sysfs by simulated ones.
+    /// Replaces the machine's buses in sysfs with simulated ones.
     fn buses(&self) {
         let node = &self.node;
         node.cmd("mount -t tmpfs tmpfs /sys/bus");
@@ -142,7 +142,7 @@ fn the_device_is_found_by_name_address_path_and_bus() {
         json!({"device": "", "pciBusID": "0000:02:00.0"}),
         json!({"device": "", "runtimeConfig": {"deviceID": "0000:01:00.0"}}),
         json!({"device": "", "pciBusID": "0000:09:00.0", "runtimeConfig": {"deviceID": "mlx5_core.sf.4"}}),
-        // The name has precedence.
+        // The name takes precedence.
         json!({"hwaddr": "02:00:00:00:00:99", "pciBusID": "0000:04:00.0"}),
     ] {
         let network = world.network(&keys);
@@ -157,7 +157,7 @@ fn the_device_is_found_by_name_address_path_and_bus() {
     }
 }
 
-/// A device of a userspace driver (DPDK) is no link of the kernel: there is nothing to move.
+/// A device of a userspace driver (DPDK) is not a link of the kernel, so there is nothing to move.
 #[test]
 fn a_device_of_a_userspace_driver_gets_only_addresses() {
     let world = World::new();
@@ -263,7 +263,7 @@ fn an_add_fails_if_the_container_has_a_link_of_that_name() {
     });
 }
 
-/// The node and the container each have a link with the device's name in the other.
+/// The node and the container each have a link with the name that the device has on the other side.
 #[test]
 fn node_and_container_have_separate_names() {
     let (world, pod) = World::with_pod();
@@ -293,8 +293,8 @@ fn a_del_succeeds_once_the_devices_name_is_free() {
     });
 }
 
-/// The kernel deletes this device with the namespace, as it is one end of a veth pair; physical devices it
-/// moves back to the node.
+/// The kernel deletes this device together with the namespace, because the device is one end of a veth pair. It would
+/// move a physical device back to the node.
 #[test]
 fn the_address_is_free_when_the_namespace_is_gone() {
     peer_fails("DEL fails and leaves the address", || {
@@ -311,8 +311,8 @@ fn the_address_is_free_when_the_namespace_is_gone() {
     });
 }
 
-/// When a namespace ends, the kernel moves a physical device back to the node: down, with its name in the
-/// container, or `dev` and its index if that name is taken.
+/// When a namespace ends, the kernel moves a physical device back to the node. The device is then down, and has the
+/// name from the container, or `dev` and its index if that name is taken.
 #[test]
 fn a_device_that_the_kernel_moved_back_gets_its_name_again() {
     peer_fails("leaves it as it is", || {
@@ -324,7 +324,7 @@ fn a_device_that_the_kernel_moved_back_gets_its_name_again() {
             network.del(&Attach::new(&pod).netns("")).expect("DEL");
             before.assert_same(&world.state(&pod));
         }
-        // A link with another alias and a link that is up are left alone.
+        // A link with another alias is left alone, and so is a link that is up.
         for (name, alias, flag) in [("dev0", "uplink", "down"), ("eth0", "dev0", "up")] {
             world.node.cmd(&format!("ip link set dev0 name {name} alias {alias}"));
             world.node.cmd(&format!("ip link set {name} {flag}"));
@@ -346,7 +346,7 @@ fn a_link_without_an_alias_stays() {
     assert!(pod.has_link("eth0"));
 }
 
-/// An alias that is no valid link name moves nothing.
+/// An alias that is not a valid link name must not move anything.
 #[test]
 fn a_hostile_alias_moves_nothing() {
     let (world, pod) = World::with_pod();
@@ -410,7 +410,7 @@ fn gc_and_status_are_passed_to_ipam() {
         network.forget();
         network.gc_plugins(&json!([])).expect("GC");
         assert!(world.node.reserved("net").is_empty());
-        // The device stays in the container: GC finds no owner on it.
+        // The device stays in the container, because GC finds no owner on it.
         assert!(pod.has_link("eth0"));
         network.del(&attach).expect("DEL");
         assert!(world.node.has_link("dev0"));
@@ -431,7 +431,7 @@ fn the_reference_and_slipway_move_back_each_others_devices() {
     let _ = ours("ADD").run().ok();
     let _ = ours("DEL").instead(&reference).run().ok();
     assert_eq!(world.node.mac("dev0"), world.mac);
-    // Older versions of the reference leave the alias.
+    // Older versions of the reference plugin leave the alias.
     let _ = ours("ADD").instead(&reference).run().ok();
     let _ = ours("DEL").run().ok();
     before.assert_same(&world.state(&pod));

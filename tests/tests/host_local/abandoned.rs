@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A full range: addresses whose containers are provably gone are given out again, and no others.
+//! If a range is full, addresses whose containers are provably gone are assigned again, and no others.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use slipway_tests::{Attach, Node, Output, Pod, Proto, REFERENCE, at, peer_fails,
 
 use super::{addresses, config, four, node_call, reserved, theirs};
 
-/// Five addresses: .2 to .6.
+/// A range of five addresses, .2 to .6.
 fn small() -> Value {
     config(json!({"subnet": "10.1.2.0/29"}))
 }
@@ -101,17 +101,17 @@ fn a_requested_address_of_a_container_that_is_gone_is_free() {
     });
 }
 
-/// Each of these may live, whatever its path shows here.
+/// Each of these containers may be alive, whatever its path shows here.
 #[test]
 fn what_may_live_is_not_freed() {
     let node = Node::new();
     let late = node.pod("late");
     let full = || add(&late, &node, &tiny()).error().msg;
     let call = |pod: &Pod| node.plugin("host-local").command("ADD").for_pod(pod).config(&tiny());
-    // Its runtime is in another mount namespace, as one in a container is.
+    // The runtime of this container is in another mount namespace, as a runtime in a container is.
     let foreign = node.pod("foreign");
     call(&foreign).through(&["unshare", "--mount"]).run().ok();
-    // Without a namespace at the ADD.
+    // This container had no namespace at the time of the ADD.
     node.plugin("host-local")
         .command("ADD")
         .container("none")
@@ -125,7 +125,7 @@ fn what_may_live_is_not_freed() {
     assert_eq!(reserved(&node).len(), 4);
 }
 
-/// A reservation of the reference has no record.
+/// A reservation made by the reference plugin has no record.
 #[test]
 fn what_the_reference_has_reserved_is_not_freed() {
     let Some(program) = theirs() else { skip!(REFERENCE) };
@@ -141,7 +141,7 @@ fn what_the_reference_has_reserved_is_not_freed() {
     assert_eq!(reserved(&node).len(), 5);
 }
 
-/// The next container of an address must not get the packets of the ports that the last one had.
+/// The next container that gets an address must not get the packets for the previous container's ports.
 #[test]
 fn ports_of_the_last_container_do_not_lead_to_the_next() {
     peer_fails("addresses stay reserved for ever", || {
@@ -158,7 +158,8 @@ fn ports_of_the_last_container_do_not_lead_to_the_next() {
         client.expect(Proto::Tcp, at(client.node_v4, 8080), "first");
         drop(server);
         first.remove();
-        // The kernel removes the links of a namespace after its name. As long as the node has its end, the container may live.
+        // The kernel removes the links of a namespace some time after its name. As long as the node's end exists, the
+        // container may be alive.
         let has_end = || !node.cmd("ip -oneline link show master br0").trim().is_empty();
         until(Duration::from_secs(5), "the link is gone", || !has_end());
         let second = node.pod("second");

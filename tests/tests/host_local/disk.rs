@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Disks that are full, lack inodes or cannot be written.
+//! Disks that are full, out of inodes or read-only.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use slipway_tests::{Node, Reference};
 
 use super::{DIR, NET, addresses, call, dual, node_call, reference, reserved};
 
-/// Asserts that an ADD on a disk in this state fails and reserves nothing, and that STATUS fails alike.
+/// Asserts that an ADD on a disk in this state fails and reserves nothing, and that STATUS fails with the same error.
 fn refused(node: &Node, id: &str, errno: &str) {
     let before = reserved(node);
     let failure = call(node, "ADD", id, &dual()).run().error();
@@ -39,7 +39,7 @@ fn a_full_disk_refuses_and_leaves_nothing() {
     let _ = node_call(&node, "STATUS", &dual()).ok();
 }
 
-/// The disk has space for the reservation and for ever more of what follows, page by page.
+/// In each round, the disk has one more page for what an ADD writes.
 #[test]
 fn a_disk_that_fills_up_at_any_moment_leaves_nothing() {
     for pages in 0..16 {
@@ -88,7 +88,7 @@ fn no_inodes_left_refuses_and_leaves_nothing() {
     assert!(seen > 2, "the limit was met {seen} times");
 }
 
-/// The files of the round robin and the index are optional: an ADD works without inodes for them.
+/// The round-robin files and the index are optional, so an ADD succeeds without inodes for them.
 #[test]
 fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
     let programs = Reference::all().into_iter().map(|one| Some(one.plugin("host-local"))).chain([None]);
@@ -108,7 +108,7 @@ fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
         assert_eq!(reserved(&node).len(), 4, "{program:?}");
         if program.is_none() {
             let _ = call(&node, "CHECK", "c2", &dual()).run().ok();
-            // The next search begins at the last recorded address or before it.
+            // The next search begins at or before the last recorded address.
             node.cmd(&format!("mount -o remount,nr_inodes={} {DIR}", used + 4));
             assert_eq!(addresses(&add("c3").ok()), ["10.1.2.4/24", "fd00:1::4/64"]);
             let _ = call(&node, "DEL", "c2", &dual()).run().ok();
@@ -117,8 +117,8 @@ fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
     }
 }
 
-/// The first ADD of a network needs inodes for its directory, the lock and two reservations, and for the root
-/// of the file system.
+/// The first ADD of a network needs inodes for its directory, the lock and two reservations. One more is the root of
+/// the file system.
 #[test]
 fn the_first_add_creates_its_reservations_before_optional_files() {
     for inodes in 4..10 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Calls that are killed before any of their system calls, or in which one of these fails.
+//! Calls that are killed before any of their system calls, or in which one of the system calls fails.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
     for (at, point) in sample(&found).into_iter().enumerate() {
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         after += usize::from(!reserved(&node).is_empty());
-        // Another container gets its addresses at once, from Slipway and from the reference.
+        // Another container immediately gets its addresses, with Slipway as well as with the reference plugin.
         let other = addresses(&call(&node, "ADD", "other", &conf).run().ok());
         assert_eq!(other.len(), 2, "{point:?}");
         if let Some(program) = theirs().filter(|_| at % 8 == 0) {
@@ -114,7 +114,7 @@ fn a_gc_that_is_killed_anywhere_is_finished_by_the_next() {
     }
 }
 
-/// System calls that a disk, a limit or a policy may refuse, with the error.
+/// System calls that a disk, a limit or a policy may refuse, each with the error.
 const FAILING: &[(&str, &str)] = &[
     ("fchmod", "EPERM"),
     ("fcntl", "EMFILE"),
@@ -134,8 +134,8 @@ const FAILING: &[(&str, &str)] = &[
     ("write", "ENOSPC"),
 ];
 
-/// Makes each system call of `verb` fail, one per run. `verify` gets true for success, false for an error, and
-/// `None` if the result could not be written.
+/// Makes each system call of `verb` fail, one per run. `verify` gets true if the run succeeded, false if it returned an
+/// error, and `None` if the result could not be written.
 fn each_call_fails(
     verb: &str,
     from: &str,

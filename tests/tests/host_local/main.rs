@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! host-local: reservations that two implementations share, that survive a kill at any moment, and
-//! that fail cleanly on a full disk.
+//! host-local: reservations that two implementations share, that survive a kill at any moment, and that fail cleanly on
+//! a full disk.
 
 mod abandoned;
 mod disk;
@@ -31,18 +31,18 @@ fn dual() -> Value {
     config(json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00:1::/64" }]] }))
 }
 
-/// A call as bridge makes it, without a namespace: host-local does not use it.
+/// A call as bridge makes it. There is no namespace, because host-local does not use it.
 fn call(node: &Node, verb: &str, id: &str, config: &Value) -> PluginCall {
     let call = node.plugin("host-local").command(verb).container(id).ifname("eth0");
     call.netns(format!("/run/netns/{id}")).config(config)
 }
 
-/// The same for the reference's host-local.
+/// Makes the same call with the reference plugin's host-local.
 fn reference(program: &Path, node: &Node, verb: &str, id: &str, config: &Value) -> Output {
     call(node, verb, id, config).instead(program).run()
 }
 
-/// A GC or STATUS.
+/// Calls GC or STATUS.
 fn node_call(node: &Node, verb: &str, config: &Value) -> Output {
     let mut config = config.clone();
     config["cniVersion"] = json!("1.1.0");
@@ -61,7 +61,7 @@ fn addresses(result: &Value) -> Vec<String> {
     ips.iter().map(|ip| ip["address"].as_str().expect("a text").to_owned()).collect()
 }
 
-/// Files in the network's directory that are named after addresses.
+/// The files in the network's directory that are named after addresses.
 fn reserved(node: &Node) -> BTreeSet<String> {
     let names = node.list(NET).into_iter();
     names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect()
@@ -86,7 +86,7 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
         assert_eq!(addresses(&theirs("ADD", id).ok()), pair(n));
     }
     let first = node.read(&format!("{NET}/10.1.2.2"));
-    // The switch to Slipway: it knows the reservations and continues the round robin.
+    // After the switch to Slipway, it knows the reservations and continues the round robin.
     let _ = ours("CHECK", "r1").ok();
     assert_eq!(addresses(&ours("ADD", "s1").ok()), pair(5));
     assert_eq!(addresses(&ours("ADD", "s2").ok()), pair(6));
@@ -94,13 +94,13 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
     let _ = ours("DEL", "r2").ok();
     assert_eq!(first.as_deref(), Some("r1\r\neth0"));
     assert_eq!(node.read(&format!("{NET}/10.1.2.5")).as_deref(), Some("s1\r\neth0"), "the same format");
-    // The switch back to the reference.
+    // Switches back to the reference plugin.
     let _ = theirs("CHECK", "s1").ok();
     assert!(theirs("CHECK", "r2").error().msg.contains("Failed to find address"));
     assert_eq!(addresses(&theirs("ADD", "r4").ok()), pair(7));
     assert!(theirs("ADD", "s1").error().msg.contains("10.1.2.5 has been allocated to s1"));
     let _ = theirs("DEL", "s2").ok();
-    // The second switch to Slipway, whose index lacks the latest changes.
+    // Switches to Slipway again, whose index lacks the latest changes.
     assert_eq!(addresses(&ours("ADD", "s3").ok()), pair(8));
     assert!(ours("CHECK", "s2").error().msg.contains("Failed to find address"));
     let _ = theirs("DEL", "s3").ok();
@@ -286,7 +286,7 @@ fn results_are_the_references_in_every_version() {
 
 const SUBNETS: &str = "/run/slipway/subnet.json";
 
-/// Writes the file as the node's agent does.
+/// Writes the subnet file as the node's agent does.
 fn write_subnets(node: &Node, subnets: &[&str]) {
     let subnets = subnets.iter().map(|subnet| subnet.parse().expect("a subnet")).collect();
     let file = SubnetFile { subnets, cluster_cidrs: Vec::new(), mtu: 1450 };
@@ -317,7 +317,7 @@ fn a_pod_on_a_bridge_has_an_address_of_the_subnet_file() {
     let _server = one.serve(Proto::Tcp, "10.244.1.2:80", "one");
     node.expect(Proto::Tcp, ([10, 244, 1, 2], 80), "one");
 
-    // Another subnet needs another address of the bridge, which `isGateway` alone refuses.
+    // Another subnet requires another address of the bridge, which bridge refuses if only `isGateway` is set.
     write_subnets(&node, &["10.244.2.0/24"]);
     let failure = network.add(&Attach::new(&two)).expect_err("another gateway");
     assert!(

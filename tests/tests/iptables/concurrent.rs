@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Concurrent calls, and killed processes.
+//! Concurrent calls and killed processes.
 
 use serde_json::json;
 use slipway_tests::{Disturbance, disturbed, kill_points, sample};
@@ -12,7 +12,7 @@ const MANY: usize = 24;
 /// The specification's code for "try again later".
 const TRY_AGAIN: u32 = 11;
 
-/// A call for a container of its own.
+/// A call for a container with this number.
 fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
     let mappings = [map("tcp", port, 80), map("udp", port, 80)];
     let mut call = stage.call("ADD", &mappings, &json!({})).container(&format!("c{number}"));
@@ -23,8 +23,8 @@ fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
     call
 }
 
-/// Concurrent ADDs on an empty node succeed, and each family has the shared rules once, although iptables-nft
-/// repeats its input if another process has changed the ruleset concurrently.
+/// Concurrent ADDs on an empty node succeed, and each family has the shared rules only once, although iptables-nft
+/// repeats its input if another process has changed the ruleset meanwhile.
 #[test]
 fn concurrent_adds_succeed() {
     for stage in Stage::each() {
@@ -34,8 +34,8 @@ fn concurrent_adds_succeed() {
             let running: Vec<_> = calls.iter().map(|c| c.clone().verb(verb).spawn()).collect();
             for (process, call) in running.into_iter().zip(&calls) {
                 let mut output = process.wait();
-                // On a slow machine the wait for the xtables lock may time out: a
-                // runtime tries such a call again.
+                // On a slow machine, the wait for the xtables lock may time out, and a runtime would repeat such a
+                // call.
                 for _ in 0..MANY {
                     match output.result() {
                         Err(failure) if failure.code == TRY_AGAIN => output = call.clone().verb(verb).run(),
@@ -63,7 +63,7 @@ fn concurrent_adds_succeed() {
     }
 }
 
-/// Concurrent ADDs with the same port: at most one gets it.
+/// When concurrent ADDs request the same port, at most one gets it.
 #[test]
 fn one_of_many_gets_the_port() {
     for stage in Stage::each() {
@@ -83,8 +83,8 @@ fn one_of_many_gets_the_port() {
     }
 }
 
-/// The plugin or one of its tools is killed at each system call: a DEL without port mappings and prevResult
-/// removes everything, and a fresh ADD succeeds.
+/// Wherever the plugin or one of its tools is killed, a DEL without port mappings and prevResult removes everything,
+/// and a new ADD succeeds.
 #[test]
 fn an_add_and_a_del_may_be_killed_anywhere() {
     for stage in Stage::each() {
@@ -92,7 +92,7 @@ fn an_add_and_a_del_may_be_killed_anywhere() {
         let add = call(&stage, 1, 9000);
         add.ok();
         add.clone().verb("DEL").ok();
-        // Not the whole ruleset: iptables' rules count packets.
+        // The state leaves out the rest of the ruleset, because rules of iptables count packets.
         let state = || (stage.both(), stage.node.cmd("nft list table inet slipway"));
         let before = state();
         let forgetful =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL, CHECK and GC find an attachment in every backend, whatever the configuration's backend is now.
+//! DEL, CHECK and GC find an attachment in every backend, whatever backend the configuration names now.
 
 use serde_json::json;
 use slipway_tests::{NEWER_REFERENCE, REFERENCE, Reference, golden, needs, skip};
@@ -20,7 +20,7 @@ fn a_del_finds_the_ports_in_the_other_backend() {
         iptables.clone().verb("CHECK").ok();
         iptables.clone().verb("DEL").ok();
         assert!(!stage.node.ruleset().contains(" testnet eth0 c1\""));
-        // Also without port mappings and prevResult.
+        // DEL also works without port mappings and prevResult.
         iptables.ok();
         let forgetful = nftables.key("runtimeConfig", json!({})).key("prevResult", json!(null));
         forgetful.verb("DEL").ok();
@@ -65,7 +65,7 @@ fn a_port_has_one_owner_whatever_the_backend() {
         assert_eq!(error.code, 11);
         assert!(error.msg.contains("is taken by network testnet, container c1, interface eth0"), "{error:?}");
         assert!(!stage.both().contains("c2\\\""), "{}", stage.both());
-        // Another port is free.
+        // Another port is still free.
         let other = stage.call("ADD", &[map("tcp", 8081, 80)], &json!({})).container("c2");
         other.ok();
         other.clone().verb("CHECK").ok();
@@ -120,7 +120,8 @@ fn gc_removes_stale_attachments_of_its_network_alone() {
     }
 }
 
-/// The layout before marks and multiport, which a node may still have from an old version of the reference.
+/// The layout that the reference plugin used before it had marks and multiport. An old version may have left it on a
+/// node.
 #[test]
 fn the_oldest_layout_is_removed_by_del_and_by_gc() {
     let text = include_str!("../../../cni/dataplane/golden/iptables/oldest.txt");
@@ -153,7 +154,7 @@ fn ports_of_the_references_nftables_backend_are_found() {
         let left = stage.node.ruleset();
         assert!(!left.contains("comment \"c1\"") && left.contains("comment \"c2\""), "{left}");
         assert!(ours.run().error().msg.contains("has no rule"), "{left}");
-        // Slipway's ADD replaces the reference's ADD of the same container.
+        // ADD with Slipway replaces an earlier ADD of the same container with the reference plugin.
         theirs.ok();
         ours.clone().verb("ADD").key("backend", json!("nftables")).ok();
         assert!(!stage.node.ruleset().contains("comment \"c1\""));
@@ -164,7 +165,7 @@ fn ports_of_the_references_nftables_backend_are_found() {
 fn a_del_on_a_node_without_chains_runs_nothing() {
     let stage = Stage::new("nft");
     let call = stage.plain("ADD").key("backend", json!("nftables"));
-    // Rules of other programs, in both variants, are no reason to run a tool.
+    // Rules of other programs do not cause the plugin to run a tool, in either variant.
     for variant in VARIANTS {
         stage.node.cmd(&format!("iptables-{variant} -t nat -A POSTROUTING -s 192.0.2.77 -j ACCEPT"));
         stage.node.cmd(&format!("ip6tables-{variant} -t nat -N DOCKER"));
@@ -174,7 +175,7 @@ fn a_del_on_a_node_without_chains_runs_nothing() {
         let trace = ["strace", "-f", "-qq", "-e", "trace=execve", "-o", "/run/trace"];
         plugin.ifname("eth0").config(&call.config).through(&trace).run().ok();
         let programs = stage.node.read("/run/trace").expect("a trace");
-        // Itself, and after a DEL the process that closes its sockets.
+        // The trace contains the plugin's own execve, and after a DEL that of the process which closes its sockets.
         let run = programs
             .lines()
             .filter(|line| line.contains("execve(") && !line.contains("slipway-close-sockets"));
@@ -182,11 +183,11 @@ fn a_del_on_a_node_without_chains_runs_nothing() {
     }
 }
 
-/// Without a configured backend, a kernel without nf_tables gets the chains of iptables.
+/// If no backend is configured, a kernel without nf_tables gets the chains of iptables.
 #[test]
 fn a_kernel_without_nf_tables_gets_the_chains() {
     let stage = Stage::new("legacy");
-    // Only the plugin's own sockets fail, not those of the tools. With snat it would need one to find
+    // Only the plugin's own sockets fail, but not those of the tools. With snat, the plugin would need a socket to find
     // the container's link.
     let mut call = stage.plain("ADD").key("snat", json!(false));
     call.config.as_object_mut().expect("an object").remove("backend");
@@ -202,8 +203,8 @@ fn a_kernel_without_nf_tables_gets_the_chains() {
     stage.assert_gone();
 }
 
-/// A chain's name does not depend on the interface: two attachments of one container to one network share a
-/// chain, and each DEL removes its own rules.
+/// A chain's name does not depend on the interface. Two attachments of one container to one network therefore share a
+/// chain, and each DEL removes only its own rules.
 #[test]
 fn two_interfaces_of_a_container_share_its_chain() {
     for stage in Stage::each() {
@@ -218,7 +219,7 @@ fn two_interfaces_of_a_container_share_its_chain() {
         assert!(
             all.contains("--to-destination 10.22.0.2:80") && all.contains("--to-destination 10.22.0.3:53")
         );
-        // The port that both ask for belongs to the first attachment.
+        // The port that both attachments request belongs to the first one.
         assert!(!all.contains("10.22.0.3:90"), "{all}");
         first.clone().verb("CHECK").ok();
         second.clone().verb("DEL").ok();
@@ -231,7 +232,7 @@ fn two_interfaces_of_a_container_share_its_chain() {
     }
 }
 
-/// Each DEL sees the other attachment, and yet the chain goes.
+/// Each of two concurrent DELs sees the other attachment, and the chain is removed nevertheless.
 #[test]
 fn two_interfaces_of_a_container_go_at_once() {
     for stage in Stage::each() {
@@ -272,7 +273,7 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     }
 }
 
-/// Rules of the reference name no interface and no namespace: their owner counts as alive.
+/// Rules of the reference plugin name neither an interface nor a namespace, so their owner counts as alive.
 #[test]
 fn a_port_of_the_references_is_not_taken() {
     let Some(reference) = Reference::any() else {
@@ -290,7 +291,7 @@ fn a_port_of_the_references_is_not_taken() {
                 "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1 (chain \
                  CNI-DN-328e3d85e6c0f709cddd7 of iptables)"
             );
-            // The command of the message frees the port.
+            // The command in the message frees the port.
             let command = error.details.split('`').nth(1).expect("a command").to_owned();
             assert!(command.ends_with(" -t nat -F CNI-DN-328e3d85e6c0f709cddd7"), "{command}");
             command.split(" && ").for_each(|one| drop(stage.node.cmd(one)));
@@ -321,7 +322,7 @@ fn check_node_prints_the_variant() {
             "{}",
             line()
         );
-        // The node's chains decide, not a default variant that has changed since.
+        // The variant is determined by the node's chains, and not by the default variant, which has changed meanwhile.
         let other = if variant == "nft" { "legacy" } else { "nft" };
         stage.node.cmd(&format!("ln -sf /usr/sbin/iptables-{other} /run/tools/iptables"));
         assert!(line().starts_with("ok ") && line().contains(&format!("iptables-{variant}")), "{}", line());
@@ -330,7 +331,7 @@ fn check_node_prints_the_variant() {
     }
 }
 
-/// A large legacy table is read once for each change to it, so later rules are found.
+/// A large legacy table is read once for each change of it, and later rules are found nevertheless.
 #[test]
 fn a_large_legacy_table_is_not_read_for_every_container() {
     let stage = Stage::new("legacy");
@@ -345,12 +346,12 @@ fn a_large_legacy_table_is_not_read_for_every_container() {
         let trace = ["strace", "-f", "-qq", "-e", "trace=getsockopt", "-o", "/run/trace"];
         plugin.ifname("eth0").config(&nftables.config).through(&trace).run().ok();
         let trace = stage.node.read("/run/trace").expect("a trace");
-        // IPT_SO_GET_ENTRIES, which strace prints as a name or a number.
+        // strace prints IPT_SO_GET_ENTRIES as a name or as a number.
         trace.lines().filter(|line| line.contains("GET_ENTRIES") || line.contains("0x41")).count()
     };
     assert_eq!(reads("ADD"), 1);
     assert_eq!((reads("DEL"), reads("ADD"), reads("DEL"), reads("DEL")), (0, 0, 0, 0));
-    // Another program's change causes one read, which also finds the container's rules.
+    // A change by another program causes one read, in which the container's rules are found as well.
     stage.node.cmd("iptables-legacy -t nat -A KUBE-SEP -s 10.99.0.1 -j RETURN");
     assert_eq!((reads("ADD"), reads("DEL")), (1, 0));
     stage.plain("ADD").ok();

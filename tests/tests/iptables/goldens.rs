@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! After an ADD the kernel has the rules that the reference plugins make, byte for byte.
+//! After an ADD, the kernel has exactly the rules that the reference plugins make.
 
 use serde_json::{Value, json};
 use slipway_tests::{REFERENCE, Reference, needs};
 
 use crate::{Call, Stage, VARIANTS, families, many, map};
 
-/// The cases: the golden's name, the mappings, and the keys.
+/// The cases, each with the name of the golden file, the mappings and the keys.
 fn cases() -> Vec<(&'static str, Vec<Value>, Value)> {
     let plain = || vec![map("tcp", 8080, 80)];
     vec![
@@ -47,7 +47,7 @@ fn chains_rules_comments_and_order_are_the_references() {
             let call = stage.call("ADD", &mappings, &keys);
             call.ok();
             assert_eq!(stage.both(), golden(name), "{name}, iptables-{variant}");
-            // A second time changes nothing.
+            // A second ADD changes nothing.
             call.ok();
             assert_eq!(stage.both(), golden(name), "{name} twice, iptables-{variant}");
             call.clone().verb("CHECK").ok();
@@ -68,7 +68,7 @@ fn a_long_container_id_is_cut_in_comments() {
     stage.assert_gone();
 }
 
-/// Each reference on the machine reproduces the golden files.
+/// Each version of the reference plugins on the machine reproduces the golden files.
 #[test]
 fn the_goldens_equal_the_rules_of_the_reference() {
     let all = Reference::all();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The lock of the legacy tools: the backend waits for it with a time limit.
+//! The lock of the legacy tools, for which the backend waits with a time limit.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
 
 use crate::Stage;
 
-/// A node of the legacy variant whose lock this process holds.
+/// A node with the legacy variant, whose lock this process holds.
 fn locked() -> (Stage, File) {
     let stage = Stage::new("legacy");
     let file = stage.node.run(|| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The iptables backend: the reference plugins' chains, with both variants of iptables. Slipway and the
-//! reference each make, check and remove them.
+//! The iptables backend: the reference plugins' chains, with both variants of iptables. Slipway and the reference
+//! plugins each create, check and remove them.
 
 mod concurrent;
 mod find;
@@ -17,7 +17,7 @@ use slipway_tests::{Node, Output, PluginCall, Pod, Reference, Running, with_keys
 
 const VARIANTS: [&str; 2] = ["nft", "legacy"];
 
-/// A node whose `iptables` is one of the variants, a pod on it, and calls of portmap for the pod.
+/// A node on which `iptables` is one of the variants, a pod on the node, and calls of portmap for the pod.
 struct Stage {
     node: Node,
     pod: Pod,
@@ -42,7 +42,7 @@ impl Stage {
         Self { node, pod, variant }
     }
 
-    /// One for each variant.
+    /// One stage for each variant.
     fn each() -> impl Iterator<Item = Self> {
         VARIANTS.into_iter().map(Self::new)
     }
@@ -70,7 +70,7 @@ impl Stage {
         self.call(verb, &[map("tcp", 8080, 80)], &json!({}))
     }
 
-    /// The nat table of this family, without what differs between nodes.
+    /// The nat table of this family, without the parts that differ between nodes.
     fn saved(&self, family: &str) -> String {
         let all = self.node.cmd(&format!("{family}-{}-save -t nat", self.variant));
         let builtin = [":PREROUTING", ":INPUT", ":OUTPUT", ":POSTROUTING", ":KUBE", "#", "*", "COMMIT"];
@@ -121,8 +121,8 @@ impl Call<'_> {
         self
     }
 
-    /// Removes the IPv6 address for the legacy variant, where the reference makes too few rules: it checks
-    /// each with -C, and the legacy ip6tables 1.8.9 ignores the destination port in that comparison.
+    /// Removes the IPv6 address with the legacy variant, because there the reference plugin makes too few rules: it
+    /// checks each rule with -C, and the legacy ip6tables 1.8.9 ignores the destination port in that comparison.
     fn reduced_for_the_reference(mut self) -> Self {
         if self.stage.variant == "legacy" {
             self.config["prevResult"]["ips"].as_array_mut().expect("a list").truncate(1);
@@ -130,7 +130,7 @@ impl Call<'_> {
         self
     }
 
-    /// Lets the reference do the call.
+    /// Makes the reference plugin execute the call.
     fn by(mut self, reference: &Reference) -> Self {
         self.program = Some(reference.plugin("portmap"));
         self
@@ -171,7 +171,7 @@ fn map_on(ip: &str, protocol: &str, host: u16, container: u16) -> Value {
     mapping
 }
 
-/// Mappings of every kind of host address.
+/// Mappings with every kind of host address.
 fn families() -> Vec<Value> {
     vec![
         map("tcp", 8080, 80),

@@ -62,7 +62,7 @@ fn the_chains_are_the_references_and_go_with_the_container() {
         let rule = "POSTROUTING -s 10.22.0.2/32 -j CNI-ae36f577134103263fc7b752";
         node.cmd(&format!("iptables-{variant} -t nat -A {rule}"));
         network.check(&attach).expect("CHECK with a rule more");
-        // The configuration has another backend now.
+        // The configuration has changed to another backend.
         node.network(list("nftables")).del(&attach).expect("DEL");
         assert!(!saved(&node, variant).contains("CNI-"), "{}", saved(&node, variant));
         assert!(!node.ruleset().contains(&format!(" testnet eth0 {ID}\"")));
@@ -113,7 +113,7 @@ fn gc_removes_stale_attachments() {
     }
 }
 
-/// The node's default is for configurations without a backend; DEL does not need it.
+/// The node's default backend applies to configurations without a backend. DEL does not depend on it.
 #[test]
 fn a_default_for_the_node_is_read_from_a_file() {
     let node = Node::new();

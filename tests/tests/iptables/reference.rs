@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Slipway and the reference find, check and remove each other's rules.
+//! Slipway and the reference plugins find, check and remove each other's rules.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn each(all: &[Reference], test: impl Fn(&Stage, &Reference, &[Value], &Value)) 
     }
 }
 
-/// True if the reference's CHECK succeeds after its own ADD.
+/// True if the reference plugin's CHECK succeeds after its own ADD.
 fn can_check(reference: &Reference) -> bool {
     let stage = Stage::new("nft");
     let theirs = stage.plain("ADD").by(reference);
@@ -38,7 +38,7 @@ fn slipway_checks_and_removes_the_references_rules() {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.clone().by(reference).ok();
         call.clone().verb("CHECK").ok();
-        // A repeated ADD of the same attachment is no conflict, and changes no correct rule.
+        // Repeating the ADD of the same attachment is not a conflict, and changes no correct rule.
         let before = stage.both();
         call.ok();
         assert_eq!(stage.both(), before);
@@ -57,7 +57,7 @@ fn the_reference_checks_and_removes_slipways_rules() {
     each(&all, |stage, reference, mappings, keys| {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.ok();
-        // The CHECK of version 1.1.1 fails for its own rules: it looks for each family's rules in the chains
+        // CHECK of version 1.1.1 fails even for its own rules, because it looks for each family's rules in the chains
         // of both families.
         let checks = can_check(reference);
         if checks {
@@ -66,7 +66,7 @@ fn the_reference_checks_and_removes_slipways_rules() {
         call.clone().verb("DEL").by(reference).ok();
         let all = stage.both();
         assert!(!all.contains("CNI-DN-"), "{all}");
-        // The owner's record is left, which Slipway's DEL or GC removes.
+        // The owner's record is left. DEL or GC of Slipway removes it.
         call.clone().verb("DEL").ok();
         stage.assert_gone();
         if checks {

@@ -35,8 +35,8 @@ fn containers_are_on_the_masters_network_with_its_ethernet_address() {
     neighbours_are_notified(&one);
 }
 
-/// In the layer 3 modes the containers answer no ARP or neighbour solicitation: the host outside has a route
-/// to them through the node.
+/// In the layer 3 modes, the containers answer neither ARP requests nor neighbour solicitations, so the outside host
+/// has a route to them through the node.
 #[test]
 fn modes_of_layer_3_are_routed() {
     let Some(world) = World::new() else { skip!(NEEDS) };
@@ -72,7 +72,7 @@ fn without_a_master_it_is_the_default_routes_link() {
     });
 }
 
-/// Chained: on the link of the plugin before it, with its addresses.
+/// As a chained plugin, ipvlan uses the link and the addresses of the plugin before it.
 #[test]
 fn ipvlan_may_be_chained() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };

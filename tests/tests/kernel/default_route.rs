@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The default route next to many others, and the same answer as from the whole list.
+//! The default route is found among many other routes, and is the same as in a complete listing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn world() -> (World, [u32; 2]) {
     (world, links)
 }
 
-/// The least processor time of three runs.
+/// The lowest processor time of three runs.
 fn cost(mut work: impl FnMut()) -> Duration {
     let clock = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
     let once = |_| {
@@ -63,7 +63,7 @@ fn finding_it_costs_the_same_next_to_many_routes() {
     }
 }
 
-/// Cases with a rule, and with two routes of the same metric.
+/// The cases that have a rule, and those with two routes of the same metric.
 const RULE: &str = "a rule that leads to another table";
 const SAME: &str = "two of the same metric";
 

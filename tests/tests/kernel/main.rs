@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `cni_kernel` on this kernel. Each test runs on a thread in a new network namespace, which ends with the
+//! Tests `cni_kernel` on the running kernel. Each test runs on a thread in a new network namespace, which ends with the
 //! thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -27,7 +27,7 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use slipway_tests::{Node, within};
 
-/// A namespace that lives as long as the thread that made it.
+/// A network namespace that is independent of the thread that made it.
 fn new_netns() -> Netns {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -52,7 +52,7 @@ impl World {
         Self { host, host_netns, pod, pod_netns }
     }
 
-    /// Finds the default route by a socket of its own.
+    /// Finds the default route with a new socket.
     fn default_route(&self, family: AddressFamily) -> Option<Route> {
         RouteSocket::open_in(&self.host_netns).unwrap().default_route(family).unwrap()
     }
@@ -140,7 +140,7 @@ fn a_pair_joins_two_namespaces_and_a_bridge() {
     assert!(error.to_string().starts_with(&format!("delete link eth0 in {place}: ENODEV")), "{error}");
 }
 
-/// Every kernel lists the VLANs of a port; with VLAN filtering a new port has VLAN 1.
+/// Every kernel lists the VLANs of a port. With VLAN filtering, a new port has VLAN 1.
 #[test]
 fn vlans_of_a_port_are_listed() {
     let world = World::new();
@@ -160,7 +160,7 @@ fn vlans_of_a_port_are_listed() {
             world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap();
             let expected = [PortVlan::native(1), PortVlan::tagged(10, 11), PortVlan::tagged(13, 20)];
             assert_eq!(world.host.port_vlans(&outer).unwrap(), expected);
-            // Deleting a missing VLAN is no error.
+            // Deleting a VLAN that does not exist is not an error.
             world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap();
             assert_eq!(world.host.port_vlans(&outer).unwrap(), expected);
         }
@@ -287,7 +287,7 @@ fn routes_keep_all_attributes() {
     assert_eq!(world.host.routes(AddressFamily::V4, 1000).unwrap().len(), 1);
 }
 
-/// The kernel lists such a route with the loopback link.
+/// The kernel lists unreachable routes with the loopback link.
 #[test]
 fn an_unreachable_route_is_no_default_route() {
     // RTN_UNREACHABLE and RTN_BLACKHOLE of linux/rtnetlink.h
@@ -322,7 +322,8 @@ fn a_deleted_namespace_is_distinguished_from_a_path_that_never_was_one() {
     assert_eq!(error.to_string(), "failed to Statfs \"/run/netns/never-was\": no such file or directory");
 }
 
-/// The kernel lets a writer of `ip_forward` wait for its own lock, for seconds on a busy node.
+/// The kernel makes a writer of `ip_forward` wait for the lock of all network configuration, which takes seconds on a
+/// busy node.
 #[test]
 fn a_setting_is_not_written_next_to_a_slow_writer() {
     const SLOW: Duration = Duration::from_secs(2);
@@ -346,7 +347,7 @@ fn a_setting_is_not_written_next_to_a_slow_writer() {
     assert_eq!(node.sysctl_get("net/ipv4/conf/default/forwarding").as_deref(), Some("1"));
 }
 
-/// The first containers of a node start at once: all switch forwarding on while links appear.
+/// The first containers of a node start at the same time, and all switch forwarding on while links appear.
 #[test]
 fn forwarding_is_on_for_all_when_many_switch_it_on() {
     for round in 0..60 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Notifications of routing netlink.
+//! Notifications from routing netlink.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use super::World;
 const ALL: [NotificationGroup; 3] =
     [NotificationGroup::Links, NotificationGroup::Addresses, NotificationGroup::Routes];
 
-/// Notifications that a test skips before the one that it waits for.
+/// The maximum number of notifications that a test skips before the one for which it waits.
 const MOST: usize = 1000;
 
-/// Reads until a notification is wanted.
+/// Reads notifications until one is wanted.
 fn wait_for(socket: &mut Notifications, what: &str, wanted: impl Fn(&Notification) -> bool) {
     for _ in 0..MOST {
         match socket.next(within(Duration::from_secs(10))).unwrap() {
@@ -86,7 +86,8 @@ fn changes_of_links_addresses_and_routes_are_reported() {
     wait_for(&mut socket, "br0 deleted", |seen| is_link(seen, "br0", false, true));
 }
 
-/// The kernel reports to the group of links that the port is deleted, as a port.
+/// When a port leaves its bridge, the kernel reports to the group of links that the port was deleted, although the link
+/// still exists.
 #[test]
 fn a_port_that_leaves_its_bridge_is_not_reported_as_deleted() {
     let world = World::new();
@@ -136,7 +137,7 @@ fn a_slow_reader_sees_the_loss_and_all_that_follows() {
     }
     let all = read_all(&mut socket);
     assert_eq!(all, [Notification::Lost], "once, and nothing from before");
-    // The kernel would drop it if the queue had not been emptied.
+    // If the queue had not been emptied, the kernel would drop this notification.
     world.host.delete_route(&route(7)).unwrap();
     wait_for(&mut socket, "the route", |seen| is_route(seen, &route(7), true));
     assert_eq!(read_all(&mut socket), []);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Routes with an origin of their own, next to foreign ones.
+//! Routes with a distinct protocol number beside routes of other programs.
 
 use std::num::NonZeroU8;
 
@@ -31,7 +31,7 @@ const CASES: [Case; 2] = [
 ];
 
 impl Case {
-    /// The namespace's route to the destination by each gateway.
+    /// A namespace, and the routes to the destination through each of the two gateways.
     fn world(&self) -> (World, Route, Route) {
         let world = World::new();
         let (inner, outer) = world.veth("eth0", "veth0a");
@@ -49,7 +49,7 @@ impl Case {
         (world, own, foreign)
     }
 
-    /// Protocol and gateway of the routes to the destination.
+    /// The protocol and the gateway of each route to the destination.
     fn present(&self, world: &World) -> Vec<(u8, Option<String>)> {
         let routes = world.host.routes(self.family, MAIN_TABLE).unwrap().into_iter();
         let mut found: Vec<_> = routes
@@ -78,7 +78,7 @@ fn a_foreign_route_to_the_same_prefix_survives() {
         assert_eq!(case.present(&world).len(), 2, "{}", case.family);
         world.host.delete_own_route(&own).unwrap();
         assert_eq!(case.present(&world), foreign_only, "{}", case.family);
-        // It does not have this origin, which `delete_route` ignores.
+        // The route has another protocol number, which `delete_route` ignores.
         world.host.delete_route(&same).unwrap();
         assert_eq!(case.present(&world), [], "{}", case.family);
     }
@@ -104,7 +104,7 @@ fn only_the_route_with_this_gateway_and_metric_is_deleted() {
 fn routes_are_listed_by_their_origin() {
     for case in CASES {
         let (world, own, foreign) = case.world();
-        // With the same metric IPv6 routes become next hops of one.
+        // If they had the same metric, IPv6 would merge them into one route with two next hops.
         let own = Route { metric: 512, ..own };
         let elsewhere = Route { table: 1000, ..own.clone() };
         world.host.add_route(&foreign, Existing::Refuse).unwrap();

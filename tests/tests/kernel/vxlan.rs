@@ -28,7 +28,7 @@ struct End<'a> {
     netns: &'a Netns,
     underlay: Link,
     outer: IpAddr,
-    /// Addresses of the overlay, one of each family.
+    /// The addresses in the overlay, one of each family.
     inner: [IpAddr; 2],
     mac: Mac,
     tunnel: Link,
@@ -78,7 +78,7 @@ impl<'a> End<'a> {
         Self { route, netns, underlay, outer, inner, mac, tunnel }
     }
 
-    /// Routes to the other end's overlay, and the neighbours that they lead to. No FDB entry yet.
+    /// Adds routes to the other end's overlay addresses, and the neighbours to which they lead, but no FDB entry yet.
     fn lead_to(&self, other: &End<'_>) {
         for (own, there) in self.inner.iter().zip(other.inner) {
             self.route.set_neighbour(&self.tunnel, Neighbour { address: there, mac: other.mac }).unwrap();
@@ -89,7 +89,7 @@ impl<'a> End<'a> {
                 onlink: true,
                 ..Route::to(there.into())
             };
-            // An IPv6 gateway needs a route of its own, or one without a gateway.
+            // An IPv6 gateway would need its own route, so the IPv6 route has no gateway.
             let route = if there.is_ipv6() { Route { gateway: None, onlink: false, ..route } } else { route };
             self.route.add_route(&route, Existing::Refuse).unwrap();
         }
@@ -101,7 +101,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// True if a datagram and its reply arrive.
+/// Returns true if a datagram and its reply arrive.
 fn talk(client: &UdpSocket, server: &UdpSocket, patience: Duration) -> bool {
     let mut buffer = [0; 16];
     for socket in [client, server] {
@@ -200,7 +200,7 @@ fn fdb_entries_are_set_listed_and_deleted() {
     }
 }
 
-/// Entries of bridge(8), with a port of its own and with two remotes.
+/// Entries made by bridge(8), one with a separate port and one with two remotes.
 #[test]
 fn foreign_fdb_entries_are_listed_replaced_and_deleted() {
     needs!(has_vxlan(), "vxlan links");

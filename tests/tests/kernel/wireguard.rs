@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! WireGuard links: keys, port and peers.
+//! WireGuard links with keys, a port and peers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use slipway_tests::{WIREGUARD, has_wireguard, needs};
 
 use super::new_netns;
 
-/// A WireGuard link in a namespace of its own.
+/// A WireGuard link in a separate namespace.
 struct World {
     _netns: Netns,
     route: RouteSocket,
@@ -42,7 +42,7 @@ impl World {
         Self { _netns: netns, route, socket, link }
     }
 
-    /// The peers by key.
+    /// The peers, sorted by key.
     fn peers(&self) -> Vec<Peer> {
         let mut peers = self.socket.device(&self.link).unwrap().peers;
         peers.sort_by_key(|peer| peer.key);
@@ -56,7 +56,7 @@ fn key(number: u16) -> PublicKey {
     PublicKey(bytes)
 }
 
-/// The endpoint and the prefixes of a peer.
+/// The endpoint and the prefixes of the peer with this number.
 fn of(number: u16) -> (SocketAddr, Vec<IpNet>) {
     let [high, low] = number.to_be_bytes();
     let address: IpAddr = match number % 2 {
@@ -72,7 +72,7 @@ fn set(number: u16) -> PeerChange {
     PeerChange::Set { key: key(number), endpoint: Some(endpoint), allowed: Some(allowed) }
 }
 
-/// The endpoint and the sorted prefixes that the kernel shows.
+/// The endpoint and the sorted prefixes that the kernel reports.
 fn shown(peer: &Peer) -> (SocketAddr, Vec<IpNet>) {
     let mut allowed = peer.allowed.clone();
     allowed.sort();
@@ -94,7 +94,7 @@ fn keys_and_port_are_set_and_read() {
         (device.private_key, device.public_key, device.port),
         (Some(private), Some(PublicKey(public)), 51821)
     );
-    // The kernel ignores a peer with this key.
+    // The kernel ignores a peer whose key is the link's own.
     let own = PeerChange::Set { key: PublicKey(public), endpoint: None, allowed: Some(of(1).1) };
     socket.change_peers(link, &[own, set(2)]).unwrap();
     assert_eq!(socket.device(link).unwrap().peers.len(), 1);
@@ -106,7 +106,7 @@ fn keys_and_port_are_set_and_read() {
     assert_eq!(error.errno(), Some(Errno::EOPNOTSUPP), "{error}");
 }
 
-/// The bytes of a key in hexadecimal digits.
+/// The bytes of a key that is given in hexadecimal digits.
 fn hex(text: &str) -> [u8; 32] {
     std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
 }
@@ -120,7 +120,7 @@ fn peers_are_set_changed_and_removed() {
     let peers = world.peers();
     assert_eq!(peers.iter().map(|peer| peer.key).collect::<Vec<_>>(), [1, 2, 3].map(key));
     assert!((1..).zip(&peers).all(|(number, peer)| shown(peer) == of(number)), "{peers:?}");
-    // The endpoint alone; the prefixes alone, of which another peer loses one.
+    // The first change sets only the endpoint, the second only the prefixes, one of which another peer loses.
     let endpoint: SocketAddr = "192.0.2.99:7".parse().unwrap();
     let stolen = vec![of(1).1[0], of(2).1[1]];
     change(&[

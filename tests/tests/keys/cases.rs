@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The generated configurations: a base for each plugin, and each of its keys with unusual values.
+//! Generates configurations: a base for each plugin, and variants in which each of its keys has unusual values.
 
 use serde_json::{Value, json};
 
-/// Suffixes of a key's name: the member is repeated with the same name, or in capitals.
+/// Suffixes of a key's name. They mean that the member is repeated, either with the same name or in capitals.
 const AGAIN: &str = "#again";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// An empty pod, and an uplink; only files are compared.
+    /// An empty pod and an uplink. Only files are compared.
     Files,
     /// An empty pod, and an uplink.
     Nothing,
-    /// The same; VLANs of bridges are compared too.
+    /// An empty pod and an uplink. VLANs of bridges are compared as well.
     Bridge,
     /// A pod with a link, as after an interface plugin.
     Link,
-    /// The same; queueing disciplines and filters are compared too.
+    /// A pod with a link, as after an interface plugin. Queueing disciplines and filters are compared as well.
     Limits,
 }
 
-/// One plugin, or one part of its keys.
+/// A plugin, or a part of a plugin's keys.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) plugin: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Subject {
     pub(crate) args: &'static [&'static str],
 }
 
-/// A key: its path, a valid value, and values to try.
+/// A key with its path, a valid value, and values to try.
 #[derive(Debug)]
 pub(crate) struct Key {
     pointer: &'static str,
@@ -43,16 +43,16 @@ pub(crate) struct Key {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
-    /// Unique within the subject.
+    /// The name of the case, unique within the subject.
     pub(crate) name: String,
-    /// The last word of the key that was changed; none for several.
+    /// The last path component of the key that was changed, or none if several were.
     pub(crate) key: Option<String>,
     pub(crate) args: String,
     config: Value,
 }
 
 impl Case {
-    /// The configuration as the plugin gets it, with the result of an ADD.
+    /// The configuration as the plugin gets it, optionally with the result of an ADD.
     pub(crate) fn text(&self, previous: Option<&Value>) -> String {
         let mut config = self.config.clone();
         if let (Some(previous), Some(object)) = (previous, config.as_object_mut()) {
@@ -62,13 +62,13 @@ impl Case {
     }
 }
 
-/// A key whose valid value is that of the base, or `good` if the base has none.
+/// A key whose valid value is the one in the base, or `good` if the base has none.
 pub(crate) fn key(pointer: &'static str, good: Value, others: Value) -> Key {
     let Value::Array(others) = others else { panic!("{pointer}: others are a list") };
     Key { pointer, good, others }
 }
 
-/// Values that most keys refuse, and limits of valid ones.
+/// Values that most keys refuse, and values at the limits of what is valid.
 fn strange() -> Vec<Value> {
     json!([null, [], {}, "", 0, -1, 1.5, "x", true, ["x"], [null], 9_223_372_036_854_775_808_u64,])
         .as_array()
@@ -113,7 +113,7 @@ impl Subject {
             take(&mut config, key.pointer);
             push(" absent".to_owned(), config);
         }
-        // A relative path would lead to files of the machine instead of the node.
+        // A relative path would lead to files of the machine instead of those of the node.
         let path = ["Dir", "Conf", "Path"].iter().any(|end| word.ends_with(end));
         let strange = strange().into_iter().filter(|value| !path || *value != "x");
         for value in strange.chain(key.others.iter().cloned()) {
@@ -142,7 +142,7 @@ impl Subject {
     }
 }
 
-/// Sets a value and creates missing objects; false if a part of the path is no object.
+/// Sets a value and creates missing objects. Returns false if a part of the path is not an object.
 fn put(config: &mut Value, pointer: &str, value: Value) -> bool {
     let mut target = config;
     for word in pointer.split('/').skip(1) {

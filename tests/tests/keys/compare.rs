@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The differences between two records of the same case.
+//! Finds the differences between two records of the same case.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::stage::{Answer, Record};
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Difference {
-    /// For instance `add 999/7`, the reference's code first; `made - LINE` is a line that only the reference
-    /// has, `made + LINE` one that only ours have.
+    /// A short description of the difference. `add 999/7` means two exit codes of ADD, the reference plugin's first.
+    /// `made - LINE` means a line that only the reference plugin has, and `made + LINE` one that only ours has.
     pub(crate) aspect: String,
     /// The messages of both sides.
     pub(crate) detail: String,
@@ -30,7 +30,7 @@ pub(crate) fn differences(case: &Case, theirs: &Record, ours: &Record) -> Vec<Di
             found.push(Difference { aspect: format!("{verb} {a}/{b}"), detail });
         }
     }
-    // A text that the reference has for the same thing is kept, also where it does not name the key.
+    // A message that equals the reference plugin's is accepted even if it does not name the key.
     if let (Answer::Refused(7, message), Some(key)) = (&ours.calls[0].1, &case.key)
         && !message.to_lowercase().contains(&key.to_lowercase())
         && *message != text(&theirs.calls[0].1)
@@ -47,8 +47,8 @@ pub(crate) fn differences(case: &Case, theirs: &Record, ours: &Record) -> Vec<Di
         lines("result", result(&theirs.calls[0].1), result(&ours.calls[0].1));
         lines("made", plain(&theirs.made), plain(&ours.made));
     }
-    // If only one side refuses, the rest of the state is not comparable; if both do, the reference's
-    // leftovers are no model.
+    // If only one side refuses, the rest of the state cannot be compared. If both refuse, what the reference plugin
+    // leaves behind is not a model.
     let left = plain(&ours.left);
     match (both, one) {
         (true, _) => lines("left", plain(&theirs.left), left),
@@ -65,7 +65,7 @@ fn text(answer: &Answer) -> String {
     }
 }
 
-/// A result as lines of paths and values.
+/// Converts a result to lines of paths and values.
 fn result(answer: &Answer) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     if let Answer::Done(value) = answer {
@@ -106,7 +106,7 @@ fn normal(line: &str) -> String {
     text
 }
 
-/// The length of the random word that a text begins with.
+/// The length of the random word at the beginning of a text.
 fn random(text: &str, before: Option<char>) -> usize {
     if before.is_some_and(|c| c.is_ascii_alphanumeric() || c == ':') {
         return 0;

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// One entry: the cases, the reason, and the line of a page that documents it.
+/// An entry of the list: the cases, the reason, and the place in a page that documents the difference.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
-    /// The subjects; in the run of each, the entry must occur.
+    /// The names of subjects. The entry must occur in the run of each of them.
     subjects: Vec<String>,
-    /// Patterns of cases' names; `*` is any text.
+    /// Patterns for the names of cases, in which `*` stands for any text.
     #[serde(default = "any")]
     cases: Vec<String>,
-    /// Patterns of aspects.
+    /// Patterns for aspects.
     aspects: Vec<String>,
     reason: String,
-    /// The page, below docs, and words of it.
+    /// The page's path below docs, and words that it contains.
     page: String,
     line: String,
 }
@@ -66,7 +66,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("")
 }
 
-/// True if `text` is `pattern`, whose stars are any text.
+/// True if `text` matches `pattern`, in which each star stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
@@ -95,7 +95,7 @@ fn stars_match_any_text() {
     }
 }
 
-/// A page may break a line anywhere in a sentence.
+/// Joins the lines of a page, which may be broken anywhere in a sentence.
 fn unwrapped(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

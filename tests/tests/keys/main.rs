@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Every key of every plugin, compared with the reference plugins: absent, null, empty, zero, of the wrong
-//! type, too large, repeated, in capitals. Slipway and the reference do ADD, CHECK and DEL on separate nodes;
-//! then exit codes, results, kernel state and files are compared. The list of known differences must match
-//! exactly what differs.
+//! Every key of every plugin, compared with the reference plugins: absent, null, empty, zero, of the wrong type, too
+//! large, repeated, and in capitals. Slipway and the reference plugins run ADD, CHECK and DEL on separate nodes. Then
+//! exit codes, results, kernel state and files are compared. The list of known differences must match the actual
+//! differences exactly.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ use known::Known;
 use slipway_tests::{NEWER_REFERENCE, Reference};
 use stage::{Side, Stage};
 
-/// The newest reference plugins: the list of known differences is theirs.
+/// The newest reference plugins, to which the list of known differences applies.
 fn newest() -> Option<Reference> {
     Reference::with_nftables().into_iter().rfind(|reference| reference.plugin("dummy").exists())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! One call sequence of one implementation on a node of its own, and the state that it leaves.
+//! One call sequence of one implementation on a separate node, and the state that it leaves.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use slipway_tests::{Node, Output, Pod, Reference, Space};
 
 use crate::cases::{Case, Needs, Subject};
 
-/// The settings of links that plugins write, below `net/ipv{4,6}/conf/LINK`.
+/// Settings of links that plugins write, below `net/ipv{4,6}/conf/LINK`.
 const SETTINGS: &[(&str, &[&str])] = &[
     ("ipv4", &["arp_notify", "route_localnet", "arp_filter", "proxy_arp"]),
     (
@@ -19,7 +19,7 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The settings of a namespace that plugins write.
+/// Settings of a namespace that plugins write.
 const SWITCHES: &[&str] = &["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/core/somaxconn"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,25 +28,25 @@ pub(crate) enum Side<'a> {
     Reference(&'a Reference),
 }
 
-/// The answer to one call: the exit code's meaning, without the text.
+/// The answer to one call. Messages are kept, but only exit codes are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Success, with the result.
+    /// The call succeeded with this result.
     Done(Value),
-    /// A CNI error.
+    /// The call failed with a CNI error, given by code and message.
     Refused(u64, String),
-    /// Neither: a crash, or output that is no JSON.
+    /// Neither of these: a crash, or output that is not JSON.
     Broken(String),
 }
 
-/// Everything that is compared of one case.
+/// Everything about a case that is compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    /// ADD, then CHECK where ADD succeeded, then DEL twice.
+    /// The answers to ADD, to CHECK if ADD succeeded, and to two DELs.
     pub(crate) calls: Vec<(&'static str, Answer)>,
-    /// The state after ADD, where it succeeded.
+    /// The state after ADD, if that succeeded.
     pub(crate) made: BTreeSet<String>,
-    /// The change of the state by the whole sequence.
+    /// The changes of the state by the whole sequence.
     pub(crate) left: BTreeSet<String>,
 }
 
@@ -64,12 +64,12 @@ impl Answer {
         }
     }
 
-    /// True if the configuration could not be decoded: the plugin did nothing.
+    /// True if the configuration could not be decoded, so that the plugin did nothing.
     fn is_decoding(&self) -> bool {
         matches!(self, Self::Refused(code, text) if *code == 7 || text.contains("json: cannot unmarshal"))
     }
 
-    /// The code: 0 for success.
+    /// The exit code as text, with 0 for success.
     pub(crate) fn code(&self) -> String {
         match self {
             Self::Done(_) => "0".to_owned(),
@@ -79,7 +79,7 @@ impl Answer {
     }
 }
 
-/// A node and a pod, as the subject needs them.
+/// A node and a pod that are prepared as the subject needs them.
 #[derive(Debug)]
 pub(crate) struct Stage {
     node: Node,
@@ -119,7 +119,7 @@ impl Stage {
         stage
     }
 
-    /// Runs the sequence. The second value is true if the stage is unchanged.
+    /// Runs the sequence. The second value is true if the state of the node is unchanged.
     pub(crate) fn play(&self, subject: &Subject, case: &Case, side: Side<'_>) -> (Record, bool) {
         let call = |verb: &'static str, previous: Option<&Value>, netns: &Path| {
             let mut call = self.node.plugin(subject.plugin);
@@ -142,7 +142,7 @@ impl Stage {
         }
         calls.push(("del", call("DEL", result.as_ref(), self.pod.path())));
         calls.push(("del again", call("DEL", None, Path::new(""))));
-        // A configuration that was not decoded needs no full comparison.
+        // If the configuration was not decoded, a full comparison is not needed.
         if calls[0].1.is_decoding() && self.trace() == self.trace {
             return (Record { calls, made, left: BTreeSet::new() }, true);
         }
@@ -153,7 +153,7 @@ impl Stage {
         (Record { calls, made, left }, clean)
     }
 
-    /// Links, IPv4 routes and files: the state that can be read without a child process.
+    /// Links, IPv4 routes and files, which is the state that can be read without a child process.
     fn trace(&self) -> BTreeSet<String> {
         let mut lines = BTreeSet::new();
         for space in [&*self.node as &Space, &*self.pod] {
@@ -212,7 +212,7 @@ impl Stage {
     }
 }
 
-/// Links and addresses; returns the links' names.
+/// Adds links and addresses, and returns the links' names.
 fn links(space: &Space, found: &mut Vec<String>) -> Vec<String> {
     let text = space.cmd("ip -details -json address");
     let list: Vec<Value> = serde_json::from_str(&text).unwrap_or_default();
@@ -258,7 +258,7 @@ fn links(space: &Space, found: &mut Vec<String>) -> Vec<String> {
 fn routes(space: &Space, found: &mut Vec<String>) {
     for family in ["-4", "-6"] {
         let list = space.cmd_input(&format!("ip -o {family} -batch -"), "route show table all\nrule show\n");
-        // The kernel adds routes of addresses and for multicast itself, with a delay.
+        // Routes of addresses and for multicast are left out, because the kernel adds them itself with a delay.
         let kept = list.lines().filter(|line| {
             !line.starts_with("local ")
                 && !line.contains("fe80:")
@@ -304,7 +304,7 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// Normalizes blanks, and removes words that change by themselves.
+/// Normalises blanks, and removes words that change by themselves.
 fn words(line: &str) -> String {
     let mut kept = Vec::new();
     let mut words = line.split_whitespace();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The directories of the CNI driver, and the files that it passes over.
+//! The directories of kubelet's CNI driver, and the files that the driver skips.
 
 use serde_json::json;
 use slipway_tests::{Node, quoted, slipway_only, slipwayd};
@@ -36,7 +36,7 @@ fn the_plugin_directory_has_the_configurations_unless_another_one_is_named() {
         kubelet.ok(&format!("{DOWN} {options}"));
         node.cmd(&format!("ip link delete {bridge}"));
     }
-    // Neither: the directory of all runtimes.
+    // Without these options, the driver uses the directory of all runtimes.
     let error = kubelet.fails("pod status --network-plugin cni");
     assert!(error.contains("networks found in /etc/cni/net.d"), "{error}");
 }
@@ -69,7 +69,7 @@ fn a_file_whose_plugins_cannot_be_called_is_passed_over() {
     assert!(output.code == Some(0) && output.stderr.contains("10-first.conflist"), "{output}");
     assert!(node.has_link("br-b") && !node.has_link("br-a"));
     kubelet.ok(&format!("{DOWN} {conf}"));
-    // The control: with its plugin the first file is the network.
+    // As the control, the first file is used once its plugin exists.
     node.cmd(&format!("cp {} /run/net.d/sdn", quoted(node.bin().join("bridge"))));
     write(node, "/run/net.d/10-first.conflist", "br-a", "bridge");
     kubelet.ok(&format!("{UP} {conf}"));
@@ -96,7 +96,8 @@ fn plugin_directories_are_separated_by_commas() {
         let output = run(&call);
         assert_eq!(output.code, Some(0), "{output}");
     }
-    // The same without a network plugin of kubelet, and kubenet's search of each directory.
+    // The directories work without a network plugin of kubelet as well, while kubenet looks for all plugins in a single
+    // directory.
     let status = run(&format!("pod status {options} {both}"));
     assert_eq!(
         (status.code, status.stdout.as_str()),

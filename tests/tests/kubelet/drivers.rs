@@ -12,7 +12,7 @@ use slipwayd::network_plugin::CniDirectories;
 
 use crate::Kubelet;
 
-/// Makes a link for each pod, so that its work can be seen.
+/// A plugin that creates a link for each pod, so that the effect of a call can be seen.
 const PROGRAM: &str = r#"#!/bin/sh
 echo "$@" >> /run/exec/calls
 case $1 in
@@ -48,7 +48,7 @@ fn an_exec_plugin_is_called_for_each_pod() {
     let directories = kubelet.directories();
     let error = kubelet.run(|| options.start(&directories, host, Purpose::SetUp)).expect_err("another name");
     assert_eq!(error.to_string(), "Network plugin \"sdn\" not found.");
-    // A wrong answer is an error of the status, not a status.
+    // A wrong answer makes the request for the status fail.
     node.write("/run/exec/mycompany~sdn/sdn", "#!/bin/sh\necho '{\"kind\": \"Pod\"}'\n");
     let error = kubelet.run(|| manager.pod_network_status(&pod)).expect_err("another kind");
     assert!(matches!(error.error.downcast_ref(), Some(StatusError::Kind { .. })), "{error}");
@@ -63,7 +63,7 @@ fn list() -> String {
     json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge, portmap]}).to_string()
 }
 
-/// Our plugins, and a reference's if there is one.
+/// The directory of our plugins, and one of reference plugins if there is any.
 fn plugin_directories(kubelet: &Kubelet) -> Vec<PathBuf> {
     let ours = kubelet.node.bin().to_owned();
     [ours].into_iter().chain(Reference::any().map(|reference| reference.dir().to_owned())).collect()
@@ -94,9 +94,9 @@ fn pods_of_the_cni_driver_are_reached_by_their_ports() {
         let _server = space.serve(Proto::Tcp, "0.0.0.0:80", "web");
         client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
         space.expect(Proto::Tcp, (addresses[0], 80), "web");
-        // The loopback is up: the pod reaches itself.
+        // The loopback is up, so the pod reaches itself.
         space.expect(Proto::Tcp, ([127, 0, 0, 1], 80), "web");
-        // The configuration goes, the namespace goes: the cache knows what to delete.
+        // The configuration and the namespace disappear, but the cache still contains what to delete.
         kubelet.node.cmd("rm -rf /run/net.d");
         drop(_server);
         space.remove();
@@ -110,7 +110,7 @@ fn pods_of_the_cni_driver_are_reached_by_their_ports() {
     }
 }
 
-/// The addresses that host-local has reserved.
+/// The addresses that host-local has reserved for a network.
 fn leases(kubelet: &Kubelet, network: &str) -> Vec<String> {
     let mut names = kubelet.node.list(&format!("/var/lib/cni/networks/{network}"));
     names.retain(|name| name.starts_with(|c: char| c.is_ascii_digit()) || name.starts_with('f'));
@@ -172,7 +172,7 @@ exit 1
     assert!(error.to_string().contains("device busy"), "{error}");
 }
 
-/// kubelet repeats a set-up that it believes to have failed. The pod keeps its network, also if the cache is lost.
+/// kubelet repeats a set-up that it believes to have failed. The pod keeps its network, even if the cache is lost.
 #[test]
 fn a_second_set_up_of_a_running_pod_is_refused_and_changes_nothing() {
     for plugin in ["cni", "kubenet"] {

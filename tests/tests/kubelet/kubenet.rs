@@ -50,7 +50,7 @@ fn two_pods_reach_each_other_and_the_outside_in_both_families() {
     }
 }
 
-/// An address of 10.0.0.0/8 outside the node.
+/// An address in 10.0.0.0/8 that is outside the node.
 fn other_node(node: &Node, outside: &Host) -> Ipv4Addr {
     let address = Ipv4Addr::new(10, 200, 0, 9);
     outside.cmd(&format!("ip address add {address}/32 dev lo"));
@@ -78,7 +78,7 @@ fn a_pod_has_its_ports_and_its_rate_until_it_is_torn_down() {
     let kubelet = Kubelet::new();
     let client = kubelet.node.host("client");
     let manager = kubelet.start(&options(&kubelet));
-    // A first pod makes what all pods share.
+    // The first pod creates the objects that all pods share.
     let (_space, first) = kubelet.sandbox("first", &[(8081, 80)]);
     kubelet.set_up(&manager, &first);
     kubelet.tear_down(&manager, &first);
@@ -92,7 +92,7 @@ fn a_pod_has_its_ports_and_its_rate_until_it_is_torn_down() {
     kubelet.set_up(&manager, &pod);
     let _server = web.serve(Proto::Tcp, "0.0.0.0:80", "web");
     client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
-    // In hairpin mode the pod reaches its own port.
+    // In hairpin mode, the pod reaches its own published port.
     web.expect(Proto::Tcp, (client.node_v4, 8080), "web");
     let rates = words_after(&kubelet.node, "tc qdisc show", &["rate"]);
     assert!(rates.contains(&"20Mbit".to_owned()) && rates.contains(&"10Mbit".to_owned()), "{rates:?}");
@@ -102,7 +102,7 @@ fn a_pod_has_its_ports_and_its_rate_until_it_is_torn_down() {
         client.expect_none(Proto::Tcp, (client.node_v4, 8080));
         before.assert_same(&state());
     }
-    // And once more without its namespace.
+    // The teardown also works a second time, without the namespace.
     web.remove();
     kubelet.tear_down(&manager, &pod);
 }
@@ -128,7 +128,7 @@ fn the_bridge_gets_the_first_pod_cidr_and_loses_other_addresses() {
         assert_eq!(kubelet.link_addresses("cbr0"), ["10.180.1.1/24", "fd00:180::1/64"]);
         assert_eq!(node.mac("cbr0"), "0a:58:0a:b4:01:01");
     }
-    // A set-up makes a removed bridge again.
+    // The next set-up creates a removed bridge again.
     node.cmd("ip link delete cbr0");
     let (_space, pod) = kubelet.sandbox("web", &[]);
     assert_eq!(kubelet.set_up(&manager, &pod)[0].to_string(), "10.180.1.2");

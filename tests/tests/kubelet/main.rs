@@ -20,13 +20,13 @@ use cni_spec::PortMapping;
 use slipway_tests::{Node, Space};
 use slipwayd::network_plugin::{CniDirectories, KubeletOptions};
 
-/// A node, with the pods that its kubelet knows.
+/// A node with the pods that its kubelet knows.
 struct Kubelet {
     node: Node,
     sandboxes: Arc<Sandboxes>,
 }
 
-/// The runtime's sandboxes: namespace and ports by ID.
+/// The runtime's sandboxes, each with its namespace and ports, by ID.
 #[derive(Default)]
 struct Sandboxes(Mutex<BTreeMap<String, Sandbox>>);
 
@@ -49,7 +49,7 @@ impl Host for Sandboxes {
     }
 
     fn port_mappings(&self, sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError> {
-        // A sandbox that is gone publishes nothing.
+        // A sandbox that no longer exists publishes no ports.
         Ok(self.get(sandbox_id).map(|sandbox| sandbox.ports).unwrap_or_default())
     }
 }
@@ -57,14 +57,14 @@ impl Host for Sandboxes {
 impl Kubelet {
     fn new() -> Self {
         let node = Node::new();
-        // No test loads a module into the machine's kernel.
+        // No test may load a module into the machine's kernel.
         if Path::new("/sbin/modprobe").exists() {
             node.cmd("mount --bind /bin/true /sbin/modprobe");
         }
         Self { node, sandboxes: Arc::default() }
     }
 
-    /// Runs kubelet's work on the node.
+    /// Runs a part of kubelet on the node.
     fn run<T: Send, F: Future<Output = T>>(&self, work: impl FnOnce() -> F + Send) -> T {
         self.node.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -93,7 +93,7 @@ impl Kubelet {
         self.run(|| options.start(directories, host, Purpose::SetUp)).expect("the network plugin starts")
     }
 
-    /// A pod whose sandbox has its name, with its namespace.
+    /// A pod whose sandbox has the same name, and the sandbox's namespace.
     fn sandbox(&self, name: &str, ports: &[(u16, u16)]) -> (slipway_tests::Pod, Pod) {
         let space = self.node.pod(name);
         let ports = ports.iter().map(|(host_port, container_port)| PortMapping {
@@ -107,7 +107,7 @@ impl Kubelet {
         (space, Pod::new("shop", name, name))
     }
 
-    /// Publishes the ports of a sandbox for UDP, too.
+    /// Publishes the ports of a sandbox for UDP as well.
     fn udp_too(&self, name: &str) {
         let mut sandboxes = self.sandboxes.0.lock().expect("not poisoned");
         let ports = &mut sandboxes.get_mut(name).expect("a sandbox").ports;
@@ -135,13 +135,13 @@ impl Kubelet {
         status.map_or_else(Vec::new, |status| status.ips)
     }
 
-    /// The addresses of global scope of a link of the node.
+    /// The addresses with global scope of a link on the node.
     fn link_addresses(&self, link: &str) -> Vec<String> {
         words_after(&self.node, &format!("ip -o address show dev {link} scope global"), &["inet", "inet6"])
     }
 }
 
-/// The words that follow one of these words in the lines of a command's output.
+/// The words in a command's output that follow one of these words.
 fn words_after(space: &Space, command: &str, before: &[&str]) -> Vec<String> {
     let text = space.cmd(command);
     let words: Vec<&str> = text.split_whitespace().collect();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A Node's CIDR changes while pods of kubenet run: commands that read change nothing, and no command takes the gateway
-//! from a running pod.
+//! A Node's pod CIDR changes while pods of kubenet run. Commands that only read change nothing, and no command takes
+//! the gateway away from a running pod.
 
 use slipway_tests::{Host, Proto, Snapshot, Space, slipway_only};
 
@@ -12,14 +12,14 @@ const OLD: &str = "10.180.1.0/24,fd00:180::/64";
 const NEW: &str = "10.182.0.0/24,fd00:182::/64";
 const GATEWAYS: [&str; 2] = ["10.180.1.1/24", "fd00:180::1/64"];
 
-/// Files that locks leave behind.
+/// Files that locks and reservations leave behind.
 const LOCKS: &[&str] = &["/locks", "/lock", "last_reserved_ip", "networks/.slipway/"];
 
 fn state(kubelet: &Kubelet, web: &Space) -> Snapshot {
     Snapshot::take(&kubelet.node, &[web]).without(LOCKS)
 }
 
-/// A node with a pod that serves port 80 on port 8080 of the node.
+/// A node with a pod whose port 80 is published as port 8080 of the node.
 struct Stage {
     kubelet: Kubelet,
     client: Host,
@@ -87,7 +87,7 @@ fn reading_prepares_no_node() {
     kubelet.ok("networks --cni-conf-dir /run/net.d");
     before.assert_same(&state(&kubelet, &web));
     assert!(!kubelet.node.has_link("cbr0") && kubelet.node.list("/run/exec") == ["sdn"]);
-    // The control: a set-up makes the bridge, and a program is started.
+    // As the control, a set-up creates the bridge, and the exec plugin is started.
     kubelet.ok(&format!("pod up shop/web --sandbox s1 --netns /run/netns/web {PLUGIN} --pod-cidr {OLD}"));
     assert!(kubelet.node.has_link("cbr0"));
     kubelet.ok("pod up shop/web --sandbox s1 --netns /run/netns/web --network-plugin sdn --network-plugin-dir /run/exec");
@@ -99,7 +99,7 @@ fn another_pod_cidr_is_refused_while_pods_run_and_taken_when_they_are_gone() {
     slipway_only!();
     let stage = Stage::new();
     let Stage { kubelet, client, web } = &stage;
-    // An address that no pod uses is removed, as without pods.
+    // An address that no pod uses is removed, as if there were no pods.
     kubelet.node.cmd("ip address add 10.9.9.1/24 dev cbr0");
     kubelet.ok(&format!("pod up shop/b --sandbox s2 --create-netns {PLUGIN} --pod-cidr {OLD}"));
     stage.assert_served();
@@ -110,7 +110,7 @@ fn another_pod_cidr_is_refused_while_pods_run_and_taken_when_they_are_gone() {
     assert!(error.contains(&reason), "{error}");
     before.assert_same(&state(kubelet, web));
     stage.assert_served();
-    // A teardown works with either.
+    // A teardown works with either CIDR.
     kubelet.ok(&format!("pod down shop/b --sandbox s2 {PLUGIN} --pod-cidr {NEW}"));
     stage.assert_served();
     kubelet.ok(&format!("pod down shop/web --sandbox s1 {PLUGIN} --pod-cidr {NEW}"));
@@ -119,7 +119,7 @@ fn another_pod_cidr_is_refused_while_pods_run_and_taken_when_they_are_gone() {
     assert_eq!(kubelet.link_addresses("cbr0"), ["10.182.0.1/24", "fd00:182::1/64"]);
 }
 
-/// As with kubelet's own kubenet, whose pods are in no cache of ours.
+/// As with kubelet's own kubenet, whose pods are not in any cache of ours.
 #[test]
 fn a_port_that_the_cache_does_not_know_counts_as_a_running_pod() {
     slipway_only!();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The promiscuous bridge, and the guard against duplicates.
+//! The promiscuous bridge, and the guard against duplicate packets.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -11,15 +11,15 @@ use slipwayd::network_plugin::KubeletOptions;
 
 use crate::Kubelet;
 
-/// The wait after the last datagram.
+/// How long to wait after the last datagram.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Sends datagrams and returns how many arrive. The first may take as long as the discovery of a neighbour.
+/// Sends datagrams and returns how many arrive. The first one may take as long as neighbour discovery.
 fn arrive(from: &Space, source: SocketAddr, to: &Space, target: SocketAddr, count: usize) -> usize {
     sent(from, source, to, target, count, patience())
 }
 
-/// As [`arrive`], for datagrams that are dropped.
+/// Does the same as [`arrive`], for datagrams that are expected to be dropped.
 fn arrive_soon(from: &Space, source: SocketAddr, to: &Space, target: SocketAddr, count: usize) -> usize {
     sent(from, source, to, target, count, QUIET)
 }
@@ -53,7 +53,7 @@ fn a_promiscuous_bridge_delivers_each_packet_once() {
         let kubelet = Kubelet::new();
         let options = KubeletOptions {
             pod_cidr: Some("10.180.1.0/24,fd00:180::/64".to_owned()),
-            // kubelet's default.
+            // The default of kubelet.
             hairpin_mode: KubeletOptions::default().hairpin_mode,
             ..kubelet.options("kubenet")
         };
@@ -69,10 +69,10 @@ fn a_promiscuous_bridge_delivers_each_packet_once() {
         for family in [0, 1] {
             let target = at(to[family], 7000);
             assert_eq!(arrive(&a, at(from[family], 0), &b, target, 50), 50);
-            // The gateway's own packets pass.
+            // Packets from the gateway itself pass.
             assert_eq!(arrive(&kubelet.node, at(gateways[family], 0), &b, target, 5), 5);
         }
-        // A routed copy has the bridge's MAC address and a pod's IP address.
+        // A routed copy has the MAC address of the bridge and the IP address of a pod.
         kubelet.node.cmd(&format!("ip address add {}/32 dev lo", from[0]));
         assert_eq!(arrive_soon(&kubelet.node, at(from[0], 0), &b, at(to[0], 7000), 5), 0);
         kubelet.node.cmd("nft delete table bridge slipway-kubenet");
@@ -84,8 +84,8 @@ fn a_promiscuous_bridge_delivers_each_packet_once() {
     }
 }
 
-/// Sends datagrams to an address that leads to the pod itself. Returns how many arrive, waiting for `first` for the first
-/// one, and how many answers come back.
+/// Sends datagrams to an address that leads to the pod itself. Returns how many arrive, waiting up to `first` for the
+/// first one, and how many answers come back.
 fn asks_itself(
     pod: &Space,
     own: SocketAddr,
@@ -109,7 +109,7 @@ fn asks_itself(
         server.send_to(&buffer[..length], peer).expect("answer");
         server.set_read_timeout(Some(QUIET)).expect("a time-out");
     }
-    // They are there: the server has waited for more.
+    // All answers have arrived by now, because the server has waited for more requests.
     client.set_read_timeout(Some(QUIET)).expect("a time-out");
     while client.recv(&mut buffer).is_ok() {
         answered += 1;
@@ -117,9 +117,9 @@ fn asks_itself(
     (asked, answered)
 }
 
-/// Without br_netfilter the node routes the frame back. With it the bridge translates the frame, and sends it back to
-/// its port only in hairpin mode. Of the copy that a promiscuous bridge receives, Linux 6.18 drops what conntrack knew:
-/// the pod gets nothing; older kernels route it.
+/// Without br_netfilter, the node routes the frame back. With it, the bridge translates the frame, and sends it back to
+/// its port only in hairpin mode. A promiscuous bridge also receives a copy of the frame. Linux 6.18 drops the copy if
+/// conntrack has already seen the packet, so the pod gets nothing, while older kernels route it.
 #[test]
 fn a_pod_reaches_itself_by_its_port_and_by_its_service_once() {
     for (mode, switch) in [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! slipwayd as the DaemonSet of `slipwayd render`, whose pods kubelets and containerd run.
+//! slipwayd as the DaemonSet of `slipwayd render`, whose pods are run by kubelets and containerd.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::ports;
 const DAEMON_SET: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/slipwayd";
 const EVENTS: &str = "/api/v1/namespaces/kube-system/events";
 
-/// The pause between two datagrams of a flow.
+/// The interval between two datagrams of a flow.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A pod of which the plugins leave all.
+/// A pod whose attachments the plugins leave behind.
 const LEFT: &str = "left";
 const LEFT_PORT: u16 = 19999;
 
-/// The claims about the agents' pods. kube-proxy may need half a minute afterwards.
+/// The claims about the agents' pods. Afterwards, kube-proxy may need half a minute to restore its rules.
 pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     report.title("slipwayd as the DaemonSet of slipwayd render");
     let agents = report.claim("its pods are ready by their probes, without a restart or a pull", || {
@@ -46,7 +46,7 @@ pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
         "after a flush of a node's ruleset its hostPorts answer again, and all pods have their rules",
         || {
             let before: Vec<_> = cluster.workers.iter().map(Worker::attachments).collect();
-            // kube-proxy misses its rules within half a minute; claims about Services come later.
+            // kube-proxy notices within half a minute that its rules are missing. Claims about Services come later.
             cluster.workers[0].node.cmd("nft flush ruleset");
             ports::from_outside(cluster, apps, report);
             wait_same(cluster, &before);
@@ -56,7 +56,7 @@ pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     garbage(cluster, apps, &agents, report);
 }
 
-/// The agents reach containerd from their containers, and delete what it has left.
+/// The agents reach containerd from their containers, and delete what containerd has left behind.
 fn garbage(cluster: &Kubernetes<'_>, apps: &Apps, agents: &[PodState], report: &Report) {
     report.title("Garbage of containerd");
     let (worker, agent) = (&cluster.workers[0], &agents[0]);
@@ -87,8 +87,8 @@ fn garbage(cluster: &Kubernetes<'_>, apps: &Apps, agents: &[PodState], report: &
     });
 }
 
-/// The number of attachments that an agent has deleted, by its status; none if it does not reply in time, as pods get few
-/// processors from their kubelet.
+/// The number of attachments that an agent has deleted, according to its status. None if the agent does not reply in
+/// time, because kubelet gives pods little processor time.
 fn garbage_deleted(worker: &Worker, pod: &PodState) -> Option<u64> {
     let output =
         worker.try_run_in(&pod.container, &["/usr/local/bin/slipwayd", "status", "--output", "json"]);
@@ -99,7 +99,7 @@ fn garbage_deleted(worker: &Worker, pod: &PodState) -> Option<u64> {
     status["garbage"]["deleted"].as_u64()
 }
 
-/// Deletes the agents, with the DaemonSet.
+/// Deletes the DaemonSet and with it the agents' pods.
 pub(crate) fn delete(cluster: &Kubernetes<'_>, report: &Report) {
     report.claim("slipwayd's pods end with their DaemonSet, and leave the nodes their network", || {
         cluster.server.delete(DAEMON_SET);
@@ -115,14 +115,14 @@ pub(crate) fn names(cluster: &Kubernetes<'_>) -> Vec<String> {
     cluster.agents().expect("a reply").into_iter().map(|pod| pod.name).collect()
 }
 
-/// Begins to replace the pods of a DaemonSet, if there is one.
+/// Begins to replace the pods of slipwayd if a DaemonSet runs it.
 pub(crate) fn update(cluster: &Kubernetes<'_>, old: &[String]) {
     if !old.is_empty() {
         cluster.server.patch(DAEMON_SET, &objects::update("2"));
     }
 }
 
-/// Waits for the end of that.
+/// Waits until the pods are replaced.
 pub(crate) fn wait_updated(cluster: &Kubernetes<'_>, old: &[String]) {
     if !old.is_empty() {
         let agents = cluster
@@ -140,7 +140,7 @@ fn nothing_is_pulled(cluster: &Kubernetes<'_>, agents: usize) {
         let found = of_reason(reason);
         assert!(found.is_empty(), "{reason}: {found:?}");
     }
-    // Of the init container and of the agent.
+    // One event each for the init container and the agent.
     let present = of_reason("Pulled");
     assert_eq!(present.len(), 2 * agents, "{present:?}");
     for event in present {
@@ -149,7 +149,7 @@ fn nothing_is_pulled(cluster: &Kubernetes<'_>, agents: usize) {
     }
 }
 
-/// Asserts that the runtime has applied what the object demands.
+/// Asserts that the container runtime has applied everything that the object demands.
 fn is_confined(worker: &Worker, pod: &PodState, daemon_set: &Value) {
     let spec = pod_of(daemon_set);
     let security = &spec["securityContext"]["seccompProfile"]["type"];
@@ -161,7 +161,7 @@ fn is_confined(worker: &Worker, pod: &PodState, daemon_set: &Value) {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(str::trim).unwrap_or_else(|| panic!("no {name}: {text}"))
     };
-    // SECCOMP_MODE_FILTER of seccomp(2).
+    // 2 means SECCOMP_MODE_FILTER (seccomp(2)).
     assert_eq!((field("Seccomp"), field("NoNewPrivs"), field("Uid")), ("2", "1", "0\t0\t0\t0"));
     let names = capabilities(&spec["containers"][0]);
     let bits = names.iter().fold(0, |bits, name| bits | capability_bit(name));
@@ -182,14 +182,14 @@ fn is_confined(worker: &Worker, pod: &PodState, daemon_set: &Value) {
     }
 }
 
-/// Asserts that the agent reports its node as ready, from inside its container.
+/// Asserts that the agent reports from inside its container that the node is ready.
 fn status(worker: &Worker, pod: &PodState) {
     let text = worker.run_in(&pod.container, &["/usr/local/bin/slipwayd", "status", "--output", "json"]);
     let status: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
     assert_eq!((&status["node"], &status["ready"]), (&worker.name().into(), &true.into()), "{status}");
 }
 
-/// Deletes the pod of the first node, and kills the process of the second one's.
+/// Deletes the agent's pod on the first node, and kills the agent's process on the second.
 fn replaced(cluster: &Kubernetes<'_>, apps: &Apps, agents: &[PodState]) {
     let [deleted, killed, ..] = agents else { panic!("{agents:?}") };
     let outside = apps.edge.iter().flat_map(|pod| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The apps of the cluster: a DaemonSet with hostPorts, and a Deployment with a Service.
+//! The apps in the cluster: a DaemonSet with hostPorts, and a Deployment with a Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,36 +11,36 @@ use slipway_tests::kubernetes::{Kubernetes, PodState, Report, Worker, objects};
 use slipway_tests::{Proto, Server, Space, at, within};
 
 pub(crate) const EDGE: &str = "edge";
-/// The Deployment and its Service.
+/// The name of the Deployment and its Service.
 pub(crate) const WEB: &str = "web";
 
-/// The hostPorts of the DaemonSet, for TCP and UDP, and the ports of its containers.
+/// The DaemonSet's hostPorts for TCP and UDP, and its container's UDP port.
 pub(crate) const TCP_PORT: u16 = 8080;
 pub(crate) const UDP_PORT: u16 = 5353;
 pub(crate) const DNS_PORT: u16 = 53;
-/// The ports of the Service: its own, and those of the nodes.
+/// The Service's own port, and its port on the nodes.
 pub(crate) const SERVICE_PORT: u16 = 8000;
 pub(crate) const NODE_PORT: u16 = 30080;
 
-/// The time until nothing of deleted pods is left.
+/// The time limit for everything of deleted pods to disappear.
 const RESTORED: Duration = Duration::from_secs(120);
 
-/// Pods of the Deployment for each node.
+/// The number of pods of the Deployment per node.
 const PER_NODE: usize = 2;
 
 pub(crate) struct Apps {
-    /// Those of the DaemonSet, in the order of their nodes.
+    /// The pods of the DaemonSet, in the order of their nodes.
     pub(crate) edge: Vec<PodState>,
-    /// Those of the Deployment.
+    /// The pods of the Deployment.
     pub(crate) web: Vec<PodState>,
-    /// The containers have no server for UDP: these are in their network namespaces.
+    /// The UDP servers. They run in the pods' network namespaces, because the containers have no UDP server.
     _servers: Vec<Server>,
     /// The state of the nodes before there was any pod.
     empty: Vec<BTreeSet<String>>,
 }
 
 impl Apps {
-    /// Creates all, and waits until the pods are ready.
+    /// Creates all apps, and waits until their pods are ready.
     pub(crate) fn create(cluster: &Kubernetes<'_>, report: &Report) -> Self {
         let empty = cluster.workers.iter().map(Worker::attachments).collect();
         report.claim("the pods of a DaemonSet with hostPorts and of a Deployment become ready", || {
@@ -49,13 +49,13 @@ impl Apps {
         })
     }
 
-    /// Ends the servers, whose sockets would keep namespaces of pods that are replaced. Returns the state for
+    /// Ends the servers, whose sockets would keep the namespaces of replaced pods alive. Returns the state for
     /// [`Self::running`].
     pub(crate) fn close(self) -> Vec<BTreeSet<String>> {
         self.empty
     }
 
-    /// The pods that run, when all are ready.
+    /// The running pods, once all are ready.
     pub(crate) fn running(cluster: &Kubernetes<'_>, empty: Vec<BTreeSet<String>>) -> Self {
         let mut edge = cluster.wait_pods(EDGE, cluster.workers.len());
         edge.sort_by_key(|pod| pod.node);
@@ -73,7 +73,7 @@ impl Apps {
         self.edge.iter().chain(&self.web)
     }
 
-    /// The network namespace of a pod on each node, with the pod, in the order of the nodes.
+    /// For each node in order, the network namespace of a pod and the pod.
     pub(crate) fn clients<'a>(
         &'a self,
         cluster: &'a Kubernetes<'_>,
@@ -81,7 +81,7 @@ impl Apps {
         self.edge.iter().map(|pod| (pod, cluster.inside(pod)))
     }
 
-    /// Deletes all, and waits until nothing of the pods is left on any node.
+    /// Deletes all apps, and waits until nothing of their pods is left on any node.
     pub(crate) fn delete(self, cluster: &Kubernetes<'_>, report: &Report) {
         let full = cluster.workers.iter().map(Worker::attachments);
         assert!(
@@ -96,7 +96,7 @@ impl Apps {
     }
 }
 
-/// Waits until the nodes' attachments are again those of before.
+/// Waits until the nodes' attachments are the same as before.
 pub(crate) fn wait_same(cluster: &Kubernetes<'_>, before: &[BTreeSet<String>]) {
     let (mut changes, begin) = (Vec::new(), Instant::now());
     cluster.wait("the attachments of before", RESTORED, |cluster| {
@@ -106,7 +106,7 @@ pub(crate) fn wait_same(cluster: &Kubernetes<'_>, before: &[BTreeSet<String>]) {
             let differing = before.symmetric_difference(&now);
             changes.extend(differing.map(|line| format!("{}: {line}", worker.name())));
         }
-        // For the report of a failure, which is near.
+        // Printed for the report of a failure that has become likely.
         if begin.elapsed() > within(RESTORED) / 2 {
             eprintln!("these attachments differ: {changes:#?}");
         }

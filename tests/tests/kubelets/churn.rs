@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Many pods that come and go at once, and pods that take the place of others.
+//! Many pods that are created and deleted at once, and pods that replace others.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::requests::{Outcome, Requests};
 
 /// The number of pods that are created and deleted at once.
 pub(crate) const MANY: u16 = 60;
-/// Their label.
+/// The label of these pods.
 pub(crate) const MANY_APP: &str = "many";
-/// The hostPort of the first.
+/// The hostPort of the first pod.
 const FIRST_PORT: u16 = 20000;
 
-/// Creates the pods, each with a hostPort of its own.
+/// Creates the pods, each with a different hostPort.
 pub(crate) fn create_many(cluster: &Kubernetes<'_>) {
     for number in 0..MANY {
         let spec = objects::web(&[("TCP", FIRST_PORT + number, objects::WEB_PORT)]);
@@ -28,7 +28,6 @@ pub(crate) fn create_many(cluster: &Kubernetes<'_>) {
     }
 }
 
-/// Deletes them.
 pub(crate) fn delete_many(cluster: &Kubernetes<'_>) {
     cluster.server.delete(&format!("{}/pods?labelSelector=app%3D{MANY_APP}", objects::NAMESPACE));
 }
@@ -45,7 +44,7 @@ pub(crate) fn sixty_pods(cluster: &Kubernetes<'_>, report: &Report) {
         cluster.wait_pods(MANY_APP, MANY.into())
     });
     report.claim("each answers at its hostPort", || {
-        // The comparison after the deletion sees the published ports.
+        // The later comparison after the deletion must be able to see the published ports.
         let after: usize = cluster.workers.iter().map(|worker| worker.attachments().len()).sum();
         let before: usize = before.iter().map(BTreeSet::len).sum();
         assert!(after >= before + 3 * usize::from(MANY), "reservations, links and ports: {before}, {after}");
@@ -60,7 +59,7 @@ pub(crate) fn sixty_pods(cluster: &Kubernetes<'_>, report: &Report) {
     report.claim("and they are gone from the API server", || cluster.wait_no_pods(MANY_APP));
 }
 
-/// Waits until an app has this number of ready pods, and none of the former ones.
+/// Waits until an app has this number of ready pods, none of which is an old one.
 fn wait_replaced(cluster: &Kubernetes<'_>, app: &str, count: usize, old: &[String]) {
     cluster.wait(&format!("new pods of {app}"), Duration::from_secs(180), |cluster| {
         let pods = cluster.pods(app).unwrap_or_default();
@@ -68,13 +67,13 @@ fn wait_replaced(cluster: &Kubernetes<'_>, app: &str, count: usize, old: &[Strin
     });
 }
 
-/// Replaces all pods, also those of slipwayd if a DaemonSet runs it; returns the new ones.
+/// Replaces all pods, including those of slipwayd if a DaemonSet runs it, and returns the new ones.
 pub(crate) fn rolling_updates(cluster: &Kubernetes<'_>, apps: Apps, report: &Report) -> Apps {
     report.title("Rolling updates");
     let old: Vec<String> = apps.pods().map(|pod| pod.name.clone()).collect();
     let edge: Vec<String> = apps.edge.iter().map(|pod| pod.name.clone()).collect();
     let old_agents = agents::names(cluster);
-    // The number of pods, and the collection, of each app.
+    // The number of pods of each app, and its collection.
     let counts = [(EDGE, apps.edge.len(), "daemonsets"), (WEB, apps.web.len(), "deployments")];
     let empty = apps.close();
     let targets = cluster.workers.iter().flat_map(|worker| {

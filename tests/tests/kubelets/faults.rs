@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Programs that are killed, and a node whose power is cut.
+//! Programs are killed, and the power of a node is cut.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use slipway_tests::{at, within};
 use crate::apps::{Apps, EDGE, TCP_PORT, WEB, wait_same};
 use crate::{ports, services};
 
-/// The label and the hostPort of a pod that is created after a restart.
+/// The label and the hostPort of a pod that is created after the restart.
 const LATE: &str = "late";
 const LATE_PORT: u16 = 9090;
 
@@ -42,7 +42,7 @@ pub(crate) fn killed(cluster: &mut Kubernetes<'_>, apps: &Apps, program: &'stati
     });
 }
 
-/// Cuts the power of the first node while pods run; returns the pods that run then.
+/// Cuts the power of the first node while pods run, and returns the pods that run afterwards.
 pub(crate) fn reboot(cluster: &mut Kubernetes<'_>, apps: Apps, report: &Report) -> Apps {
     let empty = apps.close();
     report.title("A node's power is cut");

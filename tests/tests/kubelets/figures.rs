@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The time for sixty pods, next to the reference plugins in a cluster of the same programs.
+//! The time that sixty pods take, compared with the reference plugins in a cluster of the same programs.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use slipway_tests::kubernetes::{Agent, Backend, Kubernetes, Network, Plan, Progr
 
 use crate::churn::{MANY, MANY_APP, create_many, delete_many};
 
-/// The pods are created and deleted so many times.
+/// How often the pods are created and deleted.
 const ROUNDS: usize = 2;
 
-/// The seconds of one round: until all pods are ready; after the deletion until their networks are gone, and until the
-/// API server has none of them.
+/// The durations of one round in seconds: until all pods are ready, and after the deletion until their networks are
+/// gone and until they are gone from the API server.
 struct Round {
     ready: f64,
     networks_gone: f64,
@@ -50,7 +50,7 @@ fn measure(cluster: &Kubernetes<'_>) -> Round {
     cluster.wait("no networks", Duration::from_secs(180), |cluster| {
         cluster.workers.iter().all(|worker| {
             let links = worker.node.cmd("ip -o link show type veth");
-            // The uplink is one, too.
+            // The uplink is the one veth that remains.
             worker.reservations().is_empty() && links.lines().count() == 1
         })
     });

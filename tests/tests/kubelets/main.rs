@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! slipwayd and the plugins as the network of a real cluster: kubelets, containerd, kube-proxy, the control plane's
+//! slipwayd and the plugins as the network of a real cluster with kubelets, containerd, kube-proxy, the control plane's
 //! programs, and containers that answer requests.
 //!
-//! A cluster takes half a minute to become ready, so a test makes many claims on one; each is named in the output. The
-//! main test has plain routes and nftables, and the DaemonSet of `slipwayd render` as the agent, which is a program next to
-//! kubelet in the others. Another kills programs and cuts a node's power, the third repeats the claims about packets for the
-//! other paths and backends. A plain run of `cargo xtask test` tries a part of these.
+//! A cluster takes half a minute to become ready, so each test makes many claims about the same one, and the output
+//! names each claim. The main test uses plain routes, nftables, and the DaemonSet of `slipwayd render` as the agent. In
+//! the other tests, the agent is a program next to kubelet. One of them kills programs and cuts a node's power, another
+//! repeats the claims about packets for the remaining paths and backends. A plain run of `cargo xtask test` tries only
+//! some of these.
 
 mod agents;
 mod apps;
@@ -24,12 +25,12 @@ use slipway_tests::{sample, skip};
 
 use apps::Apps;
 
-/// A cluster of two nodes.
+/// The plan of a cluster with two nodes.
 fn plan(tunnel: &'static str, backend: Backend, agent: Agent) -> Plan {
     Plan { nodes: 2, network: Network::Slipway(tunnel, backend, agent) }
 }
 
-/// The claims about packets.
+/// All claims about packets.
 fn packets(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     ports::all(cluster, apps, report);
     services::all(cluster, apps, report);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Pods to pods, and to hosts outside.
+//! Paths from pods to other pods and to outside hosts.
 
 use slipway_tests::image::expect;
 use slipway_tests::kubernetes::objects::WEB_PORT;
@@ -9,7 +9,7 @@ use slipway_tests::{Proto, at};
 
 use crate::apps::{Apps, DNS_PORT};
 
-/// The port of a server on the host outside.
+/// The port of a server on the outside host.
 const OUTSIDE_PORT: u16 = 9000;
 
 pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
@@ -65,7 +65,7 @@ fn to_outside(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     }
 }
 
-/// Asserts that each node's routes to the pods of others are by this link.
+/// Asserts that each node's routes to other nodes' pods lead through this link.
 pub(crate) fn check_path(cluster: &Kubernetes<'_>, link: &str) {
     for worker in &cluster.workers {
         for family in ["-4", "-6"] {

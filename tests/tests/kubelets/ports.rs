@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! hostPorts, from all places.
+//! hostPorts, requested from everywhere.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,7 @@ pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     });
 }
 
-/// The nodes with their pods of the DaemonSet.
+/// The nodes, each with its pod of the DaemonSet.
 fn pairs<'a>(
     cluster: &'a Kubernetes<'_>,
     apps: &'a Apps,
@@ -32,14 +32,14 @@ fn pairs<'a>(
     apps.edge.iter().map(|pod| (&cluster.workers[pod.node], pod))
 }
 
-/// A client, and the addresses that pods must see.
+/// A client, and the addresses with which pods must see it.
 struct Client<'a> {
     name: &'a str,
     space: &'a Space,
     seen: [IpAddr; 2],
 }
 
-/// Requests the ports of a pod at its node's addresses.
+/// Requests both ports of a pod at its node's addresses.
 fn both(client: &Client<'_>, (worker, pod): (&Worker, &PodState), report: &Report) {
     let Client { name, space: from, seen } = client;
     for (ip, seen) in worker.node.addresses.into_iter().zip(*seen) {
@@ -51,7 +51,7 @@ fn both(client: &Client<'_>, (worker, pod): (&Worker, &PodState), report: &Repor
     }
 }
 
-/// Another host's requests. A node that was rebooted, or whose programs are dead, must pass them, too.
+/// Sends requests from another host. A node must pass them even after a reboot, and while its programs are dead.
 pub(crate) fn from_outside(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     let seen = cluster.lan.outside.addresses;
     let client = Client { name: "outside", space: cluster.outside(), seen };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Requests that continue while pods are replaced.
+//! Requests that go on while pods are replaced.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use slipway_tests::image::ask_once;
 use slipway_tests::{Space, Stop, within};
 
-/// The pause between two requests to one address.
+/// The pause between two requests to an address.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time limit for a request, without pauses of the whole machine. A lost SYN is sent again after one, three and seven
-/// seconds; on a machine with 20 processes for each processor an answer took five.
+/// The time limit for a request, not counting pauses of the whole machine. A lost SYN is resent after one, three and
+/// seven seconds. On a machine with 20 processes per processor, an answer took five seconds.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The limit with them: on a busy machine no process ran for eight seconds, and no packet was sent.
+/// The time limit including such pauses. On a busy machine, no process ran and no packet was sent for eight seconds.
 const LONGEST: Duration = Duration::from_secs(40);
-/// The sleep that shows how late this machine wakes a thread.
+/// The sleep by which the test measures how late this machine wakes a thread.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Requests to some addresses, a thread each.
+/// Requests to some addresses, each sent by a separate thread.
 pub(crate) struct Requests {
     stop: Stop,
     late: Lateness,
@@ -33,7 +33,7 @@ pub(crate) struct Requests {
 pub(crate) struct Outcome {
     pub(crate) to: SocketAddr,
     pub(crate) answered: usize,
-    /// The begin of each request that failed, and the reason.
+    /// When each failed request began, and why it failed.
     pub(crate) failures: Vec<(Instant, String)>,
     begin: Instant,
 }
@@ -50,7 +50,7 @@ impl Requests {
                     let (begin, before) = (Instant::now(), late.total());
                     let answer = ask_once(&from, to, within(LONGEST));
                     let took = begin.elapsed();
-                    // Includes the lateness until now.
+                    // The pause keeps `late` up to date, because it is longer than a measurement.
                     thread::sleep(PAUSE);
                     let own = took.saturating_sub(late.total() - before);
                     match answer {
@@ -77,12 +77,12 @@ impl Requests {
     }
 }
 
-/// The time by which a thread woke up too late, since it was started.
+/// The total delay with which a thread woke up since it was started.
 #[derive(Clone)]
 struct Lateness(Arc<AtomicU64>);
 
 impl Lateness {
-    /// Measures until the stop.
+    /// Starts a measurement that runs until the stop.
     fn measure(stop: &Stop) -> Self {
         let (total, seen) = (Arc::new(AtomicU64::new(0)), stop.flag());
         let sum = total.clone();
@@ -103,7 +103,7 @@ impl Lateness {
 }
 
 impl Outcome {
-    /// The begin of the first and of the last request that failed; none if all were answered.
+    /// When the first and the last failed request began, or none if all were answered.
     pub(crate) fn outage(&self) -> Option<(Instant, Instant)> {
         Some((self.failures.first()?.0, self.failures.last()?.0))
     }

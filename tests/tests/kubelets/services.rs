@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Services by kube-proxy, which serves them next to the plugins.
+//! Services, which kube-proxy provides beside the plugins.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use slipway_tests::{Space, at, within};
 
 use crate::apps::{Apps, NODE_PORT, SERVICE_PORT, WEB};
 
-/// The time for one request. kube-proxy may not have written the rules yet.
+/// The time limit for one request. kube-proxy may not have written its rules yet.
 const REQUEST: Duration = Duration::from_secs(1);
 
 pub(crate) fn all(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
@@ -46,7 +46,7 @@ fn cluster_ips(cluster: &Kubernetes<'_>, apps: &Apps, report: &Report) {
     });
 }
 
-/// Requests the page until one of the pods answers; returns the address that it sees.
+/// Requests the page until one of the pods answers, and returns the address that the pod sees.
 fn answer(
     cluster: &Kubernetes<'_>,
     (client, from): (&str, &Space),

@@ -28,7 +28,7 @@ fn containers_are_on_the_masters_network_with_addresses_of_their_own() {
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
     let results = all_meet(&world, &network, &one, &two);
-    // The host outside sees each container's own Ethernet address.
+    // The outside host sees each container's own MAC address.
     let neighbours = world.client.cmd("ip neighbour show dev eth0");
     for (pod, result) in [(&one, &results[0]), (&two, &results[1])] {
         let line = format!("{} lladdr {}", address_of(result, 0), pod.mac("eth0"));
@@ -139,7 +139,7 @@ fn neighbours_learn_a_new_address() {
     neighbours_are_notified(&one);
     world.client.ping(one_ip).expect("a reply");
     network.del(&Attach::new(&one)).expect("DEL");
-    // The address moves to another container: the host outside must update its neighbour entry.
+    // The address moves to another container, so the outside host must update its neighbour entry.
     let config = json!({"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.60.1.0/24",
         "rangeStart": one_ip.to_string(), "rangeEnd": one_ip.to_string()}]]}});
     let _ = add(&world.network(1, &config), &two);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Migrations with concurrent ADDs and DELs: deleted containers stay deleted, and added ones have their
-//! ports.
+//! Migrations that run concurrently with ADDs and DELs. Deleted containers must stay deleted, and added ones must have
+//! their ports.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const TURNS: u16 = 5;
 
 fn adds_and_dels_during_migrations(maker: &Maker) {
     let world = World::new(maker.variant);
-    // Two networks, one for each backend.
+    // Two networks, one with each backend.
     let networks = [
         world.network(1, "bridge", "iptables", &json!({})),
         world.network(2, "bridge", "nftables", &json!({})),
@@ -28,7 +28,7 @@ fn adds_and_dels_during_migrations(maker: &Maker) {
             scope.spawn(move || {
                 for round in 0..TURNS {
                     network.add(&attach).unwrap_or_else(|e| panic!("ADD of {n}: {e}"));
-                    // Every third container stays after the last round.
+                    // Every third container remains after the last round.
                     if n % 3 != 0 || round + 1 < TURNS {
                         network.del(&attach).unwrap_or_else(|e| panic!("DEL of {n}: {e}"));
                     }
@@ -40,7 +40,7 @@ fn adds_and_dels_during_migrations(maker: &Maker) {
             assert!(code == 0 || code == 4, "{report:#}");
         }
     });
-    // A last migration without concurrent calls completes what was in transit.
+    // A final migration without concurrent calls moves what is still in the old backend.
     let (report, code) = world.migrate("--to nftables");
     assert_eq!(code, 0, "{report:#}");
     let all = world.everything();
@@ -56,7 +56,8 @@ fn adds_and_dels_during_migrations(maker: &Maker) {
     assert!(!all.contains("CNI-DN-"), "{all}");
 }
 
-/// A container is deleted and added again, in its old backend, at each moment of its migration.
+/// During its migration, a container is deleted and added again in its old backend, at a different moment in each
+/// round.
 #[test]
 fn a_container_added_again_at_any_moment_is_served() {
     let world = World::new(NFT.variant);
@@ -64,7 +65,8 @@ fn a_container_added_again_at_any_moment_is_served() {
     let web = Web::new(&world, &NFT, &network, "web", PORT);
     let held = within(Duration::from_millis(1500));
     let mut tried = 0;
-    // Before every third program that it runs; they are counted for each thread and call.
+    // The migration is delayed before every third program that it runs. strace counts separately for each thread and
+    // call.
     for nth in sample_of_unknown().map(|at| 1 + 3 * at) {
         let spawns = "clone,clone3,vfork";
         let (trace, delay) = (format!("trace={spawns}"), held.as_micros());
@@ -76,7 +78,7 @@ fn a_container_added_again_at_any_moment_is_served() {
         network.del(&web.attach).unwrap_or_else(|e| panic!("{nth}: DEL: {e}"));
         network.add(&web.attach).unwrap_or_else(|e| panic!("{nth}: ADD: {e}"));
         let output = migration.wait();
-        // A migration without concurrent calls completes what was in transit.
+        // A migration without concurrent calls moves what is still in the old backend.
         let (report, code) = world.migrate("--to nftables");
         assert_eq!(code, 0, "{nth}: {report:#}");
         network.check(&web.attach).unwrap_or_else(|e| panic!("{nth}: CHECK: {e}; {}", output.process));

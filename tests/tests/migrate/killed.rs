@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A killed migration leaves every port served, and the next call completes it.
+//! A migration that is killed leaves every port served, and the next one completes it.
 
 use serde_json::json;
 use slipway_tests::{Disturbance, Proto, all_kill_points, disturbed, stride};
 
 use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
-/// Number of points to try in each direction, divided by [`stride`]. A run whose system calls differ from the
-/// traced run may miss its point.
+/// The number of points to try in each direction, divided by [`stride`]. A run whose system calls differ from those of
+/// the traced run may miss its point.
 const SAMPLE: usize = 8;
-/// Minimum number of points, however large [`stride`] is.
+/// The minimum number of points, however large [`stride`] is.
 const AT_LEAST: usize = 3;
 
-/// Kills migrations in both directions between two backends; the first is the maker's.
+/// Kills migrations in both directions between two backends, the first of which is the maker's.
 pub(super) fn killed_and_resumed(maker: &Maker, places: (&str, &str)) {
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));

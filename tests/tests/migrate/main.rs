@@ -21,14 +21,14 @@ use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Reference, Server, 
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
 
-/// The plugin set and backend that made the objects to move.
+/// The plugin set and the backend that made the objects to be moved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Maker {
     /// `backend` and `ipMasqBackend`.
     backend: &'static str,
     /// The variant of iptables that the node uses.
     variant: &'static str,
-    /// The folder of another plugin set.
+    /// The folder of another plugin set, if that made them.
     directory: Option<PathBuf>,
 }
 
@@ -50,7 +50,7 @@ impl Maker {
     }
 }
 
-/// A node, and one host outside.
+/// A node and an outside host.
 struct World {
     node: Node,
     client: Host,
@@ -87,11 +87,11 @@ impl World {
 
     /// The rulesets of nftables and of iptables-legacy.
     fn everything(&self) -> String {
-        // Without counters: a late packet is no change of the ruleset.
+        // Counters are left out, because a late packet does not change the ruleset.
         let mut all = self.node.cmd("nft --stateless list ruleset");
         for tool in ["iptables", "ip6tables"] {
             let saved = self.node.cmd(&format!("{tool}-legacy-save -t nat"));
-            // Without the time of day and the counters.
+            // Comments with the time of day and lines with counters are left out.
             let rules = saved.lines().filter(|line| !line.starts_with(['#', ':']));
             all.extend(rules.map(|line| format!("{line}\n")));
         }
@@ -105,7 +105,7 @@ impl World {
         (report, output.code.expect("an exit code"))
     }
 
-    /// Migrates. Asserts that it moves `wanted` entries and leaves none.
+    /// Migrates, and asserts that `wanted` entries are moved and none is left.
     #[track_caller]
     fn migrated(&self, to: &str, wanted: usize) {
         let (report, code) = self.migrate(&format!("--to {to}"));
@@ -121,7 +121,7 @@ impl World {
         let programs = self.node.programs();
         let by_programs = programs["containers"].as_u64() > Some(0);
         let found = (in_table, in_chains, of_reference, by_programs);
-        // The eBPF backend needs the nftables table, too.
+        // The eBPF backend also needs the nftables table.
         let wanted = (
             place == "nftables" || place == "ebpf",
             place == "iptables",
@@ -150,7 +150,7 @@ fn count(report: &Value, state: &str) -> usize {
     things.iter().filter(|thing| thing["state"] == state).count()
 }
 
-/// ADD by these plugins, chained as a runtime does.
+/// Calls ADD of these plugins, chained as by a runtime.
 fn add(maker: &Maker, network: &Network<'_>, attach: &Attach) {
     match &maker.directory {
         Some(directory) => network.add_by(directory, attach, |call| call),
@@ -158,7 +158,7 @@ fn add(maker: &Maker, network: &Network<'_>, attach: &Attach) {
     };
 }
 
-/// A pod that was added and serves TCP and UDP.
+/// A pod that has been added and serves TCP and UDP.
 struct Web {
     pod: Pod,
     attach: Attach,
@@ -181,7 +181,7 @@ impl Web {
     }
 }
 
-/// The maker's plugin folder, for messages.
+/// Describes a maker, with its plugin folder, for messages.
 fn shown(maker: &Maker) -> String {
     let by = maker.directory.as_deref().map_or("ours".into(), Path::to_string_lossy);
     format!("{} {} by {by}", maker.backend, maker.variant)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The moment in which things are made in the table while other rules translate.
+//! The moment in which objects are created in the table while rules of another engine translate.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,13 +10,14 @@ use slipway_tests::{Attach, Proto};
 
 use crate::{PORT, SERVED, World};
 
-/// The number of times that the table is made. When all was made in one commit, some 20 packets were not masqueraded.
+/// How often the table is created. When everything was created in a single commit, some 20 packets were not
+/// masqueraded.
 const ROUNDS: usize = 100;
 
-/// Most flows of one thread: conntrack keeps each for half a minute.
+/// The maximum number of flows per thread, because conntrack keeps each for half a minute.
 const FLOWS: usize = 60_000;
 
-/// Rules that translate as those of another engine that a migration leaves in place until ours serve.
+/// Rules that translate like those of another engine, which a migration leaves in place until ours are effective.
 const OTHER_ENGINE: &str = "table ip other {
     counter translated { }
     counter unmasqueraded { }
@@ -40,7 +41,7 @@ fn translated_packets_are_masqueraded_while_the_table_is_made() {
     let world = World::new("nft");
     let network = world.network(1, "bridge", "nftables", &json!({}));
     let pod = world.node.pod("web");
-    // The ADD of a UDP port would look for flows among all of these.
+    // The port is a TCP port, because the ADD of a UDP port would look for flows among all of these.
     let attach = Attach::new(&pod).port(Proto::Tcp, PORT, SERVED);
     network.add(&attach).expect("ADD");
     world.node.sysctl("net/ipv4/conf/all/route_localnet", "1");

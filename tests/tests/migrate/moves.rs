@@ -7,7 +7,7 @@ use slipway_tests::{Attach, Proto};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, count, shown};
 
-/// To the other backend, back, and to the other again.
+/// Migrates to the other backend, back, and to the other one again.
 fn there_and_back(maker: &Maker, interface: &str) {
     let steps = if maker.backend == "nftables" && maker.directory.is_none() {
         ["iptables", "nftables", "iptables"]
@@ -17,7 +17,7 @@ fn there_and_back(maker: &Maker, interface: &str) {
     round_trip(maker, interface, &steps);
 }
 
-/// To each of these backends; then DEL leaves nothing.
+/// Migrates to each of these backends in turn, after which DEL must leave nothing.
 pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
     eprintln!("{} {interface}: {steps:?}", shown(maker));
     let world = World::new(maker.variant);
@@ -43,7 +43,7 @@ pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
         world.migrated(to, 2);
         world.assert_is_in(to);
         answers();
-        // CHECK with the configuration of the ADD, as the runtime calls it.
+        // CHECK gets the configuration of the ADD, as a runtime would call it.
         if maker.directory.is_none() {
             network.check(&web.attach).unwrap_or_else(|e| panic!("CHECK in {to}: {e}"));
         }
@@ -99,7 +99,7 @@ fn keys_keep_their_effect() {
     }
 }
 
-/// Conditions that both backends support are moved. Others, and chains of other programs, are named and left
+/// Conditions that both backends support are moved. Other conditions and chains of other programs are reported and left
 /// alone.
 #[test]
 fn unsupported_conditions_and_foreign_chains_are_left_alone() {

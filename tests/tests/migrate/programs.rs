@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Migrations to the eBPF backend and from it.
+//! Migrations to and from the eBPF backend.
 
 use serde_json::json;
 use slipway_tests::{Attach, Proto, has_programs, needs};
@@ -95,7 +95,7 @@ fn containers_with_conditions_that_nftables_lacks_stay() {
     assert_eq!(world.backends(), ["ebpf", "iptables"]);
 }
 
-/// Packets to it pass the queue of its link: `flow_egress` redirects none to the peer.
+/// Packets to the container pass the queue of its link, because `flow_egress` does not redirect any to the peer.
 #[test]
 fn a_rate_limit_holds_after_the_migration() {
     needs!(has_programs(), slipway_tests::PROGRAMS);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway restore` next to a migration of the same containers, as slipwayd runs it: no port is lost or left in two
-//! places, and no flow is cut.
+//! `slipway restore` while a migration of the same containers is running, as slipwayd runs it. No port may be lost or
+//! left in two places, and no flow may be interrupted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,19 +15,19 @@ use slipway_tests::{
 
 use crate::{Maker, NFT, PORT, PROGRAMS, TABLE, Web, World};
 
-/// The delay before each program that a restoration runs: it makes the moments between its steps last.
+/// The delay before each program that a restoration runs, which makes the moments between its steps last longer.
 const SLOWER: Duration = Duration::from_millis(400);
-/// The system call by which a migration waits for packets in transit.
+/// The system call with which a migration waits for packets in transit.
 const WAIT: &str = "membarrier";
-/// More waits than a migration has.
+/// More than the number of waits in a migration.
 const MOST: usize = 10;
-/// The time for which a migration is held up at one of its waits: longer than a restoration needs to put
-/// something back, and shorter than it then needs to remove it from other backends.
+/// How long a migration is delayed at one of its waits. This is longer than a restoration takes to put something back,
+/// and shorter than it then takes to remove it from other backends.
 const HELD: Duration = Duration::from_secs(6);
-/// The points at which a migration is killed, in each direction.
+/// The number of points at which a migration is killed in each direction.
 const KILLS: usize = 8;
 
-/// A node with a container that is in the runtime's cache, with flows to its port.
+/// A node with a container that is in the runtime's cache, and with flows to the container's port.
 struct Stage {
     world: World,
     maker: Maker,
@@ -48,7 +48,7 @@ impl Stage {
         web
     }
 
-    /// Steady flows from outside to the port, of both families.
+    /// Steady flows of both families from outside to the port.
     fn flows(&self) -> Vec<SteadyFlow> {
         let client = &self.world.client;
         let interval = Duration::from_millis(5);
@@ -76,7 +76,7 @@ impl Stage {
         }
     }
 
-    /// A migration without anything next to it completes what was in transit; then everything is in one place.
+    /// Runs a migration without concurrent calls, after which everything must be in one place.
     fn settles_in(&self, to: &str, network: &Network<'_>, web: &Web, when: &str) {
         let (report, code) = self.world.migrate(&format!("--to {to}"));
         assert_eq!(code, 0, "{when}: {report:#}");
@@ -87,14 +87,14 @@ impl Stage {
 }
 
 fn none_lost(flows: Vec<SteadyFlow>, when: &str) {
-    // The work may take less than ten intervals.
+    // The work may take less than ten intervals, so the flows continue a little longer.
     thread::sleep(Duration::from_millis(100));
     let ended: Vec<Deliveries> = flows.into_iter().map(SteadyFlow::stop).collect();
     assert!(ended.iter().all(|flow| flow.lost() == 0 && flow.sent() > 10), "{when}: {ended:#?}");
 }
 
-/// Holds a migration up at each of its waits for packets in transit, between which it changes one of the two places, and
-/// restores at that moment.
+/// Delays a migration at each of its waits for packets in transit, between which it changes one of the two places, and
+/// runs a restoration at that moment.
 fn at_any_moment(maker: Maker, to: &str, back: &str) {
     let stage = Stage::new(maker);
     let network = stage.network();
@@ -153,7 +153,7 @@ fn a_restoration_at_any_moment_of_a_migration_from_the_programs_loses_no_port() 
     at_any_moment(PROGRAMS, "iptables", "ebpf");
 }
 
-/// A flush in a migration's course: what it removes is back after the next restoration, in one place.
+/// The ruleset is flushed during a migration. After the next restoration, everything must exist again, in one place.
 #[test]
 fn a_flush_during_a_migration_loses_no_port() {
     let stage = Stage::new(TABLE);
@@ -178,7 +178,7 @@ fn a_flush_during_a_migration_loses_no_port() {
     network.del(&web.attach).expect("DEL");
 }
 
-/// The ports of a killed migration are restored, and the next one completes it.
+/// The ports of a killed migration are restored, and the next migration completes it.
 #[test]
 fn a_restoration_after_a_killed_migration() {
     let stage = Stage::new(TABLE);
@@ -209,8 +209,8 @@ fn a_restoration_after_a_killed_migration() {
     network.del(&web.attach).expect("DEL");
 }
 
-/// Restorations one after the other while containers migrate back and forth: nothing is missing, so that none of them
-/// changes anything, and no flow is cut.
+/// Restorations run one after the other while containers migrate back and forth. Nothing is missing at any time, so
+/// none of the restorations may change anything, and no flow may be interrupted.
 #[test]
 fn restorations_during_migrations_change_nothing() {
     let stage = Stage::new(TABLE);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Connections, datagrams and downloads from all sides continue during migrations, without a gap.
+//! Connections, datagrams and downloads from everywhere continue during migrations without a gap.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,27 +13,27 @@ use slipway_tests::{Network, Proto, Space, at, dropped_by_processors, is_slow, p
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
 
-/// The port of the download.
+/// The port for downloads.
 const LONG: u16 = PORT + 1;
 
 /// A port outside for the container to connect to.
 const OUTSIDE: u16 = 7000;
 
-/// The time between two connections of one thread: many threads see a gap of this length, and leave the migration a
-/// processor.
+/// The pause between two connections of a thread. Many threads together notice a gap of this length, and the pause
+/// leaves the migration a processor.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The time after which the kernel sends a SYN again is twice as long. A thread that slept longer than this ran on a
-/// host that is too busy to distinguish a lost packet from a late one.
+/// Half the time after which the kernel resends a SYN. If a thread slept longer than this, the host is too busy to
+/// distinguish a lost packet from a late one.
 const STARVED: Duration = Duration::from_millis(500);
 
-/// Traffic during a migration, and its failures.
+/// Traffic during a migration, and the failures that it saw.
 struct Traffic {
     stop: AtomicBool,
     failures: Mutex<Vec<String>>,
     requests: AtomicUsize,
     bytes: AtomicUsize,
-    /// The longest time by which a thread woke up too late.
+    /// The longest delay with which a thread woke up.
     late: Mutex<Duration>,
 }
 
@@ -46,7 +46,7 @@ impl Traffic {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// Makes new connections, one after the other.
+    /// Opens new connections one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
         while self.is_running() {
             let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut flow| flow.request());
@@ -82,14 +82,14 @@ impl Traffic {
         }
     }
 
-    /// Keeps one flow in use.
+    /// Keeps using a single flow.
     fn keep_flow(&self, from: &Space, proto: Proto, to: SocketAddr) {
         let mut flow = from.dial(proto, None, to, patience()).expect("a connection");
         let mut seen = None;
         while self.is_running() {
             let name = proto.name();
             match flow.request() {
-                // The server must see the same source throughout.
+                // The server must see the same source address throughout.
                 Ok(answer) if *seen.get_or_insert(answer.peer) != answer.peer => {
                     return self.failed(format!("{name} flow with {to}: seen as {}", answer.peer));
                 }
@@ -100,7 +100,7 @@ impl Traffic {
         }
     }
 
-    /// Measures by how much a thread wakes up too late.
+    /// Measures the delay with which a thread wakes up.
     fn watch_processor(&self) {
         while self.is_running() {
             let begun = Instant::now();
@@ -114,7 +114,7 @@ impl Traffic {
     fn download(&self, from: &Space, to: SocketAddr) {
         let mut stream = match from.run(|| TcpStream::connect_timeout(&to, patience())) {
             Ok(stream) => stream,
-            // On a fast machine the gap comes first.
+            // On a fast machine, the gap may come before the connection.
             Err(error) => return self.failed(format!("download from {to}: {error}")),
         };
         stream.set_read_timeout(Some(patience())).expect("a time-out");
@@ -126,13 +126,13 @@ impl Traffic {
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
             }
-            // Limits the load on the machine.
+            // The pause limits the load on the machine.
             std::thread::sleep(Duration::from_micros(500));
         }
     }
 }
 
-/// Sends to each client without end.
+/// Sends to each client until the traffic stops.
 fn serve_long(listener: &TcpListener, traffic: &Traffic) {
     listener.set_nonblocking(true).expect("not to wait");
     std::thread::scope(|scope| {
@@ -158,12 +158,12 @@ fn serve_long(listener: &TcpListener, traffic: &Traffic) {
 }
 
 /// The number of retransmitted SYNs, which would hide a lost packet. A port without a server does not cause
-/// them: it refuses the connection.
+/// retransmissions, because it refuses the connection.
 fn sent_again(space: &Space) -> u64 {
     space.counter("TcpExt", "TCPSynRetrans")
 }
 
-/// Does `work` under load, and returns the failures of the connections.
+/// Performs `work` under load, and returns the failures of the connections.
 fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
     let traffic = Traffic {
         stop: AtomicBool::new(false),
@@ -196,7 +196,7 @@ fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
         scope.spawn(move || traffic.connect(node, at(v4, PORT), None));
         scope.spawn(move || traffic.connect(node, at(std::net::Ipv4Addr::LOCALHOST, PORT), None));
         scope.spawn(move || traffic.keep_flow(client, Proto::Tcp, at(v4, PORT)));
-        // To a server outside, through masquerade.
+        // These flows go to a server outside, through masquerade.
         for ip in own {
             scope.spawn(move || traffic.keep_flow(pod, Proto::Udp, at(ip, OUTSIDE)));
         }
@@ -244,7 +244,7 @@ fn web(world: &World, network: &Network<'_>, maker: &Maker) -> Web {
     Web { pod, attach, _servers: servers.into() }
 }
 
-/// A migration to the other backend and back, without failures.
+/// Migrates to the other backend and back, without failures.
 fn there_and_back(maker: &Maker) {
     let of_reference = maker.directory.is_some() && maker.backend == "nftables";
     let ways = if maker.backend == "iptables" || of_reference {
@@ -255,7 +255,7 @@ fn there_and_back(maker: &Maker) {
     assert_no_connection_fails(maker, &ways);
 }
 
-/// Migrations from backend to backend, without failures.
+/// Migrates from backend to backend, without failures.
 pub(super) fn assert_no_connection_fails(maker: &Maker, ways: &[&str]) {
     eprintln!("{}: {ways:?}", shown(maker));
     let world = World::new(maker.variant);
@@ -279,7 +279,7 @@ pub(super) fn assert_no_connection_fails(maker: &Maker, ways: &[&str]) {
     world.assert_is_in(ways.last().expect("a way"));
 }
 
-/// Gives the interfaces clsact in advance: an interface that gets its first one loses what it sends at that moment.
+/// Adds clsact to the links in advance, because a link loses packets at the moment when it gets its first clsact.
 fn attach_quietly(world: &World) {
     world.node.slipway("node setup");
     for line in world.node.cmd("ip -o link show type veth").lines() {
@@ -308,7 +308,7 @@ fn no_connection_fails_with_rules_of_the_reference() {
     all.iter().for_each(there_and_back);
 }
 
-/// The tests above detect a migration that empties the old backend before it fills the new one.
+/// Checks that the tests above would detect a migration that empties the old backend before it fills the new one.
 #[test]
 fn a_gap_is_detected() {
     let world = World::new("nft");

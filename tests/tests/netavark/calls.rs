@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Set-ups and teardowns: results, repetitions, failures, records.
+//! Set-ups and teardowns: results, repetitions, failures and records.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, Proto, at, slipway_only};
@@ -27,7 +27,7 @@ fn a_set_up_container_has_its_addresses_and_reaches_the_outside() {
     let routes = pod.cmd("ip -json route show default");
     let routes: Value = serde_json::from_str(&routes).expect("JSON");
     assert_eq!((&routes[0]["gateway"], &routes[0]["metric"]), (&json!(GATEWAYS[0]), &json!(100)));
-    // Masqueraded, of both families; and another container on the bridge.
+    // Packets are masqueraded in both families, and another container on the bridge is reached.
     let _server = client.serve(Proto::Tcp, "[::]:7", "outside");
     assert_eq!(pod.expect(Proto::Tcp, (client.v4, 7), "outside").peer.ip().to_canonical(), client.node_v4);
     assert_eq!(pod.expect(Proto::Tcp, (client.v6, 7), "outside").peer.ip(), client.node_v6);
@@ -66,7 +66,7 @@ fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
     call.teardown();
     call.teardown();
     before.assert_same(&state(&node, &[&pod]));
-    // The network's options have become invalid, and its record is lost.
+    // By the time of the teardown, the network's options are invalid, and its record is lost.
     call.setup();
     node.cmd("rm -r /run/slipway/netavark/results");
     let mut changed = call.clone();
@@ -74,7 +74,7 @@ fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
     changed.exec["port_mappings"] = json!([]);
     changed.teardown();
     before.assert_same(&state(&node, &[&pod]));
-    // The namespace is gone.
+    // The namespace is gone before the teardown.
     call.setup();
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
     pod.remove();
@@ -83,7 +83,7 @@ fn teardown_works_twice_and_without_a_setup_and_without_the_namespace() {
     assert!(left.matching("8080").is_empty() && !node.has_link("sw0"), "{left:?}");
 }
 
-/// A container on two networks whose namespace is gone: the ports of the first do not move to the second.
+/// The namespace of a container on two networks is gone. The ports of the first network must not move to the second.
 #[test]
 fn networks_of_a_container_that_is_gone_are_torn_down() {
     slipway_only!();
@@ -119,11 +119,11 @@ fn a_failed_setup_leaves_nothing() {
          interface eth0; if that container is gone, `slipway detach blue first eth0` removes what it has left"
     );
     before.assert_same(&state(&node, &[&second]));
-    // The first of a network takes its bridge along.
+    // If a network's first container fails, its bridge is removed again.
     let alone = Call::new(&node, &Net::with_subnets("green", "sw1", "10.90.0", "fd00:90:"), &second, 6);
     alone.publish("", "tcp", 8080, 80, 1).refused();
     assert!(!node.has_link("sw1"));
-    // The chain of its subnet stays.
+    // The chain of the network's subnet may stay.
     let before = state(&node, &[&second]);
     for (broken, text) in [
         (other.clone().option("static_ips", json!(["10.89.0.7"])), "no address in subnet fd00:89::/64"),
@@ -140,7 +140,7 @@ fn a_failed_setup_leaves_nothing() {
     }
 }
 
-/// podman 5 reloads a container's network by a teardown and a set-up, and a set-up may come twice.
+/// podman 5 reloads a container's network with a teardown and a set-up, and a set-up may come twice.
 #[test]
 fn a_second_setup_begins_again() {
     slipway_only!();
@@ -154,12 +154,12 @@ fn a_second_setup_begins_again() {
     once.assert_same(&state(&node, &[&pod]).without(&["veth", "sw0", "eth0"]));
     let _web = pod.serve(Proto::Tcp, "[::]:80", "web");
     client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
-    // Now with another port.
+    // The next set-up has another port.
     let mut moved = Call::new(&node, &net, &pod, 6).publish("", "tcp", 8081, 80, 1);
     moved.setup();
     client.expect(Proto::Tcp, (client.node_v4, 8081), "web");
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
-    // The teardown finds it although podman has changed the network since.
+    // The teardown removes the port although podman has changed the network since.
     moved.exec["port_mappings"] = json!([]);
     moved.teardown();
     client.expect_none(Proto::Tcp, (client.node_v4, 8081));
@@ -183,7 +183,7 @@ fn the_operators_commands_know_the_container() {
     let restored = node.slipway("restore");
     assert!(restored.contains("restored"), "{restored}");
     assert_eq!(client.expect(Proto::Tcp, (client.node_v4, 8080), "web").peer.ip().to_canonical(), client.v4);
-    // Without a plugin directory.
+    // `detach` works without a plugin directory.
     node.slipway("detach blue web eth0");
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
     assert!(!pod.has_link("eth0"));
@@ -206,8 +206,8 @@ fn other_calls_are_refused_in_netavarks_form() {
     assert!(name.refused().contains("a/b"));
 }
 
-/// podman gives a container that is started again the address that it had, with another MAC address. The node and other
-/// containers, which know the old one, learn the new one at once.
+/// When podman starts a container again, the container gets its previous address with another MAC address. The node and
+/// other containers know the old MAC address, and must learn the new one at once.
 #[test]
 fn a_container_that_comes_back_is_reached_at_once() {
     slipway_only!();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Networks as `podman network create --driver slipway` makes them.
+//! Creates networks as `podman network create --driver slipway` does.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, Output, slipway_only, with_keys};
@@ -34,7 +34,7 @@ fn a_subnet_that_nothing_uses_is_chosen() {
         r#"{"name": "other", "network_interface": "podman1", "subnets": [{"subnet": "10.89.2.0/23", "gateway": "10.89.2.1"}]}"#,
     );
     assert_eq!(subnet(&json!({})), "10.89.4.0/24");
-    // A route may lead there, but not a link or another network.
+    // A route may lead to the subnet, but a link or another network may not have it.
     let named = |subnet: &str| create(&node, &json!({"subnets": [{"subnet": subnet}]}));
     assert_eq!(named("10.89.1.0/24").json()["subnets"][0]["subnet"], "10.89.1.0/24");
     assert_eq!(error(&named("10.89.3.0/24")), "subnet 10.89.3.0/24 is in use: 10.89.2.0/23");

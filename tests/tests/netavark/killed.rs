@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The driver is killed right after each of its system calls that may have changed something: the next set-up or
-//! teardown removes what it left. And containers that vanish, of which podman knows nothing more. By default some are tried; `SLIPWAY_EVERY_CALL=1` tries all system calls.
+//! The driver is killed right after each of its system calls that may have changed something. The next set-up or
+//! teardown removes what it has left. Also covers containers that vanish and that podman has forgotten. By default only
+//! some system calls are tried; `SLIPWAY_EVERY_CALL=1` tries all.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ fn a_killed_setup_is_torn_down_or_set_up_again() {
     for (number, point) in points.iter().enumerate() {
         kills += usize::from(killed(&node, call(5).prepare("setup"), point));
         if number % 2 == 0 {
-            // podman gives the container another address for the next start.
+            // For the next start, podman gives the container another address.
             call(6).setup();
             let _web = pod.serve(Proto::Tcp, "[::]:80", "web");
             client.expect(Proto::Tcp, (client.node_v4, 9000), "web");
@@ -80,8 +81,8 @@ fn a_second_teardown_finishes_a_killed_one() {
     assert_killed(kills, points.len());
 }
 
-/// `podman rm --force` of a container whose namespace is gone: netavark before 2.1 fails before it calls the driver, and podman
-/// forgets the container.
+/// On `podman rm --force` of a container whose namespace is gone, netavark before 2.1 fails before it calls the driver,
+/// and podman forgets the container.
 #[test]
 fn restore_removes_what_containers_without_a_namespace_have() {
     slipway_only!();
@@ -117,7 +118,7 @@ fn restore_removes_what_containers_without_a_namespace_have() {
     assert_eq!(node.list("/run/slipway/netavark/results"), Vec::<String>::new());
 }
 
-/// Takes the namespace away, and waits until the kernel has deleted the links in it.
+/// Removes the namespace, and waits until the kernel has deleted the links in it.
 fn vanish(node: &Node, pod: Pod) {
     let links = || node.cmd("ip -oneline link show type veth").lines().count();
     let before = links();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The driver of netavark, called as netavark and podman call it, without them. [`real`](../real) has the programs
-//! themselves.
+//! The driver for netavark, called as netavark and podman call it, but without them. [`real`](../real) tests it with
+//! the programs themselves.
 
 mod calls;
 mod create;
@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use slipway_tests::{Node, Output, PluginCall, Pod, Snapshot};
 
-/// The node's address on the bridge of [`Net::new`] in each family.
+/// The node's address in each family on the bridge of [`Net::new`].
 const GATEWAYS: [&str; 2] = ["10.89.0.1", "fd00:89::1"];
 
 /// A network as netavark 2 passes it.
@@ -41,7 +41,7 @@ impl Net {
         }))
     }
 
-    /// The same as netavark 1 passes it: without the time, and with all keys.
+    /// The same network as netavark 1 passes it: without the creation time, but with all keys.
     fn of_netavark_1(mut self) -> Self {
         let keys = self.0.as_object_mut().expect("an object");
         keys.remove("created");
@@ -55,7 +55,7 @@ impl Net {
         self
     }
 
-    /// With an option, as by `podman network create --opt`.
+    /// The network with one more option, as from `podman network create --opt`.
     fn option(mut self, key: &str, value: &str) -> Self {
         self.0["options"][key] = json!(value);
         self
@@ -71,7 +71,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The pod with the addresses that end in `number`.
+    /// A call for the pod with the addresses that end in `number`.
     fn new(node: &'a Node, net: &Net, pod: &Pod, number: u8) -> Self {
         let of = |at: usize| net.0["subnets"][at]["subnet"].as_str().expect("a subnet");
         let addresses =
@@ -86,7 +86,7 @@ impl<'a> Call<'a> {
         Self { node, netns: pod.path().display().to_string(), exec }
     }
 
-    /// With one more published port: the options of `--publish`.
+    /// The call with one more published port, given like the options of `--publish`.
     fn publish(mut self, host_ip: &str, protocol: &str, host: u16, container: u16, range: u16) -> Self {
         let mapping = json!({
             "container_port": container, "host_ip": host_ip, "host_port": host, "protocol": protocol, "range": range,
@@ -95,13 +95,13 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// With another value of the container's options.
+    /// The call with another value for one of the container's network options.
     fn option(mut self, key: &str, value: Value) -> Self {
         self.exec["network_options"][key] = value;
         self
     }
 
-    /// The driver's process for a command.
+    /// The call of the driver for a command, ready to run.
     fn prepare(&self, command: &str) -> PluginCall {
         let call = self.node.plugin("slipway").without("CNI_PATH").arguments(&[command, &self.netns]);
         call.config(&self.exec)
@@ -129,7 +129,7 @@ impl<'a> Call<'a> {
         );
     }
 
-    /// The error of a set-up.
+    /// Runs a set-up that must fail, and returns the error.
     #[track_caller]
     fn refused(&self) -> String {
         error(&self.run("setup"))
@@ -143,14 +143,14 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The error in netavark's form.
+/// The error that the driver printed in netavark's format.
 #[track_caller]
 fn error(output: &Output) -> String {
     assert_eq!(output.process.code, Some(1), "{}", output.process);
     output.json()["error"].as_str().expect("a message").to_owned()
 }
 
-/// The state that a teardown must leave as it was. The driver's directories stay, with a lock for each bridge.
+/// The state that a teardown must restore. The driver's directories stay, with a lock for each bridge.
 fn state(node: &Node, pods: &[&Pod]) -> Snapshot {
     let spaces: Vec<_> = pods.iter().map(|pod| &***pod).collect();
     Snapshot::take(node, &spaces).without(&["/run/slipway/netavark", "address \"lo\"", "link lo", " dev lo "])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway migrate` with podman's containers.
+//! `slipway migrate` for podman's containers.
 
 use std::net::Ipv4Addr;
 
@@ -21,7 +21,8 @@ fn from_nftables_by_iptables_to_the_programs() {
     moves(&["iptables", "ebpf"]);
 }
 
-/// Migrates a container to each backend. Its ports and masquerade work after each step, and its teardown leaves nothing.
+/// Migrates a container to each backend in turn. Its ports and masquerade must work after each step, and its teardown
+/// must leave nothing.
 fn moves(backends: &[&str]) {
     let (node, client) = Node::with_client();
     let pod = node.pod("web");
@@ -45,7 +46,7 @@ fn moves(backends: &[&str]) {
         let listed = node.slipway("ports");
         assert!(listed.contains("8080") && listed.contains(backend), "{backend}: {listed}");
     }
-    // The records lead to what was moved.
+    // The records tell the teardown where everything was moved.
     call.teardown();
     client.expect_none_of([8080, 8053].map(|port| (Proto::Tcp, (client.node_v4, port).into())));
     let rules = node.ruleset();
@@ -55,7 +56,7 @@ fn moves(backends: &[&str]) {
     assert!(node.slipway("ports --output json").contains("\"ports\": []"));
     assert_eq!(node.cmd("find /run/slipway/netavark/results /run/slipway/netavark/pending -type f"), "");
     assert!(!node.has_link("sw0"));
-    // A second one finds nothing to do.
+    // A second teardown finds nothing to do.
     call.teardown();
 }
 
@@ -65,7 +66,7 @@ fn answers(client: &Host, pod: &Pod) {
     assert_eq!(client.expect(Proto::Tcp, (client.node_v6, 8080), "web").peer.ip(), client.v6);
     client.expect(Proto::Udp, (client.node_v4, 8053), "dns");
     client.expect(Proto::Udp, (client.node_v6, 8053), "dns");
-    // Masqueraded.
+    // Connections of the container are masqueraded.
     let seen = pod.expect(Proto::Tcp, (client.v4, 7), "outside").peer.ip();
     assert_eq!(seen.to_canonical(), client.node_v4);
     assert_eq!(pod.expect(Proto::Tcp, (client.v6, 7), "outside").peer.ip(), client.node_v6);

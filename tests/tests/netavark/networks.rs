@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The options of networks, by the fate of packets.
+//! The options of networks, tested by what becomes of packets.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -14,8 +14,8 @@ fn numbered(name: &str, number: u8) -> Net {
     Net::with_subnets(name, &format!("sw{number}"), &v4, &v6)
 }
 
-/// As with podman's own driver: two isolated networks do not reach each other, and strict ones reach none. What is published
-/// is open to all.
+/// As with podman's own driver, two isolated networks do not reach each other, and strict ones reach no other network.
+/// Published ports are open to all.
 #[test]
 fn networks_are_kept_apart_as_their_options_say() {
     slipway_only!();
@@ -23,7 +23,7 @@ fn networks_are_kept_apart_as_their_options_say() {
     type Kind = (&'static str, fn(Net) -> Net);
     let kinds: [Kind; 8] = [
         ("strict", |net| net.option("isolate", "strict")),
-        // netavark 2 isolates a network without the option, netavark 1 does not.
+        // netavark 2 isolates a network without the option, but netavark 1 does not.
         ("newer", |net| net),
         ("isolated", |net| net.option("isolate", "true")),
         ("number", |net| net.option("isolate", "1").of_netavark_1()),
@@ -45,7 +45,7 @@ fn networks_are_kept_apart_as_their_options_say() {
     let beside = Call::new(&node, &nets[0], &near, 100);
     calls.iter().chain([&beside]).for_each(|call| drop(call.setup()));
     let _servers: Vec<_> = pods.iter().map(|pod| pod.serve(Proto::Tcp, "[::]:80", pod.name())).collect();
-    // Strict, isolated or open.
+    // 2 is strict, 1 is isolated, 0 is open.
     let kind = |at: usize| match kinds[at].0 {
         "strict" | "newer" => 2,
         "isolated" | "number" | "chains" => 1,
@@ -63,7 +63,8 @@ fn networks_are_kept_apart_as_their_options_say() {
                 pods[from].expect(Proto::Tcp, address, pods[to].name());
             }
         }
-        // By the published port, through the gateway of the own network and through the node's other address.
+        // The published port is reached through the gateway of the pod's own network and through the node's other
+        // address.
         let port = 8000 + 5 + u16::try_from(to).expect("a small number");
         for address in [
             IpAddr::from(client.node_v4),
@@ -100,7 +101,7 @@ fn gateway(net: &Net, at: usize) -> IpAddr {
     net.0["subnets"][at]["gateway"].as_str().and_then(|ip| ip.parse().ok()).expect("a gateway")
 }
 
-/// A network that an earlier version created has the bridge that `create` names and no option: it stays open.
+/// A network that an earlier version created has the bridge that `create` chose, and no option. It stays open.
 #[test]
 fn a_network_of_an_earlier_version_stays_open() {
     slipway_only!();
@@ -153,7 +154,7 @@ fn an_internal_network_leads_nowhere() {
         assert_eq!(pod.cmd("ip route show default").trim(), "");
         pod.expect_none(Proto::Tcp, (client.v4, 7));
     }
-    // The node reaches a container by a gateway's address that was asked for; it forwards nothing from there.
+    // The node reaches a container through the address of the requested gateway, but forwards nothing from there.
     node.expect(Proto::Tcp, at(calls[2].address(0), 80), "named");
     pods[2].cmd("ip route add default via 10.82.0.1");
     client.cmd("ip route add 10.82.0.0/24 via 192.0.2.1");
@@ -188,7 +189,7 @@ fn mtu_routes_metric_and_masquerade() {
     call.teardown();
 }
 
-/// The bridge of another program, whose router is elsewhere on it.
+/// The bridge belongs to another program, and its router is elsewhere on it.
 #[test]
 fn an_unmanaged_bridge_is_joined_and_stays() {
     slipway_only!();
@@ -233,7 +234,7 @@ fn a_network_without_ipam_is_only_a_link() {
     let mut call = call;
     call.exec["network"]["subnets"] = json!(null);
     call.exec["network"]["ipam_options"] = json!({"driver": "none"});
-    // The table of the firewall stays.
+    // The firewall's table stays, so the comparison begins after a first cycle.
     call.setup();
     call.teardown();
     let before = state(&node, &[&pod]);
@@ -270,7 +271,7 @@ fn with_backend(backend: &str) {
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
 }
 
-/// True if bridges filter by VLAN. Kernels without it refuse the setting or ignore it.
+/// True if bridges filter by VLAN. Kernels without VLAN filtering refuse the setting or ignore it.
 fn has_filtering(node: &Node) -> bool {
     if node.try_cmd("ip link add probe type bridge vlan_filtering 1").code != Some(0) {
         return false;

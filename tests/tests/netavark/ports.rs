@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Published ports in all forms of `--publish`.
+//! Published ports in all forms that `--publish` has.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -57,7 +57,7 @@ fn every_form_of_publish_reaches_the_container() {
     near.expect(Proto::Tcp, (near.node_v6, 8085), "80");
     near.expect_none(Proto::Tcp, (near.node_v4, 8085));
     near.expect(Proto::Tcp, (near.node_v4, 8087), "80");
-    // From the node itself, and from the container by way of the node.
+    // The node itself reaches the ports, and so does the container by way of the node.
     for address in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into(), near.node_v4.into()] {
         node.expect(Proto::Tcp, (address, 8080), "80");
     }
@@ -92,7 +92,7 @@ fn sctp_of_both_families() {
     assert!(!node.ruleset().contains("8080"), "{}", node.ruleset());
 }
 
-/// Two networks: the ports are on the one that was joined first, and move to the other when it is left.
+/// With two networks, the ports are on the one that was joined first, and move to the other when that one is left.
 #[test]
 fn ports_move_to_the_networks_that_are_left() {
     slipway_only!();
@@ -110,7 +110,8 @@ fn ports_move_to_the_networks_that_are_left() {
     assert!(routes.contains("10.89.0.1 dev eth0 metric 100"), "{routes}");
     assert!(routes.contains("10.90.0.1 dev eth1 metric 101"), "{routes}");
     let open = || {
-        // By the interface that the ports are on: the reverse path filter would drop replies by another one.
+        // Packets must use the interface on which the ports are published, because the reverse path filter would drop
+        // replies from another one.
         assert_eq!(
             client.expect(Proto::Tcp, (client.node_v4, 8080), "web").peer.ip().to_canonical(),
             client.v4
@@ -124,12 +125,12 @@ fn ports_move_to_the_networks_that_are_left() {
     open();
     let on = || node.slipway("ports --output json");
     assert!(on().contains("\"blue\"") && !on().contains("\"green\""), "{}", on());
-    // podman network disconnect
+    // This happens on `podman network disconnect`.
     first.teardown();
     assert!(on().contains("\"green\"") && !on().contains("\"blue\""), "{}", on());
     assert!(!default().contains("eth0") && default().contains("eth1"));
     open();
-    // podman network connect
+    // This happens on `podman network connect`.
     first.setup();
     assert!(default().contains("10.89.0.1 dev eth0 metric 102"), "{}", default());
     open();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Kubernetes' own programs: the objects for an API server, and a kube-proxy on each node.
+//! Kubernetes' own programs: objects for an API server, and a kube-proxy on each node.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) const KUBE_PROXY: &str = "kube-proxy";
 pub(crate) const CORE: &str = "/api/v1";
 pub(crate) const SLICES: &str = "/apis/discovery.k8s.io/v1beta1";
 
-/// The directory with the programs; none without kube-proxy.
+/// The directory with the programs, or none without kube-proxy.
 pub(crate) fn programs() -> Option<PathBuf> {
     kube_programs("kube-proxy")
 }
@@ -48,12 +48,12 @@ pub(crate) fn node_object(node: &ClusterNode) -> Value {
     })
 }
 
-/// The name of the node's object, and its value of `kubernetes.io/hostname`.
+/// The name of the node's object, which is also its value of `kubernetes.io/hostname`.
 pub(crate) fn name_of(node: &ClusterNode) -> String {
     format!("node{}", node.number)
 }
 
-/// A mode of kube-proxy.
+/// A mode in which kube-proxy works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Iptables,
@@ -89,14 +89,15 @@ pub(crate) fn proxy(programs: &Path, node: &ClusterNode, url: &str, mode: Mode) 
             },
             "clusterCIDR": "10.244.0.0/16,fd44::/48",
             "featureGates": {"IPv6DualStack": true},
-            // Other values are settings of the first network namespace, which a node in a namespace cannot write.
+            // Values other than 0 would be written to settings of the initial network namespace, which a node in
+            // another namespace cannot write.
             "conntrack": {
                 "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             },
         })
         .to_string(),
     );
-    // It calls ipset, which is there with its library.
+    // kube-proxy calls ipset, which is in this directory with its library.
     let programs = programs.display();
     let path = std::env::var("PATH").unwrap_or_default();
     node.daemon(
@@ -130,7 +131,7 @@ fn has_rules(node: &ClusterNode) -> bool {
     })
 }
 
-/// True if IPVS has a server for each clusterIP. The rules, which kube-proxy writes last, refer to its sets.
+/// True if IPVS has a server for each clusterIP. The rules, which kube-proxy writes last, refer to kube-proxy's sets.
 fn has_virtual_servers(node: &ClusterNode) -> bool {
     let servers = node.cmd("ipvsadm -Sn");
     let is_served = |ip: &str, port: u16| {
@@ -145,7 +146,7 @@ fn has_virtual_servers(node: &ClusterNode) -> bool {
     SERVICES.iter().all(all_served) && ["iptables-save", "ip6tables-save"].iter().all(has_rules)
 }
 
-/// Writes the rules that kubelet writes for kube-proxy: it drops what kube-proxy marks.
+/// Writes the rules that kubelet writes for kube-proxy, which drop the packets that kube-proxy marks.
 pub(crate) fn kubelet(node: &ClusterNode) {
     for tool in ["iptables", "ip6tables"] {
         node.cmd(&format!("{tool} -t mangle -N KUBE-KUBELET-CANARY"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! kube-proxy itself starts after pods that have connections: they get their Services, and flows that the BPF programs
-//! carry follow its rules.
+//! kube-proxy itself starts after pods that already have connections. The pods can then use Services, and flows that
+//! the BPF programs carry follow kube-proxy's rules.
 
 use std::net::IpAddr;
 use std::thread;
@@ -16,14 +16,14 @@ use crate::rows::From;
 use crate::services::{CLUSTER, SERVICES};
 use crate::world::World;
 
-/// The time in which carried flows follow changed rules.
+/// The time within which carried flows follow changed rules.
 const FOLLOWS: Duration = Duration::from_secs(3);
 /// The pause between two requests of a flow.
 const PACE: Duration = Duration::from_millis(20);
 /// More requests than a flow needs to be carried.
 const REQUESTS: usize = 40;
 
-/// A flow to a Service's address, which a host outside has until kube-proxy runs.
+/// A flow to a Service's address, which an outside host has until kube-proxy runs.
 struct Running {
     proto: Proto,
     ip: IpAddr,
@@ -31,14 +31,14 @@ struct Running {
 }
 
 impl Running {
-    /// The server that replies.
+    /// Sends a request, and returns the name of the server that replies.
     fn who(&mut self) -> String {
         let reply = self.flow.request();
         reply.unwrap_or_else(|e| panic!("{} {}: {e}", self.proto.name(), self.ip)).who
     }
 }
 
-/// Servers outside at the addresses of a Service.
+/// Starts servers outside at the addresses of a Service.
 fn serve_outside(outside: &Space, ips: &[IpAddr], port: u16) -> Vec<Server> {
     for ip in ips {
         outside.cmd(&format!("ip address add {ip} dev lo"));
@@ -48,7 +48,7 @@ fn serve_outside(outside: &Space, ips: &[IpAddr], port: u16) -> Vec<Server> {
     all.map(|(proto, at)| outside.serve(proto, &at, "outside")).collect()
 }
 
-/// The replies to running flows and new ones, by the time since kube-proxy has written its rules.
+/// The replies to running flows and to new ones after kube-proxy has written its rules, with the time since then.
 fn replies(backend: Backend) -> Vec<String> {
     let programs = kube::programs().expect("kube-proxy was there before");
     let world = World::new(backend, |_| {});

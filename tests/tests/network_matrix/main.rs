@@ -2,8 +2,8 @@
 
 //! The connections that a Kubernetes cluster promises, between two nodes: docs/reports/network-matrix.md.
 //!
-//! kube-proxy itself translates Services; it watches an API server. Each test tries its rows with one backend of the
-//! plugins, for TCP and UDP, IPv4 and IPv6, and reports all cases that differ.
+//! kube-proxy itself translates Services, and gets them from an API server. Each test tries its rows with one backend
+//! of the plugins, with TCP and UDP over IPv4 and IPv6, and reports all cases that differ.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -29,10 +29,10 @@ use kube::{KUBE_PROXY, Mode};
 use rows::{From, ROWS, ROWS_OF_IPVS, Row, Seen, To};
 use world::World;
 
-/// The page with the same table.
+/// The page that contains the same table.
 const PAGE: &str = include_str!("../../../docs/reports/network-matrix.md");
 
-/// The backend of published ports and masquerade.
+/// The backend for published ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
     Nftables,
@@ -50,7 +50,7 @@ impl Backend {
     }
 }
 
-/// Makes a test for each backend of each function.
+/// Generates a test for each backend of each function.
 macro_rules! on_each_backend {
     ($($test:ident),+) => {
         mod nftables {
@@ -75,13 +75,13 @@ on_each_backend!(
     rows_with_rules_of_mode_nftables
 );
 
-/// Without kube-proxy.
+/// Tries the rows that need no kube-proxy.
 fn rows_without_services(backend: Backend) {
     let world = World::new(backend, |_| {});
     expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |row| row.seen);
 }
 
-/// All rows, with kube-proxy in mode iptables.
+/// Tries all rows with kube-proxy in mode iptables.
 fn rows_with_kube_proxy(backend: Backend) {
     let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };
     rows_with(backend, &programs, Mode::Iptables);
@@ -93,7 +93,7 @@ fn rows_with_kube_proxy_in_mode_ipvs(backend: Backend) {
     rows_with(backend, &programs, Mode::Ipvs);
 }
 
-/// All rows, with kube-proxy, started after the pods were added.
+/// Tries all rows with a kube-proxy that is started after the pods were added.
 fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     let world = World::new(backend, |_| {});
     let mut real = None;
@@ -116,8 +116,8 @@ fn rows_with(backend: Backend, programs: &Path, mode: Mode) {
     expect_all(&world, ROWS, |row| row.with(mode));
 }
 
-/// All rows, with rules as kube-proxy's mode nftables has them, written before the pods are added. The mode does not
-/// serve nodePorts on the loopback.
+/// Tries all rows with rules like those of kube-proxy's mode nftables, written before the pods are added. That mode
+/// does not serve nodePorts on the loopback.
 fn rows_with_rules_of_mode_nftables(backend: Backend) {
     let world = World::new(backend, |cluster| {
         cluster.nodes.iter().for_each(|node| nftables_mode::write(cluster, node));
@@ -134,7 +134,7 @@ fn expect_all<'a>(world: &World, rows: impl IntoIterator<Item = &'a Row>, seen: 
     for row in rows {
         let cases = cases(world, row, seen(row));
         tried += cases.len();
-        // At once: those that must get no reply wait for their time limit.
+        // The cases run at the same time, because those that must get no reply wait for their time limit.
         thread::scope(|scope| {
             let running: Vec<_> = cases.iter().map(|case| scope.spawn(|| case.run(world))).collect();
             wrong.extend(running.into_iter().filter_map(|one| one.join().expect("no panic")));
@@ -143,7 +143,7 @@ fn expect_all<'a>(world: &World, rows: impl IntoIterator<Item = &'a Row>, seen: 
     assert!(wrong.is_empty(), "{} of {tried} cases differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// One client, one address and one protocol.
+/// A case: one client, one address and one protocol.
 struct Case<'a> {
     row: &'a Row,
     from: From,
@@ -164,11 +164,12 @@ fn cases<'a>(world: &World, row: &'a Row, seen: [Seen; 6]) -> Vec<Case<'a>> {
 }
 
 impl Case<'_> {
-    /// Connects; returns the difference, if any.
+    /// Connects, and returns how the outcome differs from the expectation, if it does.
     fn run(&self, world: &World) -> Option<String> {
         let limit = if self.seen == Seen::Closed { QUICK } else { patience() };
         let request = || world.client(self.from).request_from(self.proto, None, self.to, limit);
-        // Neighbour discovery ends after three seconds, also if the machine was too busy for a reply until then.
+        // Neighbour discovery fails after three seconds, even if the machine was too busy to reply in time, so the
+        // request is repeated.
         let answer = match request() {
             Err(e) if e.kind() == io::ErrorKind::HostUnreachable && self.seen != Seen::Closed => request(),
             answer => answer,
@@ -195,7 +196,7 @@ impl Case<'_> {
     }
 }
 
-/// A table of the page, from its rows.
+/// The table of the page, generated from its rows.
 fn table(rows: &[Row]) -> String {
     let columns = From::ALL.map(From::name);
     let mut text = format!("| to | {} |\n|---{}|\n", columns.join(" | "), "|---".repeat(columns.len()));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rules of kube-proxy's mode `nftables`, which version 1.20.2 lacks: written by this test after the structure that
-//! Kubernetes documents for the mode (tables `kube-proxy` of both families; maps from addresses and ports to a chain
-//! for each Service, in which a chain for each endpoint translates). Not kube-proxy's own output.
+//! The rules of kube-proxy's mode `nftables`, which version 1.20.2 lacks. The test writes them itself, following the
+//! structure that Kubernetes documents for the mode (tables `kube-proxy` of both families; maps from addresses and
+//! ports to a chain for each Service, which leads to a chain for each endpoint that translates). They are not
+//! kube-proxy's own output.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use slipway_tests::{Cluster, ClusterNode, Proto, at};
 
 use crate::services::{Port, SERVICES, Service};
 
-/// nft's words for a family, and the pods' range.
+/// The keywords of nft for a family, and the range of pods.
 struct Family {
     table: &'static str,
     address: &'static str,
@@ -39,14 +40,14 @@ pub(crate) fn write(cluster: &Cluster, node: &ClusterNode) {
     }
 }
 
-/// The parts of a table that depend on Services.
+/// The parts of a table that depend on the Services.
 #[derive(Default)]
 struct Rules {
     chains: String,
     cluster_ips: Vec<String>,
     services: Vec<String>,
     node_ports: Vec<String>,
-    /// Services of policy Local without an endpoint on this node.
+    /// Services with the policy Local that have no endpoint on this node.
     no_endpoint: Vec<String>,
     no_endpoint_node_ports: Vec<String>,
 }
@@ -165,7 +166,7 @@ impl Rules {
     }
 }
 
-/// The rules of policy Local for clients in the cluster: pods and the node itself reach all endpoints.
+/// The rules of the policy Local for clients in the cluster: pods and the node itself reach all endpoints.
 fn local(table: &str, pods: &str, name: &str) -> String {
     format!(
         "{table} saddr {pods} goto service-{name}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A server for kube-proxy where there is no API server: it has objects that never change.
+//! A server for kube-proxy to use if there is no API server. Its objects never change.
 //!
-//! kube-proxy lists Services and EndpointSlices and watches them, and reads its node.
+//! kube-proxy lists and watches Services and EndpointSlices, and reads its node.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -16,10 +16,10 @@ use slipway_tests::{Cluster, at};
 use crate::kube::{CORE, SLICES, name_of, node_object};
 use crate::services::SERVICES;
 
-/// The objects, by the paths at which they are read.
+/// The objects by the paths at which they are read.
 type Objects = BTreeMap<String, Value>;
 
-/// Starts the server in the control plane's namespace; returns its URL. Its threads end with the test process.
+/// Starts the server in the control plane's namespace and returns its URL. Its threads end with the test process.
 pub(crate) fn serve(cluster: &Cluster) -> String {
     let address = at(cluster.control.addresses[0], 8080);
     let objects = Arc::new(objects(cluster));
@@ -27,7 +27,7 @@ pub(crate) fn serve(cluster: &Cluster) -> String {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let objects = Arc::clone(&objects);
-            // An error ends the connection: kube-proxy opens another.
+            // An error ends the connection, and kube-proxy then opens another one.
             thread::spawn(move || serve_connection(&stream, &objects));
         }
     });
@@ -38,7 +38,7 @@ fn objects(cluster: &Cluster) -> Objects {
     let node = &cluster.nodes[0];
     let services = SERVICES.iter().map(|service| {
         let mut object = service.object();
-        // An API server's default.
+        // This is what an API server would set by default.
         object["spec"]["sessionAffinity"] = "None".into();
         object["status"] = service.status();
         object
@@ -75,7 +75,7 @@ fn serve_connection(stream: &TcpStream, objects: &Objects) -> io::Result<()> {
         if query.contains("watch=true") {
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")?;
             stream.write_all(b"Transfer-Encoding: chunked\r\n\r\n")?;
-            // No event comes until the client closes the connection.
+            // A watch: no event comes until the client closes the connection.
             reader.read_line(&mut String::new())?;
             return Ok(());
         }
@@ -94,7 +94,7 @@ fn serve_connection(stream: &TcpStream, objects: &Objects) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a request with its body; returns its path and query. None at the end of the connection.
+/// Reads a request with its body, and returns its path and query. None at the end of the connection.
 fn read_request(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut first = String::new();
     if reader.read_line(&mut first)? == 0 {

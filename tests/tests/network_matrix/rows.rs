@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rows of the matrix, as data: docs/reports/network-matrix.md has the same table.
+//! The rows of the matrix as data. docs/reports/network-matrix.md has the same table.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::services::{CLUSTER, LOCAL, ON_NODE, Service};
 use crate::world::{BEYOND, HOST_PORTS, METADATA, NODE_PORT, POD_PORTS, World};
 use Seen::{Bridge, Client, Closed, First, NotAsked, Second};
 
-/// A client, relative to the server pod on the first node: a column.
+/// A client, relative to the server pod on the first node. Each is a column of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum From {
     Itself,
@@ -23,7 +23,7 @@ pub(crate) enum From {
 }
 
 impl From {
-    /// In the order of the columns.
+    /// All clients in the order of the columns.
     pub(crate) const ALL: [Self; 6] =
         [Self::Itself, Self::SameNode, Self::OtherNode, Self::First, Self::Second, Self::Outside];
 
@@ -49,14 +49,14 @@ pub(crate) enum Seen {
     First,
     /// The address of the other node on the link.
     Second,
-    /// None: no server replies.
+    /// No server replies.
     Closed,
-    /// Not part of the matrix.
+    /// This combination is not part of the matrix.
     NotAsked,
 }
 
 impl Seen {
-    /// As the page's table has it.
+    /// The text in the table of the page.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -76,9 +76,9 @@ pub(crate) enum To {
     HostPort(usize),
     LoopbackHostPort,
     Node,
-    /// The ports of the clusterIP, but for those of [`To::ClusterIpAtNodePort`].
+    /// The ports of the clusterIP, except those of [`To::ClusterIpAtNodePort`].
     ClusterIp(&'static Service),
-    /// The ports of the clusterIP that have the number of a nodePort.
+    /// The ports of the clusterIP that have the same number as a nodePort.
     ClusterIpAtNodePort(&'static Service),
     NodePort(&'static Service, usize),
     LoopbackNodePort(&'static Service),
@@ -87,7 +87,7 @@ pub(crate) enum To {
     Metadata,
 }
 
-/// A row: a destination, and for each client the address that the server sees.
+/// A row: a destination, and the address of each client that the server must see.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
@@ -168,7 +168,8 @@ impl To {
         }
     }
 
-    /// Its addresses of one family (0 or 1): one that is remapped and one that is not, where there is a difference.
+    /// The destination's addresses of one family (0 or 1). If it makes a difference, one of the ports is remapped and
+    /// another is not.
     pub(crate) fn addresses(&self, world: &World, family: usize) -> Vec<SocketAddr> {
         let node = |index: usize| world.cluster.nodes[index].addresses[family];
         let parse = |text: &str| text.parse::<IpAddr>().expect("an address");
@@ -184,7 +185,8 @@ impl To {
             Self::Node => all(node(0), &[NODE_PORT]),
             Self::ClusterIp(service) | Self::ClusterIpAtNodePort(service) => {
                 let of_node_port = matches!(self, Self::ClusterIpAtNodePort(_));
-                // Only this one has a row of its own for them: kube-proxy treats the others alike.
+                // Only this Service has a separate row for these ports, because kube-proxy treats those of the others
+                // alike.
                 let is_split = service.name == CLUSTER.name;
                 let mut ports = service.own_ports();
                 ports.retain(|port| !is_split || service.node_ports().contains(port) == of_node_port);

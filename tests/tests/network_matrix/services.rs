@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The Services of the matrix. Each has one endpoint, so that it is known which server replies.
+//! The Services of the matrix. Each has a single endpoint, so that it is known which server must reply.
 
 use std::net::IpAddr;
 
@@ -15,10 +15,10 @@ pub(crate) struct Service {
     /// The clusterIPs, IPv4 and IPv6.
     pub(crate) cluster_ips: [&'static str; 2],
     pub(crate) ports: &'static [Port],
-    /// `externalTrafficPolicy`.
+    /// The value of `externalTrafficPolicy`.
     pub(crate) policy: &'static str,
-    /// Its addresses at the load balancer: the balancer leads those at index 0 through the first node, those at
-    /// index 1 through the second one. IPv4 and IPv6.
+    /// The Service's addresses at the load balancer, IPv4 and IPv6. The balancer leads those at index 0 through the
+    /// first node, and those at index 1 through the second.
     pub(crate) balancers: [[&'static str; 2]; 2],
     /// True if the endpoint is a server of the first node itself, false if it is the pod.
     pub(crate) on_node: bool,
@@ -36,7 +36,7 @@ const fn port(port: u16, node: u16, target: u16) -> Port {
     Port { port, node, target }
 }
 
-/// The first port of each is remapped, the second one is not.
+/// The first port of each kind is remapped, the second one is not.
 pub(crate) const CLUSTER: Service = Service {
     name: "web",
     cluster_ips: ["10.96.0.10", "fd96::10"],
@@ -62,13 +62,13 @@ pub(crate) const ON_NODE: Service = Service {
     on_node: true,
 };
 
-/// The port at which kube-proxy reports if a node has an endpoint of [`LOCAL`].
+/// The port on which kube-proxy reports whether a node has an endpoint of [`LOCAL`].
 const HEALTH_CHECK_PORT: u16 = 31099;
 
 pub(crate) const SERVICES: [Service; 3] = [CLUSTER, LOCAL, ON_NODE];
 
 impl Service {
-    /// The Service as the API server takes it.
+    /// The Service as an object for the API server.
     pub(crate) fn object(&self) -> Value {
         let port = |port: &Port, proto: Proto| {
             json!({
@@ -86,13 +86,13 @@ impl Service {
             },
         });
         if self.policy == LOCAL.policy {
-            // Otherwise the API server takes one at random, which may be that of the next Service.
+            // Otherwise the API server would choose a port at random, possibly that of the next Service.
             object["spec"]["healthCheckNodePort"] = HEALTH_CHECK_PORT.into();
         }
         object
     }
 
-    /// Its status, with the load balancer's addresses.
+    /// The Service's status, with the load balancer's addresses.
     pub(crate) fn status(&self) -> Value {
         let balancer: Vec<Value> = self.balancers.iter().flatten().map(|ip| json!({"ip": ip})).collect();
         json!({"loadBalancer": {"ingress": balancer}})
@@ -119,7 +119,7 @@ impl Service {
         })
     }
 
-    /// Its ports at clusterIPs and load balancers.
+    /// The Service's ports at clusterIPs and load balancers.
     pub(crate) fn own_ports(&self) -> Vec<u16> {
         self.ports.iter().map(|port| port.port).collect()
     }
@@ -128,7 +128,7 @@ impl Service {
         self.ports.iter().map(|port| port.node).collect()
     }
 
-    /// The addresses of the server, given those of the first node.
+    /// The addresses of the server behind the Service, given those of the first node.
     pub(crate) fn endpoint(&self, node: [IpAddr; 2]) -> [IpAddr; 2] {
         if self.on_node { node } else { SERVER.map(|ip| ip.parse().expect("an address")) }
     }

@@ -14,15 +14,15 @@ use crate::Backend;
 use crate::rows::{From, Seen};
 use crate::services::SERVICES;
 
-/// The addresses of the server pod, the first that its node gives out.
+/// The addresses of the server pod, the first ones that its node assigns.
 pub(crate) const SERVER: [&str; 2] = ["10.244.1.2", "fd44:0:0:1::2"];
-/// The ports that the pod serves: targets of hostPorts and Services.
+/// The ports on which the pod serves, which are the targets of hostPorts and Services.
 pub(crate) const POD_PORTS: [u16; 4] = [80, 8088, 30088, 31088];
-/// The published ports: one is remapped to port 80, the other is not.
+/// The published ports, the first of which is remapped to port 80.
 pub(crate) const HOST_PORTS: [u16; 2] = [8080, 8088];
 /// The port of the server on the first node itself.
 pub(crate) const NODE_PORT: u16 = 7000;
-/// A server beyond the cluster's router.
+/// The addresses of a server beyond the cluster's router.
 pub(crate) const BEYOND: [&str; 2] = ["203.0.113.80", "2001:db8:80::80"];
 /// The addresses of a cloud's metadata service.
 pub(crate) const METADATA: [&str; 2] = ["169.254.169.254", "fd00:ec2::254"];
@@ -35,25 +35,25 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
 }
 
-/// A pod, and its addresses, IPv4 and IPv6.
+/// A pod and its addresses, IPv4 and IPv6.
 pub(crate) struct Web {
     pod: Pod,
     pub(crate) addresses: [IpAddr; 2],
 }
 
 impl World {
-    /// Makes the cluster and its pods. `prepare` is called before the first pod is added.
+    /// Creates the cluster and its pods. `prepare` is called before the first pod is added.
     pub(crate) fn new(backend: Backend, prepare: impl Fn(&Cluster)) -> Self {
         let cluster = Cluster::new(2, |_| {});
         for node in &cluster.nodes {
-            // As Kubernetes demands: the reply of a pod of the same bridge must pass conntrack.
+            // Kubernetes requires this, because the reply of a pod on the same bridge must pass conntrack.
             assert!(node.bridge_netfilter(BridgeNetfilter::On), "the kernel has no br_netfilter");
         }
         cluster.outside.cmd("ip link set lo up");
         for ip in BEYOND.iter().chain(&METADATA) {
             cluster.outside.cmd(&format!("ip address add {ip} dev lo"));
         }
-        // The load balancer: a router that leaves the destination as it is.
+        // The load balancer is a router that leaves the destination unchanged.
         for service in &SERVICES {
             for (node, balancers) in cluster.nodes.iter().zip(service.balancers) {
                 for (ip, via) in balancers.iter().zip(node.addresses) {
@@ -89,7 +89,7 @@ impl World {
         Self { web, same, other, _servers: servers, cluster }
     }
 
-    /// The place of a client.
+    /// The space in which a client runs.
     pub(crate) fn client(&self, from: From) -> &Space {
         match from {
             From::Itself => &self.web.pod,
@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    /// The addresses that a server may see of a client, whose own socket has the address `own`.
+    /// The addresses that a server may see for a client whose own socket has the address `own`.
     pub(crate) fn addresses(&self, seen: Seen, own: IpAddr) -> Vec<IpAddr> {
         let family = usize::from(own.is_ipv6());
         let node = |index: usize| self.cluster.nodes[index].addresses[family];
@@ -119,7 +119,7 @@ impl World {
 impl Web {
     fn new(backend: Backend, node: &ClusterNode, name: &str, prepare: impl Fn(Attach) -> Attach) -> Self {
         let pod = node.pod(name);
-        // As a runtime does, with the plugin loopback.
+        // A runtime does this with the plugin loopback.
         pod.cmd("ip link set lo up");
         let attach = prepare(Attach::new(&pod));
         let result = network(backend, node).add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
@@ -127,7 +127,7 @@ impl Web {
     }
 }
 
-/// The cluster's network, as it is configured on a node.
+/// The cluster's network as it is configured on a node.
 pub(crate) fn network(backend: Backend, node: &ClusterNode) -> Network<'_> {
     let ranges = pod_ranges(node.number).map(|range| json!([{"subnet": range}]));
     let bridge = json!({

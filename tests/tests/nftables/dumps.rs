@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Large batches and dumps, and what happens during a dump.
+//! Large batches and dumps, and changes that happen during a dump.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -71,7 +71,7 @@ fn a_dump_is_repeated_when_the_ruleset_changes() {
         let keys: HashSet<&Vec<Value>> = elements.iter().collect();
         assert_eq!(keys.len(), elements.len());
         assert_eq!(keys.len(), 5000 + 3 + 1);
-        // The kernel interrupts a dump, too, when it enlarges the hash table meanwhile.
+        // The kernel also interrupts a dump if it enlarges the hash table meanwhile.
         assert!(attempts > 3 && disturbances == 3, "{attempts} attempts, {disturbances} disturbances");
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `cni_nftables` on this kernel. Each test runs on a thread in a new network namespace, which ends with the
-//! thread.
+//! Tests `cni_nftables` on the running kernel. Each test runs on a thread in a new network namespace, which ends with
+//! the thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -59,7 +59,7 @@ const TCP: Value = Value::Proto(6);
 const UDP: Value = Value::Proto(17);
 const PORT_KEY: [DataType; 2] = [DataType::InetProto, DataType::InetService];
 
-/// Sets and maps of every shape.
+/// Adds sets and maps of every shape.
 fn add_sets(tx: &mut Transaction) {
     let t = table();
     let v4_target = [DataType::Ipv4Addr, DataType::InetService];
@@ -94,7 +94,7 @@ fn add_elements(tx: &mut Transaction) {
     tx.add_element(Element::new(id("masq4", vec![v4("10.1.2.3")])).verdict(Verdict::Goto("regular".into())));
     let owner = id("owners", vec![v6("1:2:3:4:5:6:7:8"), Value::Mark(1)]);
     tx.add_element(Element::new(owner).values(vec![Value::Mark(5)]));
-    // nft 1.0.6 fails to `create` an element of a set of ranges of single values.
+    // nft 1.0.6 fails to `create` an element in a set of ranges over a single field.
     tx.add_element(Element::new(id("nets", vec![v4("10.0.0.0")]).to(vec![v4("10.0.255.255")])).or_keep());
     let mac = Value::Ether([2, 0, 0, 0, 0, 1]);
     tx.add_element(Element::new(id("macs", vec![Value::Ifname("veth0".into()), mac])));
@@ -109,7 +109,7 @@ fn compare(field: Field, cmp: Cmp, to: Operand) -> Stmt {
     Stmt::Match { fields: vec![field], cmp, to }
 }
 
-/// One rule for each kind of statement.
+/// A rule for each kind of statement.
 fn statements() -> Vec<Vec<Stmt>> {
     use Cmp::{Eq, Ne};
     let accept = || Stmt::Verdict(Verdict::Accept);
@@ -178,7 +178,7 @@ fn base(kind: ChainKind, hook: Hook, priority: i32) -> BaseChain {
     BaseChain { kind, hook, priority, policy: Policy::Accept }
 }
 
-/// A table with all sets, maps and rules.
+/// A transaction for a table with all sets, maps and rules.
 fn everything() -> Transaction {
     let t = table();
     let mut tx = Transaction::new();
@@ -261,7 +261,7 @@ fn everything_reads_back() {
     });
 }
 
-/// Rules of nft and of this crate are read back as the same statements.
+/// Rules written by nft and rules written by this crate are read back as the same statements.
 #[test]
 fn rules_are_read_back_as_statements() {
     in_namespace(|| {
@@ -386,9 +386,9 @@ fn exclusive_changes_fail_and_name_themselves() {
         assert!(error.is_exists(), "{error}");
         assert_eq!(error.op_index(), Some(1));
         assert!(error.to_string().contains("tcp . 8080"), "{error}");
-        // The kernel applied no part of the batch.
+        // The kernel has applied no part of the batch.
         assert_eq!(socket.elements(&table(), "masq4").unwrap().len(), 1);
-        // A change that is not exclusive keeps the old comment.
+        // A change that is not exclusive keeps the existing comment.
         let mut tx = Transaction::new();
         tx.add_element(element.or_keep());
         socket.commit(&tx, None).unwrap();
@@ -403,7 +403,7 @@ fn exclusive_changes_fail_and_name_themselves() {
 fn chains_are_read_by_name_together() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
-        // More than one datagram has.
+        // These are more than fit into one datagram.
         let names: Vec<String> = (0..40).map(|number| format!("chain{number:02}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         assert_eq!(socket.chains_named(&table(), &names).unwrap(), [], "no table");
@@ -423,7 +423,7 @@ fn chains_are_read_by_name_together() {
 
 #[test]
 fn a_process_that_keeps_its_sockets_opens_few() {
-    // The state is the process's; each test is a process.
+    // The state belongs to the process, which is shared with no other test.
     in_namespace(|| {
         deferred_close::enable();
         let generation = || Socket::open().unwrap().generation().unwrap();
@@ -431,14 +431,14 @@ fn a_process_that_keeps_its_sockets_opens_few() {
         for _ in 0..5 {
             assert_eq!(generation(), first);
         }
-        // Two at once cannot be one.
+        // Two sockets that are open at once cannot be the same one.
         let (one, two) = (Socket::open().unwrap(), Socket::open().unwrap());
         let mut batch = Transaction::new();
         batch.add_table(Table::new(&table()));
         one.commit(&batch, None).unwrap();
         assert!(two.table(&table()).unwrap().is_some());
         drop((one, two));
-        // Another namespace has sockets of its own.
+        // Another namespace gets different sockets.
         let elsewhere = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
             Socket::open().unwrap().table(&table()).unwrap()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The kernel's reports of commits.
+//! The kernel's notifications about commits.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -12,7 +12,7 @@ use slipway_tests::{in_namespace, within};
 
 use super::{add_sets, nft, nft_load, table};
 
-/// The next commit.
+/// Waits for the next commit.
 fn next_generation(notifications: &mut Notifications) -> Generation {
     match notifications.next(within(Duration::from_secs(10))).unwrap() {
         Some(Notification::Generation(generation)) => generation,
@@ -20,7 +20,7 @@ fn next_generation(notifications: &mut Notifications) -> Generation {
     }
 }
 
-/// Runs nft and returns its process ID.
+/// Runs nft to its end and returns its process ID.
 fn spawn_nft(args: &[&str]) -> u32 {
     let mut child = Command::new("nft").args(args).spawn().expect("start nft");
     let status = child.wait().unwrap();
@@ -75,7 +75,7 @@ fn commits_are_reported_with_their_tables_and_process() {
     });
 }
 
-/// Own changes are reported like all others; a refused one is not.
+/// The process's own commits are reported like all others. A refused one is not.
 #[test]
 fn own_commits_are_reported_and_refused_ones_are_not() {
     in_namespace(|| {
@@ -120,7 +120,7 @@ fn a_slow_reader_of_commits_sees_the_loss_and_all_that_follows() {
         }
         assert_eq!(notifications.read().unwrap(), Some(Notification::Lost));
         assert_eq!(notifications.read().unwrap(), None, "nothing from before");
-        // The kernel would drop it if the queue had not been emptied.
+        // If the queue had not been emptied, the kernel would drop this notification.
         nft(&["delete", "table", "ip", "t7"]);
         let seen = next_generation(&mut notifications);
         assert_eq!(seen.tables, [(TableId::new(Family::Ip, "t7"), TableChange::Deleted)].into());

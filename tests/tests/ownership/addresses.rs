@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Addresses that two networks of a node reserve, as a renamed one does: who gets them, and when one is free again.
+//! Addresses that two networks of a node reserve, as after a network has been renamed: which container gets them, and
+//! when one is free again.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,7 +14,7 @@ use slipway_tests::{
     Attach, Network, Node, Output, Pod, Running, Space, address_of, host_local, slipway_only, until,
 };
 
-/// A network on a bridge with room for 14 addresses and the gateway's.
+/// A network on a bridge, with room for 13 containers besides the gateway.
 fn bridged<'a>(node: &'a Node, name: &str, keys: &Value) -> Network<'a> {
     let ipam = json!({"type": "host-local", "subnet": "10.23.0.0/28"});
     let mut plugin = json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam,
@@ -32,7 +33,7 @@ fn pods(node: &Node, prefix: &str, count: usize) -> Vec<Pod> {
     (0..count).map(|number| node.pod(&format!("{prefix}{number}"))).collect()
 }
 
-/// The open of files of other networks, counted in the calls of an ADD.
+/// How often an ADD opens files of the other network.
 fn looks(node: &Node, network: &Network<'_>, pod: &Pod) -> usize {
     let config = network.configs(Some(&Attach::new(pod))).remove(0);
     let trace = "/run/trace";
@@ -56,18 +57,19 @@ fn an_add_under_the_new_name_passes_over_the_addresses_of_living_containers() {
             assert!(all.insert(add(&new, pod)), "{all:?}");
         }
         assert_eq!(all.len(), 13);
-        // The range is full: of the addresses left to the network none is free, and the owner is named.
+        // The range is full now. None of the addresses that this network has not reserved is free, and the error names
+        // the owner.
         let one_more = node.pod("more");
         let refused = new.add(&Attach::new(&one_more)).expect_err("no address is left").error;
         assert_eq!(refused.code, 11, "{refused:?}");
         assert!(refused.msg.contains("is taken by network old, container old0"), "{refused:?}");
-        // Control: an address that a DEL has freed is found.
+        // As the control, an address that a DEL has freed is found.
         old.del(&Attach::new(&living[3])).expect("DEL");
         assert!(all.contains(&add(&new, &one_more)));
     }
 }
 
-/// With the second address that is in the way, the index of the other network shows all of them.
+/// When the search meets the second address that is in use, the other network's index shows all of them.
 #[test]
 fn the_search_does_not_grow_with_the_reservations_of_the_other_network() {
     slipway_only!();
@@ -96,12 +98,12 @@ fn addresses_of_containers_that_are_gone_and_of_another_bridge_are_given_out() {
     let address = add(&old, &one);
     assert_eq!(add(&other, &two), address, "another bridge is another network");
     one.remove();
-    // The kernel takes the link down some time after the path.
+    // The kernel removes the link some time after the path is gone.
     until(Duration::from_secs(10), "the link is gone", || {
         !node.cmd("ip link show type veth").contains(" master br0 ")
     });
     assert_eq!(add(&new, &three), address, "the container is gone");
-    // Of a container without a DEL nothing is removed: its network still has the reservation.
+    // Nothing is removed for a container without a DEL, so its network still has the reservation.
     assert_eq!(node.reserved("old"), [address.to_string()]);
 }
 
@@ -123,7 +125,7 @@ fn a_macvlan_under_the_new_name_gets_an_address_of_its_own() {
     }
 }
 
-/// Runs an ADD under two names of a network at once.
+/// Runs ADDs under two names of a network at the same time.
 fn at_once(networks: [&Network<'_>; 2], attach: [&Attach; 2]) -> [Output; 2] {
     let running = [0, 1].map(|at| {
         let config = networks[at].configs(Some(attach[at])).remove(0);
@@ -151,11 +153,12 @@ fn two_concurrent_adds_under_two_names_get_two_addresses() {
     }
 }
 
-/// A runtime may ask for an address. host-local reserves it under both names, and the bridge decides.
+/// A runtime may request a certain address. host-local then reserves it under both names, and the bridge decides which
+/// ADD succeeds.
 #[test]
 fn of_two_concurrent_adds_for_one_address_exactly_one_succeeds() {
     slipway_only!();
-    // Also on a bridge where the port joins before the container is set up.
+    // The test includes bridges to which the port is joined before the container is set up.
     for keys in [json!({}), json!({"hairpinMode": true}), json!({"ipMasq": true})] {
         let node = Node::new();
         let (old, new) = (bridged(&node, "old", &keys), bridged(&node, "new", &keys));
@@ -182,14 +185,14 @@ fn of_two_concurrent_adds_for_one_address_exactly_one_succeeds() {
     }
 }
 
-/// The folder may be another program's, or its owner may hold the lock.
+/// The folder may belong to another program, or its owner may hold the lock.
 #[test]
 fn the_look_into_other_networks_takes_no_lock_and_makes_no_file() {
     slipway_only!();
     let node = Node::new();
     let new = bridged(&node, "new", &json!({}));
     let pod = node.pod("web");
-    // Of the reference: without an index.
+    // The folder of the reference plugin, which has no index.
     node.write("/var/lib/cni/networks/old/10.23.0.2", "web\r\neth0");
     node.write("/var/lib/cni/networks/old/last_reserved_ip.0", "10.23.0.2");
     node.write("/var/lib/cni/networks/cache/old-web-eth0", "{}");
@@ -202,7 +205,7 @@ fn the_look_into_other_networks_takes_no_lock_and_makes_no_file() {
     new.del(&Attach::new(&pod)).expect("DEL");
     new.del(&Attach::new(&pod)).expect("a repeated DEL");
     assert_eq!(files(), (before, vec!["new".to_owned()]));
-    // A held lock delays nobody.
+    // A lock that somebody holds delays nobody.
     node.write("/var/lib/cni/networks/old/lock", "");
     let lock = node.run(|| File::open("/var/lib/cni/networks/old/lock").expect("the lock's file"));
     lock.try_lock().expect("nobody holds it");
@@ -211,7 +214,7 @@ fn the_look_into_other_networks_takes_no_lock_and_makes_no_file() {
     assert!(start.elapsed() < Duration::from_secs(10));
 }
 
-/// A runtime may lose the path of a namespace in which processes go on.
+/// A runtime may lose the path of a namespace in which processes continue to run.
 #[test]
 fn the_address_of_a_namespace_without_a_path_is_not_freed() {
     slipway_only!();
@@ -223,14 +226,14 @@ fn the_address_of_a_namespace_without_a_path_is_not_freed() {
         let network = node.network(json!({"name": "net", "plugins": [plugin]}));
         let (lost, next) = (node.pod("lost"), node.pod("next"));
         network.add(&Attach::new(&lost)).expect("ADD");
-        // Keeps the namespace open.
+        // The clone keeps the namespace open.
         let inside: Space = (*lost).clone();
         lost.remove();
         let refused = network.add(&Attach::new(&next)).expect_err("the only address is in use").error;
         assert!(refused.msg.contains("no IP addresses available"), "{refused:?}");
         assert!(network.status().is_err());
         assert_eq!(node.reserved("net"), ["10.24.0.2"]);
-        // Without the address, or without the namespace, nothing uses it.
+        // Once the namespace has no such address, or no longer exists, nothing uses the address.
         inside.cmd("ip address flush dev eth0");
         if plugin["type"] == "bridge" {
             network.add(&Attach::new(&next)).expect_err("the node's end of the pair exists");
@@ -241,7 +244,7 @@ fn the_address_of_a_namespace_without_a_path_is_not_freed() {
         }
         drop(inside);
         let mut tries = 0;
-        // The kernel ends the namespace some time after its last holder.
+        // The kernel removes the namespace some time after the last reference to it is gone.
         while network.add(&Attach::new(&next)).is_err() {
             tries += 1;
             assert!(tries < 100, "the address is never freed");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway detach` without a cache and a configuration: what it may free, and the command that messages name.
+//! `slipway detach` without a cache and a configuration: what it may free, and the command that messages recommend.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, address_of, slipway_only};
 
 use super::{ID, PORT, attach, ipam, list};
 
-/// Longer than a comment has room for.
+/// A network name that is too long for a comment.
 const LONG: &str =
     "a-network-with-a-name-that-is-far-longer-than-the-comment-of-an-element-has-room-for-on-this-node";
 
@@ -23,19 +23,19 @@ fn no_address_of_a_running_container_is_freed_while_its_link_has_it() {
     let network = node.network(single());
     let (pod, other) = (node.pod("web"), node.pod("other"));
     let first = address_of(&network.add(&Attach::new(&pod)).expect("ADD"), 0);
-    // The path is known, so the link goes with the address.
+    // The namespace's path is known, so the link is removed with the address.
     let kept = node.try_slipway("detach net web eth0 --only-if gone");
     assert_eq!(kept.code, Some(3), "{kept}");
     assert!(kept.stdout.contains("its namespace /run/netns/web exists"), "{kept}");
     assert!(pod.has_link("eth0"));
     let _done = node.slipway("detach net web eth0");
     assert!(!pod.has_link("eth0") && node.reserved("net").is_empty());
-    // A link that somebody has renamed is not found, and may have the address.
+    // A link that somebody has renamed is not found, and may still have the address.
     network.add(&Attach::new(&pod)).expect("ADD");
     pod.cmd("ip link set eth0 down name eth7");
     refused(&node, "nothing shows that the container is gone");
     pod.cmd("ip link set eth7 name eth0 up");
-    // A container that is gone has no link.
+    // A container that is gone has no link any more.
     pod.remove();
     assert!(slipway_tests::comes(|| node.try_slipway("detach net web eth0").code == Some(0)));
     assert!(node.reserved("net").is_empty());
@@ -52,7 +52,7 @@ fn refused(node: &Node, text: &str) {
     assert_eq!(node.reserved("net"), before);
 }
 
-/// As the reference makes them: nothing proves that the owner is gone.
+/// Reservations as the reference plugin makes them, in which nothing proves that the owner is gone.
 #[test]
 fn a_reservation_without_a_record_is_not_freed_without_a_configuration() {
     slipway_only!();
@@ -67,7 +67,7 @@ fn a_reservation_without_a_record_is_not_freed_without_a_configuration() {
     assert!(node.reserved("net").is_empty());
 }
 
-/// With the configuration, too, the link goes first.
+/// With the configuration, the link is also removed first.
 #[test]
 fn with_the_configuration_the_link_of_a_running_container_goes_with_its_address() {
     slipway_only!();

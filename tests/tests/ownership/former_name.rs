@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL under the new name of a network, by plugins whose links show no owner, and what a DEL costs that finds nothing.
+//! DEL under the new name of a network, by plugins whose links show no owner, and the cost of a DEL that finds nothing.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Proto, slipway_only};
@@ -56,7 +56,7 @@ fn del_of_a_renamed_host_device_network_frees_the_address() {
     for network in [&old, &new] {
         old.add(&Attach::new(&pod)).expect("ADD");
         assert_eq!(node.reserved("old").len(), 2);
-        // Another container of the same ID is left alone.
+        // Another container with the same ID is left alone.
         new.del(&Attach::new(&pod).netns(other.path())).expect("DEL");
         assert_eq!(node.reserved("old").len(), 2);
         network.del(&Attach::new(&pod)).expect("DEL");
@@ -64,7 +64,7 @@ fn del_of_a_renamed_host_device_network_frees_the_address() {
     }
 }
 
-/// A runtime calls DEL several times for each sandbox, and only the first one finds something.
+/// A runtime calls DEL several times for each sandbox, and only the first call finds something.
 #[test]
 fn a_repeated_del_costs_the_same_whatever_the_number_of_pods() {
     slipway_only!();
@@ -73,7 +73,7 @@ fn a_repeated_del_costs_the_same_whatever_the_number_of_pods() {
     let gone = node.pod("gone");
     network.add(&attach(&gone)).expect("ADD");
     network.del(&attach(&gone)).expect("DEL");
-    // The first repetition ends the socket closer's wait.
+    // The first repetition ends the wait of the process that closes sockets.
     let few = received(&node, &network, &attach(&gone));
     let pods: Vec<_> = (0..20).map(|number| node.pod(&format!("web{number}"))).collect();
     for (number, pod) in (0..).zip(&pods) {
@@ -83,7 +83,7 @@ fn a_repeated_del_costs_the_same_whatever_the_number_of_pods() {
     assert!(many <= few + 200, "{few} bytes with none, {many} with twenty");
 }
 
-/// The bytes that the DEL of the interface plugin reads from the kernel's sockets.
+/// The number of bytes that DEL of the interface plugin reads from kernel sockets.
 fn received(node: &Node, network: &Network<'_>, attach: &Attach) -> usize {
     let config = network.configs(Some(attach)).remove(0);
     let trace = "/run/trace";

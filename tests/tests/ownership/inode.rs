@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The kernel gives the inode number of a namespace that is gone to a new one. The cookie tells them apart.
+//! The kernel assigns the inode number of a namespace that is gone to a new one. Only the cookie distinguishes them.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::thread::sleep;
@@ -10,15 +10,15 @@ use slipway_tests::{Attach, Node, Proto, needs, skip, slipway_only};
 
 use super::{PORT, list};
 
-/// The number of namespaces that are made until one has the number. The kernel takes the lowest that is free.
+/// How many namespaces are created at most until one has the number. The kernel assigns the lowest free one.
 const TRIES: usize = 1500;
 
 fn number(node: &Node, path: &str) -> u64 {
     node.run(|| std::fs::metadata(path)).expect("a namespace").ino()
 }
 
-/// Makes namespaces until one has this number, and mounts that at the path. False if none gets it, as when another program
-/// of the machine has it by now.
+/// Creates namespaces until one has this number, and mounts that one at the path. Returns false if none gets it, for
+/// instance because another program of the machine has it by now.
 fn use_again(node: &Node, number_of_old: u64, path: &str) -> bool {
     let mut kept = Vec::new();
     for number_of_try in 0..TRIES {
@@ -31,7 +31,7 @@ fn use_again(node: &Node, number_of_old: u64, path: &str) -> bool {
             return true;
         }
         kept.push(pod);
-        // The kernel ends a namespace some time after its last user.
+        // The kernel removes a namespace some time after its last user.
         if number_of_try % 50 == 49 {
             sleep(Duration::from_millis(100));
         }
@@ -39,8 +39,8 @@ fn use_again(node: &Node, number_of_old: u64, path: &str) -> bool {
     false
 }
 
-/// The outcome of an ADD for the port of a container whose namespace at `name` is gone, while another namespace with the
-/// same number is at its path.
+/// The outcome of an ADD that requests the port of a container whose namespace `name` is gone, while another namespace
+/// with the same number is mounted at its path.
 fn taken_over(name: &str) -> Option<Result<(), String>> {
     let node = Node::new();
     let network = node.network(list("net", "ptp", "nftables", false));
@@ -60,7 +60,7 @@ fn taken_over(name: &str) -> Option<Result<(), String>> {
 fn a_number_that_is_used_again_does_not_make_the_owner_live() {
     slipway_only!();
     needs!(cni_kernel::netns::own_cookie().is_some(), "cookies of network namespaces");
-    // A record has no room for the cookie beside a path of more than 82 bytes: the control.
+    // The control is a record that has no room for the cookie, because its path has more than 82 bytes.
     let long = "x".repeat(75);
     for (name, is_known) in [("old", true), (long.as_str(), false)] {
         match taken_over(name) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Whose an object is, and when its owner is gone: a network that was renamed, an ADD that comes twice, a runtime that has lost its cache.
+//! Which attachment owns an object, and when the owner is gone: a network that was renamed, an ADD that comes twice,
+//! and a runtime that has lost its cache.
 
 mod addresses;
 mod detach;
@@ -15,7 +16,7 @@ use slipway_tests::{
 };
 
 const PORT: u16 = 8080;
-/// As container runtimes give them: a comment has no room for the whole ID.
+/// An ID as container runtimes generate them, which is too long for a comment.
 const ID: &str = "2f1c1cbe6d4cd08a3cdb1e5fa1e7c2a9ff84a1f6ce0e7b0ab52cf6ab2a5b3f04";
 
 fn backends() -> Vec<&'static str> {
@@ -27,7 +28,7 @@ fn ipam() -> Value {
     host_local("10.22.0.0/24", "fd00:22::/64")
 }
 
-/// A list with a plugin for each store of owned objects.
+/// A list with a plugin for each place that stores owned objects.
 fn list(name: &str, interface: &str, backend: &str, masquerade: bool) -> Value {
     let own = json!({
         "type": interface, "isGateway": true, "ipMasq": masquerade, "ipMasqBackend": backend,
@@ -47,17 +48,17 @@ fn attach(pod: &Pod) -> Attach {
     Attach::new(pod).container(ID).port(Proto::Tcp, PORT, 80)
 }
 
-/// What is compared: everything but host-local's own files.
+/// The state that is compared: everything except host-local's own files.
 fn state(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&["last_reserved_ip", "networks/.slipway/", "/lock"])
 }
 
-/// ADD under one name of the network and DEL under another one. `lose` makes the namespace disappear in between.
+/// Calls ADD under one name of the network and DEL under another one. With `lose`, the namespace disappears in between.
 #[track_caller]
 fn renamed(list_of: &dyn Fn(&str) -> Value, lose: bool) {
     let node = Node::new();
     let (old, new) = (node.network(list_of("old")), node.network(list_of("new")));
-    // So that all shared objects exist.
+    // A first container creates all shared objects.
     for network in [&old, &new] {
         let first = node.pod("first");
         network.add(&attach(&first)).expect("the first ADD");
@@ -66,7 +67,7 @@ fn renamed(list_of: &dyn Fn(&str) -> Value, lose: bool) {
     }
     let before = state(&node);
     for network in [&old, &new] {
-        // The control is the DEL under the old name.
+        // As the control, the first round calls DEL under the old name.
         let pod = node.pod("web");
         old.add(&attach(&pod)).expect("ADD");
         let attach = attach(&pod);
@@ -103,7 +104,7 @@ fn del_under_the_new_name_finds_what_a_container_that_is_gone_has_left() {
     }
 }
 
-/// A runtime calls DEL after an ADD that was refused because the interface is another network's.
+/// A runtime calls DEL after an ADD that was refused because the interface belongs to another network.
 #[test]
 fn del_of_a_network_beside_another_one_leaves_that_alone() {
     slipway_only!();
@@ -116,19 +117,19 @@ fn del_of_a_network_beside_another_one_leaves_that_alone() {
     let (first, second) = (node.network(list_of("first")), node.network(list_of("second")));
     let pod = node.pod("web");
     first.add(&attach(&pod)).expect("ADD");
-    // The backup of tuning is named after container and interface, as the reference's.
+    // As with the reference plugin, the backup file of tuning is named only after the container and the interface.
     let state = |node: &Node| state(node).without(&["/run/cni/tuning"]);
     let before = state(&node);
     assert!(second.add(&attach(&pod)).is_err());
     second.del(&attach(&pod)).expect("DEL");
     before.assert_same(&state(&node));
-    // Control: without its configuration the first is a former name of the second.
+    // As the control, the first network counts as a former name of the second once its configuration is gone.
     node.cmd("rm /etc/cni/net.d/10-first.conflist");
     second.del(&attach(&pod)).expect("DEL");
     assert!(!pod.has_link("eth0") && node.reserved("first").is_empty());
 }
 
-/// A link of another kind shows that the owner of the records lives.
+/// A link of another kind shows that the owner of the records is alive.
 #[test]
 fn del_leaves_the_address_of_a_link_of_another_kind_alone() {
     slipway_only!();
@@ -144,7 +145,7 @@ fn del_leaves_the_address_of_a_link_of_another_kind_alone() {
     bridged.del(&attach(&pod)).expect("DEL");
     assert!(pod.has_link("eth0"));
     assert_eq!(node.reserved("single").len(), 2);
-    // And the other way round.
+    // The same with the networks exchanged.
     let attach = attach(&other).container("other");
     bridged.add(&attach).expect("ADD");
     bridged.write_cache(&attach);
@@ -181,7 +182,7 @@ fn the_cache_of_the_runtime_shows_that_a_reservation_is_of_a_container_that_is_g
     let attach = attach(&pod);
     old.add(&attach).expect("ADD");
     pod.remove();
-    // Without a record, as the reference has none, nothing shows that the owner does not live.
+    // Without a record, as with the reference plugin, nothing shows that the owner is gone.
     for address in node.reserved("old") {
         let file = format!("/var/lib/cni/networks/old/{address}");
         let text = node.read(&file).expect("the reservation");
@@ -211,11 +212,11 @@ fn a_reservation_shows_whether_its_container_is_gone() {
         new.del(&attach).expect("DEL");
         node.reserved("old").is_empty()
     };
-    // The kernel ends the namespace, and the node's end of the pair, some time after its path.
+    // The kernel removes the namespace, and the node's end of the pair, some time after the path is gone.
     assert!(slipway_tests::comes(is_freed), "{:?}", node.reserved("old"));
 }
 
-/// Two runtimes may use one container ID.
+/// Two runtimes may use the same container ID.
 #[test]
 fn del_leaves_a_container_of_the_same_id_in_another_namespace_alone() {
     slipway_only!();
@@ -223,7 +224,8 @@ fn del_leaves_a_container_of_the_same_id_in_another_namespace_alone() {
         let (node, client) = Node::with_client();
         let of = |name: &str| {
             let mut list = list(name, "bridge", backend, true);
-            // The file of tuning is that of the container's ID and interface, as in the reference.
+            // tuning is left out, because its file is named only after the container's ID and the interface, as with
+            // the reference plugin.
             list["plugins"].as_array_mut().expect("plugins").pop();
             node.network(list)
         };
@@ -258,7 +260,7 @@ fn a_bridge_gives_no_container_the_address_of_a_living_one() {
     let owner = "network old, container one, interface eth0";
     assert!(refused.msg.contains(&format!("{first} is taken by {owner}")), "{refused:?}");
     assert!(refused.details.contains("`slipway detach old one eth0`"), "{refused:?}");
-    // Without a wish there is no conflict.
+    // If no address is requested, there is no conflict.
     let second = address_of(&new.add(&Attach::new(&two)).expect("ADD"), 0);
     assert_ne!(first, second);
     // Another bridge is another network.
@@ -283,7 +285,8 @@ fn a_second_add_of_a_running_container_changes_nothing() {
             assert!(error.msg.ends_with("already exists"), "{error:?}");
             assert!(error.details.contains("nothing was changed"), "{error:?}");
             before.assert_same(&all());
-            // A plugin in the chain of a first one that accepts it finds what it has made.
+            // If the first plugin of the chain accepts the repeated ADD, the other plugins find what they have already
+            // made.
             for plugin in 1..5 {
                 let _same = network.call_one(plugin, "ADD", &attach, &result).ok();
                 before.assert_same(&all());
@@ -294,7 +297,7 @@ fn a_second_add_of_a_running_container_changes_nothing() {
     }
 }
 
-/// The runtime removes what it believes to have failed: libcni's callers call DEL after an ADD that failed.
+/// The runtime cleans up after what it believes to have failed: callers of libcni call DEL after an ADD that failed.
 #[test]
 fn del_after_a_refused_add_detaches_and_another_add_attaches() {
     slipway_only!();
@@ -310,7 +313,7 @@ fn del_after_a_refused_add_detaches_and_another_add_attaches() {
     client.expect(Proto::Tcp, at(client.node_v4, PORT), "web");
 }
 
-/// The runtime reads the list again: what a plugin that is no longer in it has made goes with the rest.
+/// The runtime reads the list again. Whatever a plugin has made that is no longer in the list is removed with the rest.
 #[test]
 fn del_with_a_shorter_list_leaves_no_port() {
     slipway_only!();
@@ -326,7 +329,7 @@ fn del_with_a_shorter_list_leaves_no_port() {
     }
 }
 
-/// The command of a message frees what a container that is gone has left, without a cache and a configuration.
+/// The command in the message frees what a container that is gone has left behind, without a cache and a configuration.
 #[test]
 fn the_command_in_the_error_frees_the_port() {
     slipway_only!();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! An ADD that fails undoes what it has made itself, and nothing of an earlier ADD of the same attachment.
+//! An ADD that fails undoes only what it has made itself, and nothing of an earlier ADD of the same attachment.
 
 use serde_json::{Value, json};
 use slipway_tests::{
@@ -9,9 +9,9 @@ use slipway_tests::{
 
 use super::{PORT, attach, backends, ipam, state};
 
-/// The number of system calls that are made to fail, of each plugin.
+/// The number of system calls of each plugin that are made to fail.
 const POINTS: usize = 30;
-/// The plugins of the list that are called again, by their numbers.
+/// The indexes of the plugins that are called again.
 const REPEATED: [usize; 2] = [1, 2];
 
 fn list(backend: &str) -> Value {
@@ -30,7 +30,7 @@ fn add(network: &Network<'_>, plugin: usize, attach: &Attach, previous: &Value) 
     network.prepare("ADD", &config, Some(attach))
 }
 
-/// The system calls that speak to the kernel's tables.
+/// The points at system calls that communicate with the kernel's tables.
 fn points(node: &Node, call: PluginCall) -> Vec<Point> {
     let (_, all) = error_points(node, call);
     let speaks = |point: &Point| matches!(point.syscall.as_str(), "sendto" | "sendmsg" | "openat");
@@ -52,7 +52,7 @@ fn a_repeated_add_that_fails_leaves_what_the_first_one_has_made() {
             let again = || add(&network, plugin, &attach, &result);
             let points = points(&node, again());
             let step = points.len().div_ceil(POINTS);
-            // The last calls come after all that is made.
+            // The last calls are tried as well, because everything has been made by then.
             let tried = points.iter().rev().take(10).chain(points.iter().step_by(step));
             let failed = tried.filter(|point| {
                 let output = disturbed(&node, again(), point, Disturbance::Error("EIO"));
@@ -62,11 +62,11 @@ fn a_repeated_add_that_fails_leaves_what_the_first_one_has_made() {
             assert!(failed.count() > 3, "{backend}: plugin {plugin}");
         }
         client.expect(Proto::Tcp, at(client.node_v4, PORT), "web");
-        // Control: an ADD without an earlier one leaves nothing.
+        // As the control, a failed ADD without an earlier one leaves nothing behind.
         for plugin in REPEATED {
             network.call_one(plugin, "DEL", &attach, &result).ok();
         }
-        // The first lock of a node is made with the first rules.
+        // The first lock file of a node is created together with the first rules.
         let state = |node: &Node| state(node).without(&["/run/slipway/firewall.lock"]);
         let nothing = state(&node);
         for plugin in REPEATED {

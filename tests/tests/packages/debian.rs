@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Installation and removal, in any order with the reference's package.
+//! Installation and removal, in any order with the reference plugins' package.
 
 use slipway_tests::skip;
 
 use crate::{Machine, PACKAGES, PLUGINS, folder};
 
-/// The plugin that the links are looked at by.
+/// The plugin whose link shows which set is chosen.
 const BRIDGE: &str = "/usr/lib/cni/bridge";
 const OWN: &str = "/usr/lib/slipway/cni/slipway";
 const REFERENCE: &str = "/usr/lib/slipway/reference/bridge";
 
-/// The sets to choose from.
+/// The plugin sets that an administrator can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     Slipway,
@@ -29,18 +29,19 @@ impl Machine {
         self.audit();
     }
 
-    /// dpkg finds no package in a state between others.
+    /// Asserts that dpkg finds no package in an intermediate state.
     pub(crate) fn audit(&self) {
         assert_eq!(self.run("dpkg --audit"), "");
     }
 
-    /// Installs the reference's package of the system's suite. (What it depends on is not needed here.)
+    /// Installs the reference plugins' package of the system's suite, without its dependencies, which are not needed
+    /// here.
     fn install_reference(&self, suite: &str) {
         self.run(&format!("dpkg --force-depends -i {PACKAGES}/reference/{suite}.deb"));
         self.audit();
     }
 
-    /// Unpacks the reference's plugins as those of no package, as its archive does.
+    /// Unpacks the reference plugins without a package, as their archive does.
     fn unpack_reference(&self, suite: &str) {
         self.run(&format!(
             "dpkg-deb --fsys-tarfile {PACKAGES}/reference/{suite}.deb | tar -x --keep-directory-symlink -C / \
@@ -48,7 +49,7 @@ impl Machine {
         ));
     }
 
-    /// Lets the binary install itself as on a node without packages.
+    /// Lets the binary install itself, as on a node without packages.
     fn install_by_itself(&self, words: &str) {
         self.run(&format!(
             "dpkg-deb -x {PACKAGES}/new/slipway_*.deb /tmp/unpacked\n\
@@ -56,7 +57,7 @@ impl Machine {
         ));
     }
 
-    /// Makes another package that has a file of this one, which dpkg finds late.
+    /// Makes another package that contains a file of this one, a conflict that dpkg notices late.
     fn install_obstacle(&self) {
         self.run(
             "mkdir -p /tmp/other/DEBIAN /tmp/other/usr/share/doc/slipway\n\
@@ -67,7 +68,7 @@ impl Machine {
         );
     }
 
-    /// Asserts that an installation fails with this message, and leaves the system as it was.
+    /// Asserts that an installation fails with this message and leaves the system as it was.
     #[track_caller]
     fn assert_refused(&self, message: &str) {
         let before = self.files();
@@ -88,20 +89,20 @@ impl Machine {
         self.run(&format!("update-alternatives --set cni-plugins /usr/lib/slipway/{folder}"));
     }
 
-    /// Asserts which set a runtime gets; all plugins of the reference are of the same one.
+    /// Asserts which set a runtime gets, judged by the plugin bridge, and that the reference plugins are complete.
     #[track_caller]
     fn assert_chosen(&self, set: Set) {
         let want = if set == Set::Slipway { OWN } else { REFERENCE };
         assert_eq!(self.run(&format!("readlink -f {BRIDGE}")).trim(), want);
         let answer = self.run(&format!("echo '{{\"cniVersion\":\"1.0.0\"}}' | CNI_COMMAND=VERSION {BRIDGE}"));
-        // The reference of both suites has no CNI 1.1.0.
+        // The reference plugins of neither suite support CNI 1.1.0.
         assert_eq!(answer.contains("\"1.1.0\""), set == Set::Slipway, "{answer}");
         assert_eq!(self.run("dpkg --verify slipway"), "");
         self.assert_reference_whole("/usr/lib/slipway/reference");
     }
 
-    /// Compares the reference's plugins with the checksums of their package, if that is installed. (`dpkg --verify` of Debian
-    /// 13 does not know of diversions.)
+    /// Compares the reference plugins with the checksums of their package, if that is installed. (`dpkg --verify` in
+    /// Debian 13 does not know about diversions.)
     #[track_caller]
     fn assert_reference_whole(&self, folder: &str) {
         let sums = "/var/lib/dpkg/info/containernetworking-plugins.md5sums";
@@ -111,7 +112,7 @@ impl Machine {
         assert_eq!(self.run(&script), "");
     }
 
-    /// Asserts that the reference's plugins are where its package has them.
+    /// Asserts that the reference plugins are where their package installs them.
     fn assert_reference_alone(&self) {
         assert_eq!(self.run(&format!("find {PLUGINS} ! -type d ! -type f")), "");
         self.assert_reference_whole(PLUGINS);
@@ -120,7 +121,7 @@ impl Machine {
     }
 }
 
-/// Starts a system; the end of the tests' skips without one.
+/// Starts a system, or skips the calling test if there is none.
 macro_rules! machine {
     ($suite:expr) => {
         match folder() {
@@ -138,10 +139,10 @@ fn nothing_is_left(machine: &Machine, _suite: &str) {
     let unit = machine.run("cat /usr/lib/systemd/system/slipwayd.service");
     assert!(unit.contains("\nExecStart=/usr/bin/slipwayd run "), "{unit}");
     machine.run("slipway version && slipwayd version && test -s /usr/share/man/man8/slipway.8.gz");
-    // Where netavark looks for drivers.
+    // netavark looks for drivers here.
     assert_eq!(machine.run("readlink -f /usr/lib/netavark/slipway").trim(), OWN);
     assert!(machine.run("/usr/lib/netavark/slipway info").contains("\"api_version\""));
-    // Neither has the administrator enabled it.
+    // Neither unit is enabled, because the administrator has not enabled it.
     assert_eq!(machine.run("find /etc/systemd/system -name 'slipway*'"), "");
     for package in ["new/slipwayd", "new/slipway"] {
         machine.install(package);
@@ -165,11 +166,11 @@ fn slipway_before_the_reference(machine: &Machine, suite: &str) {
     machine.assert_chosen(Set::Slipway);
     machine.choose(Set::Reference);
     machine.assert_chosen(Set::Reference);
-    // The choice outlives new versions of both.
+    // The choice survives new versions of both packages.
     machine.install_reference(suite);
     machine.install("new/slipway");
     machine.assert_chosen(Set::Reference);
-    // Without the chosen set, the other one is used; its return changes nothing.
+    // If the chosen set is removed, the other one is used. Its return does not change that.
     machine.dpkg("--purge containernetworking-plugins");
     machine.assert_chosen(Set::Slipway);
     machine.install_reference(suite);
@@ -203,7 +204,7 @@ fn the_reference_before_slipway(machine: &Machine, suite: &str) {
     machine.assert_same_files(&before);
 }
 
-/// The reference's plugins are back in their places.
+/// After the failure, the reference plugins are back in their places.
 fn a_failed_installation_is_undone(machine: &Machine, suite: &str) {
     machine.install_reference(suite);
     machine.install_obstacle();
@@ -217,7 +218,7 @@ fn plugins_that_installed_themselves_give_way(machine: &Machine, _suite: &str) {
     machine.install_obstacle();
     machine.assert_refused("which is also in package other");
     machine.run("dpkg --purge other");
-    // A runtime may call them between the unpacking and the end.
+    // A runtime may call the plugins between unpacking and configuration.
     machine.run(&format!("dpkg --unpack {PACKAGES}/new/slipway_*.deb"));
     machine.assert_answers("bridge");
     machine.run("dpkg --configure slipway");
@@ -256,7 +257,7 @@ fn plugins_of_no_package_return(machine: &Machine, suite: &str) {
 
 fn links_lead_where_they_did(machine: &Machine, suite: &str) {
     machine.unpack_reference(suite);
-    // To another directory, to another file of this one, and to none.
+    // The links lead to another directory, to another file in this one, and to nothing.
     machine.run(&format!(
         "mkdir -p /opt/cni/bin && cd {PLUGINS} && mv bridge /opt/cni/bin && mv host-local other && rm tuning\n\
          ln -s ../../../opt/cni/bin/bridge bridge && ln -s other host-local && ln -s gone tuning"
@@ -285,7 +286,7 @@ fn links_to_nothing_are_no_reference(machine: &Machine, _suite: &str) {
     machine.assert_same_files(&before);
 }
 
-/// dpkg would remove the link with the package, and move the plugins behind it.
+/// dpkg would remove the link together with the package, and move the plugins behind it.
 fn a_linked_directory_is_refused(machine: &Machine, suite: &str) {
     let refusal = "/usr/lib/cni is a symbolic link";
     machine.run(&format!("ln -s /opt/cni/bin {PLUGINS}"));
@@ -296,7 +297,7 @@ fn a_linked_directory_is_refused(machine: &Machine, suite: &str) {
     machine.assert_refused(refusal);
 }
 
-/// The tests, each in these suites of Debian.
+/// Generates the tests, each for these suites of Debian.
 macro_rules! tests {
     ($($suite:ident)* => $names:tt) => { $(tests! { @$suite $names })* };
     (@$suite:ident { $($name:ident)* }) => {

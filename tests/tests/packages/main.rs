@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The packages of `cargo xtask dist`, on systems of Debian: installed, upgraded, removed and purged, next to the reference's
-//! package and without it; and the rpm ones, with Debian's rpm.
+//! The packages of `cargo xtask dist` on Debian systems: installed, upgraded, removed and purged, with the reference
+//! plugins' package and without it. The rpm packages are tested with Debian's rpm.
 //!
-//! `cargo xtask test --runtimes` makes them and fetches the systems, and names the folder in `SLIPWAY_PACKAGES`; without it,
-//! every test here is skipped. Only the systems of [`services`] have systemd.
+//! `cargo xtask test --runtimes` builds the packages, fetches the systems, and names the folder in `SLIPWAY_PACKAGES`.
+//! Without the variable, every test here is skipped. Only the systems for [`services`] have systemd.
 
 mod debian;
 mod rpm;
@@ -20,11 +20,11 @@ use serde_json::Value;
 use slipway_tests::{CommandOutput, Node, Output, Pod, quoted};
 use systemd::Init;
 
-/// The system's root, as the node sees it.
+/// The system's root directory as the node sees it.
 const ROOT: &str = "/mnt/root";
-/// The packages in the system.
+/// The folder with the packages in the system.
 const PACKAGES: &str = "/mnt";
-/// The folder of Debian's runtimes for plugins.
+/// The folder in which Debian's runtimes look for plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
 /// The folder with packages and systems, if there is one.
@@ -32,15 +32,15 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os("SLIPWAY_PACKAGES").map(PathBuf::from)
 }
 
-/// A node with the root file system of a Debian system, which ends with it.
+/// A node with the root file system of a Debian system. Both end together.
 struct Machine {
-    /// Its first process, if it has its own.
+    /// The first process of the system, if it has a PID namespace.
     init: Option<Init>,
     node: Node,
 }
 
 impl Machine {
-    /// Starts the system of a name: a file that has the lower folders of an overlay.
+    /// Starts the system with this name, which is a file that lists the lower folders of an overlay.
     fn start(folder: &Path, system: &str) -> Self {
         let node = Node::new();
         let lower = std::fs::read_to_string(folder.join(system)).expect("read the system's folders");
@@ -84,7 +84,7 @@ impl Machine {
         self.node.exec(command, b"")
     }
 
-    /// All files of the system with kinds, modes and targets, without the records of dpkg, apt and rpm.
+    /// All files of the system with their types, modes and link targets, except the records of dpkg, apt and rpm.
     fn files(&self) -> BTreeSet<String> {
         let pruned = [
             "dev",
@@ -112,7 +112,7 @@ impl Machine {
         assert!(left.is_empty() && lost.is_empty(), "left: {left:#?}; lost: {lost:#?}");
     }
 
-    /// Calls a plugin of the system for a pod.
+    /// Calls a plugin that is installed in the system for a pod.
     fn call(&self, verb: &str, config: &Value, pod: &Pod) -> Output {
         let program = Path::new(PLUGINS).join(config["type"].as_str().expect("a type"));
         let call = self.node.plugin("bridge").through(&["chroot", ROOT]).instead(&program).command(verb);

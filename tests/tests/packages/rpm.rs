@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rpm packages, with rpm of Debian in a system of its own: its database knows no other package.
+//! The rpm packages, with Debian's rpm in a separate system whose rpm database contains no other package.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{Machine, PACKAGES, folder};
 fn the_rpms_are_installed_upgraded_and_removed() {
     let Some(folder) = folder() else { skip!("packages and their systems") };
     let machine = Machine::start(&folder, "rpm");
-    // Folders that the package `filesystem` of rpm distributions has.
+    // Folders that belong to the package `filesystem` on rpm distributions.
     machine.run("cd /usr/share && mkdir -p licenses zsh/site-functions fish/vendor_completions.d");
     let before = machine.files();
     machine.run("rpm --initdb");
@@ -26,7 +26,7 @@ fn the_rpms_are_installed_upgraded_and_removed() {
     for program in ["/usr/bin/slipway version", "/usr/bin/slipwayd version"] {
         machine.run(program);
     }
-    // The systems have no texts of licences, and each package must have those that it names.
+    // The systems contain no licence texts, so each package must contain those that it names.
     for package in ["slipway", "slipwayd"] {
         let folder = format!("/usr/share/licenses/{package}");
         let named = machine.run(&format!(
@@ -45,14 +45,14 @@ fn the_rpms_are_installed_upgraded_and_removed() {
     }
     let plugin = "echo '{\"cniVersion\":\"1.0.0\"}' | CNI_COMMAND=VERSION /usr/lib/slipway/cni/bridge";
     assert!(machine.run(plugin).contains("\"1.1.0\""));
-    // Where netavark looks for drivers.
+    // netavark looks for drivers here.
     assert!(machine.run("/usr/lib/netavark/slipway info").contains("\"api_version\""));
     machine.run("echo SLIPWAYD_OPTIONS=--tunnel=always > /etc/default/slipwayd");
     rpm(&format!("--upgrade {PACKAGES}/new/slipway-*.rpm {PACKAGES}/new/slipwayd-*.rpm"));
     assert_eq!(machine.run("cat /etc/default/slipwayd"), "SLIPWAYD_OPTIONS=--tunnel=always\n");
     assert_eq!(machine.run("rpm --query --all | wc -l").trim(), "2");
     rpm("--erase slipwayd slipway");
-    // rpm keeps a configuration that was changed.
+    // rpm keeps a changed configuration file under this name.
     machine.run("rm /etc/default/slipwayd.rpmsave");
     machine.assert_same_files(&before);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The services of the packages under systemd: nothing starts by itself, an upgrade restarts what runs, a removal stops it,
-//! and a unit that was enabled is enabled again after the next installation.
+//! The services of the packages under systemd: nothing starts by itself, an upgrade restarts running services, a
+//! removal stops them, and a unit that was enabled is enabled again by the next installation.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -24,16 +24,16 @@ const DNSMASQ: &str = "/usr/sbin/dnsmasq";
 /// The node's address in the cluster's network.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 50, 99));
 const UNITS: [&str; 3] = [DHCP, DHCP_SOCKET, AGENT];
-/// The time for a service to do something.
+/// The time limit for a service to react.
 const ARRIVAL: Duration = Duration::from_secs(60);
 
 impl Machine {
-    /// A word of systemctl(1) about a unit, such as "active" or "disabled".
+    /// The answer of systemctl(1) about a unit, a word such as "active" or "disabled".
     fn unit(&self, question: &str, unit: &str) -> String {
         self.try_run(&format!("systemctl {question} {unit} 2>/dev/null")).stdout.trim().to_owned()
     }
 
-    /// The process of a service that runs.
+    /// The process ID of a running service.
     #[track_caller]
     fn process_of(&self, service: &str) -> u32 {
         assert_eq!(self.unit("is-active", service), "active", "{}", self.messages(service));
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-/// Starts the system, and ends the test if systemd cannot be had.
+/// Starts the system, or skips the calling test if systemd is not available.
 macro_rules! boot {
     ($suite:expr) => {{
         let Some(folder) = folder() else { skip!("packages and their systems") };
@@ -85,7 +85,7 @@ macro_rules! boot {
     }};
 }
 
-/// A DHCP server on a bridge of the node.
+/// Starts a DHCP server on a bridge of the node.
 fn dhcp_server(node: &Node) -> Daemon {
     node.cmd("ip link add lan0 type bridge");
     node.cmd("ip address add 10.77.0.1/24 dev lan0");
@@ -106,7 +106,7 @@ fn dhcp_server(node: &Node) -> Daemon {
     node.daemon(DNSMASQ, &options, "/run/dnsmasq.log")
 }
 
-/// The configuration of containers on this bridge.
+/// The network configuration for containers on this bridge.
 fn dhcp_network() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": { "type": "dhcp" },
@@ -137,7 +137,7 @@ fn the_dhcp_daemon(mut machine: Machine) {
 
     machine.run(&format!("systemctl enable --now {DHCP_SOCKET}"));
     machine.assert_units("is-active", &[DHCP], "inactive");
-    // The first call starts it.
+    // The first call starts the daemon.
     await_daemon(&machine, &config, &pod);
     let first = machine.process_of(DHCP);
     let result = machine.call("ADD", &config, &pod).ok();
@@ -151,7 +151,7 @@ fn the_dhcp_daemon(mut machine: Machine) {
     let mut check = config.clone();
     check["prevResult"] = result.clone();
     assert!(machine.call("CHECK", &check, &pod).ok().is_null());
-    // Kept by a reinstallation, and by a crash.
+    // The lease survives a reinstallation and a crash.
     machine.install("new/slipway");
     let third = machine.process_of(DHCP);
     assert_ne!(second, third);
@@ -161,7 +161,7 @@ fn the_dhcp_daemon(mut machine: Machine) {
     machine.assert_units("is-enabled", &[DHCP_SOCKET], "enabled");
     machine.assert_units("is-enabled", &[DHCP, AGENT], "disabled");
 
-    // Removed, and installed again: enabled as before, and not started.
+    // After a removal and a new installation, the unit is enabled as before, but not started.
     machine.run("dpkg --remove --force-depends slipway");
     machine.assert_units("is-active", &[DHCP, DHCP_SOCKET], "inactive");
     machine.install("new/slipway");
@@ -173,14 +173,14 @@ fn the_dhcp_daemon(mut machine: Machine) {
     await_daemon(&machine, &config, &pod);
     assert!(machine.call("CHECK", &check, &pod).ok().is_null());
     assert!(machine.call("DEL", &config, &pod).ok().is_null());
-    // While it runs.
+    // The packages are purged while the daemon runs.
     machine.process_of(DHCP);
     machine.run("dpkg --purge slipwayd slipway");
     assert_eq!(machine.unit("list-units --all --no-legend", "'slipway*'"), "");
     machine.assert_same_files(&before);
 }
 
-/// The agent works within the limits of its unit: it makes the node's network, and repairs what others delete.
+/// The agent works within the limits of its unit: it sets the node's network up, and repairs what others delete.
 fn the_agent(mut machine: Machine, programs: &Path) {
     let cluster = Cluster::new(0, |_| {});
     let server = ApiServer::start(programs, &cluster.control);
@@ -256,7 +256,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.until("slipwayd status", AGENT);
     machine.node.cmd("nft flush ruleset");
     answers(&machine, "the upgrade");
-    // Calls that the unit denies would be in the journal.
+    // If the unit had denied a system call, the journal would show it.
     let journal = machine.run(&format!("journalctl --no-pager --unit {AGENT}"));
     assert!(!journal.contains("[ERROR") && !journal.contains("not permitted"), "{journal}");
     for (backend, _) in backends {
@@ -271,7 +271,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.boot_again();
     machine.process_of(AGENT);
     machine.run("dpkg --purge slipwayd slipway");
-    // The remaining files, as docs/packages.md lists them.
+    // The remaining files are those that docs/packages.md lists.
     machine.run(
         "rm -r /etc/cni/net.d/10-slipway.conflist /etc/cni/slipway.json /etc/kubernetes/slipwayd.conf\n\
          cd /var/lib/cni && rm -rf networks results slipway flannel pending locks\n\
@@ -280,7 +280,7 @@ fn the_agent(mut machine: Machine, programs: &Path) {
     machine.assert_same_files(&before);
 }
 
-/// rpm's scripts restart running services at an upgrade, and stop and disable them at removal.
+/// rpm's scripts restart running services during an upgrade, and stop and disable them during a removal.
 #[test]
 fn the_units_of_an_rpm_follow_upgrade_and_removal() {
     let machine = boot!("rpm");
@@ -291,7 +291,7 @@ fn the_units_of_an_rpm_follow_upgrade_and_removal() {
     rpm(&format!("--install {PACKAGES}/old/slipway-*.rpm {PACKAGES}/old/slipwayd-*.rpm"));
     machine.assert_units("is-active", &UNITS, "inactive");
     machine.assert_units("is-enabled", &UNITS, "disabled");
-    // No API server answers there; the agent waits for it.
+    // No API server answers at this address, so the agent waits for one.
     machine.run(
         "mkdir -p /etc/kubernetes && cat > /etc/kubernetes/slipwayd.conf <<'END'\n\
          apiVersion: v1\n\
@@ -314,7 +314,7 @@ fn the_units_of_an_rpm_follow_upgrade_and_removal() {
     machine.assert_same_files(&before);
 }
 
-/// The tests, each in these suites of Debian.
+/// Generates the tests, each for these suites of Debian.
 macro_rules! tests {
     ($($suite:ident)*) => { $(
         mod $suite {

@@ -14,12 +14,12 @@ use crate::{Machine, ROOT};
 
 /// systemd's messages, as the node sees them.
 const LOG: &str = "/run/systemd.log";
-/// The time to start and to end all units.
+/// The time limit for starting and for ending all units.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Makes the mounts that an init finds in a container, and becomes it: systemd.io/CONTAINER_INTERFACE. The machine's own
-/// settings and devices are out of its reach; only those of the network are the node's. Mounts in the node's /run, such as
-/// names of network namespaces, arrive.
+/// Sets up the mounts that an init process finds in a container (systemd.io/CONTAINER_INTERFACE) and becomes that
+/// process. The machine's settings and devices are out of reach, except for network settings, which belong to the node.
+/// Mounts in the node's /run, such as names of network namespaces, propagate into the system.
 const START: &str = r#"
 cd "$0"
 mount -t proc proc proc
@@ -44,15 +44,15 @@ rmdir /tmp/old
 exec env -i container=slipway PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd --log-target=console
 "#;
 
-/// systemd, with all that it has started.
+/// systemd and everything that it has started.
 pub(crate) struct Init {
     unshare: Daemon,
-    // Dropped after the processes.
+    // This field is dropped after the processes have ended.
     _groups: ControlGroups,
 }
 
 impl Init {
-    /// The beginning of a command in the system.
+    /// A command prefix that enters the system.
     pub(crate) fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
         let pid = self.unshare.pid();
@@ -63,11 +63,12 @@ impl Init {
 }
 
 impl Machine {
-    /// Starts the system with systemd; None without control groups for it.
+    /// Starts the system with systemd. None if there are no control groups for it.
     pub(crate) fn boot(folder: &Path, suite: &str) -> Option<Self> {
         let groups = ControlGroups::make()?;
         let mut machine = Self::start(folder, &format!("{suite}-systemd"));
-        // Without a machine ID systemd enables units by preset. Timers of other packages would write files during the test.
+        // Without a machine ID, systemd would enable units according to presets. Timers of other packages would write
+        // files during the test.
         machine.run(
             "echo 0123456789abcdef0123456789abcdef > /etc/machine-id\n\
              echo node > /etc/hostname\n\
@@ -78,7 +79,7 @@ impl Machine {
         Some(machine)
     }
 
-    /// Ends all processes at once, and starts systemd again.
+    /// Ends all processes at once and starts systemd again.
     pub(crate) fn boot_again(&mut self) {
         self.init = None;
         self.node.cmd("find /run -mindepth 1 -maxdepth 1 ! -name netns -exec rm -rf --one-file-system {} +");
@@ -94,7 +95,7 @@ impl Machine {
         let unshare = self.node.daemon("sh", &["-e", "-c", &join, START], LOG);
         self.init = Some(Init { unshare, _groups: groups });
         let begin = Instant::now();
-        // "degraded" if a unit failed that has nothing to do in a container.
+        // The state is "degraded" if a unit failed that has no purpose in a container.
         while !matches!(self.state().as_str(), "running" | "degraded") {
             let log = || self.node.cmd(&format!("cat {LOG}"));
             assert!(begin.elapsed() < within(STARTING), "systemd: {}\n{}", self.state(), log());

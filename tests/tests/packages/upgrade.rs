@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! An upgrade while containers run. The version before is the same binary in a package with a lower version.
+//! An upgrade while containers run. The previous version is the same binary in a package with a lower version number.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -46,7 +46,7 @@ fn published_ports_answer_all_the_time(machine: &Machine) {
     let mut check = bridge.clone();
     check["prevResult"] = result;
     assert!(machine.call("CHECK", &check, &pod).ok().is_null());
-    // A removal leaves running containers alone; so does a purge.
+    // Neither a removal nor a purge affects running containers.
     machine.run("dpkg --remove slipway");
     client.expect(Proto::Tcp, port, "pod");
     machine.run("dpkg --purge slipway");
@@ -58,7 +58,7 @@ fn published_ports_answer_all_the_time(machine: &Machine) {
     }
     client.expect_none(Proto::Tcp, port);
     assert!(!pod.has_link("eth0"));
-    // The commands find the plugins where the package has them.
+    // The commands find the plugins in the package's directory.
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [bridge, portmap]});
     machine.run(&format!("test ! -e /opt/cni/bin\necho '{list}' > /tmp/net.conflist"));
     let detached = machine.run("slipway detach net pod eth0 --conflist /tmp/net.conflist");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The commands that the pages show, typed on nodes as the pages describe them; the output is the pages'.
+//! Types the commands that the documentation shows on nodes as described there, and compares the output with that on
+//! the pages.
 //!
-//! A page with commands has a scene here, which runs them all in their order, or lines in `not-run.txt`.
+//! A page with commands has either a scene here, which runs them all in order, or lines in `not-run.txt`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -20,7 +21,7 @@ use reader::{Reader, is_task, not_run, others, steps};
 use slipway_tests::pages;
 use world::World;
 
-/// A test for each page with a scene.
+/// Generates a test for each page with a scene.
 macro_rules! scenes {
     ($($test:ident: $page:literal in $scene:path;)*) => {
         const SCENES: &[&str] = &[$($page),*];
@@ -77,7 +78,7 @@ scenes! {
     what_slipway_changes: "docs/questions/what-slipway-changes.md" in questions::what_slipway_changes;
 }
 
-/// Wherever the checkout lies, also in root's home, which a scene's node has for itself.
+/// Pages can be read wherever the checkout is, even in root's home, which a scene's node hides behind its own.
 #[test]
 fn a_page_is_read_from_a_checkout_in_a_concealed_folder() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the checkout");
@@ -87,7 +88,7 @@ fn a_page_is_read_from_a_checkout_in_a_concealed_folder() {
     }
     let world = World::new();
     world.node.own_folder(around);
-    // The harness writes to nothing but a node's own folders.
+    // The harness writes only to folders that belong to a node, so this shows that the node has its own.
     world.node.write(&format!("{around}/file"), "");
     node::sbr_in(&world, &mut Reader::new("docs/plugins/sbr.md"));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The pages about a node: installing, operating, migrating.
+//! The pages about installing, operating and migrating a node.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use slipway_tests::{Attach, Network, Proto, REFERENCE, Reference, pages, plugin_
 use crate::reader::Reader;
 use crate::world::{PLUGINS, World};
 
-/// The node's settings.
+/// The file with the node's settings.
 const SETTINGS: &str = "/etc/cni/slipway.json";
 
 pub(crate) fn readme(page: &mut Reader) {
@@ -105,7 +105,7 @@ pub(crate) fn thousand_pods(page: &mut Reader) {
     page.types(&world.node, "slipwayd top");
 }
 
-/// A node with the reference plugins; none if the machine has none.
+/// A node with the reference plugins, or none if the machine does not have them.
 pub(crate) fn with_reference(test: &str) -> Option<World> {
     let Some(reference) = Reference::any() else {
         slipway_tests::record_skip(test, REFERENCE);
@@ -135,7 +135,7 @@ pub(crate) fn migrating(page: &mut Reader) {
     world.client.expect(Proto::Tcp, (world.client.node_v4, 8080), "web1");
 }
 
-/// A call of the reference plugins in the directory of plugins.
+/// Calls the reference plugins in the plugin directory.
 pub(crate) fn called(
     world: &World,
     network: &Network<'_>,
@@ -170,7 +170,7 @@ pub(crate) fn back_to_the_reference_plugins(page: &mut Reader) {
     page.types(node, "slipway migrate --to iptables");
     node.cmd("cp -L /opt/cni/bin/slipway /root/slipway");
     page.types(node, "slipway uninstall --keep-state");
-    // The container is replaced.
+    // The container is replaced by another one.
     let network = world.network();
     let result: Value =
         serde_json::from_str(&node.read(&network.cache_path(&web.attach)).expect("a cache")).expect("JSON");

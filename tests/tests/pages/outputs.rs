@@ -13,7 +13,7 @@ use slipway_tests::{Attach, Proto, slipwayd, within};
 
 use crate::world::World;
 
-/// Pages with such a document, one each.
+/// The pages with such a document, one on each.
 pub(crate) const PAGES: &[&str] =
     &["docs/kubenet.md", "docs/logs.md", "docs/metrics.md", "docs/questions/add-fails-with-code-11.md"];
 
@@ -27,12 +27,12 @@ fn text(page: &str) -> String {
     output.text()
 }
 
-/// The same as JSON.
+/// The same text as JSON.
 pub(crate) fn shown(page: &str) -> Value {
     serde_json::from_str(&text(page)).expect("JSON")
 }
 
-/// Compares all keys, and the values of all but `varying`.
+/// Compares all keys, and all values except those of `varying`.
 #[track_caller]
 fn compare(mut printed: Value, page: &str, varying: &[&str]) {
     let shown = shown(page);

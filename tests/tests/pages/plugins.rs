@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The pages of plugins: their first configuration, with which a container is attached by hand.
+//! The pages of plugins, with whose first configuration a container is attached by hand.
 
 use serde_json::{Value, json};
 use slipway_tests::{lacks, pages, record_skip};
@@ -16,7 +16,7 @@ pub(crate) fn by_hand(page: &mut Reader) {
         return page.leaves();
     }
     let world = World::new();
-    // The link that pages name.
+    // The link whose name the pages use.
     world.node.cmd("ip link add ens5 type veth peer name ens6");
     world.node.cmd("ip link set ens5 up");
     world.node.cmd("ip link set ens6 up");
@@ -32,7 +32,7 @@ pub(crate) fn by_hand(page: &mut Reader) {
     }
 }
 
-/// The list of the page's first configuration.
+/// The configuration list with which the page begins.
 fn first_list(page: &str) -> Value {
     let blocks = pages::blocks(page);
     let block = blocks.iter().find(|block| block.language == "json" && block.words.is_empty());

@@ -29,7 +29,7 @@ pub(crate) fn add_fails_with_code_11(page: &mut Reader) {
 pub(crate) fn after_a_reboot(page: &mut Reader) {
     let world = World::new();
     let web = world.web("web3");
-    // A reboot: rules and links are gone, and the runtime has made the namespace again.
+    // Imitates a reboot: rules and links are gone, and the runtime has created the namespace again.
     world.node.cmd("ip link delete cni0");
     world.node.cmd("nft flush ruleset");
     web.pod.cmd("ip link delete eth0");

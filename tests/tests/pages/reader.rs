@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A reader of a page, who types its commands and compares the output.
+//! The reader of a page, who types its commands and compares their output.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,16 +8,16 @@ use std::process::Command;
 use slipway_tests::pages::{self, Block};
 use slipway_tests::{CommandOutput, Space};
 
-/// Commands that no test runs, a line each: page, beginning of the command, reason.
+/// Commands that no test runs, one on each line: the page, the beginning of the command, and the reason.
 const NOT_RUN: &str = include_str!("not-run.txt");
 
-/// The ports that differ from run to run: those of clients, and the free one of `slipway connectivity-test`.
+/// Ports from this one on differ from run to run: those of clients, and the free port of `slipway connectivity-test`.
 const EPHEMERAL: u16 = 20000;
 
-/// A command of a page with the output that it shows.
+/// A command on a page with the output that the page shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Page and line.
+    /// The page and the line.
     pub(crate) place: String,
     pub(crate) command: String,
     pub(crate) output: Vec<String>,
@@ -28,7 +28,7 @@ pub(crate) fn steps(page: &str) -> Vec<Step> {
     pages::blocks(page).iter().filter(|block| block.language == "console").flat_map(steps_in).collect()
 }
 
-/// Scripts, and configurations of other programs: a step for each block. No scene runs them.
+/// Scripts and configurations of other programs, with a step for each block. No scene runs them.
 pub(crate) fn others(page: &str) -> Vec<Step> {
     let blocks = pages::blocks(page).into_iter().filter(|block| matches!(&*block.language, "sh" | "toml"));
     let step = |block: Block| Step { place: block.place(), command: block.text(), output: Vec::new() };
@@ -47,7 +47,7 @@ fn steps_in(block: &Block) -> Vec<Step> {
             }
             (Some(command), _) => steps.push(Step {
                 place: format!("{}:{}", block.page, block.line + 1 + at),
-                // The text after two blanks explains the command.
+                // Text after two blanks explains the command and is not part of it.
                 command: command.split("  ").next().unwrap_or_default().to_owned(),
                 output: Vec::new(),
             }),
@@ -59,7 +59,7 @@ fn steps_in(block: &Block) -> Vec<Step> {
     steps
 }
 
-/// A line of the list of commands that are not run.
+/// A line in the list of commands that are not run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotRun {
     pub(crate) page: &'static str,
@@ -84,7 +84,7 @@ impl NotRun {
     }
 }
 
-/// True for a task of `cargo xtask`: `cargo xtask test` compares it with the tasks' own list of options.
+/// True for a task of `cargo xtask`, which `cargo xtask test` compares with the tasks' own list of options.
 pub(crate) fn is_task(step: &Step) -> bool {
     step.command.lines().all(|line| line.starts_with("cargo xtask "))
 }
@@ -123,14 +123,14 @@ impl Reader {
         !self.steps.is_empty()
     }
 
-    /// Types the page's next command, which begins with `begin`. The output is as the page shows it; if it shows none,
-    /// the command has to succeed.
+    /// Types the page's next command, which must begin with `begin`. The output must be the one that the page shows. If
+    /// it shows none, the command has to succeed.
     #[track_caller]
     pub(crate) fn types(&mut self, space: &Space, begin: &str) -> CommandOutput {
         self.types_in(space, "/", begin)
     }
 
-    /// The same in a directory.
+    /// Does the same in a directory.
     #[track_caller]
     pub(crate) fn types_in(&mut self, space: &Space, directory: &str, begin: &str) -> CommandOutput {
         let step = self.next(begin);
@@ -139,7 +139,7 @@ impl Reader {
         output
     }
 
-    /// The same for output whose numbers differ from node to node.
+    /// Does the same for output in which the numbers differ from node to node.
     #[track_caller]
     pub(crate) fn types_without_numbers(&mut self, space: &Space, directory: &str, begin: &str) {
         let step = self.next(begin);
@@ -150,14 +150,14 @@ impl Reader {
         });
     }
 
-    /// Passes by the page's next command, which begins with `begin`: the machine of a test lacks its program, and the scene
-    /// does its work.
+    /// Skips the page's next command, which must begin with `begin`, because the test machine lacks its program. The
+    /// scene does the command's work instead.
     #[track_caller]
     pub(crate) fn plays(&mut self, begin: &str) {
         self.next(begin);
     }
 
-    /// Leaves the rest out: the machine lacks something.
+    /// Skips the rest of the page, because the machine lacks something.
     pub(crate) fn leaves(&mut self) {
         self.steps.clear();
     }
@@ -167,7 +167,7 @@ impl Reader {
     }
 }
 
-/// Runs a command line as an administrator types it.
+/// Runs a command line as if an administrator had typed it.
 fn shell(space: &Space, directory: &str, line: &str) -> CommandOutput {
     let mut command = Command::new("sh");
     let path = std::env::var("PATH").unwrap_or_default();
@@ -180,7 +180,7 @@ fn shell(space: &Space, directory: &str, line: &str) -> CommandOutput {
 }
 
 impl Step {
-    /// True if it is of a block of type `console`.
+    /// True if the step comes from a block of type `console`.
     pub(crate) fn is_command(&self) -> bool {
         !self.command.ends_with('\n')
     }
@@ -204,8 +204,8 @@ impl Step {
     }
 }
 
-/// True if the lines are the page's, in which `…` or `...` is any number of lines; an empty line at the end is
-/// not counted.
+/// True if the printed lines match those of the page, in which `…` or `...` stands for any number of lines. Empty lines
+/// at the end do not count.
 fn matches(wanted: &[String], printed: &[String]) -> bool {
     let is_gap = |line: &str| line == "…" || line == "..." || line.starts_with("… ");
     match wanted.split_first() {
@@ -217,7 +217,7 @@ fn matches(wanted: &[String], printed: &[String]) -> bool {
     }
 }
 
-/// True if the line is the page's, in which ` … ` is any text.
+/// True if the line matches that of the page, in which ` … ` stands for any text.
 fn is_line(wanted: &str, printed: &str) -> bool {
     match wanted.split_once(" … ") {
         Some((begin, end)) => printed.starts_with(begin) && printed.ends_with(end),
@@ -225,8 +225,8 @@ fn is_line(wanted: &str, printed: &str) -> bool {
     }
 }
 
-/// The line without widths of columns, and with placeholders for what differs from run to run: MAC addresses, a
-/// client's port, the number of a link, times and process IDs.
+/// The line without the widths of columns, and with placeholders for what differs from run to run: MAC addresses, a
+/// client's port, the index of a link, times and process IDs.
 fn without_variables(line: &str) -> String {
     let words: Vec<String> =
         line.split_whitespace().enumerate().map(|(at, word)| placeholder(at, word)).collect();

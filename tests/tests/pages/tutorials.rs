@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The tutorials. Each is followed on a fresh node. Programs that the machine of a test lacks (crictl, kubectl) are
-//! played: [`Reader::plays`].
+//! The tutorials, each followed on a fresh node. The scene imitates programs that the test machine lacks (crictl,
+//! kubectl); see [`Reader::plays`].
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -18,10 +18,10 @@ use crate::node::{called, with_reference};
 use crate::reader::Reader;
 use crate::world::{NETWORKS, PLUGINS, Web, World};
 
-/// A sandbox's ID, as the container runtimes make them.
+/// The ID of a sandbox as container runtimes generate it.
 const SANDBOX: &str = "3f29c1b07de14f5b9a6c2f61c8b4d7e05a9be1d2f3c4b5a69788796a5b4c3d2e";
 
-/// Serves empty documents until the test's process ends.
+/// Serves empty documents until the test process ends.
 pub(crate) fn serve_http(web: &Web) {
     let listener = web.pod.bind(|| TcpListener::bind("[::]:80")).expect("a listener");
     thread::spawn(move || {
@@ -72,7 +72,7 @@ pub(crate) fn kubernetes(page: &mut Reader) {
     page.plays("kubectl run");
     let web = world.pod(SANDBOX);
     serve_http(&web);
-    // The cluster's route to the other node's pods.
+    // The route that the cluster would have to the other node's pods.
     world.node.cmd(&format!("ip route add 10.244.2.0/24 via {}", world.client.v4));
     for begin in ["curl", "slipway ports", "slipway explain"] {
         page.types(&world.node, begin);
@@ -117,7 +117,8 @@ pub(crate) fn from_the_reference(page: &mut Reader) {
     assert!(world.node.list(PLUGINS).contains(&"portmap".to_owned()));
 }
 
-/// Two nodes with an API server. The agents run as programs of the nodes instead of pods, with the DaemonSet's options.
+/// Two nodes with an API server. The agents run as programs on the nodes instead of in pods, with the options of the
+/// DaemonSet.
 pub(crate) fn cluster(page: &mut Reader) {
     let Some(programs) = api_server_programs() else {
         record_skip("pages::tutorial_cluster", API_SERVER);
@@ -144,7 +145,7 @@ pub(crate) fn cluster(page: &mut Reader) {
     assert!(agents.iter().all(Daemon::runs));
 }
 
-/// A node with the plugins, and folders of its own.
+/// A node with the plugins, and with its own folders in place of the machine's.
 fn prepare(node: &slipway_tests::Node) {
     node.own_etc();
     for folder in ["/opt", "/root"] {
@@ -159,7 +160,7 @@ fn prepare(node: &slipway_tests::Node) {
     node.cmd("/opt/sbin/slipway install");
 }
 
-/// Registers the node as kubelet and the controllers do, and starts its agent.
+/// Registers the node as kubelet and the controllers would, and starts its agent.
 fn join(server: &ApiServer<'_>, node: &ClusterNode) -> Daemon {
     let (name, cidr) = (format!("node-{}", node.number), format!("10.244.{}.0/24", node.number));
     server.create(

@@ -10,29 +10,29 @@ use slipway_tests::{
     Attach, Host, Network, Node, Pod, Proto, QUICK, Server, at, pages, plugin_names, slipway, slipwayd,
 };
 
-/// Folders with the programs that pages call.
+/// The folders with the programs that the pages call.
 pub(crate) const PATH: &str = "/opt/cni/bin:/opt/sbin";
-/// The place of installed plugins.
+/// The directory of the installed plugins.
 pub(crate) const PLUGINS: &str = "/opt/cni/bin";
-/// The place of the networks.
+/// The directory of the network configurations.
 pub(crate) const NETWORKS: &str = "/etc/cni/net.d";
 
-/// A node with the README's network, and a host outside.
+/// A node with the network of the README, and an outside host.
 pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
     pub(crate) list: Value,
 }
 
-/// A container of the network `pods`, with a server behind its published port.
+/// A container in the network `pods`, with a server behind its published port.
 pub(crate) struct Web {
     pub(crate) pod: Pod,
     pub(crate) attach: Attach,
-    /// Runs as long as the container.
+    /// The server, which runs as long as the container.
     pub(crate) server: Option<Server>,
 }
 
-/// The README's configuration.
+/// The network configuration in the README.
 pub(crate) fn readme() -> Value {
     let blocks = pages::blocks("README.md");
     let block = blocks.iter().find(|block| block.language == "json").expect("a configuration");
@@ -52,12 +52,12 @@ impl World {
         world
     }
 
-    /// A node without plugins; `slipway` and `slipwayd` are in the search path.
+    /// A node without plugins, on which `slipway` and `slipwayd` are in the search path.
     pub(crate) fn bare() -> Self {
         let (node, client) = Node::with_client();
         node.own_etc();
         node.cmd("rm -rf /etc/cni");
-        // All that an administrator writes to is the node's own.
+        // An administrator can write only to folders that belong to the node.
         for folder in ["/opt", "/root", "/var/log"] {
             node.own_folder(folder);
         }
@@ -75,14 +75,14 @@ impl World {
         self.node.network(self.list.clone())
     }
 
-    /// A container with a published port, as a runtime with a cache starts it.
+    /// A container with a published port and a server, started as by a runtime with a cache.
     pub(crate) fn web(&self, name: &str) -> Web {
         let mut web = self.attached(name, |attach| attach.port(Proto::Tcp, 8080, 80));
         web.server = Some(web.pod.serve(Proto::Tcp, "[::]:80", name));
         web
     }
 
-    /// A pod's sandbox with a published port, as containerd calls the plugins for it; without a server.
+    /// The sandbox of a pod with a published port, for which the plugins are called as by containerd. It has no server.
     pub(crate) fn pod(&self, sandbox: &str) -> Web {
         let pod = self.node.pod("web");
         let args = format!(
@@ -98,7 +98,7 @@ impl World {
         Web { pod, attach, server: None }
     }
 
-    /// The same without a server, and with these ports.
+    /// A container without a server and with these ports.
     pub(crate) fn attached(&self, name: &str, ports: impl FnOnce(Attach) -> Attach) -> Web {
         let pod = self.node.pod(name);
         let attach = ports(Attach::new(&pod));
@@ -108,14 +108,14 @@ impl World {
         Web { pod, attach, server: None }
     }
 
-    /// DEL as the runtime calls it.
+    /// Calls DEL as the runtime does.
     pub(crate) fn delete(&self, web: &Web) {
         let network = self.network();
         network.del(&web.attach).unwrap_or_else(|e| panic!("DEL: {e}"));
         self.node.cmd(&format!("rm {}", network.cache_path(&web.attach)));
     }
 
-    /// Another engine's policy: it drops what it does not know.
+    /// Adds another engine's policy, which drops the packets that it does not know.
     pub(crate) fn drops_forwarded(&self) {
         self.node
             .nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }");
