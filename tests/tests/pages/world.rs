@@ -121,7 +121,7 @@ impl World {
             .nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }");
     }
 
-    /// Runs `work` while a client tries a TCP port again and again.
+    /// Runs `work` while a client repeatedly connects to a TCP port.
     pub(crate) fn while_tried<T>(
         &self,
         from: &slipway_tests::Space,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tests of every plugin that makes a veth pair of which the node keeps one end. The suites of these plugins
-//! include this module and provide the configuration.
+//! Tests for every plugin that makes a veth pair and leaves one end on the node. The suites of these plugins include
+//! this module and provide the configuration.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use slipway_tests::{
 
 use crate::{NODE_LINKS, OUTER, PREFIX, TAKEN, all, dual_stack, leading, other_keys, plugin, refused};
 
-/// A network of the plugin alone, with host-local of 10.1.2.0/24, and `keys` added.
+/// A network of this plugin only, with host-local for 10.1.2.0/24 and the additional keys `keys`.
 pub(crate) fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
 }
@@ -24,7 +24,7 @@ pub(crate) fn add(network: &Network<'_>, pod: &Pod) -> Value {
     network.add(&Attach::new(pod)).expect("ADD")
 }
 
-/// The name of the host's end in a result.
+/// The name of the node's end in a result.
 pub(crate) fn outer(result: &Value) -> String {
     result["interfaces"][OUTER]["name"].as_str().expect("a name").to_owned()
 }
@@ -64,12 +64,12 @@ fn the_mtu_is_that_of_the_configuration_or_of_the_default_route() {
     let all = |mtu: u16| vec![json!(mtu); NODE_LINKS.len() + 2];
     assert_eq!(mtu("one", json!({"mtu": 1300})), all(1300));
     peer_fails("leaves it to the kernel", || {
-        // Without a default route, the kernel's default applies. A bridge keeps the smallest MTU that a port had.
+        // Without a default route, the kernel's default applies. A bridge keeps the smallest MTU that any port has had.
         assert_eq!(mtu("two", json!({})).last(), Some(&json!(1500)));
         node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
         node.cmd(&format!("ip route add default via {}", client.v4));
         assert_eq!(mtu("three", json!({})), all(1400));
-        // What a VPN puts in the place of the default route: routes to both halves, or a table of its own.
+        // A VPN replaces the default route by routes to both halves of the address space, or by a separate table.
         node.cmd("ip link add vpn0 mtu 1380 type veth peer name vpn1");
         node.cmd("ip link set vpn0 up");
         node.cmd("ip link set vpn1 up");
@@ -85,14 +85,14 @@ fn the_mtu_is_that_of_the_configuration_or_of_the_default_route() {
     });
 }
 
-/// Where all values are right already, nothing has to be written; what is left out is an optimisation.
+/// If all settings already have the right values, nothing has to be written.
 #[test]
 fn a_read_only_proc_sys_is_enough() {
     let node = Node::new();
     let first = node.pod("first");
     let network = network(&node, &json!({}));
     network.add(&Attach::new(&first)).expect("ADD");
-    // The kernel gives each new link the values of `default`.
+    // The kernel gives every new link the values of `default`.
     for (setting, value) in [
         ("net/ipv4/ip_forward", "1"),
         ("net/ipv6/conf/all/forwarding", "1"),
@@ -110,7 +110,7 @@ fn a_read_only_proc_sys_is_enough() {
     network.del(&Attach::new(&second)).expect("DEL");
 }
 
-/// The IPv4 range alone works, as all other tests of such a kernel show.
+/// The IPv4 range on its own works, as all other tests on such a kernel show.
 #[test]
 fn an_ipv6_range_is_refused_in_a_kernel_without_ipv6() {
     needs!(!has_ipv6(), "a kernel without IPv6");
@@ -185,7 +185,7 @@ fn concurrent_adds_do_not_collide() {
         }
     });
     assert!(!node.cmd("ip -o link show type veth").contains("veth"));
-    // A bridge stays, with the route to its own subnet.
+    // A bridge remains, together with the route to its own subnet.
     let routes = node.cmd("ip route");
     assert!(NODE_LINKS.is_empty() == routes.is_empty(), "{routes}");
 }
@@ -197,7 +197,7 @@ fn a_second_add_leaves_the_first_alone() {
     let result = add(&network, &pod);
     let before = Snapshot::take(&node, &[&pod]);
     let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
-    // The reference's ptp reports the kernel's error.
+    // The reference's ptp reports the kernel's error instead.
     let is_named = failure.error.msg.contains(TAKEN) || (is_peer() && NODE_LINKS.is_empty());
     assert!(is_named, "{failure}");
     before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
@@ -216,7 +216,7 @@ fn del_removes_what_add_made_and_may_be_repeated() {
         network.del(&Attach::new(&pod)).expect("DEL");
         before.assert_same(&state(&node, &pod));
     }
-    // An attachment that never existed.
+    // These attachments never existed.
     network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
     network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
     before.assert_same(&state(&node, &pod));
@@ -249,7 +249,7 @@ fn del_leaves_a_foreign_link() {
         network.del(&Attach::new(&pod)).expect("DEL");
         assert!(pod.has_link("eth0"));
         pod.cmd("ip link delete eth0");
-        // A link of another attachment: same name, same namespace, another container ID.
+        // The link belongs to another attachment with the same name and namespace, but another container ID.
         add(&network, &pod);
         network.del(&Attach::new(&pod).container("other")).expect("DEL");
         assert!(pod.has_link("eth0"));
@@ -282,7 +282,7 @@ fn gc_removes_stale_attachments_only() {
         let dead_link = outer(&add(&ours, &dead));
         let live_link = outer(&add(&ours, &live));
         let other_link = outer(&add(&other, &elsewhere));
-        // The runtime's cache is lost: only the plugin knows the stale attachment.
+        // The runtime's cache is lost, so only the plugin knows the stale attachment.
         ours.forget();
         let live_attach = Attach::new(&live);
         ours.gc(&[&live_attach]).expect("GC");
@@ -306,7 +306,7 @@ fn gc_without_a_list_removes_nothing() {
     if newest_version() == "1.0.0" {
         return; // An older peer does not know the verb.
     }
-    // The kernel adds the multicast route with a delay.
+    // The kernel adds the multicast route with some delay.
     let state = || Snapshot::take(&node, &[&pod]).without(&["ff00::/8"]);
     let before = state();
     network.call("GC", &network.configs(None)[0], None).ok();
@@ -349,7 +349,7 @@ fn check_compares_the_containers_addresses_and_routes() {
     let (network, _) = attached(&node, &pod, json!({}));
     pod.cmd("ip route delete default");
     network.differs(&pod, "Expected Route");
-    // Another interface of the container has taken it over, as multus lets it.
+    // Another interface of the container has taken the default route over, as multus permits.
     pod.cmd("ip link add other type veth peer name end");
     pod.cmd("ip link set other up");
     pod.cmd("ip route add default dev other");
@@ -375,7 +375,7 @@ fn masquerade_is_compared() {
     peer_fails("does not look at it", || {
         let (node, pod) = Node::with_pod();
         let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
-        // Deletes all that the container has in the table, in any layout.
+        // This deletes everything that the container has in the table, whatever the layout is.
         node.nft("delete table inet slipway");
         network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
     });

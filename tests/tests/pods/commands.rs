@@ -63,7 +63,7 @@ fn a_pod_gets_two_networks_and_ports_of_the_reference() {
     slipway_tests::needs!(Reference::any().is_some(), REFERENCE);
     let Some(reference) = Reference::any().filter(|_| !is_peer()) else { return };
     let stage = Stage::of(reference.dir());
-    // CHECK of its portmap looks for rules of IPv6, too, and fails.
+    // CHECK of the reference's portmap also looks for IPv6 rules, and would fail.
     let mut unchecked = pods_list("pods");
     unchecked["disableCheck"] = true.into();
     stage.write("10-pods.conflist", &unchecked);
@@ -103,7 +103,7 @@ fn a_failed_set_up_is_undone() {
     );
     assert_eq!(error.lines().count(), 1, "the undo failed: {error}");
     before.assert_same(&stage.state(&[&pod]));
-    // The namespace of a failed set-up is gone, too.
+    // The namespace that the failed set-up created is gone as well.
     stage.fails("pod up test/web --sandbox s2 --create-netns --network pods --network tiny");
     before.assert_same(&stage.state(&[&pod]));
 }
@@ -142,7 +142,7 @@ fn teardown_needs_neither_configuration_nor_namespace() {
     stage.ok("pod down test/web --sandbox s1");
     stage.ok("pod down test/web --sandbox s1 --network pods --network gone");
     let after = stage.state(&[]);
-    // The configuration was deleted by this test.
+    // The test itself has deleted the configuration.
     let changes: Vec<_> = before.changes(&after).into_iter().filter(|line| !line.contains(CONF)).collect();
     assert!(changes.is_empty(), "{}", changes.join("\n"));
 }
@@ -155,13 +155,13 @@ fn a_network_alone_is_removed_by_its_name() {
     stage.ok("pod up test/web --sandbox s1 --netns /run/netns/web --network pods --network storage=net1");
     stage.ok("pod down test/web --sandbox s1 --network storage=net1");
     assert!(pod.has_link("eth0") && !pod.has_link("net1"));
-    // Changed in between: the cached configuration is used.
+    // The configuration changes in between, so the teardown uses the cached one.
     stage.write("10-pods.conflist", &list("pods", &json!([{"type": "missing"}])));
     stage.ok("pod down test/web --sandbox s1 --network pods");
     assert!(!pod.has_link("eth0"));
 }
 
-/// The name of the network is enough, whatever the interface is called.
+/// The name of the network identifies it, whatever the interface is called.
 #[test]
 fn a_network_with_an_interface_of_another_name_is_removed_by_its_name() {
     slipway_only!();
@@ -173,7 +173,7 @@ fn a_network_with_an_interface_of_another_name_is_removed_by_its_name() {
         let output = stage.run("pod down test/web --sandbox s1 --network storage");
         assert!(output.code == Some(0) && output.stderr.is_empty(), "{output}");
         assert!(pod.has_link("eth0") && !pod.has_link("net1") && !pod.has_link("eth1"));
-        // What is not attached is said, and the other network stays.
+        // The command reports what is not attached, and leaves the other network alone.
         for (network, wanted) in [
             (
                 "storage",
@@ -195,7 +195,7 @@ fn a_network_with_an_interface_of_another_name_is_removed_by_its_name() {
         stage.ok("pod down test/web --sandbox s1 --network pods");
         assert!(!pod.has_link("eth0"));
     }
-    // The same for a status, and all attachments to one network.
+    // The same applies to a status, which then covers all attachments to a network.
     stage.ok(&format!("{up} --network storage=net1 --network storage=net2"));
     let status = stage.ok("pod status test/web --sandbox s1 --network storage");
     assert!(status.contains("net1") && status.contains("net2"), "{status}");
@@ -214,7 +214,7 @@ fn a_sandbox_that_is_not_attached_is_named() {
     assert_eq!(error, wanted);
     assert!(stage.node.list("/var/lib/cni/locks").iter().all(|name| !name.contains("nope")));
     before.assert_same(&stage.state(&[]));
-    // With a namespace it can be looked for.
+    // Given a namespace, the command can look for the pod.
     let _pod = stage.node.pod("web");
     let error = stage.fails("pod status test/web --sandbox nope --netns /run/netns/web");
     assert!(error.contains("the loopback in /run/netns/web is down"), "{error}");
@@ -234,7 +234,7 @@ fn a_file_that_is_skipped_is_named_once() {
     assert_eq!(output.stderr.lines().count(), 1, "{output}");
 }
 
-/// What passes at once is in proportion to the rate, in bytes as tc counts them.
+/// The burst that passes at once is proportional to the rate, in bytes as tc counts them.
 #[test]
 fn a_burst_goes_with_its_rate_unless_it_is_given() {
     slipway_only!();
@@ -247,7 +247,7 @@ fn a_burst_goes_with_its_rate_unless_it_is_given() {
     for (options, rate, burst) in [
         ("--bandwidth 10M:0", "10Mbit", 156_250),
         ("--bandwidth 10M:0 --burst 800k", "10Mbit", 100_000),
-        // kubelet's annotations have kubelet's burst.
+        // Rates from kubelet's annotations have kubelet's burst.
         ("--annotation kubernetes.io/ingress-bandwidth=10M", "10Mbit", 268_435_455),
     ] {
         stage.ok(&format!("{up} {options}"));
@@ -257,7 +257,7 @@ fn a_burst_goes_with_its_rate_unless_it_is_given() {
         let options_of = &limits.expect("a limit")["options"];
         let text = stage.node.cmd("tc qdisc show");
         assert!(text.contains(&format!("rate {rate}")), "{options}: {text}");
-        // tc keeps the time that the burst takes, in 64 ns.
+        // tc stores the time that the burst takes, in units of 64 ns.
         let shown = options_of["burst"].as_u64().expect("a burst");
         assert!(shown.abs_diff(burst) <= burst / 1000 + 1, "{options}: {shown} instead of {burst}");
         stage.ok("pod down test/web --sandbox s1");
@@ -325,7 +325,7 @@ fn gc_keeps_valid_sandboxes_and_removes_the_others() {
     let changes: Vec<_> = changes.iter().filter(|line| !line.contains("20-storage.conflist")).collect();
     assert!(changes.is_empty(), "{changes:#?}");
     stage.ok("pod status test/kept --sandbox kept");
-    // A network that disables GC keeps its pods, with their namespaces.
+    // A network that disables GC keeps its pods and their namespaces.
     let mut pods = pods_list("pods");
     pods["disableGC"] = true.into();
     stage.write("10-pods.conflist", &pods);
@@ -336,7 +336,7 @@ fn gc_keeps_valid_sandboxes_and_removes_the_others() {
     assert!(stage.node.list("/run/netns").is_empty() && stage.node.list("/var/lib/cni/results").is_empty());
 }
 
-/// What `head` does once it has read enough: standard output is a pipe whose reader has gone.
+/// `head` closes the pipe once it has read enough, so standard output has no reader any more.
 #[test]
 fn a_reader_that_goes_ends_a_command_without_a_message() {
     slipway_only!();
@@ -369,7 +369,7 @@ fn a_reader_that_goes_ends_a_command_without_a_message() {
         let output = call(writer.into());
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), text.as_str()), (Some(1), ""), "{words}");
-        // The control: another reason is told.
+        // As the control, an error with another cause is reported.
         let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let output = call(full.into());
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The configuration changes while the manager runs.
+//! The configuration changes while the manager is running.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use slipway_tests::{quoted, slipway_only, within};
 
 use crate::stage::{CONF, Stage, list, pods_list};
 
-/// Waits until the networks are as wanted.
+/// Waits until the condition about the networks is true.
 async fn until(manager: &Manager, what: &str, wanted: impl Fn(&Networks) -> bool) -> Arc<Networks> {
     let mut changes = manager.subscribe();
     let seen =
@@ -44,7 +44,7 @@ fn the_default_network_follows_its_file() {
         until(&manager, "a removed file", is("storage")).await;
         stage.remove("90-late.conflist");
         until(&manager, "another removed file", |all| all.get("changed").is_none()).await;
-        // The directory goes and returns.
+        // The directory is removed and created again.
         stage.node.cmd(&format!("rm -r {CONF}"));
         until(&manager, "a removed directory", |all| all.verdicts().is_empty()).await;
         stage.write("10-pods.conflist", &pods_list("pods"));
@@ -97,10 +97,10 @@ fn a_plugin_that_appears_later_makes_its_network_valid() {
         let runtime = cni_runtime::Runtime::builder().plugin_dir(&stage.bin).plugin_dir("/var/lib/more/bin");
         let manager = Manager::builder(runtime).config_dir(CONF).start().await.expect("a manager");
         assert_eq!(default_of(&manager.networks()), Some("pods"));
-        // Neither the directory nor its parent exists yet.
+        // Neither the directory nor its parent existed when the manager started.
         stage.node.cmd("mkdir -p /var/lib/more/bin");
         stage.node.cmd(&format!("cp {} /var/lib/more/bin/later", quoted(stage.bin.join("bridge"))));
-        // Under another name the program is no plugin; a script is.
+        // Our program is not a plugin under an unknown name, but a script is.
         stage.node.write(
             "/var/lib/more/bin/later",
             "#!/bin/sh\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\n",
@@ -128,7 +128,7 @@ fn the_directory_is_created() {
     });
 }
 
-/// `slipwayd networks --watch` shows what is there, and changes nothing.
+/// `slipwayd networks --watch` shows the existing networks and changes nothing.
 #[test]
 fn a_manager_that_only_watches_makes_no_directory() {
     slipway_only!();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipwayd` or one of its plugins is killed at a system call: a teardown then leaves nothing.
+//! Wherever `slipwayd` or one of its plugins is killed, a teardown afterwards leaves nothing behind.
 
 use serde_json::{Value, json};
 use slipway_tests::{Disturbance, Point, all_kill_points, disturbed, sample, slipway_only, stride};
 
 use crate::stage::{SlowPlugin, Stage, bridge, list};
 
-/// The number of points in a run that tries a sample.
+/// The number of points in a run that tries only a sample.
 const FEW: usize = 14;
 
 const NETWORKS: &str = "--network pods --network storage=net1";
 
-/// The points at which a kill may leave something that one at the point before does not.
+/// The points at which a kill may leave another state than a kill at the previous point.
 fn points(all: Vec<Point>) -> Vec<Point> {
     let all: Vec<Point> = all.into_iter().filter(|point| point.after_change).collect();
     if stride() == 1 {
@@ -33,7 +33,7 @@ fn a_teardown_after_a_killed_set_up_leaves_nothing() {
     let up = || {
         stage.call(&format!("pod up test/web --sandbox s1 --netns /run/netns/web --port 8080:80 {NETWORKS}"))
     };
-    // Neither the networks nor the namespace are named again.
+    // The teardown is given neither the networks nor the namespace.
     let down = "pod down test/web --sandbox s1";
     let (output, all) = all_kill_points(&stage.node, up());
     assert_eq!(output.process.code, Some(0), "{}", output.process);
@@ -68,7 +68,8 @@ fn a_teardown_after_a_killed_teardown_leaves_nothing() {
     }
 }
 
-/// A set-up that is killed while its second network's plugin runs, with ports, addresses and files of the first plugin.
+/// A set-up that is killed while its second network's plugin is running, so ports, addresses and files of the first
+/// plugin exist.
 fn killed_set_up(stage: &Stage, up: &str) {
     SlowPlugin::write(stage);
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
@@ -86,7 +87,7 @@ fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
     slipway_only!();
     let stage = Stage::new();
     stage.warm_up();
-    // Makes the files that stay after the first call of the plugins.
+    // A first round creates the files that remain after the first calls of the plugins.
     killed_set_up(&stage, UP);
     let with = "--cni-bin-dir /var/lib/slow";
     stage.ok(&format!("pod gc --all {with}"));
@@ -106,7 +107,7 @@ fn a_killed_set_up_is_listed_and_removed_by_gc_unless_its_sandbox_is_valid() {
     assert!(stage.ok("pod list").contains("pending"));
     stage.ok(&format!("pod gc --keep s1 {with}"));
     assert_eq!(stage.ok("pod list").lines().count(), 3);
-    // The configuration of the set-up is used.
+    // GC uses the configuration of the set-up.
     stage.remove("30-slow.conflist");
     stage.ok(&format!("pod gc --all {with}"));
     let changes = before.changes(&stage.state(&[]));
@@ -124,7 +125,7 @@ fn a_pod_is_set_up_again_after_a_killed_set_up() {
     let up = UP.replace("--create-netns", "--netns /run/netns/web");
     killed_set_up(&stage, &up);
     let with = "--netns /run/netns/web --cni-bin-dir /var/lib/slow";
-    // CHECK of an attachment that was not finished fails.
+    // CHECK fails for an attachment that was not completed.
     stage.fails(&format!("pod status test/web --sandbox s1 {with}"));
     stage.ok(&format!("pod down test/web --sandbox s1 --network slow=eth1 {with}"));
     stage.ok(&format!("pod status test/web --sandbox s1 {with}"));

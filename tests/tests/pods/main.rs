@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Pods: `slipwayd`, and the manager of cni-runtime below it, with our plugins and the reference's.
+//! Pods: `slipwayd` and the underlying manager in cni-runtime, with our plugins and the reference plugins.
 
 mod commands;
 mod follow;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Many pods at once, and many operations on one pod.
+//! Many pods at once, and many operations on the same pod.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use slipway_tests::{Proto, slipway_only, stride};
 
 use crate::stage::{Stage, joined, request};
 
-/// All of them only in a full run.
+/// The number of pods, which is smaller in a run that samples.
 fn count() -> u16 {
     if stride() == 1 { 200 } else { 50 }
 }
@@ -82,7 +82,7 @@ fn concurrent_set_ups_and_teardowns_of_one_pod_leave_it_whole_or_gone() {
     let before = stage.state(&[&space]);
     let pod = request(&space);
     stage.block_on(async || {
-        // Two managers are as two processes: they share nothing but files.
+        // Two managers behave like two processes, because they share nothing but files.
         let managers = [stage.manager().open(), stage.manager().open()];
         for _ in 0..4 {
             let all = (0..8).map(|number| {
@@ -98,7 +98,7 @@ fn concurrent_set_ups_and_teardowns_of_one_pod_leave_it_whole_or_gone() {
             for done in joined(all).await {
                 assert!(matches!(done, Ok(()) | Err(PodError::Attached { .. })), "{done:?}");
             }
-            // Whatever was last: the pod is whole, or gone.
+            // Whichever operation came last, the pod is either complete or gone.
             let is_cached = !managers[0].attachments().await.expect("a cache").is_empty();
             assert_eq!(space.has_link("eth0"), is_cached);
             if is_cached {

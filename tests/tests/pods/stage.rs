@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node with a configuration directory, and the two ways to use it.
+//! A node with a configuration directory, and the two ways to use it: `slipwayd` and the manager.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use slipway_tests::{
     BridgeNetfilter, CommandOutput, Node, PluginCall, Pod as Space, Snapshot, slipwayd, until,
 };
 
-/// The configuration directory. /var/lib is private to the node.
+/// The configuration directory, in the node's private /var/lib.
 pub(crate) const CONF: &str = "/var/lib/net.d";
 
-/// Changes that a teardown leaves: files without content, and counters. Temporary files of a killed process are
-/// removed when they are old.
+/// What a teardown may leave: files without content, and counters. Temporary files of a killed process are removed once
+/// they are old.
 const LEFT: &[&str] = &[".slipway-tmp-", "last_reserved_ip", "networks/.slipway/", "/lock", "folder "];
 
 pub(crate) struct Stage {
@@ -33,7 +33,7 @@ impl Stage {
         Self::with(node, bin)
     }
 
-    /// With other plugins.
+    /// A stage with these plugins instead of ours.
     pub(crate) fn of(bin: &Path) -> Self {
         Self::with(Node::new(), bin.to_owned())
     }
@@ -46,7 +46,7 @@ impl Stage {
         stage
     }
 
-    /// Writes a configuration as its editors should: another name, then a rename.
+    /// Writes a configuration as an editor should, under another name that is then renamed.
     pub(crate) fn write(&self, name: &str, content: &Value) {
         self.node.write(&format!("{CONF}/.{name}"), content.to_string());
         self.node.cmd(&format!("mv {CONF}/.{name} {CONF}/{name}"));
@@ -56,7 +56,7 @@ impl Stage {
         self.node.cmd(&format!("rm {CONF}/{name}"));
     }
 
-    /// A call of `slipwayd`, words separated by blanks.
+    /// A call of `slipwayd` with words separated by blanks.
     pub(crate) fn call(&self, words: &str) -> PluginCall {
         let bin = self.bin.to_str().expect("text");
         let options = if words.starts_with("pod list") {
@@ -90,8 +90,8 @@ impl Stage {
         Manager::builder(Runtime::builder().plugin_dir(&self.bin)).config_dir(CONF)
     }
 
-    /// Runs a future in the node: the threads of the asynchronous runtime are in the namespaces of the one that
-    /// starts them.
+    /// Runs a future on the node. The threads of the asynchronous runtime are in the namespaces of the thread that
+    /// starts the runtime.
     pub(crate) fn block_on<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         self.node.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -113,7 +113,7 @@ impl Stage {
     }
 }
 
-/// A plugin, in a directory of its own, whose ADD waits until it is killed.
+/// A plugin in a separate directory, whose ADD waits until it is killed.
 pub(crate) struct SlowPlugin;
 
 impl SlowPlugin {
@@ -127,7 +127,7 @@ impl SlowPlugin {
         stage.node.cmd(&format!("chmod +x {}/slow", Self::DIRECTORY));
     }
 
-    /// Starts `slipwayd`, sends a signal to it when the plugin's ADD runs, and waits for its end.
+    /// Starts `slipwayd`, sends it a signal while the plugin's ADD is running, and waits for its end.
     pub(crate) fn signal_during_add(stage: &Stage, words: &str, signal: &str) -> CommandOutput {
         let running = stage.call(&format!("{words} --cni-bin-dir {}", Self::DIRECTORY)).spawn();
         until(Duration::from_secs(30), "the plugin starts", || stage.node.read("/run/started").is_some());
@@ -149,7 +149,7 @@ pub(crate) fn request(pod: &Space) -> Pod {
     }
 }
 
-/// A future that is polled from another thread than it is made on.
+/// Runs futures as separate tasks, which other threads may poll than the one that created them.
 pub(crate) async fn joined<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
@@ -165,7 +165,7 @@ pub(crate) fn list(name: &str, plugins: &Value) -> Value {
     json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins})
 }
 
-/// A bridge with ports.
+/// A network of a bridge that publishes ports.
 pub(crate) fn pods_list(name: &str) -> Value {
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     let mut first = bridge("br0", "10.91.0.0/16");
@@ -180,7 +180,7 @@ pub(crate) fn bridge(name: &str, subnet: &str) -> Value {
     })
 }
 
-/// A network with one address, for a second pod that fails.
+/// A network with a single address, so that the set-up of a second pod fails.
 pub(crate) fn tiny_list() -> Value {
     let range = json!([[{"subnet": "10.93.0.0/24", "rangeStart": "10.93.0.9", "rangeEnd": "10.93.0.9"}]]);
     let ipam = json!({"type": "host-local", "ranges": range});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! ADD: its objects, with one container and with several.
+//! ADD with one and with several containers, and the objects that it makes.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, at, has_ipv6, peer_fails, usable};
@@ -24,7 +24,7 @@ fn the_result_names_the_hosts_end_and_the_containers() {
     assert_eq!(node.link(&outer)["operstate"], "UP");
 }
 
-/// The routes on the node and in the container are the reference's, word for word.
+/// The routes on the node and in the container must equal the reference plugin's exactly.
 #[test]
 fn the_routes_are_the_references() {
     slipway_tests::needs_ipv6!();
@@ -62,7 +62,7 @@ fn the_routes_are_the_references() {
     assert_eq!(node.sysctl_get(&format!("net/ipv6/conf/{outer}/accept_ra")).as_deref(), Some("0"));
 }
 
-/// As with bridge: a pair of links, for those who give it addresses by other means.
+/// As with bridge, this makes a pair of links for users who assign addresses by other means.
 #[test]
 fn without_ipam_there_is_a_pair_of_links_and_nothing_else() {
     peer_fails("IPAM is required", || {
@@ -87,7 +87,7 @@ fn without_ipam_there_is_a_pair_of_links_and_nothing_else() {
                 node.ruleset()
             );
 
-            // Packets pass once somebody has given addresses. CHECK does not ask about them.
+            // Packets pass once somebody has assigned addresses. CHECK does not look at addresses.
             network.check(&attach).expect("CHECK");
             node.cmd(&format!("ip address add 10.9.9.1/24 dev {outer}"));
             pod.cmd("ip address add 10.9.9.2/24 dev eth0");
@@ -130,12 +130,12 @@ fn all_hosts_are_reached_through_the_node() {
     ];
     for (family, outside) in usable([client.v4.into(), client.v6.into()]).into_iter().enumerate() {
         let (peer, own) = (address_of(&results[0], family), address_of(&results[1], family));
-        // Another container of the subnet, through the gateway and without masquerade.
+        // Another container in the subnet is reached through the gateway and without masquerade.
         assert_eq!(two.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), own);
-        // A host outside, to which the node routes, and back.
+        // An outside host to which the node routes is reached, and the other way round.
         assert_eq!(two.expect(Proto::Tcp, (outside, 80), "client").peer.ip(), own);
         assert_eq!(client.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), outside);
-        // The node itself, which connects from the gateway's address.
+        // The node itself connects from the gateway's address.
         let gateway: std::net::IpAddr =
             results[0]["ips"][family]["gateway"].as_str().expect("a gateway").parse().expect("an address");
         assert_eq!(node.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), gateway);
@@ -144,8 +144,8 @@ fn all_hosts_are_reached_through_the_node() {
     }
 }
 
-/// With the kernel's default, duplicate address detection. The first packet from outside must not wait for
-/// that of the link-local address.
+/// Duplicate address detection is on, which is the kernel's default. The first packet from outside must not have to
+/// wait for that of the link-local address.
 #[test]
 fn ipv6_works_when_add_returns() {
     slipway_tests::needs_ipv6!();
@@ -204,7 +204,7 @@ fn routes_have_all_configured_attributes() {
     });
 }
 
-/// The reservations are lost while the container runs: its address must not be routed to another container.
+/// The reservations are lost while the container is running. Its address must not be routed to another container.
 #[test]
 fn an_address_routed_to_another_container_is_refused() {
     peer_fails("the veth pair stays, and the owner is not named", || {
@@ -216,7 +216,7 @@ fn an_address_routed_to_another_container_is_refused() {
             let network = network(&node, &json!({"ipam": ipam}));
             add(&network, &one);
             node.cmd("rm -r /var/lib/cni/networks/net");
-            // The kernel adds its own IPv6 routes with a delay.
+            // The kernel adds its own IPv6 routes with some delay.
             let state = || Snapshot::take(&node, &[&one, &two]).without(&["/var/lib/cni", "table local"]);
             let before = state();
             let failure = network.add(&Attach::new(&two)).expect_err("the address is taken");
@@ -231,7 +231,7 @@ fn an_address_routed_to_another_container_is_refused() {
     });
 }
 
-/// Two interfaces of one container in one network, as Multus makes them.
+/// Two interfaces of one container are in one network, as Multus can set them up.
 #[test]
 fn one_container_may_have_several_interfaces() {
     let (node, pod) = Node::with_pod();

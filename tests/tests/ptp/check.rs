@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! CHECK finds changes since the ADD.
+//! CHECK notices changes since the ADD.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, has_ipv6, peer_fails};
@@ -31,7 +31,7 @@ fn check_compares_routes_to_and_from_the_container() {
         node.cmd(&format!("ip address delete 10.1.2.1/32 dev {outer}"));
         network.differs(&pod, &format!("Failed to match addr 10.1.2.1/32 on interface {outer}"));
         node.cmd(&format!("ip address add 10.1.2.1/32 dev {outer}"));
-        // The kernel removes all routes of a link with its last address.
+        // When a link loses its last address, the kernel removes all routes of the link.
         node.cmd(&format!("ip route add 10.1.2.2 dev {outer} scope host"));
         fine();
         node.cmd(&format!("ip link set {outer} down"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The keys one by one, and IPAM's results.
+//! The keys one by one, and unusual results from IPAM.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, address_of, has_ipv6, peer_fails, usable};
@@ -12,7 +12,7 @@ use super::pair::{add, network};
 fn ip_masq_translates_packets_that_leave_the_subnet() {
     let node = Node::new();
     let client = node.host("client");
-    // A client without a route to the containers.
+    // The client has no route to the containers.
     client.cmd("ip route delete default");
     if has_ipv6() {
         client.cmd("ip -6 route delete default");
@@ -43,7 +43,7 @@ fn ip_masq_translates_packets_that_leave_the_subnet() {
     assert!(ruleset.is_empty() || !ruleset.contains(&address_of(&results[1], 0).to_string()), "{ruleset}");
 }
 
-/// An IPAM plugin with a fixed result, for results that host-local never has.
+/// Installs an IPAM plugin with a fixed result, for results that host-local never returns.
 fn answering(node: &Node, ips: &str) -> serde_json::Value {
     let answer = format!(r#"{{"cniVersion": "1.0.0", "ips": {ips}}}"#);
     node.write("/run/bin/fixed", format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] && echo '{answer}' || exit 0\n"));
@@ -73,7 +73,7 @@ trait Pings {
 }
 
 impl Pings for Node {
-    /// Both directions, with the addresses of the test above.
+    /// Pings in both directions, with the addresses of the test above.
     fn expect_ping(&self, pod: &slipway_tests::Pod) {
         self.ping("10.1.2.5".parse().expect("an address")).expect("the container answers");
         pod.ping("169.254.1.1".parse().expect("an address")).expect("the gateway answers");

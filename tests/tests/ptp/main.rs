@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The ptp plugin: every key, and DEL. IPAM is host-local, but for results that only another plugin can have.
+//! The ptp plugin: every key, and DEL. IPAM is host-local, except for results that only other plugins return.
 
 mod add;
 mod check;
@@ -12,7 +12,7 @@ mod remove;
 use serde_json::{Value, json};
 use slipway_tests::{host_local, with_keys};
 
-/// The index of the host's end in a result.
+/// The index of the node's end in a result.
 const OUTER: usize = 0;
 /// The beginning of CHECK's errors.
 const PREFIX: &str = "ptp: ";
@@ -22,7 +22,7 @@ const NODE_LINKS: &[&str] = &[];
 /// The error of a second ADD.
 const TAKEN: &str = "already exists";
 
-/// The keys that leave something on the node.
+/// The keys that leave objects on the node.
 fn all() -> Value {
     json!({"ipMasq": true})
 }
@@ -37,7 +37,7 @@ fn other_keys() -> Value {
     all()
 }
 
-/// The plugin with host-local of 10.1.2.0/24, and `keys` added.
+/// The plugin with host-local for 10.1.2.0/24 and the additional keys `keys`.
 fn plugin(keys: &Value) -> Value {
     let plugin = json!({"type": "ptp", "ipam": ipv4()});
     with_keys(plugin, keys)
@@ -56,7 +56,7 @@ fn ipv4() -> Value {
     json!({"type": "host-local", "subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}]})
 }
 
-/// host-local of both families.
+/// A host-local configuration with both families.
 fn dual_stack() -> Value {
     host_local("10.1.2.0/24", "fd00:1::/64")
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL of another plugin's objects.
+//! DEL of objects that another plugin has made.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
 
 use super::pair::network;
 
-/// The network used another plugin at the container's ADD.
+/// At the time of the container's ADD, the network used another plugin.
 #[test]
 fn del_removes_what_bridge_made() {
     peer_fails("the port's addresses are looked at as its own", || {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The configuration that the node's agent writes, read by containerd: the specification's version that each release
-//! takes from it, and what it calls for that.
+//! The configuration that the node's agent writes, as containerd reads it: which version of the specification each
+//! release takes from it, and which commands it calls.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,14 +25,14 @@ const SUBNETS: [&str; 2] = ["10.244.1.0/24", "fd44:1::/64"];
 const SUBNET_FILE: &str = "/run/slipway/subnet.json";
 const CALLS: &str = "/tmp/calls";
 
-/// Adds a line with the command and the configuration's version to [`CALLS`], and calls the plugin.
+/// A plugin that appends the command and the configuration's version to [`CALLS`] and then calls bridge.
 const RECORDING: &str = "#!/bin/busybox sh\n\
      config=$(/bin/busybox cat)\n\
      version=$(echo \"$config\" | /bin/busybox grep -o '\"cniVersion\": *\"[^\"]*' | /bin/busybox head -n 1)\n\
      echo \"$CNI_COMMAND ${version##*\\\"}\" >> /tmp/calls\n\
      echo \"$config\" | /opt/cni/bin/slipway plugin bridge\n";
 
-/// Compares a node that is alone in its cluster with its desired state, as the agent does.
+/// Compares a node that is the only one in its cluster with its desired state, as the agent does.
 fn agent(system: &System, node: &Node, outside: &Host) {
     let name: slipwayd::cluster::NodeName = NODE.parse().expect("a name");
     let object = slipwayd::cluster::Node {
@@ -71,8 +71,8 @@ fn agent(system: &System, node: &Node, outside: &Host) {
     assert!(report.is_ready, "{:?}", report.troubles().collect::<Vec<_>>());
 }
 
-/// containerd 2 calls STATUS, with version 1.1.0. The releases before it do not know `cniVersions`: they call what they
-/// know, with 1.0.0.
+/// containerd 2 calls STATUS, with version 1.1.0. Earlier releases do not know `cniVersions`, and call the commands
+/// that they know with 1.0.0.
 pub(crate) fn the_agents_list(packages: &Path, specification: &str) {
     slipway_only!();
     let (node, client) = Node::with_client();
@@ -98,7 +98,7 @@ pub(crate) fn the_agents_list(packages: &Path, specification: &str) {
     let expected: Vec<String> = commands.map(|command| format!("{command} {specification}")).collect();
     assert!(calls.iter().eq(&expected), "{recorded}");
 
-    // Without the file no pod can start, and kubelet learns the reason beforehand from containerd 2.
+    // Without the file no pod can start, and containerd 2 tells kubelet the reason beforehand.
     let away = format!("{SUBNET_FILE}.away");
     let rename = |from: &str, to: &str| node.run(|| fs::rename(from, to)).expect("rename the node's subnets");
     rename(SUBNET_FILE, &away);

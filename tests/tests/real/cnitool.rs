@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! cnitool of the CNI project, which executes a list as libcni does.
+//! The CNI project's cnitool, which runs a list as libcni does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,12 +10,13 @@ use slipway_tests::{CommandOutput, Node, Pod, Proto, address_of, is_peer, peer_f
 
 use crate::state;
 
-/// The folder of the lists. /var/lib is the node's own.
+/// The folder of the lists, in the node's private /var/lib.
 const NET_DIR: &str = "/var/lib/net.d";
 
 const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
 
-/// Each test with the cnitool of each Debian suite's sources, and the newest specification that it supports.
+/// Generates each test for the cnitool of each Debian suite, with the newest version of the specification that it
+/// supports.
 macro_rules! of {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
@@ -33,7 +34,7 @@ macro_rules! of {
 
 const PROGRAM: &str = "usr/local/bin/cnitool";
 
-// 1.1 and 1.3, as this is written.
+// At the time of writing, these are the versions 1.1 and 1.3.
 of! {
     bookworm "1.0.0": add_check_del exchange;
     unstable "1.1.0": add_check_del exchange gc status;
@@ -81,7 +82,7 @@ fn list(specification: &str) -> Value {
 fn add_check_del(program: &Path, specification: &str) {
     let (node, client) = Node::with_client();
     let tool = Tool::new(&node, program, &list(specification));
-    // A first pod, so that the bridge and the tables exist.
+    // A first pod creates the bridge and the tables.
     let first = node.pod("first");
     tool.call("add", &first, PORTS);
     tool.call("del", &first, PORTS);
@@ -97,7 +98,8 @@ fn add_check_del(program: &Path, specification: &str) {
     drop(server);
     tool.call("check", &pod, PORTS);
     if !is_peer() {
-        // CHECK sees that the published port is gone. Without the first ADD's table, another makes it.
+        // CHECK notices that the published port is gone. The first ADD's table is missing, so the next ADD creates it
+        // again.
         node.nft("delete table inet slipway");
         let output = tool.try_call("check", pod.path(), PORTS);
         assert_ne!(output.code, Some(0), "CHECK of a flushed ruleset: {output}");
@@ -111,7 +113,7 @@ fn add_check_del(program: &Path, specification: &str) {
     before.assert_same(&state(&node));
 }
 
-/// Our cnitool and theirs, each with our plugins: same container, same cache.
+/// Both cnitools use our plugins for the same container and the same cache.
 fn exchange(program: &Path, specification: &str) {
     slipway_only!();
     let (node, client) = Node::with_client();
@@ -131,14 +133,13 @@ fn exchange(program: &Path, specification: &str) {
         deletes.call("del", &pod, PORTS);
         client.expect_none(Proto::Tcp, (client.node_v4, 8080));
         pod.remove();
-        // Theirs does not know the lock file of our ADD; GC deletes it.
+        // Their cnitool does not know the lock file of our ADD, which GC deletes.
         ours.call("gc", &first, "{}");
         before.assert_same(&state(&node));
     }
 }
 
-/// cnitool passes no list of valid attachments: libcni removes those in its own cache, and the plugins keep
-/// the others.
+/// cnitool passes no list of valid attachments. libcni removes those in its own cache, and the plugins keep the others.
 fn gc(program: &Path, specification: &str) {
     let node = Node::without_bridge_netfilter();
     let tool = Tool::new(&node, program, &list(specification));
@@ -150,7 +151,7 @@ fn gc(program: &Path, specification: &str) {
     assert_eq!(records.len(), 1, "{records:?}");
     let forgotten = Path::new("/var/lib/cni/results").join(&records[0]);
     node.run(|| std::fs::remove_file(&forgotten)).expect("remove a record");
-    // The shared chains for ports stay while any element leads to them.
+    // The shared chains for ports remain as long as an element refers to them.
     let elements = || state(&node).without(&["nft chain", "nft rule"]);
     let before = elements();
     tool.call("add", &pods[0], PORTS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! containerd: pods through the Container Runtime Interface, as kubelet makes them, and `ctr run --cni`.
+//! containerd: pods that are started through the Container Runtime Interface, as kubelet does it, and `ctr run --cni`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -19,7 +19,8 @@ pub(crate) const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 
 const CONFIGURATION: &str = "/etc/containerd/config.toml";
 
-/// Each test on the containerd of each Debian suite, with the newest specification that it supports.
+/// Generates each test for the containerd of each Debian suite, with the newest version of the specification that it
+/// supports.
 macro_rules! on {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
@@ -36,7 +37,7 @@ macro_rules! on {
     )*};
 }
 
-// 1.6, 1.7 and 2.1, as this is written.
+// At the time of writing, these are the versions 1.6, 1.7 and 2.1.
 on! {
     bookworm "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run a_leak
         a_long_add the_agents_list;
@@ -63,18 +64,18 @@ pub(crate) fn list(specification: &str) -> Value {
     })
 }
 
-/// Writes the network's configuration, starts the daemon and gives it the images.
+/// Writes the network configuration, starts the daemon and imports the images.
 pub(crate) fn start(system: &System, list: &Value) -> Daemon {
     system.write(LIST, list.to_string());
     start_with_its_list(system)
 }
 
-/// The same with the network's configuration that is there.
+/// Does the same with the network configuration that already exists.
 pub(crate) fn start_with_its_list(system: &System) -> Daemon {
     system.write(CONFIGURATION, configuration(system));
     image::make(system);
     let daemon = restart(system);
-    // From 2.0 on images are unpacked by the daemon, for the snapshotter of another configuration.
+    // From 2.0 on, the daemon itself would unpack images, for the snapshotter of another configuration.
     let help = system.run(&["ctr", "images", "import", "--help"]);
     let local: &[&str] = if help.contains("--local") { &["--local"] } else { &[] };
     let import = ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "native"];
@@ -83,7 +84,7 @@ pub(crate) fn start_with_its_list(system: &System) -> Daemon {
     daemon
 }
 
-/// The page's configuration for this containerd, and what the machine of a test needs.
+/// The documentation's configuration for this version of containerd, and what the test machine requires in addition.
 fn configuration(system: &System) -> String {
     let [old, new] = [0, 1].map(|at| {
         let mut blocks = pages::blocks("docs/runtimes.md").into_iter();
@@ -125,7 +126,7 @@ pub(crate) fn tcp(host: u16) -> Port {
     Port { udp: false, host, container: 80, host_ip: "" }
 }
 
-/// Adds and deletes a pod, so that all shared objects exist.
+/// Adds and deletes a pod, which creates all shared objects.
 fn warm_up(system: &System) {
     let cri = Cri(system.space());
     let id = cri.run_pod(&pod(system, "first", &[tcp(8080)])).unwrap();
@@ -184,7 +185,7 @@ fn a_pod_and_a_restart(packages: &Path, specification: &str) {
     assert_eq!(expect(&client, (client.node_v4, 8081), "other"), client.v4);
     cri.stop_pod(&id).expect("kubelet stops a pod more than once");
     cri.remove_pod(&id).unwrap();
-    // Removal stops a pod that still runs.
+    // Removing a running pod stops it.
     cri.stop_pod(&second).unwrap();
     cri.remove_pod(&second).unwrap();
     expect_closed(&client, (client.node_v4, 8081));
@@ -212,7 +213,7 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
             "a published port needs no running daemon"
         );
         let _daemon = restart(&system);
-        // The pod's network is gone without containerd: no namespace, and so no link.
+        // The pod's network disappears without containerd: the namespace is gone, and with it the link.
         let name =
             node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
         system.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
@@ -224,8 +225,8 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
     });
 }
 
-/// The power fails: containerd finds pods without processes and namespaces, and kubelet removes them after
-/// it has made new ones.
+/// After a power failure, containerd finds pods without processes and namespaces, and kubelet removes them after it has
+/// started new ones.
 fn a_reboot(packages: &Path, specification: &str) {
     let (node, client) = Node::with_client();
     let mut system = System::start(&node, packages);
@@ -263,7 +264,7 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
         let before = state(&node);
         let refused =
             cri.run_pod(&pod(&system, "thief", &[tcp(8081), tcp(8080)])).expect_err("8080 is taken");
-        // The comment has no space for the whole ID.
+        // The comment has no room for the whole ID.
         let owner = format!("host port tcp/0.0.0.0:8080 is taken by network pods, container {}", &id[..50]);
         assert!(refused.contains(&owner), "{refused}");
         before.assert_same(&state(&node));
@@ -280,7 +281,7 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
     });
 }
 
-/// Without `--detach` ctr removes what it has added. With it, ctr of 1.6 never calls DEL: GC has to.
+/// Without `--detach`, ctr removes what it has added. With it, ctr 1.6 never calls DEL, so GC has to remove it.
 fn ctr_run(packages: &Path, specification: &str) {
     peer_fails("the masquerade of a container whose namespace is gone stays", || {
         let (node, client) = Node::with_client();
@@ -311,7 +312,7 @@ fn ctr_run(packages: &Path, specification: &str) {
         system.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
         ctr(&["tasks", "delete", "long"]);
         ctr(&["containers", "delete", "long"]);
-        // GC as a runtime calls it, without valid attachments.
+        // Calls GC as a runtime does, without valid attachments.
         for plugin in list["plugins"].as_array().expect("a list") {
             let mut config = plugin.clone();
             config["cniVersion"] = "1.1.0".into();
@@ -319,9 +320,9 @@ fn ctr_run(packages: &Path, specification: &str) {
             config["cni.dev/valid-attachments"] = json!([]);
             node.plugin(plugin["type"].as_str().expect("a name")).command("GC").config(&config).run().ok();
         }
-        // libcni's own record, which it removes at DEL.
+        // libcni would remove this file of its own in a DEL.
         node.run(|| drop(std::fs::remove_file("/var/lib/cni/results/pods-k8s.io-long-eth0")));
-        // GC also removes chains that no element leads to.
+        // GC also removes chains to which no element refers.
         let elements = |state: slipway_tests::Snapshot| {
             state.without(&["nft chain inet slipway", "nft rule inet slipway"])
         };
@@ -329,7 +330,7 @@ fn ctr_run(packages: &Path, specification: &str) {
     });
 }
 
-/// From 2.0 on containerd calls STATUS, and reports the result to kubelet.
+/// From 2.0 on, containerd calls STATUS and reports the result to kubelet.
 fn status(packages: &Path, specification: &str) {
     peer_fails("STATUS does not look at what ADD needs", || {
         let node = Node::without_bridge_netfilter();
@@ -340,7 +341,7 @@ fn status(packages: &Path, specification: &str) {
         let mut broken = list(specification);
         broken["plugins"][0]["ipam"]["dataDir"] = "/etc/passwd".into();
         system.write(LIST, broken.to_string());
-        // containerd watches its folder.
+        // containerd watches this folder.
         system.wait_for("the new configuration", || matches!(cri.network_trouble(), Ok(Some(_))));
         let trouble = cri.network_trouble().unwrap().expect("trouble");
         assert!(trouble.contains("/etc/passwd"), "{trouble}");

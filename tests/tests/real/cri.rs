@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A client of the Container Runtime Interface, as kubelet is: gRPC through curl. The few messages that the
-//! tests need are encoded field by field.
+//! A client of the Container Runtime Interface that acts like kubelet and sends gRPC through curl. The few messages
+//! that the tests need are encoded field by field.
 //!
-//! The numbers of fields are those of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`; the encoding is
-//! that of protocol buffers (<https://protobuf.dev/programming-guides/encoding/>); a byte for compression and
-//! four for the length precede a gRPC message
-//! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
+//! The field numbers are those of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The encoding is that of protocol
+//! buffers (<https://protobuf.dev/programming-guides/encoding/>). A gRPC message begins with a byte for the compression
+//! and four bytes for the length (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
 
 use std::process::Command;
 
 use slipway_tests::Space;
 use slipway_tests::image::{PAUSE, WEB};
 
-/// containerd's socket, with the same path in the system and on the node.
+/// containerd's socket, which has the same path in the system and on the node.
 pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// A message to be sent.
@@ -21,14 +20,14 @@ pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
 struct Message(Vec<u8>);
 
 impl Message {
-    /// A field of the wire type 0: integers, enumerations, truth values.
+    /// Appends a field of wire type 0: an integer, an enumeration or a boolean.
     fn number(mut self, field: u8, value: u64) -> Self {
         self.0.push(field << 3);
         self.varint(value);
         self
     }
 
-    /// A field of the wire type 2: texts, and messages in messages.
+    /// Appends a field of wire type 2: a string or an embedded message.
     fn bytes(mut self, field: u8, value: &[u8]) -> Self {
         self.0.push(field << 3 | 2);
         self.varint(value.len() as u64);
@@ -53,7 +52,7 @@ impl Message {
     }
 }
 
-/// The values of a received message's field, in order; integers are left out.
+/// The values of a field in a received message, in order. Integers are left out.
 fn values(mut bytes: &[u8], field: u64) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -76,7 +75,7 @@ fn values(mut bytes: &[u8], field: u64) -> Vec<&[u8]> {
     found
 }
 
-/// The integer in a received message's field; 0, the default, is not sent.
+/// The integer in a field of a received message, or 0, the default, which is not transmitted.
 fn number(mut bytes: &[u8], field: u64) -> u64 {
     let mut found = 0;
     while !bytes.is_empty() {
@@ -114,7 +113,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// The first value of a field; empty, the default, is not sent.
+/// The first value of a field, or an empty one, the default, which is not transmitted.
 fn first(bytes: &[u8], field: u64) -> &[u8] {
     values(bytes, field).first().copied().unwrap_or_default()
 }
@@ -122,25 +121,25 @@ fn first(bytes: &[u8], field: u64) -> &[u8] {
 /// A pod as kubelet describes it.
 #[derive(Debug, Clone)]
 pub(crate) struct PodConfig {
-    /// Its name, unique among those that run.
+    /// The pod's name, unique among the running pods.
     pub(crate) name: String,
     /// The number of earlier pods with this name.
     pub(crate) attempt: u32,
     /// The published ports.
     pub(crate) ports: Vec<Port>,
-    /// The parent of its control group.
+    /// The parent of the pod's control group.
     pub(crate) cgroup: String,
 }
 
 /// A published port.
 #[derive(Debug, Clone)]
 pub(crate) struct Port {
-    /// True for UDP; TCP otherwise.
+    /// True for UDP, false for TCP.
     pub(crate) udp: bool,
     /// The node's port.
     pub(crate) host: u16,
     pub(crate) container: u16,
-    /// The node's address; empty for all.
+    /// The node's address, or empty for all addresses.
     pub(crate) host_ip: &'static str,
 }
 
@@ -164,18 +163,17 @@ impl PodConfig {
 /// The content of `PodSandboxStatus`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PodStatus {
-    /// True if the sandbox runs.
+    /// True if the sandbox is running.
     pub(crate) ready: bool,
-    /// Its addresses, the first one first.
+    /// The sandbox's addresses, the primary one first.
     pub(crate) ips: Vec<String>,
 }
 
-/// The client.
 #[derive(Debug)]
 pub(crate) struct Cri<'n>(pub(crate) &'n Space);
 
 impl Cri<'_> {
-    /// `RunPodSandbox`; returns the identifier.
+    /// Calls `RunPodSandbox` and returns the sandbox's ID.
     pub(crate) fn run_pod(&self, pod: &PodConfig) -> Result<String, String> {
         let request = Message::default().message(1, &pod.message());
         self.call("RuntimeService/RunPodSandbox", &request).map(|answer| text(first(&answer, 1)))
@@ -201,13 +199,13 @@ impl Cri<'_> {
         Ok(PodStatus { ready: number(status, 3) == 0, ips: ips.map(text).collect() })
     }
 
-    /// `ListPodSandbox`; the identifiers.
+    /// Calls `ListPodSandbox` and returns the sandboxes' IDs.
     pub(crate) fn pods(&self) -> Result<Vec<String>, String> {
         let answer = self.call("RuntimeService/ListPodSandbox", &Message::default())?;
         Ok(values(&answer, 1).into_iter().map(|pod| text(first(pod, 1))).collect())
     }
 
-    /// `CreateContainer` and `StartContainer` with the web server, which answers with the name `who`.
+    /// Calls `CreateContainer` and `StartContainer` for the web server, which answers with the name `who`.
     pub(crate) fn start_web(&self, pod: &PodConfig, id: &str, who: &str) -> Result<(), String> {
         let env = Message::default().text(1, "WHO").text(2, who);
         let container = Message::default()
@@ -220,7 +218,7 @@ impl Cri<'_> {
         self.call("RuntimeService/StartContainer", &request).map(drop)
     }
 
-    /// The network's condition in `Status`: `None` if it is ready, else the reason.
+    /// The network's condition according to `Status`: `None` if the network is ready, otherwise the reason.
     pub(crate) fn network_trouble(&self) -> Result<Option<String>, String> {
         let answer = self.call("RuntimeService/Status", &Message::default())?;
         let conditions = values(first(&answer, 1), 1);
@@ -238,7 +236,7 @@ impl Cri<'_> {
         })
     }
 
-    /// Sends one request. The error is the server's message or curl's.
+    /// Sends one request. The error is either the server's message or curl's.
     fn call(&self, method: &str, request: &Message) -> Result<Vec<u8>, String> {
         let mut input = vec![0];
         input.extend(u32::try_from(request.0.len()).expect("a small message").to_be_bytes());

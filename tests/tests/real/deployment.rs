@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The image of `slipwayd render` on a Debian system of debootstrap: the container file's commands, and both containers of
-//! the DaemonSet's pods with their static binaries. Prometheus reads what the agent serves.
+//! The image of `slipwayd render` on a Debian system made by debootstrap: the commands of the container file, and both
+//! containers of the DaemonSet's pods with their static binaries. Prometheus scrapes the agent's metrics.
 
 use std::path::Path;
 use std::thread;
@@ -19,12 +19,12 @@ const URL: &str = "http://127.0.0.1:9254";
 const PROMETHEUS: &str = "127.0.0.1:9090";
 const PROMETHEUS_LOG: &str = "/run/prometheus.log";
 
-/// A container of a pod, on the system in a folder.
+/// A container of a pod, based on the system in a folder.
 fn container<'a>(node: &'a ClusterNode, base: &Path, pod: &'a Value, init: bool) -> Container<'a> {
     Container::new(node, base, &render("containerfile", &IMAGE), pod, init)
 }
 
-/// Starts the agent, for which there is no API server, and waits until it serves requests.
+/// Starts the agent without an API server, and waits until it serves requests.
 fn agent(node: &ClusterNode, base: &Path, pod: &Value) -> Daemon {
     let agent = container(node, base, pod, false).account(("127.0.0.1", "1"), "token", "").start(LOG);
     let is_healthy = || node.try_cmd(&format!("curl --silent --fail {URL}/healthz")).code == Some(0);
@@ -46,13 +46,13 @@ fn the_containers_run_in_the_image() {
     assert_ne!(ready.code, Some(0), "ready without Nodes: {ready}");
 }
 
-/// The reply of Prometheus to a request of its API.
+/// The data in Prometheus' reply to an API request.
 fn replied(node: &ClusterNode, path: &str) -> Value {
     let reply = node.try_cmd(&format!("curl --silent --fail http://{PROMETHEUS}/api/v1/{path}"));
     serde_json::from_str::<Value>(&reply.stdout).unwrap_or_default()["data"].take()
 }
 
-/// The rules of the replied groups; none before they were read.
+/// The rules in the groups of a reply, none before Prometheus has read them.
 fn rules_of(groups: &Value) -> Vec<&Value> {
     let groups = groups["groups"].as_array().into_iter().flatten();
     groups.flat_map(|group| group["rules"].as_array().into_iter().flatten()).collect()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The node's agent deletes what containerd has left, and nothing else.
+//! The node's agent deletes what containerd has left behind, and nothing else.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,13 +18,13 @@ use crate::cri::{Cri, PodConfig};
 
 const AGENT: &str = "/opt/cni/bin/slipwayd";
 const KUBECONFIG: &str = "/etc/kubeconfig";
-/// Longer than a usual ADD on a busy machine.
+/// The grace period, which is longer than an ADD usually takes on a busy machine.
 const GRACE: Duration = Duration::from_secs(8);
 const MINUTE: Duration = Duration::from_secs(60);
-/// A plugin that reports a success and does nothing.
+/// A plugin that reports success and does nothing.
 const IDLE: &str = "#!/bin/busybox sh\nexit 0\n";
 
-/// Starts the agent. Its API server never replies: garbage is deleted without one.
+/// Starts the agent. Its API server never replies, because the agent deletes garbage without one.
 fn agent(system: &System) -> Daemon {
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -55,7 +55,7 @@ fn agent(system: &System) -> Daemon {
     system.daemon("slipwayd", &words)
 }
 
-/// Replaces a plugin during `body`.
+/// Replaces a plugin with a script during `body`.
 pub(crate) fn with_plugin<T>(system: &System, name: &str, script: &str, body: impl FnOnce() -> T) -> T {
     let path = system.path(&format!("/opt/cni/bin/{name}"));
     let away = path.with_extension("away");
@@ -71,7 +71,7 @@ pub(crate) fn with_plugin<T>(system: &System, name: &str, script: &str, body: im
     done
 }
 
-/// The garbage in the agent's status.
+/// What the agent's status says about garbage.
 fn garbage(system: &System) -> Value {
     let output = system.try_run(&[AGENT, "status", "--output", "json"]);
     let document: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
@@ -86,7 +86,7 @@ fn is_cached(node: &Node, id: &str) -> bool {
     node.list("/var/lib/cni/results").iter().any(|name| name.contains(id))
 }
 
-/// Runs a pod with a web server.
+/// Runs a pod with a web server and returns the pod's ID.
 fn web(cri: &Cri<'_>, config: &PodConfig) -> String {
     let id = cri.run_pod(config).expect("a pod");
     cri.start_web(config, &id, &config.name).expect("a web server");
@@ -102,7 +102,7 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     let live = web(&cri, &pod(&system, "live", &[tcp(8080)]));
     let agent = agent(&system);
 
-    // Plugins that delete nothing: containerd forgets the pod.
+    // The plugins report success without deleting anything, and containerd forgets the pod.
     let idle = cri.run_pod(&pod(&system, "idle", &[tcp(8081)])).unwrap();
     with_plugin(&system, "bridge", IDLE, || {
         with_plugin(&system, "portmap", IDLE, || {
@@ -113,10 +113,10 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     assert!(!cri.pods().unwrap().contains(&idle) && !is_cached(&node, &idle));
     assert_eq!(node.reserved("pods").len(), 4, "two addresses are left");
 
-    // DEL fails as a plugin is missing: containerd keeps the pod.
+    // DEL fails because a plugin is missing, and containerd keeps the pod.
     let stopped = cri.run_pod(&pod(&system, "stopped", &[tcp(8082)])).unwrap();
     with_plugin(&system, "portmap", "", || cri.stop_pod(&stopped).expect_err("no plugin"));
-    // Its records are deleted, and the restarted daemon knows it no more, where these were all.
+    // The pod's records are deleted. The restarted daemon does not know the pod any more if it has no other records.
     let lost = cri.run_pod(&pod(&system, "lost", &[tcp(8083)])).unwrap();
     with_plugin(&system, "portmap", "", || cri.stop_pod(&lost).expect_err("no plugin"));
     system.run(&["ctr", "--namespace", "k8s.io", "containers", "delete", &lost]);
@@ -133,7 +133,7 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     assert_eq!(node.reserved("pods").len(), expected, "{}", log(&system));
     assert_eq!(is_cached(&node, &lost), !is_lost);
     expect_closed(&client, (client.node_v4, 8081));
-    // Those that live, or that kubelet will stop again, stay over more than another grace.
+    // Pods that are running, or that kubelet will stop again, are kept for longer than another grace period.
     thread::sleep(GRACE + GRACE / 2);
     let log = log(&system);
     assert!(log.contains(&format!("deleted what pod sandbox {idle} had in network pods (eth0)")), "{log}");
@@ -142,14 +142,14 @@ pub(crate) fn a_leak(packages: &Path, specification: &str) {
     }
     assert_eq!(expect(&client, (client.node_v4, 8080), "live"), client.v4);
     assert_eq!(garbage(&system)["troubles"], json!([]), "{log}");
-    // The port and the addresses are free.
+    // The port and the addresses are free again.
     web(&cri, &pod(&system, "next", &[tcp(8081)]));
     assert_eq!(expect(&client, (client.node_v4, 8081), "next"), client.v4);
     cri.stop_pod(&stopped).expect("the plugin is back");
     system.end(agent, "TERM");
 }
 
-/// An ADD that takes longer than the grace is not taken for garbage: its link exists.
+/// An ADD that takes longer than the grace period is not mistaken for garbage, because its link exists.
 pub(crate) fn a_long_add(packages: &Path, specification: &str) {
     slipway_only!();
     let (node, client) = Node::with_client();

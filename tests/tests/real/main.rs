@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Real runtimes with the plugins under test: podman (with CNI, and with netavark), containerd (through its CRI, as
-//! kubelet uses it, and through ctr), and cnitool of the CNI project. Each runs in a system of its own: see [`slipway_tests::system`].
+//! Real runtimes with the plugins under test: podman (with CNI and with netavark), containerd (through its CRI, as
+//! kubelet uses it, and through ctr), and the CNI project's cnitool. Each runs in a separate system; see
+//! [`slipway_tests::system`].
 //!
-//! `cargo xtask test --runtimes` fetches them and names the folder in `SLIPWAY_RUNTIMES`; without it,
+//! `cargo xtask test --runtimes` fetches the runtimes and names the folder in `SLIPWAY_RUNTIMES`. Without the variable,
 //! every test here is skipped.
 
 mod agents_list;
@@ -18,11 +19,11 @@ mod podman;
 
 use slipway_tests::{Node, Snapshot};
 
-/// The plugins' objects and the runtimes' namespaces: all must be gone in the end. A runtime's own files are
+/// The plugins' objects and the runtimes' namespaces, all of which must be gone in the end. A runtime's own files are
 /// left out.
 fn state(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&[
-        // Derived from the reservations, and the last reserved addresses.
+        // These are derived from the reservations, or are the last reserved addresses.
         "networks/.slipway/",
         "last_reserved_ip",
         "/run/containerd",

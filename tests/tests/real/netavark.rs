@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! podman with netavark, whose driver is the binary under test: podman 5.4, 5.8 and 6.1, and podman 6.1 with the newest
-//! netavark, as this is written.
+//! podman with netavark, whose driver is the binary under test. At the time of writing, the versions are podman 5.4,
+//! 5.8 and 6.1, and podman 6.1 with the newest netavark.
 
 mod figures;
 mod from_bridge;
@@ -17,7 +17,7 @@ use slipway_tests::image::{self, ARCHIVE, PAUSE, WEB, ask_once, expect, expect_c
 use slipway_tests::system::System;
 use slipway_tests::{Host, Node, Proto, Snapshot, Space, at, expect_sctp, has_sctp, is_peer};
 
-/// Each test on podman and netavark of each Debian suite that has them.
+/// Generates each test for podman and netavark of each Debian suite that has them.
 macro_rules! on {
     ($($module:ident: $($test:ident)*;)*) => {$(
         mod $module {
@@ -41,7 +41,7 @@ on! {
     experimental: from_run_to_removal networks options_of_networks every_form_of_publish a_pod a_reboot killed_processes errors;
 }
 
-/// A node with podman, and a host outside.
+/// A node with podman, and an outside host.
 struct World {
     node: Node,
     client: Host,
@@ -49,7 +49,7 @@ struct World {
 }
 
 impl World {
-    /// With a network of the driver, `blue`, which has a subnet of each family.
+    /// A world with a network of the driver, `blue`, which has a subnet of each family.
     fn new(packages: &Path) -> Option<Self> {
         if is_peer() {
             return None;
@@ -57,7 +57,7 @@ impl World {
         let (node, client) = Node::with_client();
         let system = System::start(&node, packages);
         if packages.ends_with("experimental") {
-            // podman 6 knows control groups of version 2 alone.
+            // podman 6 supports only version 2 of control groups.
             system.run(&["/bin/busybox", "mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"]);
         }
         let world = Self { node, client, system };
@@ -66,10 +66,10 @@ impl World {
         Some(world)
     }
 
-    /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
+    /// Configures the node as podman's manual pages describe: containers.conf(5), containers-storage.conf(5).
     fn configure(&self) {
         let system = &self.system;
-        // One of podman's default directories (`netavark_plugin_dirs`).
+        // This is one of podman's default directories for drivers (`netavark_plugin_dirs`).
         let link = "mkdir -p /usr/local/libexec/netavark; ln -s /opt/cni/bin/slipway /usr/local/libexec/netavark/slipway";
         system.run(&["/bin/busybox", "sh", "-ec", link]);
         system.write(
@@ -87,13 +87,13 @@ impl World {
         self.podman(&format!("load --quiet --input {ARCHIVE}"));
     }
 
-    /// Runs podman with words separated by blanks.
+    /// Runs podman with arguments separated by blanks.
     fn podman(&self, words: &str) -> String {
         let words: Vec<&str> = ["podman"].into_iter().chain(words.split(' ')).collect();
         self.system.run(&words)
     }
 
-    /// Runs podman, which must fail; its standard error.
+    /// Runs podman, which must fail, and returns its standard error.
     fn refused(&self, words: &str) -> String {
         let words: Vec<&str> = ["podman"].into_iter().chain(words.split(' ')).collect();
         let output = self.system.try_run(&words);
@@ -101,7 +101,7 @@ impl World {
         output.stderr
     }
 
-    /// A network as `podman network inspect` prints it.
+    /// A network in the form in which `podman network inspect` prints it.
     fn network(&self, name: &str) -> Value {
         let list: Value =
             serde_json::from_str(&self.podman(&format!("network inspect {name}"))).expect("JSON");
@@ -136,7 +136,7 @@ impl World {
         self.system.space().namespace(name, &self.system.path(&path))
     }
 
-    /// The published port is open to the client, which is not translated, and to the node.
+    /// Asserts that the published port is open to the client, whose address is not translated, and to the node.
     #[track_caller]
     fn open(&self, port: u16, name: &str) {
         let Self { node, client, .. } = self;
@@ -155,9 +155,9 @@ impl World {
         expect_closed(node, (Ipv4Addr::LOCALHOST, port));
     }
 
-    /// The state that removed containers must leave as it was.
+    /// The state that must be unchanged after containers are removed.
     fn state(&self) -> Snapshot {
-        // A killed podman may lose a namespace that it has made.
+        // A podman that is killed may leave a namespace that it has made.
         crate::state(&self.node).without(&[
             "/run/slipway/netavark",
             "/run/slipway/migrate.lock",
@@ -170,7 +170,7 @@ fn from_run_to_removal(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, system } = &world;
     let options = "--network blue --publish 8080:80 --publish 5353:53/udp";
-    // A first container is started and removed, so that the tables exist.
+    // A first container is started and removed, which creates the tables.
     world.run_web("first", options);
     world.podman("rm --force first");
     let before = world.state();
@@ -182,14 +182,14 @@ fn from_run_to_removal(packages: &Path) {
         client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
         drop(server);
     }
-    // Another container comes by way of the published port, and so does the container itself.
+    // Another container uses the published port, and so does the container itself.
     let group = system.cgroup();
     let request = image::request(client.node_v4, 8080);
     let run =
         ["podman", "run", "--rm", "--network", "blue", "--cgroup-parent", group, WEB, "sh", "-c", &request];
     assert_eq!(image::answer(&system.run(&run)).0, "web");
     expect(&world.inside("web"), (client.node_v4, 8080), "web");
-    // The outside is reached, masqueraded.
+    // The container reaches the outside, and its address is masqueraded.
     let outside = client.serve(Proto::Tcp, "[::]:7", "outside");
     let seen = world.inside("web").expect(Proto::Tcp, (client.v4, 7), "outside").peer.ip().to_canonical();
     assert_eq!(seen, client.node_v4);
@@ -202,16 +202,16 @@ fn from_run_to_removal(packages: &Path) {
     world.closed(8080);
     world.podman("start web");
     world.open(8080, "web");
-    // A container that ends by itself is cleaned up by conmon.
+    // conmon cleans up after a container that ends by itself.
     world.podman("kill web");
     world.podman("wait web");
     system.wait_for("the clean-up", || !node.slipway("ports").contains("blue"));
     world.closed(8080);
     world.podman("start web");
     world.open(8080, "web");
-    // A flush, and the two ways to get the ports back.
+    // The ruleset is flushed, and the ports come back in either of two ways.
     node.cmd("nft flush ruleset");
-    // In the system, which has the namespaces of the containers.
+    // `restore` runs in the system, where the containers' namespaces are visible.
     system.run(&["/opt/cni/bin/slipway", "restore"]);
     world.open(8080, "web");
     node.cmd("nft flush ruleset");
@@ -226,12 +226,12 @@ fn from_run_to_removal(packages: &Path) {
 fn networks(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, .. } = &world;
-    // podman chooses nothing for a driver: the driver does.
+    // podman leaves the choices to the driver.
     world.podman("network create --driver slipway --ipv6 --opt mtu=1400 green");
     let green = world.network("green");
     assert_eq!((&green["driver"], green["subnets"].as_array().map(Vec::len)), (&"slipway".into(), Some(2)));
     assert_eq!(green["subnets"][0]["subnet"], "10.89.1.0/24");
-    // The gateways are those that podman chooses for its own driver.
+    // The gateways are the same ones that podman chooses for its own driver.
     world.podman("network create --ipv6 own");
     let own = world.network("own");
     world.podman("network rm own");
@@ -244,7 +244,7 @@ fn networks(packages: &Path) {
     }
     world.podman("network create --driver slipway --internal --subnet 10.90.7.0/24 hidden");
     let named = "--network blue:ip=10.89.0.77,mac=02:00:00:00:89:77 --network green --publish 8080:80";
-    // The chains of these networks, alone and together, stay.
+    // The chains of these networks, used alone and together, remain.
     for networks in [named, "--network blue --network hidden --publish 8080:80"] {
         world.run_web("first", networks);
         world.podman("rm --force first");
@@ -277,14 +277,14 @@ fn networks(packages: &Path) {
     world.podman("network disconnect green web");
     world.open(8080, "web");
     world.podman("network connect hidden web");
-    // podman prints a missing address as the first, podman 6 as the second.
+    // podman before version 6 prints a missing address as `<nil>`, podman 6 as an empty text.
     let gateway = world.inspect("web")["Networks"]["hidden"]["Gateway"].clone();
     assert!(gateway == "<nil>" || gateway == "", "{gateway}");
     world.open(8080, "web");
     world.podman("rm --force web");
     world.closed(8080);
     before.assert_same(&world.state());
-    // Containers without ports, one on the internal network.
+    // Both containers are on the internal network, and one of them publishes a port.
     world.run_web("a", "--network hidden");
     world.run_web("b", "--network hidden --publish 8081:80");
     let a: IpAddr = world.inspect("a")["Networks"]["hidden"]["IPAddress"]
@@ -292,13 +292,13 @@ fn networks(packages: &Path) {
         .and_then(|ip| ip.parse().ok())
         .expect("an address");
     expect(&world.inside("b"), (a, 80), "a");
-    // podman itself accepts the connection, and answers nothing.
+    // podman itself accepts the connection, but sends no answer.
     assert!(ask_once(client, at(client.node_v4, 8081), Duration::from_secs(1)).is_err());
     world.podman("rm --force a b");
     world.podman("network rm green hidden blue");
 }
 
-/// The options of networks, but for `vlan`, which the suite `netavark` tries on kernels that have it.
+/// The options of networks, except `vlan`, which the suite `netavark` tests on kernels that support it.
 fn options_of_networks(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, system } = &world;
@@ -347,7 +347,7 @@ fn options_of_networks(packages: &Path) {
     assert!(ends.lines().count() == 1 && ends.contains(" mtu 1400 "), "{ends}");
     assert_eq!((&in_red.link("eth0")["mtu"], &node.link("br-red")["mtu"]), (&json!(1400), &json!(1400)));
 
-    // Isolated from each other, but not from the node and what is outside.
+    // The networks are isolated from each other, but not from the node and the outside.
     for (from, to) in [
         (&in_red, IpAddr::from(other.0)),
         (&in_red, other.1.into()),
@@ -389,12 +389,12 @@ fn options_of_networks(packages: &Path) {
     let id = world.podman("inspect --format {{.Id}} web");
     let explain = format!("/opt/cni/bin/slipway explain tcp {}:8080 --from {}", client.node_v4, client.v4);
     let explained = system.run(&explain.split(' ').collect::<Vec<_>>());
-    // Long IDs are cut.
+    // Long IDs are truncated.
     assert!(explained.contains(&id[..32]), "{id}: {explained}");
 
     node.cmd("nft flush ruleset");
     if packages.ends_with("experimental") {
-        // A reload of `web` would fail: see [`reload`].
+        // A reload of `web` would fail; see [`reload`].
         world.podman("network reload other");
         system.run(&["/opt/cni/bin/slipway", "restore"]);
     } else {
@@ -451,7 +451,7 @@ fn every_form_of_publish(packages: &Path) {
         client.expect(Proto::Tcp, (client.node_v4, 8000 + port), &name);
         client.expect(Proto::Udp, (client.node_v4, 8000 + port), &name);
     }
-    // A port of podman's choice.
+    // podman chooses the host port.
     let ports = world.inspect("web")["Ports"]["80/tcp"].clone();
     let chosen = ports
         .as_array()
@@ -484,7 +484,7 @@ fn a_pod(packages: &Path) {
     assert!(!world.node.slipway("ports").contains("blue"));
 }
 
-/// The power fails: what is on disk stays. podman tears nothing down.
+/// The power fails, so only files on disk survive, and podman tears nothing down.
 fn a_reboot(packages: &Path) {
     let Some(mut world) = World::new(packages) else { return };
     for (name, port) in [("web", 8080), ("other", 8081)] {
@@ -503,7 +503,7 @@ fn a_reboot(packages: &Path) {
     assert!(!world.node.slipway("ports").contains("blue"));
 }
 
-/// podman, conmon or the container is killed; in the end nothing is left.
+/// podman, conmon or the container is killed, and in the end nothing is left.
 fn killed_processes(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, system } = &world;
@@ -511,7 +511,7 @@ fn killed_processes(packages: &Path) {
     world.run_web("web", "--network blue --publish 8080:80");
     world.podman("rm --force web");
     let before = world.state();
-    // podman itself, at different times after its start.
+    // First, podman itself is killed at different times after its start.
     for round in 0..6_u32 {
         let script = format!(
             "podman run --detach --name web --env WHO=web --cgroup-parent {group} --network blue --publish 8080:80 {WEB} & \
@@ -519,7 +519,7 @@ fn killed_processes(packages: &Path) {
             60_000 * (round + 1)
         );
         system.try_run(&["/bin/busybox", "sh", "-c", &script]);
-        // Whatever it left, it is started or removed by podman's own means.
+        // Whatever podman has left, podman itself can start or remove the container.
         let started = system.try_run(&["podman", "start", "web"]).code == Some(0);
         if started {
             expect(client, (client.node_v4, 8080), "web");
@@ -528,16 +528,16 @@ fn killed_processes(packages: &Path) {
         world.closed(8080);
         before.assert_same(&world.state());
     }
-    // conmon: the container runs on, and no process cleans up after it.
+    // Then conmon is killed. The container keeps running, and no process cleans up after it.
     world.run_web("web", "--network blue --publish 8080:80");
     let conmon = world.podman("inspect --format {{.State.ConmonPid}} web");
     system.run(&["/bin/busybox", "kill", "-9", conmon.trim()]);
     world.open(8080, "web");
-    // The first removal ends the container, and fails for want of its exit code.
+    // The first removal ends the container, and fails because the exit code is missing.
     system.wait_for("the removal", || system.try_run(&["podman", "rm", "--force", "web"]).code == Some(0));
     world.closed(8080);
     before.assert_same(&world.state());
-    // The container's process.
+    // Finally, the container's process is killed.
     world.run_web("web", "--network blue --publish 8080:80");
     let pid = world.podman("inspect --format {{.State.Pid}} web");
     system.run(&["/bin/busybox", "kill", "-9", pid.trim()]);
@@ -569,7 +569,7 @@ fn errors(packages: &Path) {
         "run --rm --cgroup-parent {group} --network blue --dns 192.0.2.53 {WEB} busybox cat /etc/resolv.conf"
     );
     assert!(world.podman(&run).contains("nameserver 192.0.2.53"));
-    // As a later version of podman may pass it.
+    // The network has an option that a later version of podman might pass.
     let path = "/etc/containers/networks/blue.json";
     let text = system.read(path);
     system.write(path, text.replace("\"ipam_options\"", "\"options\": {\"vrf\": \"red\"}, \"ipam_options\""));

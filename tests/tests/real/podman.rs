@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! podman 4.3 with `network_backend = "cni"`: the last version with CNI that Debian has.
+//! podman 4.3 with `network_backend = "cni"`, the last version in Debian that supports CNI.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -16,13 +16,13 @@ const SUITE: &str = "bookworm";
 const PROGRAM: &str = "usr/bin/podman";
 const NEEDED: &str = "podman of Debian bookworm";
 
-/// Debian's folder of the reference plugins, which podman depends on.
+/// Debian's folder with the reference plugins, on which podman depends.
 const REFERENCE: &str = "/usr/lib/cni";
 
-/// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
+/// Configures the node as podman's manual pages describe: containers.conf(5), containers-storage.conf(5).
 fn configure(system: &System, plugin_dirs: &[&str]) {
     const PATH: &str = "/etc/containers/containers.conf";
-    // The page's configuration, with other directories of plugins.
+    // The configuration comes from the documentation, with other plugin directories.
     let page = pages::file("docs/runtimes.md", PATH);
     let network = page.replace(r#"["/opt/cni/bin", "/usr/lib/cni"]"#, &format!("{plugin_dirs:?}"));
     system.write(
@@ -59,11 +59,11 @@ fn default_network(system: &System) {
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],
     });
-    // The one that the package brings has the same name.
+    // The configuration in podman's package has the same name.
     system.write("/etc/cni/net.d/87-podman-bridge.conflist", list.to_string());
 }
 
-/// Starts the web server with `podman run --detach`; it answers with the name `name`.
+/// Starts the web server with `podman run --detach`. The server answers with the name `name`.
 fn run_web(system: &System, name: &str, options: &[&str]) -> String {
     let who = format!("WHO={name}");
     let words =
@@ -85,9 +85,9 @@ fn address(system: &System, name: &str) -> IpAddr {
 /// The backend for ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
-    /// The plugins' default.
+    /// The default of the plugins.
     Usual,
-    /// The node's setting.
+    /// iptables, as the node's setting.
     Iptables,
 }
 
@@ -98,7 +98,7 @@ impl Backend {
         }
     }
 
-    /// True if this backend is in use, while a port is published. The reference makes other chains.
+    /// True if this backend is in use, as long as a port is published. The reference plugins make other chains.
     fn is_used(self, node: &Node) -> bool {
         is_peer() || node.ruleset().contains("CNI-DN-") == (self == Self::Iptables)
     }
@@ -130,7 +130,7 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     default_network(&system);
     let options = ["--publish", "8080:80", "--publish", "5353:53/udp"];
 
-    // A first container is started and removed, so that the bridge and the tables exist.
+    // A first container is started and removed, which creates the bridge and the tables.
     run_web(&system, "first", &options);
     system.run(&["podman", "rm", "--force", "first"]);
     let before = state(&node);
@@ -161,11 +161,11 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
         drop(server);
     }
 
-    // Another container comes by way of the published port, and so does the container itself.
+    // Another container uses the published port, and so does the container itself.
     let request = image::request(client.node_v4, 8080);
     let run = ["podman", "run", "--rm", "--cgroup-parent", system.cgroup(), WEB, "sh", "-c", &request];
     assert_eq!(image::answer(&system.run(&run)).0, "web");
-    // (Not by `podman exec`: in a chroot, it runs the shell of the host.)
+    // `podman exec` is not used, because in a chroot it would run the host's shell.
     expect(&inside(&system), (client.node_v4, 8080), "web");
     assert_eq!(node.reserved("podman").len(), 2, "one address of each family");
 
@@ -176,7 +176,7 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     closed();
     system.run(&["podman", "start", "web"]);
     open();
-    // A container that ends by itself is cleaned up by conmon.
+    // conmon cleans up after a container that ends by itself.
     system.run(&["podman", "kill", "web"]);
     system.wait_for("the clean-up", || node.reserved("podman").is_empty());
     system.run(&["podman", "wait", "web"]);
@@ -188,8 +188,8 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     before.assert_same(&state(&node));
 }
 
-/// The network that Debian's package brings and those that podman makes have firewall and tuning in
-/// their lists; these are the reference's, from a second plugin directory.
+/// The network in Debian's package and those that podman makes have firewall and tuning in their lists. These two
+/// plugins are the reference plugins, from a second plugin directory.
 #[test]
 fn networks_of_podmans_own_making() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
@@ -229,7 +229,7 @@ fn networks(packages: &Path, backend: Backend) {
     assert!(backend.is_used(&node), "{}", node.ruleset());
     assert_eq!(inspect(&system, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
 
-    // A second interface is connected while the container runs, and disconnected.
+    // A second interface is connected while the container is running, and disconnected again.
     system.run(&["podman", "network", "connect", "--ip", "10.99.0.77", "blue", "web"]);
     assert_eq!(inspect(&system, "web")["Networks"]["blue"]["IPAddress"], "10.99.0.77");
     assert_eq!(expect(&node, (Ipv4Addr::new(10, 99, 0, 77), 80), "web"), Ipv4Addr::new(10, 99, 0, 1));
@@ -238,15 +238,15 @@ fn networks(packages: &Path, backend: Backend) {
     assert!(node.reserved("blue").is_empty(), "the second network's addresses are left");
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
 
-    // The ruleset is flushed, and `podman network reload` restores it. (In between podman itself accepts the
-    // connections, but does not answer.)
+    // The ruleset is flushed, and `podman network reload` restores it. In between, podman itself accepts connections
+    // without answering.
     node.cmd("nft flush ruleset");
     system.run(&["podman", "network", "reload", "web"]);
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
     system.run(&["podman", "rm", "--force", "web"]);
     expect_closed(&client, (client.node_v4, 8080));
 
-    // On both networks from the start, which podman joins in no fixed order.
+    // The container is on both networks from the start. podman joins them in no fixed order.
     for _ in 0..3 {
         let networks = ["--publish", "8080:80", "--network", "podman", "--network", "blue"];
         run_web(&system, "both", &networks);
@@ -257,12 +257,12 @@ fn networks(packages: &Path, backend: Backend) {
         system.run(&["podman", "rm", "--force", "both"]);
         expect_closed(&client, (client.node_v4, 8080));
     }
-    // The chains of the networks stay, alone and together: which of them there are depends on that order.
+    // The chains of the networks, used alone and together, remain. Which of them exist depends on that order.
     let without_chains = |state: slipway_tests::Snapshot| state.without(&["inet slipway hairpin-"]);
     without_chains(before).assert_same(&without_chains(state(&node)));
 }
 
-/// Two containers publish one port, each on an address of its own; a third one cannot have either.
+/// Two containers publish the same port, each on a different address. A third one cannot have it on either.
 #[test]
 fn one_port_on_two_addresses() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
@@ -294,8 +294,8 @@ fn one_port_on_two_addresses() {
     assert!(node.reserved("podman").is_empty());
 }
 
-/// The power fails: what is on disk stays, but for the reservations. podman's package has them removed at
-/// boot (`/usr/lib/tmpfiles.d/podman.conf`), as no container's DEL was called.
+/// The power fails, and files on disk survive, except the reservations. podman's package has those removed at boot
+/// (`/usr/lib/tmpfiles.d/podman.conf`), because DEL was not called for any container.
 #[test]
 fn containers_of_podman_come_back_after_a_reboot() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The chain bridge (or ptp) + host-local + portmap, and the other plugins behind it or in bridge's place, killed
-//! before each of their system calls, and with each of these calls failing.
+//! The chain bridge (or ptp) + host-local + portmap, and the other plugins after bridge or in its place. They are
+//! killed before each of their system calls, and each of these calls is made to fail.
 //!
-//! A kill is tried right after each call that may have changed something: other kills leave the same. Every third
-//! call is made to fail. The plugins of `SPARSE` share most of their steps with bridge, ptp and portmap: of each of
-//! them a third of these points is tried. `SLIPWAY_EVERY_CALL=1` tries all points. Of what remains,
-//! `SLIPWAY_SAMPLE` makes a sample.
+//! A kill is tried right after each call that may have changed something, because other kills leave the same state.
+//! Every third call is made to fail. The plugins of `SPARSE` share most of their steps with bridge, ptp and portmap, so
+//! only a third of these points is tried for each of them. `SLIPWAY_EVERY_CALL=1` tries all points. `SLIPWAY_SAMPLE`
+//! then takes a sample of the remaining points.
 
 mod stage;
 
@@ -18,7 +18,7 @@ use slipway_tests::{
 
 use crate::stage::{Cleanup, Stage};
 
-/// The first point that is tried of a plugin, and the step to the next.
+/// The first point to try for a plugin, and the step to the next one.
 fn thinned(interface: &str) -> (usize, usize) {
     match SPARSE.iter().position(|sparse| *sparse == interface) {
         Some(at) if !every_call() => (at % 3, 3),
@@ -26,7 +26,7 @@ fn thinned(interface: &str) -> (usize, usize) {
     }
 }
 
-/// Plugins of which a third of the points is enough.
+/// The plugins for which a third of the points is enough.
 const SPARSE: [&str; 13] = [
     "bandwidth",
     "dummy",
@@ -47,7 +47,7 @@ fn to_try(found: Vec<Point>, interface: &str) -> Vec<Point> {
     sample(to_try_one_in(found, interface, 1))
 }
 
-/// One in `step` of the points, of those that are tried by default.
+/// One in `step` of the points that are tried by default.
 fn to_try_one_in(found: Vec<Point>, interface: &str, step: usize) -> Vec<Point> {
     let all = every_call();
     let tried: Vec<Point> = found.into_iter().filter(|point| all || point.after_change).collect();
@@ -56,7 +56,7 @@ fn to_try_one_in(found: Vec<Point>, interface: &str, step: usize) -> Vec<Point> 
     tried.into_iter().skip(first).step_by(if all { 1 } else { own * step }).collect()
 }
 
-/// Plugin `at` of the list, with the result of the plugins before it.
+/// The configuration of plugin `at` of the list, with the result of the plugins before it.
 fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> Value {
     let mut configs = network.configs(Some(attach));
     for before in 0..at {
@@ -68,15 +68,15 @@ fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> 
     configs.swap_remove(at)
 }
 
-/// Kills a call, or a program that it runs, at a point. False if it succeeded before.
+/// Kills a call, or a program that the call runs, at a point. Returns false if the call succeeded before.
 fn kill_at(stage: &Stage, call: PluginCall, point: &Point) -> bool {
     disturbed(&stage.node, call, point, Disturbance::Kill).process.code != Some(0)
 }
 
-/// Asserts that enough calls were killed, where there are enough of them to tell.
+/// Asserts that enough calls were killed, if enough were tried to tell.
 #[track_caller]
 fn enough(kills: usize, tried: usize, interface: &str) {
-    // The reference is a Go program: the order of its runtime's system calls varies.
+    // The reference plugins are Go programs, and the order of the Go runtime's system calls varies.
     if !is_peer() && !SPARSE.contains(&interface) {
         assert_killed(kills, tried);
     }
@@ -138,8 +138,8 @@ fn del_is_killed(interface: &'static str, at: usize) {
     stage.prove_fresh("after all");
 }
 
-/// The first ADD of a node makes the shared objects: the bridge, the tables, the folders. They stay; the
-/// attachment's objects do not.
+/// The first ADD of a node creates the shared objects: the bridge, the tables and the folders. These may remain, but
+/// the attachment's objects must not.
 fn first_add_is_killed(interface: &'static str, at: usize) {
     let shared = [" br0 ", "\"br0\"", "nft table", "nft chain", "nft rule", "nft map", "nft set", "folder "];
     let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock"]);
@@ -164,7 +164,7 @@ fn first_add_is_killed(interface: &'static str, at: usize) {
     }
 }
 
-/// System calls that may fail for reasons outside of the program, with their errors.
+/// System calls that may fail for reasons outside the program, with their errors.
 const FAILING: &[(&str, &str)] = &[
     ("bind", "EPERM"),
     ("flock", "ENOLCK"),
@@ -186,7 +186,7 @@ const FAILING: &[(&str, &str)] = &[
     ("write", "ENOSPC"),
 ];
 
-/// Those of the calls that are made to fail, and their errors.
+/// The calls that are made to fail, with their errors.
 fn to_fail(found: Vec<Point>, interface: &str) -> Vec<(Point, &'static str)> {
     let (first, step) = thinned(interface);
     let failing = found.into_iter().filter_map(|point| {
@@ -200,9 +200,9 @@ fn to_fail(found: Vec<Point>, interface: &str) -> Vec<(Point, &'static str)> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Success,
-    /// With an error as the specification has it.
+    /// The call failed with an error that conforms to the specification.
     Refused,
-    /// The result could not be written: the call may have succeeded.
+    /// The result could not be written, so the call may have succeeded.
     Unheard,
 }
 
@@ -246,8 +246,9 @@ fn add_fails(interface: &'static str, at: usize) {
             }
             Outcome::Refused => {
                 failed += 1;
-                // flannel's saved configuration stays if the delegate's undo met the same failure: DEL needs it then.
-                // portmap's route on a container's own link ends with the link, also if the kernel's answer was lost.
+                // flannel's saved configuration remains if undoing the delegate's ADD met the same failure, because DEL
+                // needs it then. portmap's route on a container's own link ends with the link, even if the kernel's
+                // answer was lost.
                 let saved = |state: &Snapshot| {
                     state.without(&["file /var/lib/cni/flannel/", "route local ::1 dev veth"])
                 };
@@ -260,12 +261,12 @@ fn add_fails(interface: &'static str, at: usize) {
         let changes = before.changes(&stage.state());
         assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
     }
-    // Of a small sample, the ADD may survive all failures.
+    // In a small sample, the ADD may survive all failures.
     assert!(tried < 6 || failed > 0, "{failed} of {tried} failed");
     stage.prove_fresh("after all");
 }
 
-/// Plugin `at` of the list with what an ADD printed as its prevResult.
+/// The configuration of plugin `at` of the list, with the output of an ADD as its prevResult.
 fn with_result(network: &Network<'_>, attach: &Attach, at: usize, output: &Output) -> Value {
     let mut config = network.configs(Some(attach)).swap_remove(at);
     config["prevResult"] = output.json();
@@ -291,7 +292,7 @@ fn del_fails(interface: &'static str, at: usize) {
         let output = disturbed(&stage.node, prepare(), &point, Disturbance::Error(errno));
         let success = outcome(&output, &why) == Outcome::Success;
         if success {
-            // A refused ADD has undone its steps: only the other plugins' objects may be there.
+            // A refused ADD has undone its steps, so only the objects of other plugins may remain.
             for (other, config) in network.configs(Some(&attach)).iter().enumerate().rev() {
                 if other != at {
                     let _ = network.call("DEL", config, Some(&attach)).ok();
@@ -312,7 +313,7 @@ fn del_fails(interface: &'static str, at: usize) {
     stage.prove_fresh("after all");
 }
 
-/// The tests of each plugin, by its name and its place in the list.
+/// Generates the tests of each plugin, given by its name and its place in the list.
 macro_rules! plugins {
     ($($module:ident: $name:literal, $at:literal $(, $first:ident)?;)*) => {
         $(
@@ -341,8 +342,8 @@ macro_rules! plugins {
     };
 }
 
-// Plugins that make a pair of links, and portmap behind them; plugins that make or move one link, or delegate to one
-// that makes a pair; then chained plugins.
+// First come the plugins that make a pair of links, and portmap after them; next the plugins that make or move a single
+// link, or delegate to one that makes a pair; and then the chained plugins.
 plugins! {
     bridge: "bridge", 0, killed_in_the_first_add;
     ptp: "ptp", 0, killed_in_the_first_add;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node with containers to attach and detach, and the ways of runtimes to clean up after an interrupted
-//! ADD.
+//! A node with containers to attach and detach, and the ways in which runtimes clean up after an interrupted ADD.
 
 use std::cell::RefCell;
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, host_local, limited, tuned};
 
-/// `interface` is the plugin that makes, or moves, the links of pod `number`.
+/// The list for pod `number`, in which `interface` makes or moves the links.
 pub(crate) fn list(interface: &str, number: u16) -> Value {
     let ipam = host_local("10.88.0.0/24", "fd00:88::/64");
     if interface == "flannel" {
@@ -36,7 +35,7 @@ pub(crate) fn is_pair(interface: &str) -> bool {
     ["bridge", "flannel", "ptp"].contains(&interface) || chained(interface).is_some()
 }
 
-/// The plugin that is chained behind bridge in portmap's place, if that is what is asked for.
+/// The plugin with this name if it is one that is chained after bridge, in portmap's place.
 pub(crate) fn chained(name: &str) -> Option<Value> {
     Some(match name {
         "bandwidth" => limited(),
@@ -51,7 +50,7 @@ pub(crate) fn chained(name: &str) -> Option<Value> {
     })
 }
 
-/// A node with one pod that runs, and another one to attach and detach.
+/// A node with one running pod, and another pod to attach and detach.
 pub(crate) struct Stage {
     pub(crate) node: Node,
     first: Pod,
@@ -60,7 +59,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A node on which nothing was attached yet.
+    /// A node on which nothing has been attached yet.
     pub(crate) fn empty(interface: &'static str) -> Self {
         let node = Node::without_bridge_netfilter();
         if interface == "flannel" {
@@ -69,7 +68,7 @@ impl Stage {
             node.write("/run/flannel/subnet.env", share);
         }
         if !is_pair(interface) {
-            // A master link, and a device for each pod.
+            // Creates a master link, and a device for each pod.
             let _outside = node.host("outside");
             for number in [1, 2] {
                 let add = format!("ip link add dev{number} type veth peer name wire{number} netns outside");
@@ -77,7 +76,7 @@ impl Stage {
             }
         }
         let (first, pod) = (node.pod("first"), node.pod("pod"));
-        // Duplicate address detection is off: it takes a second at each point.
+        // Duplicate address detection is off, because it would take a second at each point.
         for pod in [&first, &pod] {
             pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
         }
@@ -88,7 +87,7 @@ impl Stage {
         let stage = Self::empty(interface);
         stage.network_of(1).add(&stage.first()).expect("ADD of the first pod");
         if is_pair(interface) {
-            // Without any flow, publishing a UDP port would not look for flows to it.
+            // This creates a flow. Without any flow, publishing a UDP port would not search for flows to it.
             stage.node.run(|| {
                 let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
                 socket.send_to(b"x", "127.0.0.1:9").expect("send");
@@ -115,10 +114,10 @@ impl Stage {
         attach.port_on("192.0.2.1", Proto::Tcp, 9001, 80)
     }
 
-    /// The state that must be unchanged, without counters, what is derived from the reservations, the pod's
-    /// own settings, which end with it, temporary files of a killed writer, which later calls remove, and the rules
-    /// that the kernel adds with the first VRF of a namespace and never deletes (`vrf_add_fib_rules`): a pod that
-    /// took another one's place has had none yet.
+    /// The state that must be unchanged. Left out are counters; what is derived from the reservations; the pod's own
+    /// settings, which end with it; temporary files of a killed writer, which later calls remove; and the rules that
+    /// the kernel adds with the first VRF of a namespace and never deletes (`vrf_add_fib_rules`), because a pod that
+    /// has replaced another one has had no VRF yet.
     pub(crate) fn state(&self) -> Snapshot {
         Snapshot::take(&self.node, &[&**self.pod.borrow(), &*self.first]).without(&[
             "last_reserved_ip",
@@ -128,9 +127,9 @@ impl Stage {
         ])
     }
 
-    /// Replaces the container by another one with the same name.
+    /// Replaces the container by a new one with the same name.
     pub(crate) fn replace_pod(&self) {
-        // The name must be free first.
+        // The name has to be free first.
         let placeholder = self.node.pod("placeholder");
         self.pod.replace(placeholder).remove();
         let pod = self.node.pod("pod");
@@ -149,36 +148,36 @@ impl Stage {
     }
 }
 
-/// Asserts that the pod that ran all the time is unchanged. Without a cache, so without a prevResult, this
-/// checks only its reservation and its namespace.
+/// Asserts that the pod which has been running all the time is unchanged. Without a cache there is no prevResult, so
+/// this checks only the pod's reservation and namespace.
 fn check_first(network: &Network<'_>, first: &Attach, why: &str) {
     let configs = network.configs(Some(first));
     let mut ipam = configs[0].clone();
     ipam["type"] = json!("host-local");
     if ipam["ipam"].is_null() {
-        // flannel makes them of flanneld's file.
+        // flannel derives the ranges from flanneld's file.
         ipam["ipam"] = json!({"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]});
     }
     let output = network.call("CHECK", &ipam, Some(first));
     assert!(output.result().is_ok(), "{why}: {}", output.process);
 }
 
-/// The ways of a runtime to clean up after an ADD whose result it does not know.
+/// How a runtime cleans up after an ADD whose result it does not know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cleanup {
     Del,
-    /// As containerd does it: a second time without the namespace.
+    /// A DEL and a second one without the namespace, as containerd does it.
     DelTwice,
-    /// After the container's end: a link made just before the kill has no owner on it yet, but has one end in
-    /// the namespace and is deleted with it.
+    /// A GC after the container's end. A link that was made just before the kill does not name an owner yet, but one of
+    /// its ends is in the namespace, and the link is deleted together with that.
     Gc,
 }
 
 impl Cleanup {
     const ALL: [Self; 3] = [Self::Del, Self::DelTwice, Self::Gc];
 
-    /// Chooses a way that fits the plugin: with the namespace the kernel would delete a device of this test,
-    /// which is one end of a veth pair.
+    /// Chooses a way that suits the plugin. If the namespace ended, the kernel would also delete the test's device for
+    /// host-device, which is one end of a veth pair.
     pub(crate) fn of(interface: &str, turn: usize) -> Self {
         let fitting = if interface == "host-device" { 2 } else { Self::ALL.len() };
         Self::ALL[turn % fitting]

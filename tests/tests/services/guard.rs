@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! No translation of the table leads to the node's loopback or to a multicast group.
+//! Translations in the table must never lead to the node's loopback or to a multicast group.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use slipway_tests::{Proto, at};
 
 use crate::{Backend, PORT, Stage, address};
 
-/// An element as only an earlier version or an administrator could have made it.
+/// Only an earlier version or an administrator could have made this element.
 #[test]
 fn an_element_for_the_loopback_does_not_open_it() {
     let stage = Stage::new(Backend::Nftables);
@@ -39,7 +39,7 @@ fn an_element_for_the_loopback_does_not_open_it() {
         let each = |proto: Proto| node.map(|address| (proto, at(address, 9998)));
         client.expect_none_of(Proto::ALL.into_iter().flat_map(each));
     }
-    // Another engine may translate to the loopback.
+    // Another engine is allowed to translate to the loopback.
     stage.node.nft(
         "table ip proxy { chain prerouting { type nat hook prerouting priority dstnat - 5; \
          tcp dport 9997 dnat to 127.0.0.1:7777; }; }",

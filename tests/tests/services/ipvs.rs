@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! kube-proxy in mode `ipvs` and kube-router: each address of a Service is the node's, on a link made for it.
+//! kube-proxy in mode `ipvs` and kube-router, which assign each address of a Service to the node, on a separate link.
 //!
-//! Without IPVS in the kernel, a server on the node receives the packets that IPVS would take at the input
-//! hook.
+//! If the kernel has no IPVS, a server on the node receives the packets that IPVS would take at the input hook.
 
 use std::net::IpAddr;
 
@@ -13,7 +12,7 @@ use slipway_tests::{Attach, IPVS, Proto, Server, VirtualServers, at, has_ipvs, n
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
-/// The engines' links, and true for those that are up.
+/// The links of the engines, with true for those that are up.
 const LINKS: [(&str, bool); 2] = [("kube-ipvs0", false), ("kube-dummy-if", true)];
 
 fn cluster_ips(last: u8) -> [IpAddr; 2] {
@@ -27,7 +26,7 @@ struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     fn new(stage: &'a Stage, (link, up): (&'static str, bool)) -> Self {
-        // Stands for a dummy link, which this kernel may not support.
+        // A bridge imitates the dummy link, which this kernel may not support.
         stage.node.cmd(&format!("ip link add {link} type bridge"));
         stage.node.cmd(&format!("ip link set {link} arp off"));
         if up {
@@ -44,14 +43,14 @@ impl<'a> Engine<'a> {
         Self { stage, link }
     }
 
-    /// A Service at these addresses, which a server of the node answers.
+    /// A Service at these addresses, for which a server on the node answers.
     fn service(&self, last: u8) -> Vec<Server> {
         self.announce(last);
         let serve = |ip| Proto::ALL.map(|p| self.stage.node.serve(p, &at(ip, PORT).to_string(), "service"));
         cluster_ips(last).into_iter().flat_map(serve).collect()
     }
 
-    /// A Service of the kernel's balancer at these addresses, with a container behind it.
+    /// A Service of IPVS at these addresses, with a container as its endpoint.
     fn balance(&self, last: u8, endpoint: &Ingress) -> VirtualServers<'a> {
         let servers = VirtualServers(&self.stage.node);
         self.announce(last);
@@ -65,13 +64,13 @@ impl<'a> Engine<'a> {
         servers
     }
 
-    /// The addresses on the link, and with the backend iptables the rule that ends the chain for them.
+    /// Adds the addresses to the link, and with the backend iptables the rule that ends the chain for them.
     fn announce(&self, last: u8) {
         self.bind(last);
         if self.stage.backend == Backend::Iptables {
             for (ip, tool) in cluster_ips(last).into_iter().zip(["iptables-nft", "ip6tables-nft"]) {
                 for proto in Proto::ALL {
-                    // kube-proxy matches a set of ipset, KUBE-CLUSTER-IP.
+                    // kube-proxy would match the ipset KUBE-CLUSTER-IP instead.
                     let rule = format!("-d {ip} -p {} --dport {PORT} -j ACCEPT", proto.name());
                     self.stage.node.cmd(&format!("{tool} -t nat -A KUBE-SERVICES {rule}"));
                 }
@@ -106,7 +105,7 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
         stage.expect_published("next to a Service");
         let _second = engine.service(2);
         engine.expect(2, "created after the container");
-        // A restart of kube-proxy, and of a node that is cleaned up by it.
+        // kube-proxy removes and adds the addresses when it restarts, or cleans a node up.
         stage.addresses("del", &cluster_ips(1), engine.link);
         engine.bind(1);
         engine.expect(1, "bound again");
@@ -114,7 +113,7 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
     }
 }
 
-/// With IPVS itself, whose hook comes after the translation of published ports.
+/// Tests with IPVS itself, whose hook comes after the translation of published ports.
 fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     needs!(has_ipvs(), IPVS);
     let stage = Stage::new(backend);
@@ -131,7 +130,7 @@ fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     engine.expect(2, "created after the container");
 }
 
-/// A runtime's STATUS and the next ADD notice a new engine.
+/// The next STATUS of a runtime and the next ADD both notice a new engine.
 fn an_engine_that_came_later_is_seen(backend: Backend) {
     for by_status in [true, false] {
         let stage = Stage::new(backend);
@@ -148,7 +147,7 @@ fn an_engine_that_came_later_is_seen(backend: Backend) {
         engine.expect(1, "later");
         stage.expect_published("later");
         stage.network(1).check(&ingress.attach).ok();
-        // Without the engine's link, every local address counts as the node's.
+        // Once the engine's link is gone, every local address counts as the node's.
         stage.node.cmd("ip link del kube-ipvs0");
         stage.network(1).status().expect("STATUS");
         let real = [address("192.0.2.77"), address("2001:db8::77")];
@@ -171,12 +170,12 @@ fn changes_of_real_addresses_take_effect() {
     for real in real {
         stage.expect(real, "ingress", "a new address");
     }
-    // Local without an address, as the agents of some clouds have it for their balancers.
+    // An address may be local without being assigned, as the agents of some clouds set it up for their load balancers.
     stage.node.cmd("ip route add local 203.0.113.5/32 dev out0 table local");
     stage.network(1).status().expect("STATUS");
     stage.expect(address("203.0.113.5"), "ingress", "a local route");
     engine.expect(1, "as before");
-    // An address that is the node's no more is merely forwarded.
+    // Packets to an address that is not the node's any more are only forwarded.
     stage.node.cmd("ip route del local 203.0.113.5/32 dev out0 table local");
     stage.client.cmd("ip address add 203.0.113.5/32 dev lo");
     stage.node.cmd(&format!("ip route add 203.0.113.5/32 via {}", stage.client.v4));
@@ -207,7 +206,7 @@ fn restore_updates_real_addresses_and_the_commands_name_the_link() {
     assert!(!stage.node.slipway("check-node").contains("addresses of published ports"));
 }
 
-/// A UDP flow to a Service belongs to its engine, also if its port is published.
+/// A UDP flow to a Service belongs to the Service's engine, even if its port is published.
 #[test]
 fn flows_of_services_are_not_deleted() {
     let stage = Stage::new(Backend::Nftables);
@@ -218,7 +217,7 @@ fn flows_of_services_are_not_deleted() {
         let flow = stage.client.dial(Proto::Udp, None, at(ip, PORT), patience()).expect("a socket");
         (ip, flow)
     });
-    // conntrack tracks flows once the table exists.
+    // conntrack tracks flows only once the table exists.
     let _first = stage.pod(1, "first", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
     for (_, flow) in &mut flows {
         assert_eq!(flow.request().expect("an answer").who, "service");

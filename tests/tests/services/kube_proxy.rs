@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rules that kube-proxy writes.
+//! The rules that kube-proxy writes, in each of its modes.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::{PORT, SERVED};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// With this variant of iptables.
+    /// The mode iptables, with this variant of iptables.
     Iptables(&'static str),
     Nftables,
 }
@@ -24,7 +24,7 @@ fn tool(variant: &str, address: IpAddr) -> String {
     format!("{}-{variant}", if address.is_ipv4() { "iptables" } else { "ip6tables" })
 }
 
-/// Writes the rules for a Service at `vip`, whose one endpoint is `endpoint`.
+/// Writes the rules for a Service at `vip`, whose only endpoint is `endpoint`.
 pub(crate) fn write(node: &Node, mode: Mode, vip: IpAddr, endpoint: IpAddr) {
     match mode {
         Mode::Iptables(variant) => iptables(node, variant, vip, endpoint),
@@ -32,7 +32,7 @@ pub(crate) fn write(node: &Node, mode: Mode, vip: IpAddr, endpoint: IpAddr) {
     }
 }
 
-/// As mode `iptables` has it: `KUBE-SERVICES` is the first rule of both hooks.
+/// Writes the rules of mode `iptables`, in which the jump to `KUBE-SERVICES` is the first rule of both hooks.
 fn iptables(node: &Node, variant: &str, vip: IpAddr, endpoint: IpAddr) {
     let tool = tool(variant, vip);
     let mut text = String::from("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n");
@@ -60,7 +60,7 @@ fn iptables(node: &Node, variant: &str, vip: IpAddr, endpoint: IpAddr) {
     }
 }
 
-/// As mode `nftables` has it: a map of Services that both nat chains look into.
+/// Writes the rules of mode `nftables`, with a map of Services in which both nat chains look.
 fn nftables(node: &Node, vip: IpAddr, endpoint: IpAddr) {
     let (ip, addr) = if vip.is_ipv4() { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") };
     let mut endpoints = String::new();
@@ -90,7 +90,7 @@ fn nftables(node: &Node, vip: IpAddr, endpoint: IpAddr) {
     ));
 }
 
-/// Removes the rules; with nf_tables the base chains too, if no other rules are in them.
+/// Removes the rules. With iptables-nft, removes the base chains too, if they contain no other rules.
 pub(crate) fn remove(node: &Node, mode: Mode, vip: IpAddr, others_there: bool) {
     let Mode::Iptables(variant) = mode else {
         node.nft(&format!("delete table {} kube-proxy", if vip.is_ipv4() { "ip" } else { "ip6" }));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! hostPorts next to engines that translate the addresses of Services: which one gets a packet that both
+//! hostPorts next to engines that translate the addresses of Services, and which of the two gets a packet that both
 //! match.
 //!
-//! The control is the backend `iptables`, whose rules are the reference's: there the Service wins, as
-//! kube-proxy's rules come first in the chains that both share.
+//! The control is the backend `iptables`, whose rules are those of the reference plugins. There the Service wins,
+//! because kube-proxy's rules come first in the chains that both share.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -19,9 +19,9 @@ mod kube_proxy;
 mod replacement;
 mod vips;
 
-/// The port of the Service, and of the container.
+/// The port of the Service, and the published port of the container.
 const PORT: u16 = 8080;
-/// The port that pods serve.
+/// The port on which pods serve.
 const SERVED: u16 = 80;
 
 /// The backend that publishes the container's port.
@@ -32,7 +32,7 @@ enum Backend {
     Iptables,
 }
 
-/// Makes a test for each backend of each function.
+/// Generates a test for each backend of each function.
 macro_rules! on_each_backend {
     ($($test:ident),+) => {
         mod nftables {
@@ -61,8 +61,8 @@ impl Backend {
     }
 }
 
-/// A node with one host outside, a pod that is a client, and the container whose port is published once
-/// [`Stage::publish`] was called.
+/// A node with an outside host, a pod that is a client, and the container whose port is published after a call of
+/// [`Stage::publish`].
 struct Stage {
     node: Node,
     client: Host,
@@ -83,7 +83,7 @@ impl Stage {
         Self::on_node_of(backend, "nft")
     }
 
-    /// On a node whose kubelet uses this variant of iptables, as its chain shows.
+    /// A stage on a node whose kubelet uses this variant of iptables, as kubelet's chain shows.
     fn on_node_of(backend: Backend, variant: &str) -> Self {
         let (node, client) = Node::with_client();
         node.cmd(&format!("ip route add default via {}", client.v4));
@@ -111,7 +111,7 @@ impl Stage {
         }))
     }
 
-    /// A pod that answers with its name, with `prepare` done to its attachment.
+    /// A pod that answers with its name, whose attachment `prepare` may change.
     fn pod(&self, number: u8, name: &str, prepare: impl Fn(Attach) -> Attach) -> Ingress {
         let pod = self.node.pod(name);
         let attach = prepare(Attach::new(&pod));
@@ -124,7 +124,7 @@ impl Stage {
         Ingress { attach, addresses, _pod: pod, _servers: servers }
     }
 
-    /// The container `ingress`, with [`PORT`] on every address of the node.
+    /// The container `ingress`, which publishes [`PORT`] on every address of the node.
     fn publish(&self) -> Ingress {
         self.pod(1, "ingress", |attach| attach.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED))
     }
@@ -133,7 +133,7 @@ impl Stage {
         [&self.client, &self.client_pod, &self.node]
     }
 
-    /// Asserts that `who` answers at [`PORT`] of the address, for every client.
+    /// Asserts that `who` answers at [`PORT`] of the address for every client.
     fn expect(&self, address: IpAddr, who: &str, when: &str) {
         for client in self.clients() {
             for proto in Proto::ALL {
@@ -151,7 +151,7 @@ impl Stage {
         }
     }
 
-    /// The node's own addresses lead to the container.
+    /// Asserts that the node's own addresses lead to the container.
     fn expect_published(&self, when: &str) {
         for address in [IpAddr::from(self.client.node_v4), self.client.node_v6.into()] {
             self.expect(address, "ingress", when);
@@ -166,7 +166,7 @@ impl Stage {
         }
     }
 
-    /// `ip -batch`, for addresses of both families.
+    /// Runs `ip -batch` for addresses of both families.
     fn addresses(&self, verb: &str, addresses: &[IpAddr], link: &str) {
         let line = |address: &IpAddr| match address {
             IpAddr::V4(v4) => format!("address {verb} {v4}/32 dev {link}\n"),

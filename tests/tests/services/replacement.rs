@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! kube-proxy in mode `nftables`, with its whole ruleset as Kubernetes 1.31 and later write it (recorded from the unit tests of
-//! its proxier): a NodePort equal to a hostPort, addresses of Services that are the node's, the ruleset's replacement in one
-//! transaction while clients ask, and `kube-proxy --cleanup`.
+//! kube-proxy in mode `nftables`, with the complete ruleset that Kubernetes 1.31 and later write (recorded from the
+//! unit tests of its proxier): a NodePort equal to a hostPort, addresses of Services that belong to the node, the
+//! replacement of the ruleset in one transaction while clients send requests, and `kube-proxy --cleanup`.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use slipway_tests::{Proto, at, within};
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
-/// Replacements while clients ask.
+/// The number of replacements while clients send requests.
 const REPLACEMENTS: u32 = 30;
 /// Another port of the node, which no Service has.
 const OTHER_PORT: u16 = 8081;
 
-/// Addresses of the node that are external IPs, or a load balancer's.
+/// Addresses of the node that are external IPs or belong to a load balancer.
 fn vips() -> [IpAddr; 2] {
     [address("192.0.2.100"), address("2001:db8::100")]
 }
@@ -37,24 +37,24 @@ impl World {
         Self { stage, web }
     }
 
-    /// The node's address that kube-proxy accepts NodePorts at, of each family.
+    /// The addresses of the node, one of each family, on which kube-proxy accepts NodePorts.
     fn node_addresses(&self) -> [IpAddr; 2] {
         [self.stage.client.node_v4.into(), self.stage.client.node_v6.into()]
     }
 
-    /// Writes all tables of kube-proxy in one transaction, as it does at its start.
+    /// Writes all tables of kube-proxy in one transaction, as kube-proxy does when it starts.
     fn replace(&self) {
         let families = self.node_addresses().into_iter().zip(vips()).zip(self.web.addresses);
         let text: String = families.map(|((node, vip), endpoint)| ruleset(node, vip, endpoint)).collect();
         self.stage.node.nft(&text);
     }
 
-    /// As `kube-proxy --cleanup`.
+    /// Does the same as `kube-proxy --cleanup`.
     fn clean_up(&self) {
         self.stage.node.nft("delete table ip kube-proxy\ndelete table ip6 kube-proxy");
     }
 
-    /// The Service answers at its NodePort and its external IP.
+    /// Asserts that the Service answers at its NodePort and its external IP.
     fn expect_service(&self, when: &str) {
         for address in self.node_addresses().into_iter().chain(vips()) {
             self.stage.expect(address, "service", when);
@@ -62,7 +62,7 @@ impl World {
     }
 }
 
-/// The table of one family: a Service with a NodePort and an external IP, whose one endpoint is `endpoint`.
+/// The table of one family: a Service with a NodePort and an external IP, whose only endpoint is `endpoint`.
 fn ruleset(node: IpAddr, vip: IpAddr, endpoint: IpAddr) -> String {
     let (ip, addr, services) = match node {
         IpAddr::V4(_) => ("ip", "ipv4_addr", "10.96.0.0/16"),
@@ -160,7 +160,8 @@ on_each_backend!(
     a_replacement_of_the_ruleset_loses_no_request
 );
 
-/// With `backend: iptables`, the control, the chains have one priority: the Service wins because kube-proxy came last.
+/// With `backend: iptables`, the control, the chains have the same priority, and the Service wins because kube-proxy
+/// came last.
 fn the_service_wins_at_its_node_port_and_at_the_nodes_addresses(backend: Backend) {
     let world = World::new(backend);
     world.replace();
@@ -183,9 +184,10 @@ fn the_service_wins_at_its_node_port_and_at_the_nodes_addresses(backend: Backend
     drop(ingress);
 }
 
-/// Requests to the Service and to a published port that no Service has, while kube-proxy writes its tables again and again.
-/// The published port loses none. In the moment of a commit the kernel has kube-proxy's new rules and none of their elements,
-/// so a request to the Service may be refused then, in any backend; but nobody else may answer it.
+/// Clients send requests to the Service and to a published port that no Service has, while kube-proxy repeatedly writes
+/// its tables. The published port must lose no request. At the moment of a commit, the kernel has kube-proxy's new
+/// rules but none of their elements, so a request to the Service may be refused then with any backend, but nobody else
+/// may answer it.
 fn a_replacement_of_the_ruleset_loses_no_request(backend: Backend) {
     let world = World::new(backend);
     world.replace();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The address of a load balancer, or an external IP, that the node itself has: the Service answers at its
+//! An address of a load balancer, or an external IP, that also belongs to the node. The Service must answer at its
 //! port.
 
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use slipway_tests::Node;
 use crate::kube_proxy::{self, Mode};
 use crate::{Backend, Ingress, Stage, address, on_each_backend};
 
-/// Addresses of the node, on its link to the client.
+/// Addresses of the node on its link to the client.
 fn vips() -> [IpAddr; 2] {
     [address("192.0.2.100"), address("2001:db8::100")]
 }
@@ -54,8 +54,8 @@ impl World {
     }
 }
 
-/// Runs the test with every backend and mode whose outcome does not depend on the order of creation, as
-/// iptables' chains and those of kube-proxy's table have one priority.
+/// Runs the test with every combination of backend and mode in which the outcome does not depend on the order of
+/// creation. It does where the chains of iptables and those of kube-proxy's table have the same priority.
 fn each(backend: Backend, test: impl Fn(World)) {
     for mode in Mode::ALL {
         if mode == Mode::Iptables("legacy")

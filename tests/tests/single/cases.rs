@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The differences between the plugins that make one link, as tables.
+//! The differences between the plugins that make a single link, as tables.
 
 use serde_json::{Value, json};
 
-/// The origin of a result's `dns`, as it is with the reference: the plugin, whether the configuration has a `dns` next
-/// to that of IPAM, and the one that is printed.
+/// Where a result's `dns` comes from, as with the reference plugins: the plugin, whether the configuration has a `dns`
+/// beside that of IPAM, and which of them is printed.
 pub(super) const DNS: &[(&str, bool, &str)] = &[
     ("dummy", true, "IPAM's"),
     ("dummy", false, "IPAM's"),
@@ -17,7 +17,7 @@ pub(super) const DNS: &[(&str, bool, &str)] = &[
     ("vlan", true, "own"),
 ];
 
-/// Keys that an ADD refuses, with the code of the error and words of its message.
+/// Keys that ADD refuses, with the error's code and words of its message.
 pub(super) fn refused(plugin: &str) -> Vec<(Value, u32, &'static str)> {
     let master = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
     let no_ipam = "failed to execute IPAM delegate: no plugin name provided";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Helpers for macvlan and ipvlan, whose containers are on the network of their master.
+//! Helpers for macvlan and ipvlan, whose containers are on their master's network.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub(crate) fn plugin() -> Value {
     json!({"master": "out0"})
 }
 
-/// A world whose host outside is the gateway of the containers' subnet.
+/// A world whose outside host is the gateway of the containers' subnet.
 pub(crate) fn with_gateway() -> Option<World> {
     let world = World::new()?;
     world.client.cmd("ip address add 10.60.1.1/24 dev eth0");
@@ -22,15 +22,15 @@ pub(crate) fn with_gateway() -> Option<World> {
     Some(world)
 }
 
-/// The kernel's attributes of the container's link.
+/// The attributes of the container's link as the kernel reports them.
 pub(crate) fn info(pod: &Pod) -> Value {
     let link = pod.link("eth0");
     assert_eq!(link["linkinfo"]["info_kind"], PLUGIN, "{link}");
     link["linkinfo"]["info_data"].clone()
 }
 
-/// Asserts that two containers and the host outside reach each other with their own addresses. Returns the
-/// results of the two ADDs.
+/// Asserts that two containers and the outside host reach each other with their own addresses. Returns the results of
+/// the two ADDs.
 #[track_caller]
 pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Pod) -> [Value; 2] {
     let results = [add(network, one), add(network, two)];
@@ -52,7 +52,7 @@ pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Po
     results
 }
 
-/// Asserts that neighbours learn an address that has moved.
+/// Asserts that neighbours are notified when an address has moved.
 #[track_caller]
 pub(crate) fn neighbours_are_notified(pod: &Pod) {
     assert_eq!(pod.sysctl_get("net/ipv4/conf/eth0/arp_notify").as_deref(), Some("1"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tests of every plugin that makes one link, in the container alone. The suites of these plugins include
+//! Tests for every plugin that makes a single link, which only the container has. The suites of these plugins include
 //! this module and provide the configuration.
 
 mod cases;
@@ -16,7 +16,7 @@ use slipway_tests::{
 use crate::{NEEDS, PLUGIN};
 use cases::{DNS, refused};
 
-/// A node with a link to a host outside: `out0` here, `eth0` there.
+/// A node with a link to an outside host, `out0` on the node and `eth0` on the host.
 pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
@@ -33,14 +33,14 @@ impl World {
         Some(Self { node, client })
     }
 
-    /// The same, and a pod.
+    /// A world and a pod.
     pub(crate) fn with_pod() -> Option<(Self, Pod)> {
         let world = Self::new()?;
         let pod = world.node.pod("pod");
         Some((world, pod))
     }
 
-    /// The network with the configuration of pod `number`, host-local of both families, and `keys` added.
+    /// The network with the configuration of pod `number`, host-local of both families, and the additional keys `keys`.
     pub(crate) fn network(&self, number: u16, keys: &Value) -> Network<'_> {
         let mut plugin = crate::plugin(number);
         plugin["type"] = PLUGIN.into();
@@ -48,7 +48,7 @@ impl World {
         self.node.network(json!({"name": "net", "plugins": [with_keys(plugin, keys)]}))
     }
 
-    /// The state of the node, the host outside and the pods, without counters and what is derived from the
+    /// The state of the node, the outside host and the pods, without counters and what is derived from the
     /// reservations.
     pub(crate) fn state(&self, pods: &[&Pod]) -> Snapshot {
         let mut spaces: Vec<&Space> = vec![&self.client];
@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// host-local of both families: 10.60.`number`.0/24 and fd00:60:`number`::/64.
+/// A host-local configuration with both families: 10.60.`number`.0/24 and fd00:60:`number`::/64.
 pub(crate) fn dual_stack(number: u16) -> Value {
     host_local(format!("10.60.{number}.0/24"), format!("fd00:60:{number}::/64"))
 }
@@ -125,7 +125,7 @@ fn the_result_has_the_dns_that_the_reference_takes() {
     for (number, (_, has_own, wanted)) in rows.enumerate() {
         let pod = world.node.pod(&format!("pod{number}"));
         let dns = if *has_own { own.clone() } else { json!({}) };
-        // vlan takes each of its IDs once.
+        // vlan can use each VLAN ID only once.
         let id = u16::try_from(number).expect("few") + 1;
         let result = add(&world.network(id, &json!({"ipam": ipam, "dns": dns})), &pod);
         let wanted = match *wanted {
@@ -173,7 +173,7 @@ fn del_removes_what_add_made_and_may_be_repeated() {
         network.del(&Attach::new(&pod)).expect("DEL");
         before.assert_same(&world.state(&[&first, &pod]));
     }
-    // Attachments that never existed.
+    // These attachments never existed.
     network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
     network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
     before.assert_same(&world.state(&[&first, &pod]));
@@ -205,7 +205,7 @@ fn del_leaves_foreign_links() {
         network.del(&Attach::new(&pod)).expect("DEL");
         assert!(pod.has_link("eth0"));
         pod.cmd("ip link delete eth0");
-        // A link of another attachment: same name, same namespace, another container ID.
+        // The link belongs to another attachment with the same name and namespace, but another container ID.
         add(&network, &pod);
         network.del(&Attach::new(&pod).container("other")).expect("DEL");
         assert!(pod.has_link("eth0"));
@@ -262,7 +262,7 @@ fn gc_removes_stale_attachments_only() {
         other["name"] = "other".into();
         let other = node.network(json!({"name": "other", "plugins": [other]}));
         add(&other, &elsewhere);
-        // The runtime's cache is lost: only the plugin knows the stale attachment.
+        // The runtime's cache is lost, so only the plugin knows the stale attachment.
         ours.forget();
         let live_attach = Attach::new(&live);
         ours.gc(&[&live_attach]).expect("GC");
@@ -321,7 +321,7 @@ fn status_reports_a_kernel_without_such_links() {
     }
 }
 
-/// `gw` without an address is a route on the link.
+/// A route whose `gw` is the unspecified address is a route on the link.
 #[test]
 fn check_accepts_a_route_without_a_gateway() {
     let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
@@ -348,7 +348,7 @@ fn check_finds_changes() {
     network.differs(&pod, "Failed to match addr 10.60.1.2/24 on interface eth0");
     pod.cmd("ip address add 10.60.1.2/24 dev eth0");
     if !is_peer() {
-        // The reference's dummy does not check routes.
+        // The reference's dummy plugin does not check routes.
         network.differs(&pod, "Expected Route 0.0.0.0/0");
     }
     pod.cmd("ip route add default via 10.60.1.1 dev eth0");
@@ -367,7 +367,7 @@ fn check_finds_changes() {
     network.differs(&pod, text);
 }
 
-/// Two interfaces of one container in one network, as Multus makes them.
+/// Two interfaces of one container are in one network, as Multus can set them up.
 #[test]
 fn one_container_may_have_several_interfaces() {
     let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
@@ -396,7 +396,7 @@ fn concurrent_adds_get_distinct_addresses() {
         let (mut threads, world) = (Vec::new(), &world);
         for (number, pod) in pods.iter().enumerate() {
             let number = u16::try_from(number).expect("few");
-            // All pods share one range.
+            // All pods share the same range.
             let network = world.network(number, &json!({"ipam": dual_stack(1)}));
             threads.push(scope.spawn(move || address_of(&add(&network, pod), 0)));
         }

@@ -17,7 +17,7 @@ fn the_mtu_is_the_masters_or_less() {
     assert_eq!(one.link("eth0")["mtu"], 1400);
     add(&world.network(2, &json!({"mtu": 1300})), &two);
     assert_eq!(two.link("eth0")["mtu"], 1300);
-    // ipvlan leaves larger ones to the kernel.
+    // ipvlan leaves it to the kernel to refuse larger values.
     if PLUGIN == "ipvlan" {
         return;
     }
@@ -55,7 +55,7 @@ fn the_master_may_be_in_the_container() {
     let network = world.network(1, &json!({"master": "in0", "linkInContainer": true}));
     let result = add(&network, &pod);
     assert_eq!(pod.link("eth0")["link"], "in0");
-    // The node is in no VLAN.
+    // The node itself is not in any VLAN.
     if PLUGIN != "vlan" {
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
         world.node.expect(Proto::Tcp, (address_of(&result, 0), 80), "pod");
@@ -72,7 +72,7 @@ fn del_succeeds_after_the_masters_removal() {
     let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
     let network = world.network(1, &json!({}));
     add(&network, &pod);
-    // The kernel deletes the container's link with it.
+    // The kernel deletes the container's link together with the master.
     world.node.cmd("ip link delete out0");
     assert!(!pod.has_link("eth0"));
     let deleted = || {

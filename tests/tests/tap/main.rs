@@ -34,7 +34,7 @@ fn a_program_reads_and_writes_the_frames() {
     assert_eq!((&data["type"], &data["persist"], &data["pi"]), (&json!("tap"), &json!(true), &json!(false)));
     let program = Program::attach(&pod, "eth0", Queues::One);
     pod.wait_up("eth0");
-    // The program answers as the container's gateway.
+    // The program answers as if it were the container's gateway.
     let gateway: std::net::Ipv4Addr = "10.60.1.1".parse().expect("an address");
     let asked = std::thread::scope(|scope| {
         let ping = scope.spawn(|| pod.ping(gateway.into()));
@@ -74,7 +74,7 @@ fn owner_and_group_may_open_the_tap() {
         let pod = world.node.pod(&format!("pod{number}"));
         add(&world.network(1, &keys), &pod);
         let data = info(&pod);
-        // ip(8) prints a number if the system has no name for it.
+        // ip(8) prints a number if the system does not have a name for it.
         let is = |has: &Value, wanted: Option<[&str; 2]>| match wanted {
             Some(names) => names.contains(&has.to_string().trim_matches('"')),
             None => has.is_null(),
@@ -126,7 +126,7 @@ fn without_ipam_the_link_is_only_set_up() {
     assert!(!pod.has_link("eth0"));
 }
 
-/// IPv6 addresses skip duplicate address detection: without a program at the other end it would never finish.
+/// IPv6 addresses skip duplicate address detection, which would never finish without a program at the other end.
 #[test]
 fn add_does_not_wait_for_the_program() {
     let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };

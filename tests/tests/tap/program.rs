@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The other end of a tap: a program that replies for an address.
+//! The other end of a tap, a program that replies for an address.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +12,7 @@ use cni_kernel::tap::{self, Queues};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use slipway_tests::{Space, within};
 
-/// The program's own Ethernet address.
+/// The program's own MAC address.
 const ADDRESS: [u8; 6] = [0x02, 0, 0, 0, 0, 0xaa];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
@@ -30,7 +30,7 @@ impl Program {
         Self { file }
     }
 
-    /// Replies to requests for the address until the first echo reply. Returns that request's source.
+    /// Replies to requests for the address until after the first echo reply. Returns the source of that request.
     pub(crate) fn answer_for(&self, own: Ipv4Addr) -> Ipv4Addr {
         let end = Instant::now() + within(Duration::from_secs(20));
         let mut frame = [0_u8; 2048];
@@ -72,7 +72,7 @@ fn arp(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// The reply to an echo request (RFC 792): type and checksum change.
+/// The reply to an echo request (RFC 792), in which type and checksum change.
 fn echo(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     const ICMP: u8 = 1;
     let header = 4 * usize::from(frame.get(14)? & 0x0f);
@@ -87,7 +87,7 @@ fn echo(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     answer[30..34].copy_from_slice(&frame[26..30]);
     answer[icmp] = 0;
     let sum = u16::from_be_bytes([frame[icmp + 2], frame[icmp + 3]]);
-    // RFC 1624: the type's upper byte shrinks by 8, so the checksum grows by as much.
+    // The type's upper byte shrinks by 8, so the checksum grows by as much (RFC 1624).
     let (sum, carry) = sum.overflowing_add(8 << 8);
     answer[icmp + 2..icmp + 4].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
     Some(answer)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipwayd top` in a real terminal: tmux, with a socket of its own inside the node.
+//! `slipwayd top` in a real terminal: tmux, with a separate socket inside the node.
 
 mod picture;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use slipway_tests::{Attach, Daemon, Host, Network, Node, Pod, Proto, at, comes, quoted, slipwayd, within};
 
 const SOCKET: &str = "/run/tmux.sock";
-/// The directory of configurations.
+/// The directory of the network configurations.
 const CONFIGURATIONS: &str = "/run/net.d";
 
 fn list() -> Value {
@@ -29,7 +29,7 @@ fn list() -> Value {
     })
 }
 
-/// A node with a client outside, and counted packets.
+/// A node with an outside client, on which packets are counted.
 struct Stage {
     node: Node,
     client: Host,
@@ -55,7 +55,7 @@ impl Stage {
         pod
     }
 
-    /// An agent without an API server, which receives reports.
+    /// Starts an agent without an API server, which receives reports.
     fn agent(&self) -> Daemon {
         self.node.write("/run/kube/config", "{}");
         let words = "run --node-name node-1 --kubeconfig /run/kube/config --listen none --conflist /run/none.conflist \
@@ -69,7 +69,7 @@ impl Stage {
         agent
     }
 
-    /// The document of one sample.
+    /// The document that a single sample prints.
     fn once(&self, options: &[&str]) -> Value {
         let program = slipwayd();
         let mut words = vec![program.to_str().expect("a path"), "top", "--once", "--output", "json"];
@@ -102,13 +102,13 @@ impl<'a> Terminal<'a> {
         output.stdout
     }
 
-    /// Types a line.
+    /// Types a line and presses Enter.
     fn line(&self, text: &str) {
         self.tmux(&["send-keys", "-l", text]);
         self.keys(&["Enter"]);
     }
 
-    /// Presses keys, by tmux's names.
+    /// Presses keys, given by their names in tmux.
     fn keys(&self, keys: &[&str]) {
         self.tmux(&[&["send-keys"], keys].concat());
     }
@@ -126,7 +126,7 @@ impl<'a> Terminal<'a> {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// The screen as soon as it is as wanted.
+    /// Waits until the screen satisfies the condition, and returns it.
     fn wait(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
@@ -155,7 +155,7 @@ impl Drop for Terminal<'_> {
     }
 }
 
-/// The lines of the screen that name a published port, in their order.
+/// The published ports that the screen's lines name, in order.
 fn ports(text: &str) -> Vec<u16> {
     let port = |line: &str| line.split("0.0.0.0:").nth(1)?.split_whitespace().next()?.parse().ok();
     text.lines().filter_map(port).collect()
@@ -170,7 +170,7 @@ fn keys_sort_filter_pause_and_quit() {
         [pods[0].serve(Proto::Tcp, "0.0.0.0:80", "web1"), pods[1].serve(Proto::Tcp, "0.0.0.0:80", "db2")];
     let terminal = Terminal::new(&stage.node, (80, 24));
     terminal.start("", "--interval 1s");
-    // Traffic for the second port alone: it comes first.
+    // Only the second port has traffic, so it comes first.
     let busy =
         || (0..5).for_each(|_| drop(stage.client.expect(Proto::Tcp, at(stage.client.node_v4, 8081), "db2")));
     let begun = Instant::now();
@@ -188,7 +188,7 @@ fn keys_sort_filter_pause_and_quit() {
         let drawn = picture::svg(&terminal.tmux(&["capture-pane", "-p", "-e"]), 80);
         std::fs::write(path, drawn).expect("write the picture");
     }
-    // By host port, in both directions.
+    // The lines are sorted by host port, in both directions.
     terminal.keys(&["p"]);
     terminal.wait("PAUSED", |text| text.contains("PAUSED"));
     for _ in 0..12 {
@@ -201,14 +201,14 @@ fn keys_sort_filter_pause_and_quit() {
     terminal.wait("the greatest port first", |text| text.contains("HOSTv") && ports(text) == [8081, 8080]);
     terminal.keys(&["r"]);
     terminal.wait("the least port first", |text| text.contains("HOST^") && ports(text) == [8080, 8081]);
-    // No sample while it is paused.
+    // No samples are taken while the view is paused.
     let time = |text: &str| text.lines().next().unwrap_or_default().to_owned();
     let before = time(&terminal.text());
     thread::sleep(Duration::from_secs(2));
     assert_eq!(time(&terminal.text()), before);
     terminal.keys(&["p"]);
     terminal.wait("another time", |text| time(text) != before && !text.contains("PAUSED"));
-    // A filter, by the container.
+    // The filter selects by container.
     terminal.keys(&["/", "W", "E", "B", "Enter"]);
     terminal.wait("one port", |text| ports(text) == [8080] && text.contains("filter: WEB"));
     terminal.keys(&["Escape"]);
@@ -267,7 +267,7 @@ fn signals_leave_a_sane_terminal() {
         stage.node.cmd(&format!("kill -{signal} {pid}"));
         terminal.expect_shell("0");
     }
-    // Suspended by the key, and by a signal.
+    // The program is suspended by the key, and then by a signal.
     for way in ["C-z", "kill"] {
         terminal.start("", "--interval 77s");
         let pid = pid();
@@ -291,7 +291,7 @@ fn without_colours_and_without_a_terminal() {
     let network = stage.network();
     let _pod = stage.add(&network, "web1", 8080);
     let terminal = Terminal::new(&stage.node, (80, 24));
-    // The second line is yellow: no agent runs.
+    // The second line is yellow, because no agent is running.
     let colours = || terminal.tmux(&["capture-pane", "-p", "-e"]);
     terminal.start("", "");
     terminal.wait("no agent", |text| text.contains("no events: slipwayd does not run"));
@@ -307,7 +307,7 @@ fn without_colours_and_without_a_terminal() {
     );
     terminal.keys(&["q"]);
     terminal.expect_shell("0");
-    // A dumb terminal gets tables, one after the other.
+    // On a dumb terminal, the tables are printed one after the other.
     let program = slipwayd();
     let command =
         format!("TERM=dumb timeout 9 {} top --cni-conf-dir {CONFIGURATIONS} --interval 1s", quoted(&program));
@@ -360,12 +360,12 @@ fn a_sample_has_what_slipway_ports_prints() {
         json!([{"network": "net", "range": "10.88.0.0/24", "used": 2, "free": 251}])
     );
     assert!(document["conntrack"]["count"].as_u64().is_some_and(|count| count >= 3), "{document}");
-    // host-local runs inside bridge and reports no call of its own.
+    // host-local runs inside bridge, and reports no separate call.
     let calls = document["calls"].as_array().expect("an agent");
     let failed: Vec<_> = calls.iter().filter(|call| call["code"] == 11).collect();
     assert_eq!(failed.len(), 1, "{calls:?}");
     assert_eq!((&failed[0]["plugin"], &failed[0]["verb"]), (&json!("portmap"), &json!("ADD")));
-    // The rates of a second in which new connections came.
+    // The rates of an interval in which new connections were opened.
     let rated = thread::scope(|scope| {
         let sample = scope.spawn(|| stage.once(&["--interval", "3s"]));
         let begun = Instant::now();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A picture of a terminal: what tmux captured, as SVG.
+//! A picture of a terminal: what tmux has captured, as SVG.
 
 use std::fmt::Write as _;
 
-/// The variable with the path that the picture is written to. From the repository's root:
+/// The variable with the path to which the picture is written. From the repository's root:
 /// `SLIPWAY_PICTURE=$PWD/docs/images/top.svg cargo xtask test --suite top --no-vm`
 pub(crate) const PATH: &str = "SLIPWAY_PICTURE";
 
@@ -21,7 +21,7 @@ struct Style {
 }
 
 impl Style {
-    /// Takes over the parameters of SGR (ECMA-48, 8.3.117).
+    /// Applies the parameters of SGR (ECMA-48, 8.3.117).
     fn set(&mut self, parameters: &str) {
         for parameter in parameters.split(';') {
             match parameter {
@@ -41,7 +41,7 @@ impl Style {
     }
 }
 
-/// The runs of characters with one style, with their columns.
+/// The runs of characters that have the same style, with their columns.
 fn runs(line: &str, style: &mut Style) -> Vec<(usize, String, Style)> {
     let mut found: Vec<(usize, String, Style)> = Vec::new();
     let (mut rest, mut column) = (line, 0);

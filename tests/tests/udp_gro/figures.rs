@@ -2,8 +2,8 @@
 
 //! Measurements: `cargo test -p slipway-tests --test udp_gro -- --ignored --nocapture`.
 //!
-//! Datagrams from another host to a published port: without GRO at the uplink, with it, and with GRO that merges datagrams
-//! which are forwarded. "The node itself" is a socket of the node: both ends and one link.
+//! Datagrams from another host to a published port, without GRO at the uplink, with GRO, and with GRO that also merges
+//! forwarded datagrams. "The node itself" is a socket on the node, a case with both ends and only one link.
 
 use std::net::IpAddr;
 
@@ -17,17 +17,17 @@ use slipway_tests::{
     needs,
 };
 
-/// The difference of a host port and the container's.
+/// The difference between a host port and the container's port.
 const OFFSET: u16 = 9000;
 
-/// The state of a node's uplink.
+/// The setting of a node's uplink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Uplink {
-    /// As the kernel makes a veth: without GRO.
+    /// The kernel's default for a veth, without GRO.
     Plain,
-    /// With GRO, which leaves datagrams alone.
+    /// GRO that does not merge forwarded datagrams.
     Gro,
-    /// GRO that merges datagrams that are forwarded.
+    /// GRO that also merges forwarded datagrams.
     Forwarding,
 }
 
@@ -57,7 +57,7 @@ impl Stage {
         }
         let result = node.network(list).add(&attach).expect("ADD");
         let own = [0, 1].map(|family| address_of(&result, family));
-        // The client's kernel cuts what it sends, as a network card would.
+        // The client's kernel splits what it sends, as a network card would.
         client.set_feature("eth0", "tx-udp-segmentation", Switch::Off);
         if uplink != Uplink::Plain {
             node.set_feature(&client.node_link, "rx-gro", Switch::On);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! UDP GRO forwarding, which `/etc/cni/slipway.json` asks for and `slipway node setup` switches on at the uplinks, and
+//! UDP GRO forwarding, which `/etc/cni/slipway.json` requests and `slipway node setup` switches on at the uplinks, and
 //! the contract's tests of reach and UDP with it.
 
 #[path = "../contract/reach.rs"]

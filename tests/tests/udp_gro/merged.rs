@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Datagrams that the uplink merges reach the pod as they were sent, with each backend and in both families.
+//! Datagrams that the uplink merges reach the pod as they were sent, with every backend and in both families.
 #![allow(unsafe_code, reason = "nix has no SO_NO_CHECK")]
 
 use std::io::{ErrorKind, IoSliceMut};
@@ -18,13 +18,13 @@ use slipway_tests::{
 
 use crate::world::{PORT, Web, World};
 
-/// Sizes of datagrams, their number in a train, and that of a shorter one at its end, or 0.
+/// The kinds of trains: the size of datagrams, their number in a train, and the size of a shorter one at its end, or 0.
 const TRAINS: [(usize, usize, usize); 5] =
     [(1, 60, 0), (100, 40, 37), (1400, 33, 900), (1452, 40, 0), (700, 1, 3)];
-/// Trains of each kind.
+/// The number of trains of each kind.
 const EACH: usize = 8;
 
-/// The container's port.
+/// The port on which the container receives.
 const RECEIVED: u16 = 81;
 
 /// Adds a pod with a published UDP port.
@@ -39,7 +39,7 @@ fn receiver(web: &Web, family: usize, together: bool) -> UdpSocket {
     let begin = Instant::now();
     let socket = loop {
         match web.run(|| UdpSocket::bind(at(web.ips()[family], RECEIVED))) {
-            // A program that another test starts has a copy of the former socket until its execve(2).
+            // A program that another test starts has a copy of the previous socket until it calls execve(2).
             Err(error) if error.kind() == ErrorKind::AddrInUse && begin.elapsed() < patience() => {
                 sleep(Duration::from_millis(10));
             }
@@ -52,12 +52,12 @@ fn receiver(web: &Web, family: usize, together: bool) -> UdpSocket {
     socket
 }
 
-/// Datagrams with their number, and bytes that follow from it.
+/// A datagram whose content depends on its number.
 fn datagram(number: usize, size: usize) -> Vec<u8> {
     (0..size).map(|at| (number * 7 + at * 13) as u8).collect()
 }
 
-/// Receives as many datagrams. Returns the number of messages that they came in, too.
+/// Receives `count` datagrams. Also returns the number of messages in which they came.
 fn receive(socket: &UdpSocket, count: usize) -> (Vec<Vec<u8>>, usize) {
     let (mut found, mut messages) = (Vec::new(), 0);
     while found.len() < count {
@@ -78,7 +78,7 @@ fn receive(socket: &UdpSocket, count: usize) -> (Vec<Vec<u8>>, usize) {
     (found, messages)
 }
 
-/// Sends trains of a kind and compares what arrives. Returns the number of datagrams, and of messages.
+/// Sends trains of a kind and compares what arrives. Returns the number of datagrams and the number of messages.
 fn trains(client: &UdpSocket, receiver: &UdpSocket, kind: (usize, usize, usize)) -> (usize, usize) {
     let (size, count, last) = kind;
     let mut sent = Vec::new();
@@ -94,7 +94,7 @@ fn trains(client: &UdpSocket, receiver: &UdpSocket, kind: (usize, usize, usize))
     (found.len(), messages)
 }
 
-/// True if veth pairs merge packets (Linux 5.13). Before, only those with an XDP program do.
+/// True if veth pairs merge packets (Linux 5.13). Earlier, only those with an XDP program did.
 fn veth_merges() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
     let numbers = release.split(|c: char| !c.is_ascii_digit()).take(2);
@@ -118,7 +118,7 @@ fn merged_datagrams_arrive_as_they_were_sent() {
                 let counts = TRAINS.map(|kind| trains(&client, &receiver, kind));
                 println!("{backend}, {node}, UDP_GRO {together}: {counts:?}");
                 if together && merges {
-                    // The uplink has merged them, and nothing on the way has cut them again.
+                    // The uplink has merged the datagrams, and nothing on the way has split them again.
                     assert!(counts[..4].iter().all(|(count, messages)| messages * 4 < *count), "{counts:?}");
                 } else {
                     assert!(counts.iter().all(|(count, messages)| messages == count), "{counts:?}");
@@ -140,7 +140,7 @@ fn datagrams_without_a_checksum_arrive() {
         let client = world.client.bind(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         client.connect((world.client.node_v4, PORT + u16::from(number))).expect("connect");
         let on: libc::c_int = 1;
-        // SAFETY: the kernel reads one integer, which lives through the call.
+        // SAFETY: the kernel reads one integer, which outlives the call.
         let result = unsafe {
             libc::setsockopt(
                 client.as_raw_fd(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The commands that switch UDP GRO forwarding, and show it.
+//! The commands that switch UDP GRO forwarding on or off, and those that show it.
 
 use cni_kernel::ethtool::{self, Switch, UDP_GRO_FORWARDING};
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn the_setting_is_applied_shown_and_undone() {
     assert_eq!((state(&world), &world.node.programs()["udp_gro_forwarding"]), (Switch::Off, &shown("off")));
     assert_eq!(finding(&world).expect("a finding")["state"], "warning");
 
-    // Without the key the feature is the administrator's.
+    // Without the key, the feature is left to the administrator.
     settings(&world, &json!({}));
     world.node.slipway("node setup");
     assert_eq!((state(&world), finding(&world)), (Switch::Off, None));

@@ -15,12 +15,12 @@ use single::{World, add};
 const PLUGIN: &str = "vlan";
 const NEEDS: &str = "vlan links";
 
-/// The plugin with a VLAN of its own for each pod: a master has each VLAN ID once.
+/// The plugin with a different VLAN for each pod, because a master has each VLAN ID only once.
 fn plugin(number: u16) -> Value {
     json!({"master": "out0", "vlanId": 100 + number})
 }
 
-/// The host outside is in the VLAN of pod `number`, as its gateway.
+/// Joins the outside host to the VLAN of pod `number`, as the pod's gateway.
 fn join(world: &World, number: u16) {
     let link = format!("eth0.{}", 100 + number);
     world.client.cmd(&format!("ip link add {link} link eth0 type vlan id {}", 100 + number));
@@ -52,7 +52,7 @@ fn containers_are_in_their_vlans_and_no_other() {
             assert_eq!(world.client.expect(Proto::Tcp, (own, 80), pod.name()).peer.ip(), gateway);
         }
     }
-    // The host outside does not forward: nothing leads from one VLAN to the other.
+    // The outside host does not forward, so nothing leads from one VLAN to the other.
     one.expect_none(Proto::Udp, (address_of(&results[1], 0), 80));
 }
 
@@ -68,7 +68,7 @@ fn an_id_on_one_master_is_refused_the_second_time() {
     before.assert_same(&world.state(&[&two]));
 }
 
-/// VLAN ID 0 is no VLAN: packets have a priority tag only.
+/// VLAN ID 0 does not denote a VLAN, so packets have only a priority tag.
 #[test]
 fn the_first_and_the_last_id_work() {
     let Some(world) = World::new() else { skip!(NEEDS) };
