@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Mutated inputs for one target, without instrumentation: an input whose result has a new [shape](crate::Shape) is kept, and
-//! mutated further.
+//! Mutates inputs for one target, without instrumentation. An input whose result has a new [shape](crate::Shape) is
+//! kept and mutated further.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,35 +13,35 @@ use crate::run::{Problem, run};
 use crate::shape::Shape;
 use crate::target::Target;
 
-/// The most inputs that are kept.
+/// The maximum number of inputs that are kept.
 const POOL: usize = 512;
-/// Inputs between two looks at the clock.
+/// The number of inputs after which the clock is checked.
 const ROUND: u64 = 64;
 
-/// A mistake, with the shortest input that shows it.
+/// A mistake in the target, with the shortest input that reveals it.
 #[derive(Debug, Clone)]
 pub struct Finding {
     pub problem: Problem,
     pub input: Vec<u8>,
 }
 
-/// The inputs for one target so far.
+/// A run of mutated inputs for one target.
 #[derive(Debug)]
 pub struct Campaign {
     target: &'static Target,
     random: Random,
-    /// The seeds, then the inputs with new shapes.
+    /// The seeds, followed by the inputs with new shapes.
     pool: Vec<Vec<u8>>,
     seeds: usize,
     shapes: Vec<Shape>,
-    /// By the kind of the mistake.
+    /// The findings by the kind of mistake.
     findings: BTreeMap<String, Finding>,
     tried: u64,
     took: Duration,
 }
 
 impl Campaign {
-    /// Reads the seeds. The number `seed` determines all inputs that follow.
+    /// Reads the seeds. The number `seed` determines all later inputs.
     #[must_use]
     pub fn new(target: &'static Target, seeds: Vec<Vec<u8>>, seed: u64) -> Self {
         let mut campaign = Self {
@@ -62,7 +62,7 @@ impl Campaign {
         campaign
     }
 
-    /// Tries so many mutated inputs, or fewer if the time is over.
+    /// Tries this many mutated inputs, or fewer if the time is over before.
     pub fn mutate(&mut self, inputs: u64, end: Option<Instant>) {
         let (begin, last) = (Instant::now(), self.tried.saturating_add(inputs));
         while self.tried < last {
@@ -78,7 +78,7 @@ impl Campaign {
         self.took += begin.elapsed();
     }
 
-    /// Reads inputs of another mutator, and keeps those with new shapes.
+    /// Reads inputs from another mutator, and keeps those with new shapes.
     pub fn offer(&mut self, inputs: Vec<Vec<u8>>) {
         for input in inputs {
             if self.read(&input) && self.pool.len() < POOL {
@@ -87,7 +87,7 @@ impl Campaign {
         }
     }
 
-    /// Reads an input; true if its result has a new shape.
+    /// Reads an input, and returns true if its result has a new shape.
     fn read(&mut self, input: &[u8]) -> bool {
         self.tried += 1;
         match run(self.target, input) {
@@ -110,26 +110,26 @@ impl Campaign {
         }
         let shows_it =
             |input: &[u8]| run(self.target, input).is_err_and(|problem| problem.kind() == kind.as_str());
-        // A slow input would take minutes.
+        // Minimising a slow input would take minutes.
         let input =
             if matches!(problem, Problem::Slow(_)) { input.to_vec() } else { minimised(input, shows_it) };
         self.findings.insert(kind, Finding { problem, input });
     }
 
-    /// The number of inputs, with the seeds.
+    /// The number of inputs that were read, including the seeds.
     #[must_use]
     pub fn tried(&self) -> u64 {
         self.tried
     }
 
-    /// Mutated inputs per second; 0 before the first.
+    /// The number of mutated inputs per second, 0 before the first one.
     #[must_use]
     pub fn per_second(&self) -> u64 {
         let mutated = self.tried.saturating_sub(self.seeds as u64);
         u64::try_from(u128::from(mutated) * 1000 / self.took.as_millis().max(1)).unwrap_or(u64::MAX)
     }
 
-    /// The number of different shapes.
+    /// The number of distinct shapes.
     #[must_use]
     pub fn shapes(&self) -> usize {
         self.shapes.len()
@@ -139,7 +139,7 @@ impl Campaign {
         self.findings.values()
     }
 
-    /// The inputs with shapes that no seed has, the shortest that still have them.
+    /// For each shape that no seed has, the shortest input with it.
     #[must_use]
     pub fn interesting(&self) -> Vec<Vec<u8>> {
         let new = self.pool.get(self.seeds..).unwrap_or_default().iter();
@@ -159,8 +159,8 @@ impl Campaign {
 mod tests {
     use super::*;
 
-    /// Three words lead to a panic, each of which has a shape of its own. They have no letter in common, so that the
-    /// shortest input has them one after the other.
+    /// Three words lead to a panic, and each of them has a distinct shape. The words have no letter in common, so the
+    /// shortest input consists of them one after the other.
     static STEPS: Target = Target {
         name: "steps",
         input: "a test's",

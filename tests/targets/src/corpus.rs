@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The committed inputs, in `tests/fuzz/seeds`: a folder for each target.
+//! The committed inputs in `tests/fuzz/seeds`, with a folder for each target.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 
 use crate::target::Target;
 
-/// The most bytes that the seeds of all targets take.
+/// The maximum size of the seeds of all targets, in bytes.
 pub const LIMIT: u64 = 2 << 20;
 
-/// The folder of all seeds.
 #[must_use]
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds")
 }
 
-/// The seeds of a target, by name. One without a folder has none.
+/// The seeds of a target, ordered by file name. A target without a folder has none.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -25,7 +24,7 @@ pub fn seeds(folder: &Path, target: &Target) -> io::Result<Vec<Vec<u8>>> {
     files(&folder.join(target.name))?.iter().map(fs::read).collect()
 }
 
-/// The files of a folder, sorted; empty if it is missing.
+/// The files in a folder, sorted. Empty if the folder does not exist.
 fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -37,7 +36,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// The bytes that all seeds take.
+/// The size of all seeds in bytes.
 ///
 /// # Errors
 /// A folder cannot be read.
@@ -51,7 +50,7 @@ pub fn size(folder: &Path) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// Writes new seeds of a target, until the seeds of all take [`LIMIT`] or the target has `most` new ones. Returns their
+/// Writes new seeds for a target, until the seeds of all targets reach [`LIMIT`] or `most` are written. Returns their
 /// number.
 ///
 /// # Errors
@@ -75,7 +74,7 @@ pub fn add(folder: &Path, target: &Target, inputs: &[Vec<u8>], most: usize) -> i
     Ok(written)
 }
 
-/// A name for an input: FNV-1a of its bytes.
+/// The file name for an input: the FNV-1a hash of its bytes.
 #[must_use]
 pub fn name(input: &[u8]) -> String {
     let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The parsers of bytes that other programs, other hosts or the kernel write, each as a function that panics if something
-//! does not hold.
+//! The parsers of bytes that other programs, other hosts or the kernel write, each as a function that panics if an
+//! assertion does not hold.
 //!
-//! [`TARGETS`] is the only list of them. Three programs use it: the test `replay`, with a number of mutated inputs that suits
-//! every run; `cargo xtask fuzz`, with the [mutator](campaign) of this crate; and, with a nightly compiler, the libFuzzer
-//! binary in `tests/fuzz`.
+//! [`TARGETS`] is the only list of these functions. Three programs use it: the test `replay`, with a number of mutated
+//! inputs that suits every run; `cargo xtask fuzz`, with the [mutator](campaign) of this crate; and the libFuzzer
+//! binary in `tests/fuzz`, which requires a nightly compiler.
 //!
-//! A crate offers its private parsers in a module `fuzzing`, which exists with the feature of that name only.
+//! A crate offers its private parsers in a module `fuzzing`, which exists only with the feature of that name.
 
 pub mod campaign;
 pub mod corpus;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The shortest input that still has a property.
+//! Finds a short input that still has a property.
 
-/// The most inputs that are tried for one.
+/// The maximum number of inputs that are tried to shorten one.
 const TRIES: usize = 2000;
 
-/// Removes parts of an input, ever shorter ones, as long as the property stays.
+/// Removes ever shorter parts of an input as long as it keeps the property.
 pub(crate) fn minimised(input: &[u8], keeps: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut best = input.to_vec();
     let (mut part, mut tries) = (best.len().div_ceil(2), 0);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Changes of an input: of its bytes, of numbers and words in it, and parts of other inputs.
+//! Changes an input: its bytes, numbers and words in it, and parts taken from other inputs.
 
 use crate::random::Random;
 
-/// The longest input that is made, in bytes.
+/// The maximum length of an input in bytes.
 const LONGEST: usize = 8 << 10;
-/// The most changes of one input.
+/// The maximum number of changes to one input.
 const CHANGES: usize = 5;
 
-/// Numbers at which something ends.
+/// Numbers at the limits of common ranges.
 const NUMBERS: [u64; 18] =
     [0, 1, 2, 3, 4, 7, 8, 16, 32, 127, 128, 255, 256, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 /// Texts that end or change the meaning of a document, a line or a number.
@@ -50,7 +50,7 @@ const WORDS: [&str; 34] = [
     "::ffff:10.0.0.0/104",
 ];
 
-/// A changed copy of an input. `others` are inputs from which parts are taken.
+/// Returns a changed copy of an input. Parts may be taken from `others`.
 pub(crate) fn mutated(
     input: &[u8],
     others: &[Vec<u8>],
@@ -87,7 +87,7 @@ fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], words: &[&'static str], rando
         }
         5 => bytes.truncate(at),
         6 => {
-            // A part once more, or elsewhere.
+            // Repeats a part of the input at another place.
             let (from, length) = (random.below(bytes.len() + 1), 1 + random.below(64));
             let part = bytes[from..(from + length).min(bytes.len())].to_vec();
             bytes.splice(at..at, part);
@@ -114,11 +114,11 @@ fn replace(bytes: &mut [u8], at: usize, change: impl FnOnce(u8) -> u8) {
     }
 }
 
-/// Overwrites a number of one, two, four or eight bytes, in either order.
+/// Overwrites a number of one, two, four or eight bytes, in either byte order.
 fn write_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     let number = random.pick(&NUMBERS).copied().unwrap_or_default();
     let size = [1, 2, 4, 8][random.below(4)];
-    // Fields begin at multiples of their size more often than elsewhere.
+    // The place is usually a multiple of the number's size, because fields are aligned.
     let at = if random.below(4) == 0 { at } else { at / size * size };
     let little = number.to_le_bytes();
     let mut new = little[..size].to_vec();
@@ -130,7 +130,7 @@ fn write_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     }
 }
 
-/// Replaces the word around a place by another one.
+/// Replaces the word at a place by another one.
 fn replace_word(bytes: &mut Vec<u8>, at: usize, words: &[&'static str], random: &mut Random) {
     let is_of_word =
         |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
@@ -139,7 +139,7 @@ fn replace_word(bytes: &mut Vec<u8>, at: usize, words: &[&'static str], random: 
     bytes.splice(from..to, new.unwrap_or(&"").bytes());
 }
 
-/// Replaces the decimal number around a place.
+/// Replaces the decimal number at a place.
 fn replace_digits(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let (from, to) = around(bytes, at, u8::is_ascii_digit);
     let new = random.pick(&NUMBERS).copied().unwrap_or_default();
@@ -148,7 +148,7 @@ fn replace_digits(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     }
 }
 
-/// The range of bytes like these that a place lies in.
+/// The range of similar bytes around a place.
 fn around(bytes: &[u8], at: usize, is_like: impl Fn(&u8) -> bool) -> (usize, usize) {
     let before = bytes[..at].iter().rev().take_while(|byte| is_like(byte)).count();
     let after = bytes[at..].iter().take_while(|byte| is_like(byte)).count();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Random choices that a seed repeats.
+//! Random choices that the same seed repeats.
 
 /// A generator of random numbers.
 #[derive(Debug, Clone)]
@@ -11,7 +11,7 @@ impl Random {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A number below `limit`; 0 for 0.
+    /// A number below `limit`, or 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0.usize(..limit.max(1))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! One input, and what is wrong with how it was read.
+//! Runs a target on one input, and reports what is wrong.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 use crate::shape::Shape;
 use crate::target::Target;
 
-/// The longest time for one input. Those that real programs send take less than a millisecond.
+/// The maximum time for one input. Inputs from real programs take less than a millisecond.
 const LIMIT: Duration = Duration::from_secs(1);
-/// The length of what is read as text: so many bytes, and so many for each byte of the input.
+/// The maximum length of the result as text, in bytes: a constant, plus a number for each byte of the input.
 const OUTPUT: usize = 64 << 10;
 const OUTPUT_EACH: usize = 512;
 
-/// Something that does not hold.
+/// An assertion or limit that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
     /// The place and the message of a panic.
     Panic { place: String, message: String },
     /// The time of the fastest of three runs.
     Slow(Duration),
-    /// What was read is far longer than the input.
+    /// The result is far longer than the input.
     Long { input: usize, output: usize },
 }
 
 impl Problem {
-    /// The same for inputs that show the same mistake.
+    /// The kind of mistake, which is the same for all inputs that reveal the same one.
     #[must_use]
     pub fn kind(&self) -> &str {
         match self {
@@ -51,18 +51,18 @@ impl fmt::Display for Problem {
 }
 
 thread_local! {
-    /// The last panic of this thread while its panics are caught.
+    /// The last panic of this thread, while its panics are caught.
     static CAUGHT: RefCell<Option<Option<Problem>>> = const { RefCell::new(None) };
 }
 
-/// Reads an input.
+/// Reads an input and returns the shape of the result.
 ///
 /// # Errors
-/// What does not hold.
+/// The problem that the input reveals.
 pub fn run(target: &Target, input: &[u8]) -> Result<Shape, Problem> {
     let (shape, time) = timed(target, input)?;
     if time > LIMIT {
-        // Another process may have had the processor.
+        // The time counts only if further runs take as long, because another process may have had the processor.
         let again = (0..2).filter_map(|_| timed(target, input).ok()).map(|(_, time)| time);
         let fastest = again.fold(time, Duration::min);
         if fastest > LIMIT {
@@ -81,7 +81,7 @@ fn timed(target: &Target, input: &[u8]) -> Result<(Shape, Duration), Problem> {
     Ok((shape, begin.elapsed()))
 }
 
-/// Calls a function whose panics are returned, and not printed.
+/// Calls a function and returns its panic, if any, instead of printing it.
 fn caught<T>(work: impl FnOnce() -> T + UnwindSafe) -> Result<T, Problem> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -98,7 +98,7 @@ fn caught<T>(work: impl FnOnce() -> T + UnwindSafe) -> Result<T, Problem> {
     done.map_err(|_| noted.unwrap_or(Problem::Panic { place: "unknown".to_owned(), message: String::new() }))
 }
 
-/// Notes a panic, if this thread's panics are caught.
+/// Records a panic if panics of this thread are caught.
 fn note(info: &PanicHookInfo<'_>) -> bool {
     CAUGHT.with_borrow_mut(|caught| {
         let Some(caught) = caught else { return false };

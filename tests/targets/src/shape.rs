@@ -4,28 +4,28 @@
 
 use std::fmt::{self, Debug, Write};
 
-/// The kind of a result: the words of its debug representation, each counted once, without the contents of texts. Two inputs
-/// of one shape have probably gone the same way through the parser. That takes the place of the coverage that an
-/// instrumented program reports.
+/// The kind of a result: the words of its debug representation, each counted once, without the contents of texts. Two
+/// inputs with the same shape have probably taken the same path through the parser, so shapes replace the coverage that
+/// an instrumented program reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape {
     words: u64,
-    /// The length of the representation, in bytes.
+    /// The length of the debug representation in bytes.
     length: usize,
 }
 
 impl Shape {
-    /// The shape of what was read.
+    /// The shape of a result.
     pub fn of(read: &impl Debug) -> Self {
         let mut reader = Reader::default();
-        // The reader takes any text.
+        // Writing to the reader cannot fail.
         let _written = write!(reader, "{read:?}");
         reader.end_word();
         let words = reader.words.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
         Self { words, length: reader.length }
     }
 
-    /// The length of what was read as text, which must not be far longer than the input.
+    /// The length of the result as text, which must not be far longer than the input.
     #[must_use]
     pub fn length(self) -> usize {
         self.length
@@ -57,7 +57,7 @@ impl Default for Reader {
 impl Reader {
     fn end_word(&mut self) {
         let word = std::mem::replace(&mut self.word, START);
-        // FNV-1a. The words are few: a list is searched as fast as a set.
+        // The hash is FNV-1a. There are so few words that a list is searched as fast as a set.
         if word != START && !self.words.contains(&word) && self.words.len() < 256 {
             self.words.push(word);
         }

@@ -10,7 +10,7 @@ use crate::shape::Shape;
 use crate::target::Target;
 use crate::targets::{bpf, netlink, plugin, spec, state};
 
-/// Words of JSON documents of the specification.
+/// Words that occur in JSON documents of the specification.
 const CONFIGURATION: &[&str] = &[
     "\"cniVersion\":\"1.1.0\",",
     "\"0.1.0\"",
@@ -32,7 +32,7 @@ const CONFIGURATION: &[&str] = &[
     "fd00::/64",
     "02:00:00:00:00:01",
 ];
-/// Words of a plugin's call: its environment, an empty line, its standard input.
+/// Words that occur in a plugin's call: its environment, an empty line, and its standard input.
 const CALL: &[&str] = &[
     "CNI_COMMAND=ADD\n",
     "CNI_COMMAND=GC\n",
@@ -190,7 +190,7 @@ pub static TARGETS: &[Target] = targets! {
     "result": "the output of a plugin or delegate, read as each version", CONFIGURATION, spec::result;
     "cni_args": "CNI_ARGS", &["IP=", "MAC=", "GATEWAY=", "IgnoreUnknown=1", ";"], spec::args;
     "plugin_output": "the output of a plugin that failed, and the list of its versions", CONFIGURATION, cni_runtime::fuzzing::plugin_output;
-    // The kernel's messages.
+    // Messages from the kernel.
     "netlink_message": "messages and attributes of netlink", &[], netlink::message;
     "netlink_reply": "a reply of netlink", &[], netlink::reply;
     "rt_link": "rtnetlink: a link", &["bridge\0", "vxlan\0", "macvlan\0", "vlan\0", "vrf\0", "tun\0"], kernel::link;
@@ -216,11 +216,11 @@ pub static TARGETS: &[Target] = targets! {
     "rule_of_others": "expressions of other programs' rules", EXPRESSIONS, cni_dataplane::fuzzing::rule_of_others;
     "mounts": "/proc/self/mountinfo", &["net:[4026531840] ", "\\040", "\\134", " - nsfs nsfs rw\n"], kernel::mounts;
     "bpf_maps": "keys and values of the BPF maps", &[], bpf::values;
-    // What Slipway itself has written into the kernel, and others can change.
+    // Data that Slipway itself has written to the kernel, and that others can change.
     "element_entry": "an owner's entry in the userdata of an element", &[], cni_dataplane::fuzzing::element_entry;
     "owner": "the owner in a comment or in a link's alias", OWNER, cni_dataplane::fuzzing::owner;
     "chain_name": "the name of a shared chain", &["masquerade-", "hairpin-", "all4-", "none6-", "10.1.0.0/16-", "fd00__/64-"], cni_dataplane::fuzzing::chain_name;
-    // Text of other programs.
+    // Text from other programs.
     "iptables_save": "the output of iptables-save", RULES, cni_dataplane::fuzzing::saved_rules;
     "conditions_nftables": "conditionsV4 and conditionsV6, backend nftables", CONDITIONS, cni_dataplane::fuzzing::nftables_conditions;
     "conditions_iptables": "conditionsV4 and conditionsV6, backend iptables", CONDITIONS, cni_dataplane::fuzzing::iptables_conditions;
@@ -231,9 +231,9 @@ pub static TARGETS: &[Target] = targets! {
     "quantity": "a quantity of Kubernetes", &["Ki", "Ei", "e", "E", "n", ".", "-", "+"], state::quantity;
     "netavark_create": "netavark's request for a new network", NETAVARK, slipway::fuzzing::create;
     "netavark_set_up": "netavark's request for a set-up", NETAVARK, slipway::fuzzing::set_up;
-    // Packets of other hosts.
+    // Packets from other hosts.
     "dhcp_packet": "a packet to the DHCP client", DHCP, plugins::dhcp_packet;
-    // Files and sockets.
+    // Files and messages on sockets.
     "dhcp_call": "a line between plugin and daemon of dhcp", &["\"do\":\"allocate\"", "\"owner\":{", "\"done\":{", "\n"], plugins::dhcp_call;
     "dhcp_lease": "the file of a lease", &["\"owner\":{", "\"routes\":[", ":"], plugins::dhcp_lease;
     "resolv_conf": "resolv.conf", &["nameserver ", "search ", "domain ", "options "], plugins::resolv_conf;
@@ -247,7 +247,7 @@ pub static TARGETS: &[Target] = targets! {
     "subnet_env": "flannel's subnet.env", &["FLANNEL_NETWORK=", "FLANNEL_SUBNET=", "FLANNEL_IPV6_NETWORK=", "FLANNEL_IPV6_SUBNET=", "FLANNEL_MTU=", "FLANNEL_IPMASQ=", "\n"], cni_state::fuzzing::subnet_env;
     "subnet_json": "subnet.json", &["\"schema\":1,", "\"subnets\":[", "\"clusterCIDRs\":[", "\"mtu\":"], state::subnet_json;
     "report": "a plugin's report to the agent", &["\"schema\":1,", "\"verb\":\"GC\",", "\"code\":"], state::report;
-    // Each plugin's call, up to its first system call.
+    // The call of each plugin, up to its first system call.
     "plugin_bandwidth": "a call of bandwidth", CALL, |bytes| plugin::call("bandwidth", bytes);
     "plugin_bridge": "a call of bridge", CALL, |bytes| plugin::call("bridge", bytes);
     "plugin_dhcp": "a call of dhcp", CALL, |bytes| plugin::call("dhcp", bytes);
@@ -270,7 +270,7 @@ pub static TARGETS: &[Target] = targets! {
     "plugin_vrf": "a call of vrf", CALL, |bytes| plugin::call("vrf", bytes);
 };
 
-/// The target of this name.
+/// Finds the target with this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)

@@ -4,11 +4,11 @@
 
 use crate::shape::Shape;
 
-/// A parser with the assertions about what it reads.
+/// A parser, with assertions about its results.
 #[derive(Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// The input, for people.
+    /// A description of the input for people.
     pub input: &'static str,
     /// Reads an input. Panics if an assertion does not hold.
     pub read: fn(&[u8]) -> Shape,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Each target reads its seeds, and inputs that are mutated from them. `cargo xtask fuzz` tries more.
+//! Each target reads its seeds and inputs mutated from them. `cargo xtask fuzz` tries more inputs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use slipway_fuzz_targets::campaign::{Campaign, Finding};
 use slipway_fuzz_targets::{TARGETS, corpus};
 
-/// The variables with the number of mutated inputs for each target, and with the seed that determines them.
+/// The variable with the number of mutated inputs for each target.
 const INPUTS: &str = "SLIPWAY_MUTATED_INPUTS";
 const SEED: &str = "SLIPWAY_SEED";
 

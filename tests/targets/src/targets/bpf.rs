@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Keys and values of the BPF maps. Any bytes are a valid value; the functions must take each.
+//! Keys and values of the BPF maps. Any bytes are a valid value, so the functions must accept all of them.
 
 use std::fmt::Debug;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use slipway_ebpf_abi::{
     Addr4, Addr6, Arrival, Count, Departure, Entry, FlowKey, KEYS, Keyed, PROOF, Port, Record, Stage, Way,
 };
 
-/// Numbers from the input; 0 behind its end.
+/// Reads numbers from the input, and 0 after its end.
 struct Numbers<'a>(&'a [u8]);
 
 impl Numbers<'_> {
@@ -86,7 +86,7 @@ impl Numbers<'_> {
     }
 }
 
-/// Values of all maps, and a packet that meets them.
+/// Values for all maps, and a packet that is handled with them.
 pub(crate) fn values(bytes: &[u8]) -> impl Debug {
     let mut numbers = Numbers(bytes);
     let [epoch, now, first] = [numbers.u32(), numbers.u32(), numbers.u32()];
@@ -122,7 +122,7 @@ pub(crate) fn values(bytes: &[u8]) -> impl Debug {
     (counted, of_v4, of_v6, outcome, record.is_reproducible(packet.ttl, packet.ttl))
 }
 
-/// The life of an entry with any contents.
+/// The life of an entry with arbitrary contents.
 fn flow<A: Copy + Into<IpAddr>>(
     key: FlowKey<A>,
     mut entry: Entry<A>,

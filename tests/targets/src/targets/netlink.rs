@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Netlink without the contents of any protocol.
+//! Netlink messages, regardless of the protocol in them.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use cni_netlink::Attributes;
 use cni_netlink::fuzzing;
 use cni_netlink::message::{attributes, find, messages, text};
 
-/// Messages, and the attributes in them. Attributes that are written again are the same.
+/// Messages and their attributes. Attributes must stay the same when they are written and read again.
 pub(crate) fn message(datagram: &[u8]) -> impl Debug {
     let mut found = Vec::new();
     for (header, payload) in messages(datagram) {

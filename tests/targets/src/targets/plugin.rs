@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The call of a plugin: its environment, a line each, then an empty line and its standard input.
+//! The call of a plugin: its environment with one variable per line, an empty line, and its standard input.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,11 +10,12 @@ use std::os::unix::ffi::OsStringExt as _;
 use cni_plugins::fuzzing;
 use cni_spec::CniError;
 
-/// The longest error: so many bytes, and so many for each byte of the configuration, which it may quote.
+/// The maximum length of an error in bytes: a constant, plus a number for each byte of the configuration, which the
+/// error may quote.
 const LONGEST: usize = 16 << 10;
 const LONGEST_EACH: usize = 64;
 
-/// Calls a plugin. It succeeds, or prints an error of the specification.
+/// Calls a plugin, which must succeed or print an error of the specification.
 pub(crate) fn call(name: &str, bytes: &[u8]) -> impl Debug {
     let (environment, stdin) = match bytes.windows(2).position(|two| two == b"\n\n") {
         Some(end) => (&bytes[..end], &bytes[end + 2..]),
@@ -38,12 +39,12 @@ pub(crate) fn call(name: &str, bytes: &[u8]) -> impl Debug {
     assert_eq!(code, 1);
     let error = CniError::parse(&stdout).unwrap();
     assert!(error.code.number() != 0 && !error.msg.is_empty(), "{error:?}");
-    // Without what it quotes.
+    // What the message quotes does not count.
     let words: Vec<String> = error.msg.split(['"', ':', '\'']).step_by(2).map(str::to_owned).collect();
     Err((error.code, words.first().map(|words| format_shape(words))))
 }
 
-/// A text as a name, so that its words count for the [shape](crate::Shape).
+/// A text in the form of a name, so that its words count for the [shape](crate::Shape).
 fn format_shape(text: &str) -> Word {
     Word(text.chars().filter(char::is_ascii_alphabetic).take(40).collect())
 }

@@ -9,7 +9,7 @@ use serde_json::Map;
 
 const KNOWN: [&str; 3] = ["IP", "MAC", "GATEWAY"];
 
-/// `CNI_ARGS`. Accepted arguments print to accepted arguments.
+/// `CNI_ARGS`. Accepted arguments must print as arguments that are accepted again.
 pub(crate) fn args(bytes: &[u8]) -> impl Debug {
     let read = Args::parse(&String::from_utf8_lossy(bytes), &KNOWN);
     read.map(|args| {
@@ -21,12 +21,12 @@ pub(crate) fn args(bytes: &[u8]) -> impl Debug {
     })
 }
 
-/// A configuration list, and a single configuration. The input of each of its plugins is accepted.
+/// A configuration list and a single configuration. The input of each of their plugins must be accepted.
 pub(crate) fn conflist(bytes: &[u8]) -> impl Debug {
     [NetConfList::parse(bytes), NetConfList::of_single(bytes)].map(|read| {
         read.map(|list| {
             let inputs = list.plugins.iter().map(|plugin| {
-                // Without addresses a result has no form in the oldest versions.
+                // A result without addresses has no form in the oldest versions.
                 let input = list.input(plugin, Some(&AddResult::default()), &Map::new());
                 let input = input.map_err(|error| error.to_string())?;
                 let read = NetConf::parse(serde_json::to_vec(&input).unwrap());
@@ -34,7 +34,7 @@ pub(crate) fn conflist(bytes: &[u8]) -> impl Debug {
                     && check_network(&list.name).is_ok()
                     && list.version.known().is_some()
                 {
-                    // The keys of a plugin may still be wrong; name and version are not.
+                    // The keys of a plugin may still be wrong, but name and version may not.
                     assert_eq!(error.code.number(), 7, "{error}");
                 }
                 Ok::<_, String>(read.is_ok())
@@ -44,7 +44,7 @@ pub(crate) fn conflist(bytes: &[u8]) -> impl Debug {
     })
 }
 
-/// A plugin's standard input. What is accepted has valid names and a published version.
+/// A plugin's standard input. Accepted input must have valid names and a published version.
 pub(crate) fn netconf(bytes: &[u8]) -> impl Debug {
     NetConf::parse(bytes).map(|conf| {
         check_network(&conf.name).unwrap();
@@ -56,7 +56,7 @@ pub(crate) fn netconf(bytes: &[u8]) -> impl Debug {
     })
 }
 
-/// The output of a plugin or delegate, read as each version. Printed and read again it is the same.
+/// The output of a plugin or delegate, read as each version. It must stay the same when it is printed and read again.
 pub(crate) fn result(bytes: &[u8]) -> impl Debug {
     let read = Version::ALL.iter().map(|config| {
         let result = AddResult::from_output(*config, bytes)?;

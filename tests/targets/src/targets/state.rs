@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Files and messages of the agent, and quantities of Kubernetes.
+//! Files and messages of the agent, and Kubernetes quantities.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use cni_runtime::quantity;
 use cni_state::report::Report;
 use cni_state::subnet_file::SubnetFile;
 
-/// The file of the node's subnets. What is accepted passes the check.
+/// The file of the node's subnets. A file that is accepted must pass the check.
 pub(crate) fn subnet_json(bytes: &[u8]) -> impl Debug {
     SubnetFile::parse(bytes).inspect(|file| {
         assert!(file.check().is_ok());
@@ -16,7 +16,8 @@ pub(crate) fn subnet_json(bytes: &[u8]) -> impl Debug {
     })
 }
 
-/// A plugin's report. What is accepted has names that a metric may have, and is the same when it is written again.
+/// A plugin's report. An accepted report must contain only names that a metric may have, and must stay the same when it
+/// is written again.
 pub(crate) fn report(bytes: &[u8]) -> impl Debug {
     Report::parse(bytes).inspect(|report| {
         for name in [&report.plugin, &report.network] {
@@ -26,7 +27,7 @@ pub(crate) fn report(bytes: &[u8]) -> impl Debug {
     })
 }
 
-/// A quantity. That of an integer is its number.
+/// A quantity. If the text is an integer, the quantity must be its value.
 pub(crate) fn quantity(bytes: &[u8]) -> impl Debug {
     let text = String::from_utf8_lossy(bytes);
     let read = quantity::quantity(&text);

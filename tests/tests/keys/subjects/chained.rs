@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Plugins that stand behind an interface plugin.
+//! Plugins that are chained after an interface plugin.
 
 use serde_json::{Value, json};
 
 use super::{MACS, config, mac, mtu, of_all, of_protocol};
 use crate::cases::{Key, Needs, Subject, key};
 
-/// The same behind an interface plugin.
+/// The configuration of a plugin that is chained after an interface plugin.
 fn chained(plugin: &str, keys: Value) -> Value {
     let mut all = config(plugin, keys);
     all["prevResult"] = json!({

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! IPAM plugins.
+//! The IPAM plugins.
 
 use serde_json::json;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The plugins: a configuration that works, and the keys. Here those that make or move links.
+//! The subjects: for each plugin a configuration that works, and the keys. This file has the plugins that make or move
+//! links.
 
 mod chained;
 mod ipam;
@@ -25,7 +26,7 @@ fn host_local_ipam() -> Value {
     })
 }
 
-/// For links that not every kernel has: what is refused is compared, and nothing is made.
+/// For kinds of links that not every kernel supports. Only refusals are compared, and no link is made.
 fn no_ipam() -> Value {
     json!({"type": "none"})
 }
@@ -41,7 +42,7 @@ fn static_ipam() -> Value {
     })
 }
 
-/// The keys that the protocol reads, for all plugins in the same way.
+/// The keys that the protocol itself reads, in the same way for all plugins.
 fn of_protocol() -> Vec<Key> {
     vec![
         key(
@@ -166,7 +167,7 @@ pub(crate) fn bridge() -> Subject {
     }
 }
 
-/// The keys of routes, as host-local and static have them.
+/// The keys of routes that host-local and static have.
 fn of_routes() -> Vec<Key> {
     vec![
         key(
@@ -189,7 +190,7 @@ fn of_routes() -> Vec<Key> {
     ]
 }
 
-/// Not every kernel's bridges know VLANs: no link is made.
+/// The bridges of some kernels do not support VLANs, so no link is made.
 pub(crate) fn bridge_vlan() -> Subject {
     Subject {
         plugin: "bridge",

@@ -76,7 +76,7 @@ impl Docker {
             .into_iter()
             .map(|key| settings[key].as_str().and_then(|ip| ip.parse().ok()).expect("an address"))
             .collect();
-        // The node would follow the link /var/run in its own root.
+        // On the node, the link /var/run would be followed in the node's own root.
         let path = settings["SandboxKey"].as_str().expect("a namespace").trim_start_matches("/var");
         let path = world.system.path(path);
         let space = world.system.space().namespace("guest", &path);
@@ -110,7 +110,7 @@ impl Engine for Docker {
         self.run_guest(world);
     }
 
-    /// Docker has no reload of its rules: the daemon starts again. The container runs on.
+    /// Docker cannot reload its rules, so the daemon is restarted while the container keeps running.
     fn reload(&mut self, world: &World) {
         self.end(world);
         self.run_daemon(world);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! firewalld with a bus of its own.
+//! firewalld with a separate bus.
 
 use slipway_tests::system::Daemon;
 use slipway_tests::{CommandOutput, SYSTEM_BUS};
@@ -21,7 +21,7 @@ cells! { "trixie-engines", "usr/sbin/firewalld", "firewalld of Debian trixie":
     };
 }
 
-/// StrictForwardPorts.
+/// The setting StrictForwardPorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strict {
     Yes,
@@ -67,11 +67,11 @@ impl Engine for Firewalld {
         }
         self.daemons.push(system.daemon("firewalld", &["firewalld", "--nofork", "--nopid"]));
         system.wait_for("firewalld", || firewall_cmd(world, "--state").code == Some(0));
-        // The port of the server outside is not the node's own.
+        // The port of the server outside is different from the node's own.
         done(world, "--zone=internal --change-interface=cni0");
     }
 
-    /// With another target of the pods' zone.
+    /// Reloads firewalld with another target for the pods' zone.
     fn reload(&mut self, world: &World) {
         done(world, "--permanent --zone=internal --add-interface=cni0");
         done(world, "--permanent --zone=internal --set-target=DROP");

@@ -20,12 +20,12 @@ const NETWORK: &str = "<network><name>default</name><forward mode='nat'><nat ipv
     <ip address='192.168.122.1' netmask='255.255.255.0'/>\
     <ip family='ipv6' address='fd00:122::1' prefix='64'/></network>";
 
-/// tc, which may fail to repair the checksums of DHCP: some kernels lack the action csum.
+/// A wrapper for tc in which repairing the checksums of DHCP may fail, because some kernels lack the action csum.
 const TC: &str = "#!/bin/busybox sh\n\
     tc-of-iproute2 \"$@\" && exit\ncase \"$*\" in *csum*) exit 0;; *) exit 1;; esac\n";
 
 struct Libvirt {
-    /// The versions in which it can be chosen: libvirt 10.4 and later.
+    /// The firewall backend, in versions that let users choose one (libvirt 10.4 and later).
     firewall: Option<&'static str>,
     daemon: Option<Daemon>,
     guest: Option<Guest>,
@@ -36,7 +36,7 @@ impl Libvirt {
         Self { firewall, daemon: None, guest: None }
     }
 
-    /// Links a namespace to the bridge as the guest.
+    /// Joins a namespace to the bridge, as the guest.
     fn link_guest(&mut self, world: &World) {
         let guest = world.node.pod("guest");
         world.node.cmd("ip link add vnet0 type veth peer name eth0 netns guest");
@@ -64,7 +64,7 @@ fn virsh(world: &World, words: &[&str]) {
 impl Engine for Libvirt {
     fn start(&mut self, world: &World) {
         let system = &world.system;
-        // Virtual machines are not part of this.
+        // Drivers for virtual machines are removed, because the test does not need them.
         let script = "cd /usr/lib/*/libvirt/connection-driver && for driver in *; do \
                       [ $driver = libvirt_driver_network.so ] || rm $driver; done";
         system.run(&[SHELL[0], SHELL[1], "-c", script]);
@@ -88,7 +88,7 @@ impl Engine for Libvirt {
         self.link_guest(world);
     }
 
-    /// libvirtd writes its rules again on SIGHUP.
+    /// Sends SIGHUP, after which libvirtd writes its rules again.
     fn reload(&mut self, world: &World) {
         let pid = world.system.read("/tmp/libvirtd.pid");
         world.system.run(&["/bin/busybox", "kill", "-s", "HUP", pid.trim()]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Engines that Debian packages, on a node with pods: with `backend: ebpf` each packet has the fate that it has with
-//! `backend: nftables`, before the engine starts, while it starts, reloads and stops, and after.
+//! Engines from Debian's packages, on a node with pods. With `backend: ebpf`, each packet must have the same fate as
+//! with `backend: nftables`: before the engine starts, while it starts, reloads and stops, and afterwards.
 
 mod docker;
 mod firewalld;
@@ -18,7 +18,7 @@ use slipway_tests::{Server, Space, slipway_only};
 
 use world::{Backend, Running, World};
 
-/// A test on the packages of a Debian suite, if they are there.
+/// Generates tests that use the packages of a Debian suite, and are skipped if those are missing.
 macro_rules! cells {
     ($suite:literal, $program:literal, $needed:literal: $($name:ident => $cell:expr;)*) => { $(
         #[test]
@@ -33,7 +33,7 @@ macro_rules! cells {
 }
 use cells;
 
-/// The moment of the engine's start.
+/// When the engine starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     BeforeAdd,
@@ -44,35 +44,35 @@ enum Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Chain {
     Plain,
-    /// With the plugin firewall, whose rules accept the pods' packets.
+    /// The network with the plugin firewall, whose rules accept the pods' packets.
     Firewall,
 }
 
-/// An engine that runs on the node.
+/// An engine that can run on the node.
 trait Engine {
-    /// Starts it, with a container of its own if it has some.
+    /// Starts the engine, and a container of the engine if it has one.
     fn start(&mut self, world: &World);
-    /// Has it write its rules again.
+    /// Makes the engine write its rules again.
     fn reload(&mut self, world: &World);
-    /// Stops it, with its containers.
+    /// Stops the engine and its container.
     fn stop(&mut self, world: &World);
-    /// Its container.
+    /// The engine's container, if any.
     fn guest(&self) -> Option<&Guest>;
 }
 
 /// A container of the engine, with servers for each protocol and family.
 struct Guest {
     space: Space,
-    /// Its addresses: IPv4, and IPv6 if it has one.
+    /// The container's addresses: IPv4, and IPv6 if it has one.
     ips: Vec<IpAddr>,
-    /// The port of the node that leads to it.
+    /// The port of the node that leads to the container.
     published: Option<u16>,
     _servers: Vec<Server>,
 }
 
 /// The port of the engine's container.
 const GUEST_PORT: u16 = 81;
-/// The port of the node that leads to it.
+/// The port of the node that leads to the engine's container.
 const GUEST_PUBLISHED: u16 = 8090;
 
 impl Guest {
@@ -82,14 +82,15 @@ impl Guest {
     }
 }
 
-/// podman's reload removes its bridge, with which the kernel forgets the flows that were masqueraded to it, and its rules for
-/// a moment: a segment that comes in this moment is reset by the node, with either backend.
+/// podman's reload removes the bridge for a moment, and with it the kernel forgets the flows that were masqueraded to
+/// it, and removes the rules as well. If a segment arrives at that moment, the node resets the connection, with either
+/// backend.
 const BY_CHANCE: &str = "reloaded: running pod to guest's port, tcp";
 
-/// The outcomes, by phase and path.
+/// The outcomes by phase and path.
 type Outcomes = BTreeMap<String, String>;
 
-/// Compares both backends in each order.
+/// Compares both backends, with the engine started before and after the ADD.
 fn equal<E: Engine>(packages: &Path, chain: Chain, make: impl Fn() -> E + Sync) {
     slipway_only!();
     let orders = [Order::BeforeAdd, Order::AfterAdd];

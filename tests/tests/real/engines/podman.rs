@@ -17,7 +17,7 @@ cells! { "trixie-engines", "usr/lib/podman/netavark", "netavark of Debian trixie
 }
 
 struct Podman {
-    /// netavark's.
+    /// The firewall driver of netavark.
     driver: &'static str,
     guest: Option<Guest>,
 }

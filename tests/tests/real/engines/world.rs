@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The node with its pods, the flows that run on it, and requests on every path.
+//! The node with its pods, flows that run on the node, and requests on every path.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,22 +18,23 @@ use slipway_tests::{
 
 use super::{Chain, GUEST_PORT, Guest};
 
-/// The published port, the port of the pods, and that of the server outside.
+/// The published port, the port of the pods, and the port of the server outside.
 const PORT: u16 = 8080;
 const OWN: u16 = 80;
 const FAR: u16 = 7000;
 
 /// The time limit of a request that may be dropped.
 const QUICK: Duration = Duration::from_millis(2000);
-/// A flow without a reply for this time has ended.
+/// A flow that gets no reply for this time counts as ended.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The time after a change until its outcome shows: running flows follow within a second, and a busy machine takes longer.
+/// How long it takes until the outcome of a change can be observed. Running flows follow within a second, but a busy
+/// machine takes longer.
 const SETTLED: Duration = Duration::from_secs(7);
-/// A loaded machine's engines need several of these times.
+/// How many of these times to wait at most, because engines on a loaded machine need several.
 const ROUNDS: usize = 8;
 /// The interval of requests on each flow.
 const PACE: Duration = Duration::from_millis(25);
-/// The requests on a new flow: enough that the BPF programs carry the last ones.
+/// The number of requests on a new flow, enough that the BPF programs carry the last ones.
 const REQUESTS: usize = 12;
 
 /// The backend of the pods' network.
@@ -43,7 +44,7 @@ pub(super) enum Backend {
     Ebpf,
 }
 
-/// A node with a host outside, and the programs of the engines.
+/// A node with an outside host and the programs of the engines.
 pub(super) struct World {
     pub(super) node: Node,
     pub(super) client: Host,
@@ -52,7 +53,7 @@ pub(super) struct World {
     _servers: Vec<Server>,
 }
 
-/// One pod with a published port, and another one.
+/// Two pods, one with a published port.
 pub(super) struct Pods {
     web: Pod,
     other: Pod,
@@ -60,7 +61,7 @@ pub(super) struct Pods {
     _servers: Vec<Server>,
 }
 
-/// Servers of both protocols at each address.
+/// Starts servers for both protocols at each address.
 pub(super) fn serve(space: &Space, ips: &[IpAddr], port: u16, who: &str) -> Vec<Server> {
     let all = ips.iter().flat_map(|ip| Proto::ALL.map(|proto| (SocketAddr::new(*ip, port), proto)));
     all.map(|(at, proto)| space.serve(proto, &at.to_string(), who)).collect()
@@ -111,7 +112,7 @@ impl World {
         Pods { web, other, web_ips, _servers: servers }
     }
 
-    /// Waits until no engine writes rules, and changes show.
+    /// Waits until no engine writes rules any more, and changes can be observed.
     pub(super) fn settle(&self) {
         let rules = || self.node.cmd("nft --stateless list ruleset");
         let mut before = rules();
@@ -131,7 +132,7 @@ impl World {
         self.node.counted("carried_packets")
     }
 
-    /// Sends requests on all paths, each on a new flow.
+    /// Sends requests on all paths, each on a new flow, and returns the outcomes.
     pub(super) fn probe(&self, pods: &Pods, guest: Option<&Guest>) -> BTreeMap<String, String> {
         let mut paths = Vec::new();
         for (index, ip) in self.node_ips().into_iter().enumerate() {
@@ -170,7 +171,7 @@ impl World {
     }
 }
 
-/// The outcome of requests on a new flow. Errors differ by moment: they are one.
+/// The outcome of requests on a new flow. All errors count as the same, because they depend on the moment.
 fn outcome(from: &Space, proto: Proto, to: SocketAddr) -> String {
     let Ok(mut flow) = from.dial(proto, None, to, within(QUICK)) else { return "no reply".to_owned() };
     let answers: Vec<_> = (0..REQUESTS).map_while(|_| flow.request().ok()).collect();
@@ -180,10 +181,10 @@ fn outcome(from: &Space, proto: Proto, to: SocketAddr) -> String {
     }
 }
 
-/// The time of the last reply on a flow; none after its end.
+/// When a flow got its last reply, or none after the flow's end.
 type Last = Arc<Mutex<Option<Instant>>>;
 
-/// Flows that run until this is dropped.
+/// Flows that run until the value is dropped.
 pub(super) struct Running {
     _stop: Stop,
     flows: Vec<(String, Last)>,
@@ -221,7 +222,7 @@ impl Running {
         Self { _stop: stop, flows }
     }
 
-    /// Each flow: it runs, or it has ended.
+    /// For each flow, whether it still runs or has ended.
     pub(super) fn alive(&self) -> BTreeMap<String, String> {
         let state = |last: &Last| match *last.lock().expect("not poisoned") {
             Some(at) if at.elapsed() < within(LIMIT) / 2 => "runs",

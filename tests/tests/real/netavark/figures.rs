@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! podman's containers with the driver, and with netavark's own bridge driver and its nftables rules, in one run.
-//! `SLIPWAY_BIN_DIR` names a folder with a release build and `SLIPWAY_RUNTIMES` that of the packages, as
+//! Compares podman's containers with our driver and with netavark's own bridge driver and its nftables rules, in one
+//! run. `SLIPWAY_BIN_DIR` names a folder with a release build, and `SLIPWAY_RUNTIMES` the folder with the packages, as
 //! `cargo xtask test --runtimes` leaves them:
 //! `cargo test --package slipway-tests --test real -- --ignored --nocapture figures`
 
@@ -17,13 +17,13 @@ use slipway_tests::{Space, at, patience};
 
 use super::World;
 
-/// The networks, each of another driver.
+/// The drivers, each of which has a network.
 const DRIVERS: [&str; 2] = ["slipway", "bridge"];
-/// Containers one after the other, with each driver.
+/// How many containers are started one after the other with each driver.
 const SINGLE: usize = 15;
-/// Containers at once.
+/// How many containers are started at once.
 const BURST: u16 = 50;
-/// The time of one measurement of packets, and their number.
+/// The duration of one measurement of packets, and the number of measurements.
 const PACKETS: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 21;
 
@@ -47,7 +47,7 @@ fn figures(suite: &str) {
         one_after_the_other(&world, suite);
         at_once(&world, suite);
     }
-    // A node each, as packets pass the rules of both.
+    // Each driver has a separate node, because on a common one packets would pass the rules of both.
     let worlds = DRIVERS.map(|driver| {
         let world = World::new(&packages).expect("the driver is under test");
         prepare(&world, driver);
@@ -60,12 +60,12 @@ fn prepare(world: &World, driver: &str) {
     let number = driver.len();
     let options = format!("--subnet 10.9{number}.0.0/24 --subnet fd00:9{number}::/64 --disable-dns");
     world.podman(&format!("network create --driver {driver} {options} {driver}-net"));
-    // The first container makes the tables.
+    // The first container creates the tables.
     world.run_web("first", &format!("--network {driver}-net --publish 8080:80"));
     world.podman("rm --force first");
 }
 
-/// From the start of `podman run` to the first reply, and `podman rm --force`; and what of it is neither's.
+/// Measures `podman run` until the first reply, and `podman rm --force`, and how long each takes without a driver.
 fn one_after_the_other(world: &World, suite: &str) {
     let mut times = [const { [const { Vec::new() }; 3] }; 3];
     for _ in 0..SINGLE {
@@ -95,7 +95,7 @@ fn one_after_the_other(world: &World, suite: &str) {
 }
 
 impl World {
-    /// Waits for the reply of a published port, without pauses.
+    /// Waits for a reply from a published port, retrying without pauses.
     fn answers(&self, port: u16) {
         let begin = Instant::now();
         while ask_once(&self.client, at(self.client.node_v4, port), Duration::from_millis(300)).is_err() {
@@ -110,7 +110,7 @@ fn median(all: &mut [Duration]) -> String {
         .map_or_else(|| "-".to_owned(), |middle| format!("{:.0}", middle.as_secs_f64() * 1e3))
 }
 
-/// A burst: all are started at once, until each has replied; then removed at once.
+/// Measures a burst: all containers are started at once, and when each has replied, all are removed at once.
 fn at_once(world: &World, suite: &str) {
     let group = world.system.cgroup();
     for round in 0..3 {
@@ -135,13 +135,13 @@ fn at_once(world: &World, suite: &str) {
     }
 }
 
-/// Throughput and connections per second through a published port, with few and with many ports of the node. Client,
-/// server and all that the kernel does for them share a processor, so that its time is what is compared. The drivers
-/// alternate, and so does which one is first.
+/// Measures the throughput and the connections per second through a published port, on a node with few and with many
+/// ports. The client, the server and the kernel's work for them share one processor, so that its time is compared. The
+/// drivers alternate, and so does the one that comes first.
 fn packets(worlds: &[World; DRIVERS.len()], suite: &str) {
     for ports in [1, 500] {
         for (world, driver) in worlds.iter().zip(DRIVERS) {
-            // Every other port: a range would be one rule. The measured ones are the last.
+            // Every other port is published, because a range would become a single rule. The measured ports come last.
             let mut publish = String::new();
             for port in 1..ports {
                 publish.push_str(&format!(" --publish {}:{}", 20_000 + 2 * port, 10_000 + port));
@@ -166,7 +166,7 @@ fn packets(worlds: &[World; DRIVERS.len()], suite: &str) {
             }
         }
         for ((driver, rates), streams) in DRIVERS.iter().zip(&mut rates).zip(&mut streams) {
-            // Quartiles.
+            // These are the quartiles.
             let [rate, stream] = [rates, streams].map(|all| {
                 all.sort_by(f64::total_cmp);
                 [1, 2, 3].map(|quarter| all[all.len() * quarter / 4])
@@ -181,7 +181,7 @@ fn packets(worlds: &[World; DRIVERS.len()], suite: &str) {
     }
 }
 
-/// Connections, each with a request and a reply of one byte, one after the other, per second.
+/// The number of connections per second, made one after the other, each with a request and a reply of one byte.
 fn connections(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
     let listener = inside.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 81)).expect("listen"));
     let until = Instant::now() + PACKETS;
@@ -206,7 +206,7 @@ fn connections(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
             stream.write_all(&byte).and_then(|()| stream.read_exact(&mut byte)).expect("a reply");
             count += 1.0;
         }
-        // The server ends with the first connection without a request.
+        // The server ends when a connection has no request.
         drop(connect());
         count
     });
@@ -214,7 +214,7 @@ fn connections(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
     count / PACKETS.as_secs_f64()
 }
 
-/// Bits per second of one connection from the client, in 10^9.
+/// The throughput of one connection from the client, in 10^9 bits per second.
 fn stream(inside: &Space, client: &Space, to: SocketAddr) -> f64 {
     let listener = inside.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 82)).expect("listen"));
     let server = thread::spawn(move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! From a network of netavark's own driver to one of ours.
+//! Moves containers from a network of netavark's own driver to one of ours.
 
 use std::path::Path;
 
@@ -15,7 +15,8 @@ super::on! {
     experimental: running_and_restarted;
 }
 
-/// A running container moves to another network; a stopped one finds its network's driver changed when it starts again.
+/// A running container moves to another network. A stopped one finds that the driver of its network has changed when it
+/// starts again.
 fn running_and_restarted(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let World { node, client, system } = &world;
@@ -26,7 +27,7 @@ fn running_and_restarted(packages: &Path) {
     world.run_web("web", "--network old --publish 8080:80");
     expect(client, (client.node_v4, 8080), "web");
     let pid = world.podman("inspect --format {{.State.Pid}} web");
-    // While it runs.
+    // The first container moves while it is running.
     world.podman("network connect blue web");
     assert!(ask_once(client, at(client.node_v4, 8080), patience()).is_ok());
     world.podman("network disconnect old web");
@@ -37,7 +38,7 @@ fn running_and_restarted(packages: &Path) {
     assert!(node.slipway("ports").contains("blue"));
     world.podman("rm --force web");
     world.closed(8080);
-    // The same network, name and addresses: with a restart.
+    // The second one keeps its network, name and addresses, and is restarted.
     world.run_web("web", "--network old --ip 10.91.0.7 --publish 8080:80");
     world.podman("stop web");
     let path = "/etc/containers/networks/old.json";

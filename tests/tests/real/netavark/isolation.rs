@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Networks that are kept apart from each other, with netavark's own bridge driver as the control: what its networks with the
-//! same options do, ours do.
+//! Networks that are isolated from each other. The control is netavark's own bridge driver: our networks must behave
+//! like its networks with the same options.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -26,7 +26,7 @@ const OPTIONS: [(&str, &str); 4] = [
     ("yes", "--opt isolate=true"),
     ("strict", "--opt isolate=strict"),
 ];
-/// The place of the newest netavark in a system.
+/// Where a system has the newest netavark.
 const NEWEST: &str = "/opt/netavark";
 
 #[test]
@@ -61,13 +61,14 @@ fn networks_are_kept_apart(packages: &Path) {
     matrix(&world);
 }
 
-/// A container of a network, and its addresses.
+/// A container in a network, and the container's addresses.
 struct Member {
     name: String,
     addresses: [IpAddr; 2],
 }
 
-/// Compares which network reaches which, directly and by published ports, in both families, and strict or not.
+/// Compares which networks reach each other, directly and through published ports, in both families, and with strict
+/// isolation or without.
 fn matrix(world: &World) {
     let drivers = ["slipway", "bridge"];
     let all = drivers.map(|driver| members(world, driver));
@@ -88,7 +89,7 @@ fn matrix(world: &World) {
             tried += 1;
             passed += usize::from(our);
         }
-        // What is published is open to all. netavark before 2.1 closes it to isolated networks.
+        // Published ports are open to all. netavark before 2.1 closes them to isolated networks.
         for node in [IpAddr::from(world.client.node_v4), world.client.node_v6.into()] {
             assert!(
                 answers(world, &ours[from], at(node, port("slipway", to))),
@@ -115,7 +116,7 @@ fn port(driver: &str, at: usize) -> u16 {
     first + u16::try_from(at).expect("a small number")
 }
 
-/// Makes the networks of a driver, and a container in each.
+/// Creates the networks of a driver, with a container in each.
 fn members(world: &World, driver: &str) -> Vec<Member> {
     let tens = if driver == "slipway" { 10 } else { 20 };
     OPTIONS
@@ -140,8 +141,8 @@ fn answers(world: &World, from: &Member, to: std::net::SocketAddr) -> bool {
     ask_once(&world.inside(&from.name), to, Duration::from_millis(700)).is_ok()
 }
 
-/// Who follows the page and changes `bridge` to `slipway` in a network's file opens nothing that was closed. A network of an
-/// earlier version stays open, and `check-node` names it.
+/// A user who follows the documentation and changes `bridge` to `slipway` in a network's file opens nothing that was
+/// closed. A network created by an earlier version stays open, and `check-node` reports it.
 fn a_changed_driver_opens_nothing(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let system = &world.system;
@@ -165,7 +166,7 @@ fn a_changed_driver_opens_nothing(packages: &Path) {
     }
     world.open(8010, "one");
     world.open(8011, "two");
-    // As an earlier version stored it.
+    // This is how an earlier version stored the network.
     let blue = "/etc/containers/networks/blue.json";
     let text = system.read(blue);
     assert_eq!(world.network("blue")["options"]["isolate"], "strict", "{text}");
@@ -182,7 +183,7 @@ fn a_changed_driver_opens_nothing(packages: &Path) {
     world.podman("rm --force --time 0 one two blue open");
 }
 
-/// The namespace's path is taken away, as by a crash: podman forgets the container, whatever netavark does.
+/// The namespace's path is removed, as after a crash, and podman forgets the container whatever netavark does.
 fn a_container_whose_namespace_is_gone(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let system = &world.system;

@@ -14,8 +14,8 @@ super::on! {
     experimental: a_fixed_address;
 }
 
-/// podman 6.1 does not free an address that it was asked for before it asks for it again. Netavark's own driver is the control:
-/// what a reload does with it, it does with ours.
+/// podman 6.1 requests a fixed address again before it has freed it. netavark's own driver is the control: a reload
+/// must have the same outcome with ours.
 fn a_fixed_address(packages: &Path) {
     let Some(world) = World::new(packages) else { return };
     let outcomes = [("bridge", 120), ("slipway", 121)].map(|(driver, number)| {
