@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Checks of addresses of containers and routers.
+//! Checks addresses of containers and routers.
 //!
-//! An address that the node accepts as its own, or as a broadcast, must not become a container's: a published
-//! port would lead to the node itself, past the filters for its ports.
+//! A container must not get an address that the node accepts as its own, or as a broadcast. A port published for such a
+//! container would lead to the node itself, and bypass the filters for the node's ports.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,12 +12,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{AddResult, CniError};
 
-/// Networks that have no addresses for containers, with their names.
+/// Networks that contain no addresses for containers, with their names.
 pub const UNUSABLE_NETWORKS: [(IpNet, &str); 7] = [
     (v4([0, 0, 0, 0], 8), "unspecified"),
     (v4([127, 0, 0, 0], 8), "loopback"),
     (v4([224, 0, 0, 0], 4), "multicast"),
-    // With `::` and `::1` (RFC 4291, section 2.5.5.1).
+    // This network includes `::` and `::1` (RFC 4291, section 2.5.5.1).
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 96), "IPv4-compatible"),
     (v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96), "IPv4-mapped"),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), "link-local"),
@@ -43,39 +43,39 @@ pub fn overlap(one: &IpNet, other: &IpNet) -> bool {
 /// An address that no container or router can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// A container's address.
+    /// The address is given to a container.
     #[error("no container can have address {0}: {1}")]
     Container(IpNet, Unusable),
-    /// A router's address.
+    /// The address is given as a router's.
     #[error("no router can have address {0}: {1}")]
     Router(IpAddr, Unusable),
 }
 
 impl From<AddressError> for CniError {
-    /// Code 7, whichever plugin the address came from.
+    /// Converts to code 7, whichever plugin the address came from.
     fn from(error: AddressError) -> Self {
         Self::config(error.to_string())
     }
 }
 
-/// The reason why no host can have an address.
+/// Why no host can have an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
-    /// 0.0.0.0/8, `::`.
+    /// The address is in 0.0.0.0/8, or is `::`.
     Unspecified,
-    /// 127.0.0.0/8, `::1`.
+    /// The address is in 127.0.0.0/8, or is `::1`.
     Loopback,
-    /// 224.0.0.0/4, `ff00::/8`.
+    /// The address is in 224.0.0.0/4 or `ff00::/8`.
     Multicast,
-    /// 255.255.255.255.
+    /// The address is 255.255.255.255.
     LimitedBroadcast,
-    /// `::ffff:0:0/96`, and the deprecated `::/96` (RFC 4291, section 2.5.5).
+    /// The address is in `::ffff:0:0/96`, or in the deprecated `::/96` (RFC 4291, section 2.5.5).
     Embedded,
-    /// A prefix length of 0.
+    /// The prefix length is 0.
     NoPrefix,
-    /// The first address of its subnet.
+    /// The address is the first one of its subnet.
     Network,
-    /// The last address of its IPv4 subnet.
+    /// The address is the last one of its IPv4 subnet.
     SubnetBroadcast,
 }
 
@@ -94,15 +94,15 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Checks a container's address, with the length of its subnet's prefix.
+/// Checks a container's address, given with the prefix length of its subnet.
 ///
-/// The first address of a subnet is a broadcast for kernels before Linux 5.14 (IPv4), and the anycast address
-/// of all routers (IPv6, RFC 4291, section 2.6.1); the last one is the broadcast in IPv4. A node in the
-/// subnet accepts packets to either as its own. Subnets of one or two addresses have neither (RFC 3021, RFC
-/// 6164).
+/// The first address of an IPv4 subnet is a broadcast address for kernels before Linux 5.14, and that of an IPv6 subnet
+/// is the anycast address of all routers (RFC 4291, section 2.6.1). The last address of an IPv4 subnet is the broadcast
+/// address. A node in the subnet accepts packets to these addresses as its own. Subnets of one or two addresses have no
+/// such addresses (RFC 3021, RFC 6164).
 ///
 /// # Errors
-/// [`AddressError::Container`] if no container can have it.
+/// [`AddressError::Container`] if no container can have the address.
 pub fn check_container(net: IpNet) -> Result<(), AddressError> {
     let host_bits = net.max_prefix_len() - net.prefix_len();
     let of_subnet = || match net.addr() {
@@ -118,10 +118,10 @@ pub fn check_container(net: IpNet) -> Result<(), AddressError> {
     }
 }
 
-/// Checks a next hop. The unspecified address means none, and is accepted.
+/// Checks a next hop. The unspecified address means that there is none, and is accepted.
 ///
 /// # Errors
-/// [`AddressError::Router`] if no router can have it.
+/// [`AddressError::Router`] if no router can have the address.
 pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
     match reason(address) {
         Some(reason) if !address.is_unspecified() => Err(AddressError::Router(address, reason)),
@@ -129,8 +129,8 @@ pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
     }
 }
 
-/// The reason why no host of any subnet can have an address. Link-local addresses, those of 240.0.0.0/4 and
-/// those for documentation are in use.
+/// Why no host can have an address, in whatever subnet. Link-local addresses, those in 240.0.0.0/4 and those for
+/// documentation are accepted, because they are in use.
 fn reason(address: IpAddr) -> Option<Unusable> {
     match address {
         IpAddr::V4(Ipv4Addr::BROADCAST) => Some(Unusable::LimitedBroadcast),
@@ -149,7 +149,7 @@ impl AddResult {
     /// Checks all addresses and gateways.
     ///
     /// # Errors
-    /// [`AddressError`] for the first unusable one.
+    /// [`AddressError`] for the first address that cannot be used.
     pub fn check_addresses(&self) -> Result<(), AddressError> {
         self.ips.iter().try_for_each(|ip| {
             check_container(ip.address)?;
@@ -245,7 +245,7 @@ mod tests {
     proptest! {
         #[test]
         fn only_the_ends_of_a_subnet_are_refused(bits: u32, length in 8_u8..=30, host: u32) {
-            // A subnet of 10.0.0.0/8, and one of its addresses.
+            // A subnet within 10.0.0.0/8, and one of its addresses.
             let address = Ipv4Addr::from(bits & 0x00ff_ffff | 0x0a00_0000);
             let net = ipnet::Ipv4Net::new(address, length).unwrap().trunc();
             let size = 1_u32 << (32 - length);

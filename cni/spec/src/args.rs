@@ -2,19 +2,19 @@
 
 //! `CNI_ARGS`: extra arguments as `KEY=VALUE;KEY=VALUE`.
 //!
-//! The rules are those of the reference (`LoadArgs`): every part splits at `=` into exactly two, so that an
-//! empty part (a semicolon at the end) and a value with `=` are errors; keys are case-sensitive; an unknown
-//! key is an error unless `IgnoreUnknown` is true anywhere in the arguments.
+//! The rules are those of the reference (`LoadArgs`). Every part must split at `=` into exactly two, so an empty part
+//! (after a semicolon at the end) and a value that contains `=` are errors. Keys are case-sensitive. An unknown key is
+//! an error unless `IgnoreUnknown` is true anywhere in the arguments.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use crate::{CniError, ErrorCode, text};
 
-/// The key that every plugin knows: accepts unknown keys.
+/// The key that every plugin knows. If it is true, unknown keys are accepted.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// The known arguments of a `CNI_ARGS`.
+/// The arguments in `CNI_ARGS` that the plugin knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     pairs: Vec<(String, String)>,
@@ -23,18 +23,18 @@ pub struct Args {
 /// Invalid `CNI_ARGS`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
-    /// A part that does not split at `=` into exactly two.
+    /// A part does not split at `=` into exactly two.
     #[error("ARGS: invalid pair {}", text::quote(.0))]
     Pair(String),
-    /// Unknown keys.
+    /// Keys are unknown.
     #[error("ARGS: unknown args {}", text::quote_all(.0))]
     Unknown(Vec<String>),
-    /// An invalid value of a known key.
+    /// The value of a known key is invalid.
     #[error("ARGS: error parsing value of pair {}: {message}", text::quote(pair))]
     Value {
-        /// Key and value.
+        /// The key and the value.
         pair: String,
-        /// The reason.
+        /// Why the value is invalid.
         message: String,
     },
 }
@@ -69,16 +69,16 @@ impl Args {
         if unknown.is_empty() || ignore { Ok(args) } else { Err(ArgsError::Unknown(unknown)) }
     }
 
-    /// The value of a key; the last of several.
+    /// The value of a key. If the key occurs several times, the last value counts.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.pairs.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }
 
-    /// The value of a key, parsed.
+    /// The parsed value of a key.
     ///
     /// # Errors
-    /// [`ArgsError::Value`] with the pair and the error of parsing.
+    /// [`ArgsError::Value`] with the pair and the parser's error.
     pub fn value<T: FromStr<Err: Display>>(&self, key: &str) -> Result<Option<T>, ArgsError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.parse().map(Some).map_err(|e: T::Err| self.bad_value(key, e.to_string()))
@@ -92,7 +92,7 @@ impl Args {
     }
 }
 
-/// `1`, `true`, `0`, `false` in any case.
+/// Parses `1`, `true`, `0` or `false`, in any case.
 fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Some(true),
@@ -102,7 +102,7 @@ fn boolean(text: &str) -> Option<bool> {
 }
 
 impl From<ArgsError> for CniError {
-    /// Code 4: the arguments come with the environment.
+    /// Converts to code 4, because the arguments are part of the environment.
     fn from(error: ArgsError) -> Self {
         Self::new(ErrorCode::InvalidEnvironment, error.to_string())
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Attachments: the owners of all that plugins create.
+//! Attachments, which own everything that plugins create.
 
 use std::fmt;
 
-/// A container's attachment to a network: the owner of every link, reservation, map element, route and rule
-/// that the plugins create.
+/// A container's attachment to a network. It owns every link, reservation, map element, route and rule that the plugins
+/// create.
 ///
-/// The specification identifies an attachment by network name, `CNI_CONTAINERID` and `CNI_IFNAME`; see
-/// "Attachment" in the CNI specification 1.1.0. All three have been checked against its rules, so that they
-/// can be part of a file name or a comment.
+/// The specification identifies an attachment by the network name, `CNI_CONTAINERID` and `CNI_IFNAME` ("Attachment" in
+/// the CNI specification 1.1.0). All three have been checked against the specification's rules, so they can be part of
+/// a file name or a comment.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Attachment {
     network: String,
@@ -44,8 +44,7 @@ pub enum AttachmentError {
     /// The interface name contains a slash, a colon or white space.
     #[error("interface name contains / or : or whitespace characters: {0:?}")]
     IfnameCharacters(String),
-    /// The interface name contains a percent sign: the kernel would replace a pattern such as `eth%d` by a
-    /// free name.
+    /// The interface name contains a percent sign. The kernel would replace a pattern such as `eth%d` by a free name.
     #[error("interface name contains %: {0:?}")]
     IfnamePattern(String),
     /// The name of a link is longer than the 127 bytes of the kernel's `ALTIFNAMSIZ`, or contains a NUL.
@@ -54,7 +53,7 @@ pub enum AttachmentError {
 }
 
 impl Attachment {
-    /// Checks the three names by the specification's rules.
+    /// Checks the three names against the specification's rules.
     ///
     /// # Errors
     /// [`AttachmentError`] for the first invalid name.
@@ -140,8 +139,8 @@ pub fn check_ifname(name: &str) -> Result<(), AttachmentError> {
     }
 }
 
-/// Checks a name by which a link is looked up: its own, or an alternative one, which may be longer (Linux
-/// 5.5; `ip link property add dev LINK altname NAME`).
+/// Checks a name by which a link is looked up, which is either the link's own or an alternative one. Alternative names
+/// may be longer (Linux 5.5; `ip link property add dev LINK altname NAME`).
 ///
 /// # Errors
 /// [`AttachmentError`] with the rule that the name violates.

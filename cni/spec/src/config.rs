@@ -9,24 +9,25 @@ use serde_json::{Map, Value};
 use crate::field::json_error;
 use crate::{AddResult, Attachment, CniError, Declared, ErrorCode, Version, check_network, fold, text};
 
-/// A plugin's network configuration: the keys that every plugin needs, decoded, and the original for the
-/// plugin's own keys and for delegates.
+/// A plugin's network configuration: the decoded keys that every plugin needs, and the original object for the plugin's
+/// own keys and for delegates.
 #[derive(Debug, Clone)]
 pub struct NetConf {
-    /// `cniVersion`; 0.1.0 if missing or empty.
+    /// The version in `cniVersion`, or 0.1.0 if that is missing or empty.
     pub version: Version,
-    /// `name`, checked.
+    /// The network's name in `name`, which has been checked.
     pub name: String,
-    /// `type`.
+    /// The plugin's name in `type`.
     pub plugin: String,
-    /// `ipam.type`; empty without IPAM.
+    /// The IPAM plugin's name in `ipam.type`, empty without IPAM.
     pub ipam: String,
-    /// `prevResult`, decoded and converted.
+    /// The previous result in `prevResult`, decoded and converted.
     pub prev_result: Option<AddResult>,
-    /// `cni.dev/valid-attachments` (or the older `cni.dev/attachments`) of a GC. None: the key is missing,
-    /// and nothing may be removed. An empty list, or null: no attachment is valid.
+    /// The attachments that a GC must keep, from `cni.dev/valid-attachments` or the older `cni.dev/attachments`. None
+    /// if the key is missing, in which case nothing may be removed. Empty if no attachment is valid, also if the value
+    /// is null.
     pub valid_attachments: Option<Vec<Attachment>>,
-    /// The whole object, with unknown keys.
+    /// The whole object, including unknown keys.
     pub raw: Map<String, Value>,
     /// The original bytes, for delegates.
     pub bytes: Vec<u8>,
@@ -36,8 +37,8 @@ impl NetConf {
     /// Decodes a configuration for ADD.
     ///
     /// # Errors
-    /// Code 6 if it is not JSON, or the version is not a string; code 7 if the name is invalid or a value
-    /// does not fit; code 1 for a version that was never published.
+    /// Code 6 if the bytes are not JSON or the version is not a string; code 7 if the name is invalid or a value does
+    /// not fit; code 1 for a version that was never published.
     pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, CniError> {
         let draft = Draft::parse(bytes)?;
         let declared = draft.version()?;
@@ -45,8 +46,8 @@ impl NetConf {
         draft.finish(version, Purpose::Setup)
     }
 
-    /// Decodes the plugin's own keys. They match in any case, as in Go's decoder: containerd sends
-    /// `HostPort`. An exact match has precedence, and null leaves the default.
+    /// Decodes the plugin's own keys. They match in any case, as in Go's decoder, because containerd sends `HostPort`.
+    /// An exact match takes precedence, and null leaves the default.
     ///
     /// # Errors
     /// Code 7 with the key and the reason if a value does not fit.
@@ -58,16 +59,17 @@ impl NetConf {
 /// The command for which a configuration is decoded, which decides what must be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// ADD and CHECK: everything.
+    /// ADD and CHECK, for which everything must be valid.
     Setup,
-    /// DEL: an invalid `prevResult` or list of attachments is dropped, as it must not prevent the removal.
+    /// DEL, for which an invalid `prevResult` or list of attachments is dropped, because it must not prevent the
+    /// removal.
     Removal,
-    /// GC and STATUS: the list of attachments; an invalid `prevResult` is dropped.
+    /// GC and STATUS, for which the list of attachments must be valid. An invalid `prevResult` is dropped.
     Node,
 }
 
-/// A configuration with only its JSON and name checked: the version must be negotiated before the rest is
-/// decoded.
+/// A configuration of which only the JSON and the name have been checked, because the version must be negotiated before
+/// the rest is decoded.
 #[derive(Debug, Clone)]
 pub struct Draft {
     name: String,
@@ -94,7 +96,7 @@ struct Ipam {
     r#type: String,
 }
 
-/// An element of `cni.dev/valid-attachments`, specification 1.1.0, section "GC".
+/// An element of `cni.dev/valid-attachments` (specification 1.1.0, section "GC").
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ValidAttachment {
@@ -107,7 +109,7 @@ impl Draft {
     /// Decodes the JSON and checks the name.
     ///
     /// # Errors
-    /// Code 6 if it is not a JSON object; code 7 if the name is missing or invalid.
+    /// Code 6 if the bytes are not a JSON object; code 7 if the name is missing or invalid.
     pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, CniError> {
         let bytes = bytes.into();
         let decode = |e: &dyn std::fmt::Display| {
@@ -121,10 +123,10 @@ impl Draft {
         Ok(Self { name, raw, bytes })
     }
 
-    /// `cniVersion`; 0.1.0 if it is missing or empty.
+    /// The version in `cniVersion`, or 0.1.0 if that is missing or empty.
     ///
     /// # Errors
-    /// Code 6 if it is not a string.
+    /// Code 6 if the value is not a string.
     pub fn version(&self) -> Result<Declared, CniError> {
         match fold::get(&self.raw, "cniVersion") {
             None | Some(Value::Null) => Ok(Declared::new("")),
@@ -136,7 +138,7 @@ impl Draft {
         }
     }
 
-    /// Decodes the rest, by the rules of a version that the plugin supports.
+    /// Decodes the rest by the rules of a version that the plugin supports.
     ///
     /// # Errors
     /// Code 7 if a value that matters for `purpose` does not fit.
@@ -163,8 +165,8 @@ impl Draft {
         })
     }
 
-    /// Decodes `prevResult`. Without a `cniVersion` of its own it has the configuration's; one of another
-    /// form is an error.
+    /// Decodes `prevResult`. If it has no `cniVersion` of its own, the configuration's applies. A version whose results
+    /// have another form is an error.
     fn prev_result(&self, version: Version) -> Result<Option<AddResult>, CniError> {
         let failed = |e: String| CniError::config(format!("could not parse prevResult: {e}"));
         match fold::get(&self.raw, "prevResult") {
@@ -191,7 +193,7 @@ impl Draft {
     }
 }
 
-/// Code 1: the plugin does not support the configuration's version.
+/// The error with code 1: the plugin does not support the configuration's version.
 #[must_use]
 pub fn incompatible(declared: &Declared, supported: &[Version]) -> CniError {
     let config = text::quote(declared.as_str());

@@ -28,18 +28,18 @@ pub enum ErrorCode {
     InvalidNetns,
     /// 11: a transient condition; the runtime should try again.
     TryAgainLater,
-    /// 50: the plugin is not available: it cannot serve ADD.
+    /// 50: the plugin is not available, so it cannot serve ADD.
     NotAvailable,
-    /// 51: not available, and existing containers may have limited connectivity.
+    /// 51: the plugin is not available, and existing containers may have limited connectivity.
     LimitedConnectivity,
-    /// 999: any other error, as the reference reports plain errors.
+    /// 999: any other error, as the reference plugins report errors without a code.
     Internal,
-    /// Any other code, plugin specific from 100 on.
+    /// Any other code. From 100 on, codes are specific to a plugin.
     Other(u32),
 }
 
 impl ErrorCode {
-    /// The number in the JSON error.
+    /// The code's number in the JSON error.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -92,21 +92,21 @@ impl<'de> Deserialize<'de> for ErrorCode {
     }
 }
 
-/// An error as a plugin prints it: code, message, details.
+/// An error as a plugin prints it, with code, message and details.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
 pub struct CniError {
-    /// Kind of the error.
+    /// The kind of error.
     pub code: ErrorCode,
     /// The failure, in one line.
     pub msg: String,
-    /// Further details; left out if empty.
+    /// Further details, omitted from the output if empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
 
 impl CniError {
-    /// An error without details.
+    /// Creates an error without details.
     pub fn new(code: ErrorCode, msg: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: String::new() }
     }
@@ -118,12 +118,12 @@ impl CniError {
         self
     }
 
-    /// Code 7: the configuration is invalid.
+    /// Creates an error with code 7: the configuration is invalid.
     pub fn config(msg: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidConfig, msg)
     }
 
-    /// Code 999: any other error.
+    /// Creates an error with code 999, for errors that have no other code.
     pub fn internal(msg: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, msg)
     }
@@ -134,7 +134,7 @@ impl CniError {
         text::pretty(self)
     }
 
-    /// Decodes an error that a plugin printed. Missing keys are empty; a missing code is 0.
+    /// Decodes an error that a plugin has printed. Missing keys are decoded as empty, and a missing code as 0.
     ///
     /// # Errors
     /// [`ParseError`] if the bytes are not a JSON object, or a value does not fit its key.
@@ -165,8 +165,8 @@ pub enum ParseError {
 }
 
 impl From<AttachmentError> for CniError {
-    /// Converts with the codes and messages of the reference: 7 for the network's name, which comes with the
-    /// configuration, 4 for names that come with the environment.
+    /// Converts with the codes and messages of the reference: 7 for the network's name, which is part of the
+    /// configuration, and 4 for names that are part of the environment.
     fn from(error: AttachmentError) -> Self {
         use AttachmentError as E;
         let ifname = |name: String| format!("CNI_IFNAME is {}", text::quote(&name));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! How single fields of documents are decoded and encoded, for serde's attributes, and the text of decoding errors.
+//! Decodes and encodes single fields of documents, for serde's attributes, and has the text of decoding errors.
 
 use std::net::IpAddr;
 
@@ -9,14 +9,13 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::text::parse_canonical_net;
 
-/// Decodes an address with its prefix length. An IPv4-mapped one becomes the IPv4 address, as in the
-/// reference.
+/// Decodes an address with its prefix length. An IPv4-mapped address becomes the IPv4 address, as in the reference.
 pub(crate) fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_canonical_net(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
 }
 
-/// Decodes an optional address: the empty string is none, as in the reference.
+/// Decodes an optional address. The empty string means none, as in the reference.
 pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
@@ -27,12 +26,12 @@ pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(Some(address.to_canonical()))
 }
 
-/// True for 0, which is left out of the output.
+/// True for 0, which is omitted from the output.
 pub(crate) fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// The message of a JSON error; for the most frequent one in the reference's words.
+/// The message of a JSON error. The most frequent one has the wording of the reference.
 pub(crate) fn json_error(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Decoding JSON as the reference's decoder (Go's encoding/json) does, on top of serde.
+//! Decodes JSON like the reference's decoder (Go's encoding/json), on top of serde.
 //!
-//! Configurations for the reference plugins depend on three of its properties:
+//! Configurations for the reference plugins depend on three properties of that decoder:
 //!
 //! * the keys of an object match the fields of a struct without regard to ASCII case (containerd
 //!   sends `HostPort` where the specification has `hostPort`);
@@ -36,7 +36,7 @@ pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, FoldError> {
     T::deserialize(Fold(value))
 }
 
-/// Looks up a key: the exact one, else the last that differs only in case. A `null` is returned as such.
+/// Looks up a key: the exact one, or otherwise the last one that differs only in case. A `null` is returned as such.
 #[must_use]
 pub fn get<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     map.get(key).or_else(|| map.iter().rev().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v))
@@ -45,7 +45,7 @@ pub fn get<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
 /// A value that cannot be decoded, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoldError {
-    /// Keys and indices from the outermost, as spelled in the document; empty at the top.
+    /// Keys and indices from the outermost one, as spelled in the document. Empty for the document itself.
     path: String,
     message: String,
     /// True if the message contains the value.
@@ -53,7 +53,7 @@ pub struct FoldError {
 }
 
 impl FoldError {
-    /// The path of the value, `a.b[0].c`; empty for the document itself.
+    /// The path of the value, such as `a.b[0].c`. Empty for the document itself.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
@@ -77,7 +77,7 @@ impl FoldError {
         self.under(&format!("[{index}]"))
     }
 
-    /// Adds the value to a message that lacks it, such as that of std's address parser.
+    /// Adds the value to a message that does not show it, such as that of std's address parser.
     fn about(mut self, value: &Value) -> Self {
         let scalar = matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
         if scalar && !self.shows_value {
@@ -88,7 +88,7 @@ impl FoldError {
     }
 }
 
-/// A value as JSON, cut to a length for messages.
+/// A value as JSON, shortened for messages.
 fn shortened(value: &Value) -> String {
     const LONGEST: usize = 120;
     let text = value.to_string();
@@ -162,7 +162,7 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Numbers, strings and booleans: `null` is the zero value, as Go decodes it in a list or map.
+/// Numbers, strings and booleans, for which `null` means the zero value, as in Go if it is in a list or map.
 macro_rules! scalars {
     ($($method:ident => $zero:expr,)*) => {$(
         fn $method<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FoldError> {
@@ -268,8 +268,8 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FoldError> {
-        // No configuration key of the specification is an enum with data: serde_json's decoding of
-        // `"variant"` and `{"variant": data}` is enough.
+        // No configuration key of the specification is an enum with data, so serde_json's decoding of `"variant"` and
+        // `{"variant": data}` is sufficient.
         self.0.deserialize_enum(name, variants, visitor).map_err(<FoldError as de::Error>::custom)
     }
 
@@ -283,7 +283,7 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
     }
 }
 
-/// The same deserializer for an object without its [`Value`].
+/// The same deserializer for an object that is not in a [`Value`].
 struct FoldMap<'a>(&'a Map<String, Value>);
 
 impl<'a> de::Deserializer<'a> for FoldMap<'a> {
@@ -321,10 +321,10 @@ impl<'a> de::Deserializer<'a> for FoldMap<'a> {
     }
 }
 
-/// An entry: the name that the struct (or map) knows, the document's key, the value.
+/// An entry: the name that the struct or map knows, the key in the document, and the value.
 type Entry<'a> = (&'a str, &'a str, &'a Value);
 
-/// The entries of an object, keys renamed to the fields that they match.
+/// The entries of an object, with keys renamed to the fields that they match.
 struct Entries<'a> {
     entries: std::vec::IntoIter<Entry<'a>>,
     current: Option<Entry<'a>>,
@@ -340,8 +340,8 @@ impl<'a> Entries<'a> {
         Self { entries: entries.into_iter(), current: None }
     }
 
-    /// One entry per field at most: the exact key, else the last. A `null` leaves its field at the default.
-    /// Unknown keys are passed on, for structs that count them.
+    /// At most one entry per field: the one with the exact key, or otherwise the last one. A `null` leaves its field at
+    /// the default. Unknown keys are passed on, for structs that count them.
     fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str]) -> Self {
         let mut entries: Vec<Entry<'a>> = Vec::with_capacity(map.len());
         for (key, value) in map {
@@ -390,7 +390,7 @@ impl<'a> de::MapAccess<'a> for Entries<'a> {
     }
 }
 
-/// The key of an object: a string, or a newtype of one.
+/// The key of an object, which is a string or a newtype of one.
 struct MapKey<'a>(de::value::BorrowedStrDeserializer<'a, FoldError>);
 
 impl<'a> de::Deserializer<'a> for MapKey<'a> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The CNI specification as plain data: configurations, results, errors, arguments. Does no input or output.
+//! The CNI specification as plain data: configurations, results, errors and arguments. The crate does no input or
+//! output.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -30,7 +31,7 @@ pub use runtime_config::{Bandwidth, IpRange, PortMapping, RuntimeConfig, Runtime
 pub use version::{Declared, Version, VersionError};
 pub use wire::ResultError;
 
-/// The example of the package's page.
+/// Tests the example in the package's README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Network configuration lists (`*.conflist`), without the files.
+//! Network configuration lists (`*.conflist`), independent of files.
 //!
-//! Error messages are those of the reference library (libcni).
+//! Error messages equal those of the reference library (libcni).
 
 use serde_json::{Map, Value};
 
 use crate::field::json_error;
 use crate::{AddResult, Declared, ResultError, Version, fold, text};
 
-/// A network: plugins that are called in order.
+/// A network configuration list, whose plugins are called in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetConfList {
-    /// `name`, not checked: libcni checks it when the network is used.
+    /// The network's name, which has not been checked, because libcni checks it only when the network is used.
     pub name: String,
-    /// The greatest version of `cniVersion` and `cniVersions` that this library supports; with `cniVersion`
-    /// only, as declared.
+    /// The greatest version in `cniVersion` and `cniVersions` that this library supports. If there is only
+    /// `cniVersion`, the version as declared.
     pub version: Declared,
-    /// CHECK succeeds without calling plugins.
+    /// True if CHECK must succeed without calling plugins.
     pub disable_check: bool,
-    /// GC succeeds without calling plugins.
+    /// True if GC must succeed without calling plugins.
     pub disable_gc: bool,
-    /// Plugins of the directory named after the network are ignored.
+    /// True if plugins in the directory named after the network are ignored.
     pub load_only_inlined_plugins: bool,
     /// The plugins' configurations, each with a `type`.
     pub plugins: Vec<Map<String, Value>>,
@@ -30,7 +30,7 @@ pub struct NetConfList {
 /// An invalid list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
-    /// Not a JSON object.
+    /// The bytes are not a JSON object.
     #[error("error parsing configuration list: {0}")]
     Json(String),
     /// `name` is missing.
@@ -48,27 +48,27 @@ pub enum ListError {
     /// An element of `cniVersions` is not a version.
     #[error("error parsing configuration list: invalid cniVersions entry {value} at index {index}: {reason}")]
     Versions {
-        /// The element.
+        /// The invalid element.
         value: String,
-        /// Its index.
+        /// The element's index.
         index: usize,
-        /// The reason.
+        /// Why the element is invalid.
         reason: String,
     },
     /// A switch is neither a boolean nor a string.
     #[error("error parsing configuration list: invalid type {found} for {key}")]
     SwitchType {
-        /// Its key.
+        /// The switch's key.
         key: &'static str,
-        /// Its type.
+        /// The type of the value.
         found: &'static str,
     },
     /// A switch is a string other than true and false.
     #[error("error parsing configuration list: invalid value {value} for {key}")]
     SwitchValue {
-        /// Its key.
+        /// The switch's key.
         key: &'static str,
-        /// Its value, quoted.
+        /// The value, quoted.
         value: String,
     },
     /// `loadOnlyInlinedPlugins` is true and `plugins` is missing.
@@ -85,15 +85,15 @@ pub enum ListError {
         "error parsing configuration list: failed to parse plugin config {index}: error parsing configuration: {reason}"
     )]
     Plugin {
-        /// Its index.
+        /// The element's index.
         index: usize,
-        /// The reason.
+        /// Why the element is invalid.
         reason: String,
     },
 }
 
 impl NetConfList {
-    /// Decodes a list. Its own keys are case-sensitive, as for libcni, which decodes them into a map.
+    /// Decodes a list. The list's own keys are case-sensitive, as in libcni, which decodes them into a map.
     ///
     /// # Errors
     /// [`ListError`] with the key that does not fit.
@@ -118,10 +118,10 @@ impl NetConfList {
         })
     }
 
-    /// A list of one plugin, from a legacy configuration (`*.conf`, `*.json`).
+    /// Decodes a legacy configuration (`*.conf`, `*.json`) as a list of one plugin.
     ///
     /// # Errors
-    /// [`ListError::Plugin`] if it is not a JSON object or has no `type`.
+    /// [`ListError::Plugin`] if the bytes are not a JSON object or the object has no `type`.
     pub fn of_single(bytes: &[u8]) -> Result<Self, ListError> {
         let failed = |reason: String| ListError::Plugin { index: 0, reason };
         let raw: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| failed(json_error(&e)))?;
@@ -142,8 +142,8 @@ impl NetConfList {
         })
     }
 
-    /// The input of a plugin of the list: its configuration with the list's name and version, the result of
-    /// the previous plugin, and those of `capabilities` that the plugin declares.
+    /// The input of a plugin in the list: its configuration with the list's name and version, the result of the
+    /// previous plugin, and those of `capabilities` that the plugin declares.
     ///
     /// # Errors
     /// [`ResultError`] if `prev` has no form in the list's version.
@@ -177,7 +177,7 @@ impl NetConfList {
     }
 }
 
-/// The greatest version declared. Versions of `cniVersions` that are newer than this library are ignored.
+/// The greatest version that the list declares. Versions in `cniVersions` that are newer than this library are ignored.
 fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
     let declared = match raw.get("cniVersion") {
         None => Declared::new(""),
@@ -199,7 +199,7 @@ fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
             value.as_str().ok_or_else(|| bad(index, value, format!("invalid type {}", go_type(value))))?;
         let entry = Declared::new(text);
         let newest = entry.compare(Version::V1_1_0).map_err(|e| bad(index, value, e.to_string()))?;
-        // An invalid `cniVersion` loses to every valid version.
+        // Every valid version takes precedence over an invalid `cniVersion`.
         let older = match (greatest.numbers(), entry.numbers()) {
             (Ok(known), Ok(new)) => known < new,
             (known, _) => known.is_err(),
@@ -211,7 +211,7 @@ fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
     Ok(greatest)
 }
 
-/// A switch: a boolean or, in older configurations, a string.
+/// Decodes a switch, which is a boolean or, in older configurations, a string.
 fn switch(raw: &Map<String, Value>, key: &'static str) -> Result<bool, ListError> {
     match raw.get(key) {
         None => Ok(false),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `runtimeConfig`: values that a runtime passes to plugins with the capability, as listed in the
-//! specification's CONVENTIONS.md.
+//! `runtimeConfig`: values that a runtime passes to plugins that declare the capability. The specification's
+//! CONVENTIONS.md lists them.
 
 use std::net::IpAddr;
 
@@ -10,61 +10,61 @@ use serde::Deserialize;
 
 use crate::{CniError, NetConf, field, fold};
 
-/// The well-known keys of `runtimeConfig`. Keys match in any case (containerd capitalises those of
-/// `portMappings` and `bandwidth`); missing ones are empty.
+/// The well-known keys of `runtimeConfig`. Keys match in any case, because containerd capitalises those of
+/// `portMappings` and `bandwidth`. Missing ones are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RuntimeConfig {
-    /// Capability `portMappings`: ports to publish on the host.
+    /// The ports to publish on the host (capability `portMappings`).
     pub port_mappings: Vec<PortMapping>,
-    /// Capability `ipRanges`: ranges to allocate from, one set per address.
+    /// The ranges from which to allocate, one set per address (capability `ipRanges`).
     pub ip_ranges: Vec<Vec<IpRange>>,
-    /// Capability `ips`: addresses for the container, with or without a prefix length.
+    /// The addresses for the container, with or without a prefix length (capability `ips`).
     pub ips: Vec<String>,
-    /// Capability `mac`: hardware address of the container's link.
+    /// The hardware address of the container's link (capability `mac`).
     pub mac: String,
-    /// Capability `bandwidth`: limits of the traffic.
+    /// The traffic limits (capability `bandwidth`).
     pub bandwidth: Option<Bandwidth>,
-    /// Capability `dns`: resolver settings.
+    /// The resolver settings (capability `dns`).
     pub dns: Option<RuntimeDns>,
-    /// Capability `deviceID`: PCI address or other name of a device.
+    /// The PCI address or another name of a device (capability `deviceID`).
     #[serde(rename = "deviceID")]
     pub device_id: String,
-    /// Capability `infinibandGUID`.
+    /// The GUID of an InfiniBand device (capability `infinibandGUID`).
     #[serde(rename = "infinibandGUID")]
     pub infiniband_guid: String,
-    /// Capability `aliases`: further names of the container.
+    /// Further names of the container (capability `aliases`).
     pub aliases: Vec<String>,
-    /// Capability `cgroupPath`: the container's cgroup below its mount point.
+    /// The container's cgroup as a path below the mount point (capability `cgroupPath`).
     pub cgroup_path: String,
 }
 
-/// One element of `portMappings`.
+/// An element of `portMappings`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PortMapping {
-    /// Port on the host. 0 is passed on: the plugin decides whether it is an error.
+    /// The port on the host. A 0 is passed on, and the plugin decides whether it is an error.
     pub host_port: u16,
-    /// Port in the container.
+    /// The port in the container.
     pub container_port: u16,
-    /// `tcp`, `udp` or `sctp`, as the runtime writes it; empty if missing.
+    /// `tcp`, `udp` or `sctp`, as written by the runtime. Empty if missing.
     pub protocol: String,
-    /// Address on the host; empty for all of them.
+    /// The address on the host, empty for all addresses.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
 }
 
-/// One range of `ipRanges`, with the keys of host-local's `ranges`.
+/// A range in `ipRanges`, with the keys of host-local's `ranges`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpRange {
-    /// The network; host bits are not masked.
+    /// The network. Host bits are kept.
     #[serde(deserialize_with = "field::cidr")]
     pub subnet: IpNet,
-    /// First address to allocate.
+    /// The first address to allocate.
     #[serde(default, deserialize_with = "field::address")]
     pub range_start: Option<IpAddr>,
-    /// Last address to allocate.
+    /// The last address to allocate.
     #[serde(default, deserialize_with = "field::address")]
     pub range_end: Option<IpAddr>,
     /// The gateway.
@@ -72,34 +72,34 @@ pub struct IpRange {
     pub gateway: Option<IpAddr>,
 }
 
-/// `bandwidth`: rates in bits per second, bursts in bits; 0 for no limit.
+/// The value of `bandwidth`: rates in bits per second and bursts in bits, with 0 for no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Bandwidth {
-    /// Rate of traffic into the container.
+    /// The rate of traffic into the container.
     pub ingress_rate: u64,
-    /// Burst of traffic into the container.
+    /// The burst of traffic into the container.
     pub ingress_burst: u64,
-    /// Rate of traffic out of the container.
+    /// The rate of traffic out of the container.
     pub egress_rate: u64,
-    /// Burst of traffic out of the container.
+    /// The burst of traffic out of the container.
     pub egress_burst: u64,
 }
 
-/// `dns` of `runtimeConfig`, whose keys differ from those of a result.
+/// The value of `dns` in `runtimeConfig`, whose keys differ from those of a result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RuntimeDns {
-    /// Addresses of name servers.
+    /// The addresses of name servers.
     pub servers: Vec<String>,
-    /// Domains to search.
+    /// The domains to search.
     pub searches: Vec<String>,
-    /// Options of the resolver.
+    /// The options of the resolver.
     pub options: Vec<String>,
 }
 
 impl NetConf {
-    /// The well-known keys of `runtimeConfig`; all empty if it is missing.
+    /// Decodes the well-known keys of `runtimeConfig`. All are empty if `runtimeConfig` is missing.
     ///
     /// # Errors
     /// Code 7 with the key and the reason if a value does not fit.

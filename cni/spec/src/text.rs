@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! JSON and quoted text in the reference plugins' format.
+//! JSON and quoted text in the format of the reference plugins.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 /// Formats a value as JSON indented by four spaces, without a final newline. `&`, `<`, `>`, U+2028 and U+2029
 /// are escaped as by Go's encoding/json.
 ///
-/// A value that cannot be encoded (a map whose keys are not strings), of which this crate has none, becomes
-/// `null`.
+/// A value that cannot be encoded becomes `null`. That would be a map whose keys are not strings, and this crate has
+/// none.
 pub fn pretty<T: Serialize + ?Sized>(value: &T) -> String {
     let mut bytes = Vec::with_capacity(512);
     let formatter = PrettyFormatter::with_indent(b"    ");
@@ -27,7 +27,7 @@ pub fn compact<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).map_or_else(|_| "null".to_owned(), |text| escape(&text))
 }
 
-/// Escapes these characters: outside of strings JSON has none of them.
+/// Escapes these characters wherever they occur, because outside of strings JSON has none of them.
 fn escape(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -39,14 +39,14 @@ fn escape(json: &str) -> String {
     out
 }
 
-/// Two lower-case digits for each byte.
+/// Formats each byte as two lower-case hexadecimal digits.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Parses an address with its prefix length. Refuses numbers with leading zeros: other programs read such an
-/// IPv4 address as octal.
+/// Parses an address with its prefix length. Numbers with leading zeros are refused, because other programs read an
+/// IPv4 address with leading zeros as octal.
 #[must_use]
 pub fn parse_net(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
@@ -56,8 +56,7 @@ pub fn parse_net(text: &str) -> Option<IpNet> {
     IpNet::new(address.parse::<IpAddr>().ok()?, length.parse().ok()?).ok()
 }
 
-/// Parses as [`parse_net`] does, and converts an IPv4-mapped address to the IPv4 address, as the reference
-/// does.
+/// Parses like [`parse_net`], and converts an IPv4-mapped address to the IPv4 address, as the reference does.
 #[must_use]
 pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
     let net = parse_net(text)?;
@@ -67,7 +66,7 @@ pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Quotes a string as Go's `%q` does, in which the reference's messages show foreign text.
+/// Quotes a string like Go's `%q`, with which the reference shows foreign text in messages.
 #[must_use]
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
@@ -94,8 +93,8 @@ pub fn quote(text: &str) -> String {
     out
 }
 
-/// A text as one word of a shell, for a command that people paste. A control character, which might act on the terminal
-/// where the command is shown, is written as an escape between `$'` and `'` (POSIX.1-2024; bash, zsh, BusyBox).
+/// A text as a single shell word, for a command that people paste. Control characters, which might act on the terminal
+/// that shows the command, are written as escapes between `$'` and `'` (POSIX.1-2024; bash, zsh, BusyBox).
 #[must_use]
 pub fn shell_word(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
@@ -109,7 +108,7 @@ pub fn shell_word(text: &str) -> String {
     for byte in text.bytes() {
         match byte {
             b' '..=b'~' if byte != b'\'' && byte != b'\\' => word.push(char::from(byte)),
-            // Three octal digits: a digit that follows is not taken for a part of the escape.
+            // The escape always has three octal digits, so that a digit after it is not taken for a part of it.
             _ => word.push_str(&format!("\\{byte:03o}")),
         }
     }

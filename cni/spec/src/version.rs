@@ -7,19 +7,19 @@ use std::fmt;
 /// A published version of the CNI specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 0.1.0, the default of a configuration without version.
+    /// 0.1.0, the default for a configuration without a version.
     V0_1_0,
-    /// 0.2.0: VERSION lists the supported versions.
+    /// 0.2.0, in which VERSION lists the supported versions.
     V0_2_0,
-    /// 0.3.0: results have interfaces; plugins can be chained.
+    /// 0.3.0, in which results have interfaces and plugins can be chained.
     V0_3_0,
-    /// 0.3.1: as 0.3.0, with its examples corrected.
+    /// 0.3.1, which is 0.3.0 with corrected examples.
     V0_3_1,
-    /// 0.4.0: CHECK.
+    /// 0.4.0, which adds CHECK.
     V0_4_0,
-    /// 1.0.0: addresses lose their version key.
+    /// 1.0.0, in which addresses have no version key any more.
     V1_0_0,
-    /// 1.1.0: GC and STATUS.
+    /// 1.1.0, which adds GC and STATUS.
     V1_1_0,
 }
 
@@ -28,7 +28,7 @@ impl Version {
     pub const ALL: &'static [Self] =
         &[Self::V0_1_0, Self::V0_2_0, Self::V0_3_0, Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
 
-    /// The version as in a configuration.
+    /// The version as it is written in a configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -42,7 +42,8 @@ impl Version {
         }
     }
 
-    /// Parses a published version; none for any other. The empty string is not 0.1.0 here: see [`Declared`].
+    /// Parses a published version, and returns none for any other. The empty string does not mean 0.1.0 here; see
+    /// [`Declared`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|v| v.as_str() == text)
@@ -68,23 +69,23 @@ pub struct Declared(String);
 /// An invalid version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
-    /// More than major, minor and patch.
+    /// The version has more parts than major, minor and patch.
     #[error("invalid version {0:?}: too many parts")]
     TooManyParts(String),
     /// A part is not a number.
     #[error("failed to convert {part} version part {text:?} of {version:?}: not a number")]
     Part {
-        /// `major`, `minor` or `micro`.
+        /// The name of the part: `major`, `minor` or `micro`.
         part: &'static str,
-        /// The part.
+        /// The text of the part.
         text: String,
-        /// The version.
+        /// The whole version.
         version: String,
     },
 }
 
 impl Declared {
-    /// Stores the value of `cniVersion`; the empty string means 0.1.0.
+    /// Stores the value of `cniVersion`, in which the empty string means 0.1.0.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(if text.is_empty() { Version::V0_1_0.as_str().to_owned() } else { text.to_owned() })
@@ -96,13 +97,13 @@ impl Declared {
         &self.0
     }
 
-    /// The published version, if it is one.
+    /// The published version that this is, or none if it is not a published one.
     #[must_use]
     pub fn known(&self) -> Option<Version> {
         Version::parse(&self.0)
     }
 
-    /// Major, minor and patch; missing parts are 0.
+    /// The numbers major, minor and patch. Missing parts are 0.
     ///
     /// # Errors
     /// [`VersionError`] if a part is not a number, or there are more than three.

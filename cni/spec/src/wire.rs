@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Encoding and decoding results in the forms of all versions of the specification.
+//! Encodes and decodes results in the forms of all versions of the specification.
 //!
-//! There are three forms: 0.1.0 and 0.2.0 have one address per family; 0.3.0 to 0.4.0 have lists of
-//! addresses, each with its `version`, and interfaces; 1.0.0 and 1.1.0 drop that key and add attributes. Key
-//! order and an empty `dns` follow the reference's output, which users compare: up to 0.4.0 the order of the
-//! struct, with `"dns": {}`; from 1.0.0 on sorted keys, without an empty `dns`.
+//! There are three forms. Results of 0.1.0 and 0.2.0 have one address per family. Those of 0.3.0 to 0.4.0 have
+//! interfaces and lists of addresses, each with its `version`. Those of 1.0.0 and 1.1.0 drop that key and have
+//! additional attributes. The order of keys and an empty `dns` follow the reference's output, because users compare it:
+//! up to 0.4.0, the order is that of the struct, with `"dns": {}`; from 1.0.0 on, keys are sorted and an empty `dns` is
+//! omitted.
 
 use std::net::IpAddr;
 
@@ -16,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::field::{self, json_error};
 use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
 
-/// A result that cannot be decoded, or encoded in a version.
+/// A result that cannot be decoded, or not be encoded in a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResultError {
     /// The bytes are not JSON or not an object.
@@ -28,15 +29,15 @@ pub enum ResultError {
     /// The version is unknown.
     #[error("unsupported CNI result version {0}")]
     UnknownVersion(String),
-    /// The version in the result is of another form.
+    /// The version in the result has another form.
     #[error("result type supports {supported} but unmarshalled CNIVersion is {found}")]
     OtherForm {
         /// The versions of the required form.
         supported: &'static str,
-        /// `cniVersion` in the result, quoted.
+        /// The value of `cniVersion` in the result, quoted.
         found: String,
     },
-    /// There is no address, which 0.1.0 and 0.2.0 cannot express.
+    /// There is no address, and 0.1.0 and 0.2.0 cannot express that.
     #[error("cannot convert: no valid IP addresses")]
     NoAddress,
     /// The version to convert to is unknown.
@@ -52,11 +53,11 @@ pub enum ResultError {
 /// The three forms of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// 0.1.0, 0.2.0.
+    /// The form of 0.1.0 and 0.2.0.
     PerFamily,
-    /// 0.3.0, 0.3.1, 0.4.0.
+    /// The form of 0.3.0, 0.3.1 and 0.4.0.
     Lists,
-    /// 1.0.0, 1.1.0.
+    /// The form of 1.0.0 and 1.1.0.
     Current,
 }
 
@@ -69,7 +70,7 @@ impl Form {
         }
     }
 
-    /// The versions of the form, as the reference lists them in its message.
+    /// The versions that have this form, as the reference lists them in its message.
     fn supported(self) -> &'static str {
         match self {
             Self::PerFamily => "[ 0.1.0 0.2.0]",
@@ -80,8 +81,7 @@ impl Form {
 }
 
 impl AddResult {
-    /// Decodes a result of `version`. Its own `cniVersion` may be missing; otherwise it must have the same
-    /// form.
+    /// Decodes a result of `version`. Its own `cniVersion` may be missing, but otherwise it must have the same form.
     ///
     /// # Errors
     /// [`ResultError::OtherForm`], or [`ResultError::Key`] if a value does not fit.
@@ -101,8 +101,8 @@ impl AddResult {
         }
     }
 
-    /// Decodes the output of a delegate (or, in a runtime, of a plugin). Without `cniVersion` the result has
-    /// the configuration's version; `null` is an empty result.
+    /// Decodes the output of a delegate (or, in a runtime, of a plugin). A result without `cniVersion` has the
+    /// configuration's version, and `null` is an empty result.
     ///
     /// # Errors
     /// [`ResultError::Json`], [`ResultError::UnknownVersion`], or [`ResultError::Key`] if a value does not
@@ -120,10 +120,10 @@ impl AddResult {
         Self::from_object(version, &object)
     }
 
-    /// The result as an object of a version.
+    /// The result as a JSON object in the form of this version.
     ///
     /// # Errors
-    /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
+    /// [`ResultError::NoAddress`] if `version` is 0.1.0 or 0.2.0 and there is no address.
     pub fn to_object(&self, version: Version) -> Result<Map<String, Value>, ResultError> {
         let value = match Form::of(version) {
             Form::PerFamily => serde_json::to_value(PerFamily::of(self, version)?),
@@ -137,15 +137,15 @@ impl AddResult {
         }
     }
 
-    /// The result as the reference prints it in a version: indented by four spaces, without a final newline.
+    /// The result as the reference prints it in this version: indented by four spaces, without a final newline.
     ///
     /// # Errors
-    /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
+    /// [`ResultError::NoAddress`] if `version` is 0.1.0 or 0.2.0 and there is no address.
     pub fn print(&self, version: Version) -> Result<String, ResultError> {
         Ok(match Form::of(version) {
             Form::PerFamily => text::pretty(&PerFamily::of(self, version)?),
             Form::Lists => text::pretty(&Lists::of(self, version, Form::Lists)),
-            // Through a map, which sorts the keys.
+            // The result goes through a map, which sorts the keys.
             Form::Current => text::pretty(&self.to_object(version)?),
         })
     }
@@ -158,7 +158,7 @@ struct Head {
     cni_version: String,
 }
 
-/// 0.1.0 and 0.2.0.
+/// A result in the form of 0.1.0 and 0.2.0.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct PerFamily {
@@ -209,7 +209,7 @@ impl PerFamily {
     }
 }
 
-/// 0.3.0 and later.
+/// A result in the form of 0.3.0 and later.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Lists {
@@ -225,7 +225,7 @@ struct Lists {
     dns: Option<Dns>,
 }
 
-/// An address. `version` is written up to 0.4.0, and never read: the address implies it.
+/// An address. `version` is written up to 0.4.0 and never read, because the address implies it.
 #[derive(Serialize, Deserialize)]
 struct Address {
     #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
@@ -268,7 +268,7 @@ impl Lists {
     }
 }
 
-/// The interface with the keys of the form: 1.0.0 added the last three.
+/// The interface with the keys of a form. The last three keys were added in 1.0.0.
 fn in_form(interface: &Interface, form: Form) -> Interface {
     let mut interface = interface.clone();
     if form == Form::Lists {
@@ -284,7 +284,7 @@ fn is_v4(net: &IpNet) -> bool {
 }
 
 impl Serialize for AddResult {
-    /// Serializes in the form of the newest version.
+    /// Serializes the result in the form of the newest version.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.to_object(Version::V1_1_0).map_err(serde::ser::Error::custom)?.serialize(serializer)
     }

@@ -257,7 +257,7 @@ fn the_output_of_a_delegate_has_its_own_version() {
     let read = |version, output: &str| AddResult::from_output(version, output.as_bytes());
     assert_eq!(read(Version::V0_3_1, "null"), Ok(AddResult::default()));
     assert_eq!(read(Version::V0_2_0, "{}"), Ok(AddResult::default()));
-    // Without a version it has the configuration's.
+    // A result without a version has the configuration's version.
     let lists = r#"{"ips":[{"version":"6","address":"10.1.2.3/24"}]}"#;
     assert_eq!(read(Version::V0_4_0, lists).map(|r| r.ips.len()), Ok(1));
     assert_eq!(read(Version::V0_2_0, lists).map(|r| r.ips.len()), Ok(0));
@@ -304,7 +304,7 @@ fn mapped_addresses_are_ipv4() {
 
 fn any_net() -> impl Strategy<Value = IpNet> {
     let v4 = (any::<u32>(), 0..=32u8).prop_map(|(a, p)| IpNet::new(Ipv4Addr::from(a).into(), p).unwrap());
-    // Not ::ffff:0:0/96, which is IPv4.
+    // Addresses in ::ffff:0:0/96 are excluded, because they are decoded as IPv4.
     let v6 = (any::<u128>(), 0..=128u8)
         .prop_map(|(a, p)| IpNet::new(Ipv6Addr::from(a | 1 << 127).into(), p).unwrap());
     prop_oneof![v4, v6]
@@ -314,7 +314,7 @@ fn any_address() -> impl Strategy<Value = Option<IpAddr>> {
     proptest::option::of(any_net().prop_map(|net| net.addr()))
 }
 
-/// Short texts with characters that are escaped.
+/// Short texts, some of which contain characters that are escaped.
 fn any_text() -> impl Strategy<Value = String> {
     "[a-c<>&\"\\\\\u{0}\n\u{2028}\u{2029}é\u{10000}]{0,6}"
 }
@@ -361,7 +361,7 @@ fn any_version() -> impl Strategy<Value = Version> {
     proptest::sample::select(Version::ALL)
 }
 
-/// JSON whose keys are often valid, in some case.
+/// JSON whose keys are often valid ones, in varying case.
 fn any_json() -> impl Strategy<Value = Value> {
     let text = prop_oneof![
         Just("10.1.2.3/24".to_owned()),
@@ -454,7 +454,7 @@ proptest! {
         prop_assert_eq!(AddResult::from_output(Version::V0_1_0, text.as_bytes()), Ok(result));
     }
 
-    /// A result that was converted to a version stays the same in it and in every later version.
+    /// A result that has been converted to a version does not change when it is converted to that or a later version.
     #[test]
     fn a_converted_result_stays_the_same(result in any_result(), version in any_version(), later in any_version()) {
         let Ok(text) = result.print(version) else {
@@ -489,7 +489,7 @@ proptest! {
     #[test]
     fn arbitrary_json_never_panics(value in any_json()) {
         read_all(value.to_string().as_bytes());
-        // With a valid name and version, so that the rest is decoded.
+        // The name and the version are valid, so that the rest is decoded.
         if let Value::Object(mut object) = value {
             object.insert("name".to_owned(), "n".into());
             object.insert("cniVersion".to_owned(), "1.1.0".into());
@@ -497,7 +497,7 @@ proptest! {
         }
     }
 
-    /// A result decodes to the same, whatever the case of its keys.
+    /// A result is decoded in the same way, whatever the case of its keys is.
     #[test]
     fn the_case_of_keys_does_not_matter(result in any_result(), upper in any::<bool>()) {
         fn recase(value: Value, upper: bool) -> Value {
